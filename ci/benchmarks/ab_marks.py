@@ -1,13 +1,17 @@
-"""How often `groupbench ab` is wrong and how long it takes: `python ci/benchmarks/ab_marks.py --out DIR`.
+"""Measure how often `groupbench ab` is wrong and how long it takes.
 
-    --simulate          the sequential test alone, on noise of known kinds (minutes of one core; no device)
-    --minutes N         comparisons on this machine, at most N minutes of them; again and it goes on where it stopped
-    --report [FILE]     the table of what DIR, or a file of it, holds; tests/data/h100_ab.jsonl.gz is an H100's
+    python ci/benchmarks/ab_marks.py --simulate               simulate the sequential test; minutes of one core, no GPU
+    python ci/benchmarks/ab_marks.py --out DIR --minutes N    compare on this machine for at most N minutes; repeat the
+                                                              command to continue
+    python ci/benchmarks/ab_marks.py --out DIR --report       print the tables of DIR
+    python ci/benchmarks/ab_marks.py --report FILE            print the tables of a file, such as an H100's in
+                                                              tests/data/h100_ab.jsonl.gz
 
-Comparisons are of two kinds. *Like sides*: two copies of this checkout. *Planted*: a Triton matrix product beside the
-same one over 0.5 to 2 % more columns of K, which are zeros on one side of the product: more work, the same result. Both
-are measured as `ab` does, in new processes every `--fresh` comparisons, and each is a line of DIR/ab.jsonl as soon as
-it is done. Needs neither git nor a network. `--device cpu` tries it out, with larger effects.
+There are two kinds of comparisons. *A/A* compares two copies of this checkout. *Planted* compares a Triton matrix
+product with the same one over 0.5 to 2 % more columns of K, which are zeros: more work for the same result. Both are
+measured like `ab`, with new processes every `--fresh` comparisons. Each result is appended to DIR/ab.jsonl. The tables
+have the verdicts, the median effect, and the blocks and seconds of a comparison. Needs neither git nor a network.
+`--device cpu` is a trial without a GPU, with larger effects.
 """
 
 from __future__ import annotations
@@ -28,21 +32,22 @@ from typing import Any
 import ab_noise
 import numpy as np
 
-from groupbench.tracker.ab.bench import AbCell, Bench, Side, rule_for
+from groupbench.tracker.ab.bench import AbCell, AbSide, Bench, rule_for
 from groupbench.tracker.ab.calibrate import CELLS
 from groupbench.tracker.ab.result import REFRESH_BLOCKS
 from groupbench.tracker.stats.sequential import MAX_BLOCKS, decide_many
 
 ROOT = Path(__file__).resolve().parents[2]
 LIKE = "like"
+"""Title of the A/A comparisons in ab.jsonl."""
 LIKE_TOTAL = 200
 PLANTED_EACH = 30
 RESAMPLED = 10_000
 ENOUGH_BLOCKS = 30
-"""Fewer are not resampled: what they have in common by chance would be taken for a difference."""
+"""Fewer blocks are not resampled, because their common error would look like a difference."""
 RUNS = 20_000
 
-PLUGIN = '''"""A matrix product over EXTRA more columns of K than the problem has: work that changes no result."""
+PLUGIN = '''"""A matrix product over EXTRA more columns of K than the problem has: more work for the same result."""
 
 from __future__ import annotations
 
@@ -58,7 +63,7 @@ from groupbench.operators.operator import Backend
 
 EXTRA = {extra}
 FLAT = {flat}
-PAD = {pad}  # columns that both sides have in memory: a stride that differs is a difference of its own
+PAD = {pad}  # columns that both sides have in memory, since a different stride would be a second difference
 BLOCK_M, BLOCK_N, BLOCK_K = 128, 128, 32
 
 if triton is not None:
@@ -85,7 +90,7 @@ def prepare(x):
     K = x.a.shape[1] + EXTRA
     if not a.is_cuda:
         return lambda: a[:, :K] @ b[:K]
-    if FLAT:  # a step of K is 64 there
+    if FLAT:  # its K step is 64
         from groupbench.kernels.grouped_gemm.flat import prepare_flat
 
         return prepare_flat(a[:, :K], b[None, :K], x.offs)
@@ -105,16 +110,16 @@ BACKEND = Backend("planted", prepare, "a study of the comparison itself", operat
 
 @dataclass(frozen=True)
 class Planted:
-    """percent: about what it takes longer; extra: columns of K; first: one of the five that are measured first.
+    """A planted slowdown.
 
-    The extra share of K is more than the percentage where fixed costs weigh: 10 us are 5 of them and 5 of loop.
+    For short kernels the added share of K is larger than `percent`, because of fixed costs: half of 10 us.
     """
 
-    percent: float
+    percent: float  # approximate slowdown
     latency: str
     shape: str
-    extra: int
-    first: bool = False
+    extra: int  # added columns of K
+    first: bool = False  # one of the five that are measured without --all-planted
 
     @property
     def title(self) -> str:
@@ -143,51 +148,53 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("ab_marks"), help="folder for the trees and ab.jsonl")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--like", type=int, default=LIKE_TOTAL, help="comparisons of like sides in all")
-    parser.add_argument("--planted", type=int, default=PLANTED_EACH, help="comparisons of each planted change")
-    parser.add_argument("--all-planted", action="store_true", help="all ten planted changes, not the first five")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds a comparison")
-    parser.add_argument("--fresh", type=int, default=10, help="comparisons that a pair of processes serves")
+    parser.add_argument("--like", type=int, default=LIKE_TOTAL, help="total number of A/A comparisons")
+    parser.add_argument(
+        "--planted", type=int, default=PLANTED_EACH, help="number of comparisons of each planted change"
+    )
+    parser.add_argument("--all-planted", action="store_true", help="measure all ten planted changes, not only five")
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each comparison")
+    parser.add_argument("--fresh", type=int, default=10, help="comparisons for each pair of processes")
     parser.add_argument("--rest", choices=["auto", "burst", "block"], default="auto")
-    parser.add_argument("--idle", type=float, help="seconds of rest before bursts")
-    parser.add_argument("--samples", type=int, help="runs a burst")
+    parser.add_argument("--idle", type=float, help="idle seconds before each burst")
+    parser.add_argument("--samples", type=int, help="runs in each burst")
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--report", nargs="?", type=Path, const=Path(), metavar="FILE")
-    given = parser.parse_args()
-    if given.simulate:
+    options = parser.parse_args()
+    if options.simulate:
         simulate()
-    elif given.report is not None:
-        report(given.out / "ab.jsonl" if given.report == Path() else given.report)
+    elif options.report is not None:
+        report(options.out / "ab.jsonl" if options.report == Path() else options.report)
     else:
-        measure(given)
+        measure(options)
 
 
-def measure(given: argparse.Namespace) -> None:
-    """Comparisons until the minutes are over, or all are done. Those with the fewest so far come first."""
-    end = time.monotonic() + 60 * given.minutes
-    given.out.mkdir(parents=True, exist_ok=True)
-    records = given.out / "ab.jsonl"
-    trees = make_trees(given.out / "trees", given.device)
+def measure(options: argparse.Namespace) -> None:
+    """Compare until the time is over or all comparisons are done. Kinds with the fewest so far come first."""
+    end = time.monotonic() + 60 * options.minutes
+    options.out.mkdir(parents=True, exist_ok=True)
+    records = options.out / "ab.jsonl"
+    trees = make_trees(options.out / "trees", options.device)
     done = tally(records)
     longest = 0.0
     while time.monotonic() + longest < end:
-        task = next_task(given, done)
+        task = next_task(options, done)
         if task is None:
-            print("all comparisons are done: --report shows them")
+            print("all comparisons are done; print the tables with --report")
             return
         title, cells = task
-        small = any(p.title == title and p.extra < 64 for p in PLANTED[given.device])
-        base = Side("base", trees["base" if title == LIKE else "small planted base" if small else "planted base"])
-        head = Side(title, trees[title])
+        small = any(p.title == title and p.extra < 64 for p in PLANTED[options.device])
+        base = AbSide("base", trees["base" if title == LIKE else "small planted base" if small else "planted base"])
+        head = AbSide(title, trees[title])
         with Bench(
             base,
             head,
-            budget_s=given.budget,
+            budget_s=options.budget,
             seed=1_000_000 * len(done) + sum(done.values()),
-            rest=given.rest,
+            rest=options.rest,
             records=records,
         ) as bench:
-            for cell in cells[: given.fresh]:
+            for cell in cells[: options.fresh]:
                 if time.monotonic() + longest >= end:
                     break
                 result = bench.compare(cell)
@@ -199,31 +206,31 @@ def measure(given: argparse.Namespace) -> None:
                     f"{result.pairs} blocks {result.seconds:.1f} s {result.message or ''}",
                     flush=True,
                 )
-    print(f"{given.minutes:g} minutes are over; run it again to go on: {done}")
+    print(f"{options.minutes:g} minutes are over; repeat the command to continue: {done}")
 
 
-def next_task(given: argparse.Namespace, done: dict[str, int]) -> tuple[str, list[AbCell]] | None:
-    """What is least complete: (title, cells in the order to take them)."""
-    facts: dict[str, Any] = {"device": given.device, "idle_s": given.idle, "samples": given.samples}
-    shares = {LIKE: done.get(LIKE, 0) / given.like if given.like else 1.0}
-    planted = {p.title: p for p in PLANTED[given.device] if p.first or given.all_planted}
-    if given.planted:
-        shares |= {title: done.get(title, 0) / given.planted for title in planted}
+def next_task(options: argparse.Namespace, done: dict[str, int]) -> tuple[str, list[AbCell]] | None:
+    """Return (title, cells in order) of the least complete kind of comparison, or None if all are complete."""
+    facts: dict[str, Any] = {"device": options.device, "idle_s": options.idle, "samples": options.samples}
+    shares = {LIKE: done.get(LIKE, 0) / options.like if options.like else 1.0}
+    planted = {p.title: p for p in PLANTED[options.device] if p.first or options.all_planted}
+    if options.planted:
+        shares |= {title: done.get(title, 0) / options.planted for title in planted}
     title = min(shares, key=lambda name: shares[name])
     if shares[title] >= 1:
         return None
     if title == LIKE:
-        cells = [AbCell(*cell, **facts) for cell in CELLS[given.device]]
-        cells = cells[:6] * 4 + cells[6:]  # the longest, above 1 ms, take longest: less often
+        cells = [AbCell(*cell, **facts) for cell in CELLS[options.device]]
+        cells = cells[:6] * 4 + cells[6:]  # cells above 1 ms take longest, so they are measured less often
         first = done.get(LIKE, 0) % len(cells)
-        return title, (cells[first:] + cells[:first]) * (1 + given.fresh // len(cells))
-    dtype = "bf16" if given.device == "cuda" else "fp32"
+        return title, (cells[first:] + cells[:first]) * (1 + options.fresh // len(cells))
+    dtype = "bf16" if options.device == "cuda" else "fp32"
     cell = AbCell("grouped_gemm", "planted", planted[title].shape, dtype, plugins=("planted.BACKEND",), **facts)
-    return title, [cell] * given.fresh
+    return title, [cell] * options.fresh
 
 
 def make_trees(folder: Path, device: str) -> dict[str, Path]:
-    """Two copies of this checkout, and a folder with the plugin for each planted change."""
+    """Make two copies of this checkout, and a folder with the plugin for each planted change."""
     trees = {}
     for name in ("base", LIKE):
         trees[name] = folder / name
@@ -241,7 +248,7 @@ def make_trees(folder: Path, device: str) -> dict[str, Path]:
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Comparisons of a file; a last line that was cut short is passed over."""
+    """Yield the comparisons of a file, without an incomplete last line."""
     if not path.exists():
         return
     content = path.read_bytes()
@@ -249,7 +256,7 @@ def lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(line)
         except ValueError:
-            print(f"{path}: a line that is no JSON is passed over", file=sys.stderr)
+            print(f"{path}: skipped a line of invalid JSON", file=sys.stderr)
 
 
 def tally(path: Path) -> dict[str, int]:
@@ -260,17 +267,17 @@ def tally(path: Path) -> dict[str, int]:
 
 
 def report(path: Path) -> None:
-    """The tables of what was measured."""
+    """Print the tables of a file of comparisons."""
     by_title: dict[str, list[dict[str, Any]]] = {}
     for line in lines(path):
         by_title.setdefault(line["head"]["title"], []).append(line)
     print("| compared | comparisons | different | same | unknown | failed | effect | blocks | seconds, median (90 %) |")
     print("|---|---|---|---|---|---|---|---|---|")
     for title in sorted(by_title):
-        print(_row(title, by_title[title]))
+        print(_row("A/A" if title == LIKE else title, by_title[title]))
         if title == LIKE:
             for cell in sorted({_cell(line) for line in by_title[title]}):
-                print(_row(f"like: {cell}", [line for line in by_title[title] if _cell(line) == cell]))
+                print(_row(f"A/A: {cell}", [line for line in by_title[title] if _cell(line) == cell]))
     print("\n| resampled from recorded blocks | comparisons | different | median seconds |\n|---|---|---|---|")
     for title in sorted(by_title):
         for cell in sorted({_cell(line) for line in by_title[title]}):
@@ -281,10 +288,10 @@ def report(path: Path) -> None:
 
 
 def resampled(timed: list[dict[str, Any]], seed: int = 0) -> tuple[float, float]:
-    """(share called different, median seconds) of comparisons within 60 s that are put together from recorded ones.
+    """Return (share called different, median seconds) of comparisons that are resampled from recorded blocks.
 
-    Whole processes are drawn, [REFRESH_BLOCKS] blocks each, since blocks of one have its luck in common. Like sides
-    could as well have been given the other way round, so there a coin gives each process's differences their sign.
+    Each comparison takes up to 60 s. Whole processes of `REFRESH_BLOCKS` blocks are drawn, because the blocks of a
+    process share an error. In A/A comparisons the sides are interchangeable, so each process gets a random sign.
     """
     processes = []
     for line in timed:
@@ -304,15 +311,15 @@ def resampled(timed: list[dict[str, Any]], seed: int = 0) -> tuple[float, float]
     return float(np.mean(np.abs(verdicts) == 1)), float(np.median(used)) * block_s
 
 
-def _row(title: str, found: list[dict[str, Any]]) -> str:
-    seconds = [line["seconds"] for line in found]
-    differences = [_difference(block) for line in found for block in line["bursts"]]
+def _row(title: str, comparisons: list[dict[str, Any]]) -> str:
+    seconds = [line["seconds"] for line in comparisons]
+    differences = [_difference(block) for line in comparisons for block in line["bursts"]]
     effect = f"{100 * statistics.median(differences):+.2f} %" if differences else ""
     verdicts = ("different", "same", "unknown", "failed")
-    counts = [sum(line["verdict"] == verdict for line in found) for verdict in verdicts]
+    counts = [sum(line["verdict"] == verdict for line in comparisons) for verdict in verdicts]
     return (
-        f"| {title} | {len(found)} | {' | '.join(map(str, counts))} | {effect} | "
-        f"{statistics.median(line['pairs'] for line in found):g} | "
+        f"| {title} | {len(comparisons)} | {' | '.join(map(str, counts))} | {effect} | "
+        f"{statistics.median(line['pairs'] for line in comparisons):g} | "
         f"{statistics.median(seconds):.1f} ({np.quantile(seconds, 0.9):.1f}) |"
     )
 
@@ -327,8 +334,8 @@ def _difference(block: dict[str, Any]) -> float:
 
 
 def simulate() -> None:
-    """The test on noise of known kinds: false alarms, power, time."""
-    print(f"| like sides, {RUNS} runs | " + " | ".join(ab_noise.LATENCIES) + " |")
+    """Print the false-positive rate, power and time of the test on simulated noise."""
+    print(f"| A/A, {RUNS} runs | " + " | ".join(ab_noise.LATENCIES) + " |")
     print("|---|" + "---|" * len(ab_noise.LATENCIES))
     for name, noise in ab_noise.NOISES.items():
         cells = []
@@ -351,7 +358,7 @@ def simulate() -> None:
 
 
 def simulated(noise: Any, latency: str, effect: float, runs: int, seed: int = 1) -> tuple[Any, Any, float]:
-    """(verdicts, blocks used, median seconds) of comparisons within 60 s at one of `ab_noise.LATENCIES`."""
+    """Return (verdicts, blocks used, median seconds) of 60 s comparisons at one of `ab_noise.LATENCIES`."""
     placement, burst, bursts, block_s = ab_noise.LATENCIES[latency]
     rule = rule_for("gpu", ab_noise.MILLISECONDS[latency])
     blocks = min(MAX_BLOCKS, int(60 / block_s))

@@ -1,4 +1,4 @@
-"""Noise of like sides, block by block, for studies of the sequential test: what it may meet on a machine."""
+"""Simulate the noise of A/A comparisons by block, for studies of the sequential test."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-# name: (standard deviation of a placement, of a burst, bursts a side, seconds a block). The deviations are those of an
-# H100 at the kernel's latency, and so are the seconds: 0.4 for a block, 0.8 for new processes after every fourth.
+# name: (standard deviation of a placement in memory, of a burst, bursts of each side, seconds per block), all measured
+# on an H100 at this latency. A block takes 0.4 s, and new processes after every fourth block take 0.8 s.
 LATENCIES: dict[str, tuple[float, float, int, float]] = {
     "0.62 ms": (0.0003, 0.0020, 2, 0.60),
     "0.40 ms": (0.0023, 0.0029, 2, 0.60),
@@ -23,17 +23,17 @@ MILLISECONDS = {"0.62 ms": 0.62, "0.40 ms": 0.40, "0.10 ms": 0.10, "13 us": 0.01
 
 
 def gaussian(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
-    """[runs, blocks] differences of like sides: both draw a placement and a burst."""
+    """Return [runs, blocks] differences: each side has a random placement and a random burst, both normal."""
     return random.normal(0, math.sqrt(2) * math.hypot(placement, burst), (runs, blocks))
 
 
 def heavy(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
-    """Student's t with 3 degrees of freedom, whose fourth moment is infinite."""
+    """Return differences with Student's t distribution, 3 degrees of freedom: its fourth moment is infinite."""
     return random.standard_t(3, (runs, blocks)) * math.hypot(placement, burst)
 
 
 def drifting(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
-    """A machine whose bursts, one after the other, are an AR(1) with 0.8; the coin says which side is first."""
+    """Return differences of a machine whose successive bursts are AR(1) with 0.8. A coin decides the first side."""
     rho = 0.8
     noise = random.normal(0, burst * math.sqrt(1 - rho**2), (runs, 2 * blocks))
     noise[:, 0] = random.normal(0, burst, runs)
@@ -45,20 +45,20 @@ def drifting(random: np.random.Generator, runs: int, blocks: int, placement: flo
 
 
 def bimodal(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
-    """Placements of two kinds, 0.7 % apart, each as likely."""
+    """Return differences with two equally likely placements, 0.7 % apart."""
     places = random.choice([0.0, 0.007], (2, runs, blocks))
     return places[1] - places[0] + random.normal(0, math.sqrt(2) * burst, (runs, blocks))
 
 
 def outliers(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
-    """One block in 34 off by 2.5 times, on either side."""
+    """Return normal differences in which one block in 34 is wrong by a factor of 2.5, on either side."""
     off = random.random((runs, blocks)) < 1 / 34
     sign = random.choice([-1.0, 1.0], (runs, blocks))
     return gaussian(random, runs, blocks, placement, burst) + off * sign * math.log(2.5)
 
 
 def constant(random: np.random.Generator, runs: int, blocks: int, placement: float, burst: float) -> Array:
-    """A clock without noise but for the last bit."""
+    """Return differences of a clock that is noisy only in its last bit."""
     return random.normal(0, 1e-12, (runs, blocks))
 
 
@@ -68,6 +68,6 @@ NOISES: dict[str, Callable[..., Array]] = {
 
 
 def luck(random: np.random.Generator, runs: int, blocks: int, sd: float, renewed: int) -> Array:
-    """[runs, blocks] of what the blocks' processes are off, head's less base's."""
+    """Return [runs, blocks] errors of the processes of each block, head minus base."""
     base, head = random.normal(0, sd, (2, runs, -(-blocks // renewed)))
     return (head - base).repeat(renewed, axis=1)[:, :blocks]

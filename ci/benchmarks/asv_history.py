@@ -1,8 +1,11 @@
-"""The same nights as asv's result files; and, run as a script by a Python that has asv, the history of one of them.
+"""Write a database's nights as asv's result files, and time asv reading the history of one benchmark.
 
-`write` makes what asv makes: a folder for the machine, a JSON file for each commit with every benchmark's value and
-its confidence interval, and benchmarks.json. asv keeps no samples unless told so, and neither do these files. The
-script reads them as `asv show` and `asv publish` do, by `iter_results_for_machine`.
+python ci/benchmarks/asv_history.py FOLDER
+
+`write` makes the same files as asv: a folder for the machine, and a JSON file for each commit with every benchmark's
+value and its confidence interval. asv does not keep samples by default, and neither do these files. The command needs a
+Python with asv. It reads the files by `iter_results_for_machine`, like `asv show` and `asv publish`, and prints the
+seconds, asv's version and the number of points as JSON.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import time
 from pathlib import Path
 
 ONE = 777
-"""The series whose history is asked for."""
+"""Series whose history is read."""
 MACHINE = "gpu-01"
 
 
@@ -60,14 +63,14 @@ def main() -> None:
     from asv.results import iter_results_for_machine
 
     began = time.perf_counter()
-    found = []
+    points = []
     for result in iter_results_for_machine(sys.argv[1], MACHINE):
-        found.append((result.date, result.get_result_value(f"grouped_gemm.time_{ONE}", [])))
+        points.append((result.date, result.get_result_value(f"grouped_gemm.time_{ONE}", [])))
     seconds = time.perf_counter() - began
-    found.sort()
-    assert len(found) > 1
-    assert all(value for _, value in found)
-    print(json.dumps({"seconds": seconds, "version": asv.__version__, "points": len(found)}))
+    points.sort()
+    assert len(points) > 1
+    assert all(value for _, value in points)
+    print(json.dumps({"seconds": seconds, "version": asv.__version__, "points": len(points)}))
 
 
 if __name__ == "__main__":

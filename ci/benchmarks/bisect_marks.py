@@ -1,9 +1,11 @@
-"""The mark of `groupbench bisect`, measured: `python ci/benchmarks/bisect_marks.py [--searches 5] [--slowdown 2]`.
+"""Measure how often `groupbench bisect` names the right commit, and how many steps it takes.
 
-Each search gets a git repository of 32 commits that holds a plugin with a kernel. A commit drawn at random makes it
-slower by extra work: 2 % on a GPU, 30 % on a CPU, whose clock is noisier. Another commit drawn at random does not
-import, and once in the search a process measures three times too long for a while. Then the real command is run from
-the first commit to the last one, and must name the planted one. Needs git, and no network.
+    python ci/benchmarks/bisect_marks.py [--searches 5] [--slowdown 2] [OPTION of bisect ...]
+
+Each search gets a git repository of 32 commits with a kernel in a plugin. A random commit adds work to it: 2 % on a
+GPU, 30 % on a CPU, whose clock is noisier. Another random commit fails to import, and one process temporarily measures
+three times too much. Then the real command searches from the first to the last commit, and must name the planted one.
+Prints a line for each search and a summary. Needs git, but no network.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ STEPS = {steps}
 
 
 def _is_outlier() -> bool:
-    """Return whether this process is the one, by the order in which they start, that measures too long for a while."""
+    """Return whether this process, by its start order, is the one that temporarily measures too much."""
     folder = Path(os.environ["PLANTED_OUTLIER"])
     number = 0
     while True:
@@ -97,15 +99,15 @@ def spin(out, steps):
 
 @dataclass(frozen=True)
 class Planted:
-    """What a repository holds, by commit number from 0."""
+    """The faults in a repository. Commits are numbered from 0."""
 
     culprit: int
-    broken: int
-    outlier: int  # which process measures too long
+    broken: int  # commit that fails to import
+    outlier: int  # process that measures too much
 
 
 def plant(folder: Path, planted: Planted, device: str, slowdown: float) -> list[str]:
-    """Make the repository. Returns the hashes of its commits, the oldest first."""
+    """Make the repository. Returns the hashes of its commits, oldest first."""
 
     def git(*args: str) -> str:
         identity = ["-c", "user.name=Planter", "-c", "user.email=planter@example.org", "-c", "commit.gpgsign=false"]
@@ -129,7 +131,7 @@ def plant(folder: Path, planted: Planted, device: str, slowdown: float) -> list[
 
 
 def search(scratch: Path, planted: Planted, device: str, slowdown: float, more: list[str]) -> dict[str, object]:
-    """One run of the command. Returns what it found, beside what was planted."""
+    """Run the command once. Returns the planted faults and the result by name."""
     folder, outliers = scratch / "repository", scratch / "outliers"
     hashes = plant(folder, planted, device, slowdown)
     outliers.mkdir()
@@ -143,26 +145,26 @@ def search(scratch: Path, planted: Planted, device: str, slowdown: float, more: 
     done = subprocess.run(command, cwd=scratch, env=environment, stdout=subprocess.PIPE, text=True)
     seconds = time.monotonic() - started
     if not done.stdout:
-        raise SystemExit(f"the command ended with {done.returncode} and found nothing")
-    found = json.loads(done.stdout)
-    names = [[hashes.index(each["hash"]) for each in culprit["commits"]] for culprit in found["culprits"]]
+        raise SystemExit(f"the command ended with {done.returncode} and printed no result")
+    result = json.loads(done.stdout)
+    names = [[hashes.index(each["hash"]) for each in culprit["commits"]] for culprit in result["culprits"]]
     return {
         "planted": planted,
         "named": names,
         "right": done.returncode == 1 and names == [[planted.culprit]],
         "innocent": done.returncode == 1 and names != [[planted.culprit]],
-        "steps": found["steps"],
-        "comparisons": sum(found["comparisons"].values()),
-        "confidence": [culprit["confidence"] for culprit in found["culprits"]],
-        "change": [culprit["change"] for culprit in found["culprits"]],
+        "steps": result["steps"],
+        "comparisons": sum(result["comparisons"].values()),
+        "confidence": [culprit["confidence"] for culprit in result["culprits"]],
+        "change": [culprit["change"] for culprit in result["culprits"]],
         "outlier came": (outliers / str(planted.outlier)).exists(),
-        "outcome": found["outcome"],
+        "outcome": result["outcome"],
         "seconds": seconds,
     }
 
 
 def draw(chance: random.Random) -> Planted:
-    """Places of a search. The broken commit touches the culprit's pair in no search: then no one could name it."""
+    """Draw the faults of a search. The culprit and its parent always import, or no search could name the culprit."""
     culprit = chance.randrange(1, COMMITS)
     broken = chance.choice([n for n in range(1, COMMITS - 1) if n not in (culprit - 1, culprit)])
     return Planted(culprit, broken, chance.randrange(4, 16))
@@ -174,32 +176,32 @@ def main() -> None:
     parser.add_argument("--slowdown", type=float, help="percent; default: 2 on a GPU, 30 on a CPU")
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no further search after this many")
-    given, more = parser.parse_known_args()
+    parser.add_argument("--seconds", type=float, default=1e9, help="start no further search after this many seconds")
+    options, more = parser.parse_known_args()
     if shutil.which("git") is None:
-        raise SystemExit("git is not installed: bisecting takes a repository, and this machine cannot make one")
-    device = given.device
+        raise SystemExit("git is not installed; this benchmark needs it to make repositories")
+    device = options.device
     if device == "auto":
         import torch
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    slowdown = given.slowdown or SLOWDOWN[device]
-    chance = random.Random(given.seed)
-    found = []
+    slowdown = options.slowdown or SLOWDOWN[device]
+    chance = random.Random(options.seed)
+    results = []
     began = time.monotonic()
-    for number in range(given.searches):
-        if time.monotonic() - began > given.seconds:
+    for number in range(options.searches):
+        if time.monotonic() - began > options.seconds:
             break
         planted = draw(chance)
         with tempfile.TemporaryDirectory(prefix="bisect-marks-") as scratch:
-            found.append(search(Path(scratch), planted, device, slowdown, more))
-        print(f"{number + 1}. {', '.join(f'{name}: {value}' for name, value in found[-1].items())}", flush=True)
-    steps = [int(str(each["steps"])) for each in found]
-    named, innocent = (sum(bool(each[key]) for each in found) for key in ("right", "innocent"))
+            results.append(search(Path(scratch), planted, device, slowdown, more))
+        print(f"{number + 1}. {', '.join(f'{name}: {value}' for name, value in results[-1].items())}", flush=True)
+    steps = [int(str(each["steps"])) for each in results]
+    named, innocent = (sum(bool(each[key]) for each in results) for key in ("right", "innocent"))
     print(
-        f"\n{slowdown:g} % on {device}, {COMMITS} commits: named {named} of {len(found)}, an innocent {innocent}; "
+        f"\n{slowdown:g} % on {device}, {COMMITS} commits: right {named} of {len(results)}, wrong {innocent}; "
         f"steps {min(steps)} to {max(steps)}, median {statistics.median(steps):g}; "
-        f"{statistics.median(float(str(each['seconds'])) for each in found):.0f} s a search (median)"
+        f"{statistics.median(float(str(each['seconds'])) for each in results):.0f} s a search (median)"
     )
 
 

@@ -1,6 +1,8 @@
-"""Gradients on this GPU against torch in fp32, and a CUDA graph replayed with other offsets. Prints a line a check.
+"""Check gradients on this GPU against torch in fp32, and CUDA graphs that are replayed with other offsets.
 
 python ci/benchmarks/check_backward.py
+
+Prints the relative RMS errors of each check. The exit code is 1 if one exceeds the limit.
 """
 
 from __future__ import annotations
@@ -36,13 +38,13 @@ def main() -> int:
                 b = torch.randn(len(sizes), *((N, K) if nk else (K, N)), device="cuda", dtype=torch.bfloat16)
                 b = b.transpose(1, 2) if nk else b
                 offs = torch.tensor(sizes, device="cuda").cumsum(0).to(torch.int32)
-                found = []
+                results = []
                 for reference in (False, True):
                     x, y = (t.detach().float() if reference else t.detach() for t in (a, b))
                     x, y = x.requires_grad_(), y.requires_grad_()
                     out = grouped_gemm(x, y, offs, reference=reference)
-                    found.append((out, *torch.autograd.grad(out, (x, y), dc.float() if reference else dc)))
-                errors = [error(ours, theirs) for ours, theirs in zip(*found, strict=True)]
+                    results.append((out, *torch.autograd.grad(out, (x, y), dc.float() if reference else dc)))
+                errors = [error(out, expected) for out, expected in zip(*results, strict=True)]
                 worst = max([worst, *[e if e == e else float("inf") for e in errors]])
                 print(f"{str(sizes)[:40]} N={N} K={K} {'nk' if nk else 'kn'}: {' '.join(f'{e:.1e}' for e in errors)}")
     for name in ("large", "paired", "short"):
@@ -57,8 +59,8 @@ def main() -> int:
         for ends in ((1000, 1000, 4096), (0, 4000, 4001), (1, 2, 3)):
             offs.copy_(torch.tensor(ends))
             graph.replay()
-            worst = max(worst, found_error := error(out, grouped_gemm_wgrad_reference(a, dc, offs)))
-            print(f"graph of {name}, ends {ends}: {found_error:.1e}")
+            worst = max(worst, rms := error(out, grouped_gemm_wgrad_reference(a, dc, offs)))
+            print(f"graph of {name}, ends {ends}: {rms:.1e}")
     print(f"worst {worst:.1e}, allowed {LIMIT:.0e}")
     return int(not worst < LIMIT)
 

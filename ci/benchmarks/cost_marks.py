@@ -1,9 +1,9 @@
-"""Forty quiet nights with every cost, judged one by one by the gate, and a night on which each cost grew in one cell.
+"""Measure how the gate judges costs: its false alarms on 40 quiet nights, then one planted change of each cost.
 
     python ci/benchmarks/cost_marks.py [--series 12 100] [--seed N ...]
 
-Each night is another commit. Every series carries every judged cost, with the scatter in `SCATTER` between nights.
-Prints the rows that the quiet nights brought, by metric, and the verdict on each planted change on its first night.
+Each night is another commit. Every series has every judged cost, with the scatter in `SCATTER` between nights. Prints
+the false alarms of the quiet nights by metric, and the verdict on each planted change on its first night.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Floats = NDArray[np.float64]
 
 NIGHTS = 40
 
-SCATTER = {  # of a result between nights, relative; t3 for what the host's other work disturbs
+SCATTER = {  # relative scatter between nights; t3 for metrics that other work on the CPU disturbs
     "latency": (0.005, "gauss"),
     "enqueue_ms": (0.06, "t3"),
     "compile_ms": (0.08, "t3"),
@@ -39,7 +39,7 @@ SCATTER = {  # of a result between nights, relative; t3 for what the host's othe
     "first_result_ms": (0.08, "t3"),
     "energy_j": (0.01, "gauss"),
 }
-LEVELS = {  # lowest and highest of a series
+LEVELS = {  # lowest and highest level of a series
     "latency": (0.02, 2.0),
     "enqueue_ms": (0.01, 0.08),
     "compile_ms": (400, 6000),
@@ -49,7 +49,7 @@ LEVELS = {  # lowest and highest of a series
 }
 EXACT = {"spills": 0.0, "stages": 4.0, "occupancy": 0.25, "kernels": 1.0, "workspace_mib": 16.0, "kept_mib": 8.0}
 
-PLANTS: dict[str, tuple[str, Any]] = {  # what grew, and by how much
+PLANTS: dict[str, tuple[str, Any]] = {  # title: (metric, its value after the change)
     "compile time x 3": ("compile_ms", lambda value: 3 * value),
     "launch + 30 us": ("enqueue_ms", lambda value: value + 0.03),
     "workspace + 64 MiB": ("workspace_mib", lambda value: value + 64),
@@ -60,7 +60,7 @@ PLANTS: dict[str, tuple[str, Any]] = {  # what grew, and by how much
 
 
 def nights(rng: np.random.Generator, series: int) -> dict[str, Floats]:
-    """Return what each metric measures, [series, nights + 1]; the last night has the planted changes."""
+    """Return the values of each metric, [series, nights + 1]; the last night has the planted changes."""
     values = {}
     for name, (sigma, kind) in SCATTER.items():
         low, high = LEVELS[name]
@@ -108,16 +108,16 @@ def simulate(series: int, seed: int) -> Iterator[str]:
             if night < NIGHTS:
                 quiet.update(f"{row.metric.name} {row.verdict}" for row in rows)
                 loud_nights += bool(rows)
-    found = ", ".join(f"{count} {what}" for what, count in sorted(quiet.items())) or "none"
-    yield f"{series} series, {NIGHTS} quiet nights: {loud_nights} nights with a row; {found}"
-    for number, (what, (metric, _)) in enumerate(PLANTS.items()):
-        own = [row for row in rows if row.series.backend == f"b{number}" and row.metric.name == metric]
-        yield f"  {what}: " + ("; ".join(f"{row.verdict}, {row.note}" for row in own) or "not found")
+    alarms = ", ".join(f"{count} {row}" for row, count in sorted(quiet.items())) or "none"
+    yield f"{series} series, {NIGHTS} quiet nights: {loud_nights} nights with false alarms; {alarms}"
+    for number, (title, (metric, _)) in enumerate(PLANTS.items()):
+        changed = [row for row in rows if row.series.backend == f"b{number}" and row.metric.name == metric]
+        yield f"  {title}: " + ("; ".join(f"{row.verdict}, {row.note}" for row in changed) or "not found")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--series", type=int, nargs="+", default=[12, 100], help="sizes of the nights")
+    parser.add_argument("--series", type=int, nargs="+", default=[12, 100], help="numbers of series in a night")
     parser.add_argument("--seed", type=int, nargs="+", default=[1])
     options = parser.parse_args()
     for series in options.series:

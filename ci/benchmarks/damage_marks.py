@@ -1,11 +1,11 @@
-"""Flip bytes of a database and run every command on it: each ends in one line, never in a traceback.
+"""Check that every command handles a damaged database: it prints one line, never a traceback.
 
     python ci/benchmarks/damage_marks.py --flips 200 --seed 1
 
-A flip goes to a random byte of the file, of the text of the tables, or of a stored value; now and then a whole page is
-overwritten, or the header alone. `gate` and `compare` may end with 1 where a flipped value reads as a regression;
-`verify` ends with 1 where it finds the damage. `repair` runs on each file as well, and `verify` must find nothing in
-what it saves.
+A flip changes a random byte of the file, of the schema's text, or of a stored value; sometimes it overwrites a whole
+page or only the header. `gate` and `compare` may end with 1 if a flipped value looks like a regression, and `verify`
+ends with 1 if it finds the damage. `repair` also runs on each file, and `verify` must find no damage in its output.
+Prints each problem and the totals. The exit code is 1 if there is a problem.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MAY_FAIL = ("gate", "compare", "verify")
 
 
 def record(night: int, backend: str, number: int) -> Record:
-    """One cell of a night; the newest of triton is 30 % slower."""
+    """Return the record of a cell of a night. On the last night, triton is 30 % slower."""
     slower = 1.3 if (backend, night) == ("triton", NIGHTS - 1) else 1.0
     noise = random.Random(f"{night} {backend} {number}")
     bursts = [[slower * (1 + number) * noise.gauss(1, 0.002) for _ in range(8)] for _ in range(4)]
@@ -77,7 +77,7 @@ def record(night: int, backend: str, number: int) -> Record:
 
 
 def build(folder: Path) -> Path:
-    """A database with everything that a command reads."""
+    """Make an undamaged database with data for every command. Returns its path."""
     path = folder / "sound.db"
     nights = [[record(n, backend, number) for backend in BACKENDS for number in range(3)] for n in range(NIGHTS + 1)]
     (folder / "all.jsonl").write_bytes(b"".join(encode(one) for night in nights[:-1] for one in night))
@@ -96,7 +96,7 @@ def build(folder: Path) -> Path:
 
 
 def damage(path: Path, rng: random.Random) -> str:
-    """Damage a file in one place; says where."""
+    """Damage a file in one place. Returns a description of the place."""
     content = bytearray(path.read_bytes())
     kind = rng.choice(["anywhere", "anywhere", "schema", "value", "value", "value", "page", "first page"])
     if kind == "page":
@@ -128,14 +128,14 @@ def _in_a_value(path: Path, content: bytes, rng: random.Random) -> int:
     texts = [value.encode() if isinstance(value, str) else value for value in row if isinstance(value, str | bytes)]
     value = rng.choice(texts)
     place = content.find(value)
-    # Half of the flips go to the row's header and numbers, which lie around its texts.
+    # Half of the flips change the row's header and numbers, which are around its texts.
     return max(place + rng.randrange(-40, len(value) + 40), 0) if place >= 0 else rng.randrange(len(content))
 
 
 def check(command: list[str], path: Path, folder: Path) -> str | None:
-    """Run a command; gives what is wrong with how it ended."""
-    given = [word.format(folder=folder) for word in command]
-    result = CliRunner().invoke(main, ["--db", str(path), *given])
+    """Run a command. Returns a description of the problem if it did not end properly."""
+    words = [word.format(folder=folder) for word in command]
+    result = CliRunner().invoke(main, ["--db", str(path), *words])
     lines = result.stderr.splitlines()
     if result.exit_code == ExitCode.BUG or (result.exception and not isinstance(result.exception, SystemExit)):
         return f"traceback: {lines[-1] if lines else result.exception!r}"
@@ -147,15 +147,15 @@ def check(command: list[str], path: Path, folder: Path) -> str | None:
 
 
 def problems(sound: Path, seed: int, folder: Path, repair: bool = True) -> Iterator[str]:
-    """Damage a copy, run every command on copies of it, and give what went wrong."""
+    """Damage a copy of a database, run every command on copies of that, and yield the problems."""
     rng = random.Random(seed)
     damaged = folder / "damaged.db"
     shutil.copyfile(sound, damaged)
     where = damage(damaged, rng)
     for command in [*READING, *WRITING]:
         copy = folder / "one.db"
-        for beside in ("", "-wal", "-shm"):
-            Path(f"{copy}{beside}").unlink(missing_ok=True)
+        for ending in ("", "-wal", "-shm"):
+            Path(f"{copy}{ending}").unlink(missing_ok=True)
         shutil.copyfile(damaged, copy)
         (folder / "copy.db").unlink(missing_ok=True)
         wrong = check(command, copy, folder)
@@ -167,7 +167,7 @@ def problems(sound: Path, seed: int, folder: Path, repair: bool = True) -> Itera
         wrong = check(["repair", str(damaged), str(new)], damaged, folder)
         result = CliRunner().invoke(main, ["--db", str(new), "verify"]) if new.exists() else None
         if result is not None and result.exit_code:
-            wrong = f"what it saved is damaged: {result.output}"
+            wrong = f"the repaired database is damaged: {result.output}"
         if wrong or result is None:
             yield f"seed {seed}, {where}: repair: {wrong or 'nothing was saved'}"
 
@@ -176,17 +176,17 @@ def marks() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--flips", type=int, default=200, metavar="N", help="Number of damaged files.")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="Seed of the first file.")
-    given = parser.parse_args()
+    options = parser.parse_args()
     kinds: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sound = build(folder)
-        for seed in range(given.seed, given.seed + given.flips):
+        for seed in range(options.seed, options.seed + options.flips):
             for problem in problems(sound, seed, folder):
                 print(problem, flush=True)
                 kinds["repair" if ": repair:" in problem else "command"] += 1
-    total = given.flips * (len(READING) + len(WRITING))
-    print(f"{given.flips} flips, {total} commands: {kinds['command']} problems; repair: {kinds['repair']} problems")
+    total = options.flips * (len(READING) + len(WRITING))
+    print(f"{options.flips} flips, {total} commands: {kinds['command']} problems; repair: {kinds['repair']} problems")
     return 1 if kinds else 0
 
 

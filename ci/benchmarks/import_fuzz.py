@@ -1,10 +1,11 @@
-"""Mutate files of every format that `import` reads: each is refused in one line, or read as an independent reader does.
+"""Check that `import` either refuses a mutated file in one line, or reads the same values as an independent reader.
 
     python ci/benchmarks/import_fuzz.py --files 100000 --seed 1
 
 A mutation flips, removes, repeats or inserts bytes, replaces a number or a text by a hostile one, or removes, repeats
-or replaces a value of the JSON. What is accepted must survive a trip through its own line of JSON, and its latencies
-are compared with those of `latencies_of`, a slow reader of a few lines a format that shares no code with the others.
+or replaces a value of the JSON. Accepted records must survive encoding and decoding. Their latencies must be among
+those of `latencies_of`, a slow reader with a few lines per format that shares no code with the importers. Prints each
+problem, and the totals by format. The exit code is 1 if there is a problem.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from groupbench.tracker.formats import Loaded, Options, load
 from groupbench.tracker.record import Record, decode, encode
 
 DATE = datetime(2026, 1, 31, tzinfo=UTC)
-SAID = Options(commit="a" * 40, date=DATE, gpu="NVIDIA H100")
+OPTIONS = Options(commit="a" * 40, date=DATE, gpu="NVIDIA H100")
 UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ns": 1e-6}
 
 GOOGLE = {
@@ -121,14 +122,14 @@ SAMPLES: dict[str, tuple[str, bytes]] = {
     "tritonbench-csv": ("gemm_fwd.csv", TABLE.encode()),
     "csv": ("x.csv", PLAIN.encode()),
 }
-"""Name of a format: a file's name, and a file that it reads."""
+"""Valid files by format: (file name, content)."""
 
 
 # --- an independent reader --------------------------------------------------------------------------------------------
 
 
 def _number(value: Any) -> float | None:
-    """A latency as files of tables write it."""
+    """Return a latency in the notation of tables, or None."""
     if isinstance(value, bool):
         return float(value)
     if isinstance(value, str):
@@ -166,13 +167,13 @@ def _asv(data: bytes) -> list[float]:
 
 def _v3(data: bytes) -> list[float]:
     content = json.loads(data) if data.lstrip().startswith(b"[") else [json.loads(x) for x in data.splitlines() if x]
-    found = []
+    latencies: list[float] = []
     for entry in content:
         name = re.fullmatch(r"latency(?:\s*[(_]\s*(s|ms|us|µs|ns)\s*\)?)?", entry["metric"]["name"].strip(), re.I)
         if name:
             unit = (name[1] or entry["metric"].get("extra_info", {}).get("unit", "ms")).lower()
-            found += [(_number(value) or 0.0) * UNITS[unit] for value in entry["metric"]["benchmark_values"]]
-    return found
+            latencies += [(_number(value) or 0.0) * UNITS[unit] for value in entry["metric"]["benchmark_values"]]
+    return latencies
 
 
 def _tritonbench(data: bytes) -> list[float]:
@@ -217,7 +218,7 @@ READERS: dict[str, Callable[[bytes], list[float]]] = {
 
 
 def latencies_of(name: str, data: bytes) -> list[float]:
-    """Every latency that a file says, in ms, whatever its cell."""
+    """Return every latency in a file, in ms, of any cell."""
     return READERS[name](data)
 
 
@@ -249,7 +250,7 @@ VALUES: list[Any] = [
 
 
 def mutated(data: bytes, rng: random.Random) -> bytes:
-    """A file with one to three mutations."""
+    """Return a file with one to three mutations."""
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         kind = rng.randrange(7)
         if kind < 3 and data[:1] in b"{[":
@@ -259,8 +260,8 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
         end = min(at + int(rng.expovariate(0.1)) + 1, len(data))
         numbers = list(re.finditer(rb"-?\d+(\.\d+)?", data))
         if kind in (3, 4) and numbers:
-            found = rng.choice(numbers)
-            data = data[: found.start()] + rng.choice(NUMBERS).encode() + data[found.end() :]
+            old = rng.choice(numbers)
+            data = data[: old.start()] + rng.choice(NUMBERS).encode() + data[old.end() :]
         elif kind == 5:
             data = data[:at] + rng.choice((b"", data[at:end] * 2, data[end:])) + data[end:]
         else:
@@ -305,14 +306,14 @@ def _in_json(data: bytes, rng: random.Random) -> bytes:
 
 
 def check(name: str, path: Path, data: bytes) -> tuple[str, str | None]:
-    """("refused" or "accepted", what is wrong with that) for one file."""
+    """Import one file. Returns ("refused" or "accepted", the problem or None)."""
     path.write_bytes(data)
     try:
-        loaded = load(path, name, SAID)
+        loaded = load(path, name, OPTIONS)
     except TrackerError as error:
         message = str(error)
         lines = message.splitlines()
-        return "refused", None if len(lines) == 1 and str(path) in message else f"says {message[:300]!r}"
+        return "refused", None if len(lines) == 1 and str(path) in message else f"bad message: {message[:300]!r}"
     except Exception:
         return "refused", f"traceback: {traceback.format_exc().splitlines()[-1]}"
     return "accepted", _wrong(name, loaded, data)
@@ -321,14 +322,14 @@ def check(name: str, path: Path, data: bytes) -> tuple[str, str | None]:
 def _wrong(name: str, loaded: Loaded, data: bytes) -> str | None:
     for record in loaded.records:
         if decode(encode(record)) != record:
-            return "a record does not survive its own line"
+            return "a record changes when it is encoded and decoded"
     try:
-        said = Counter(f"{ms:.9g}" for ms in latencies_of(name, data))
+        expected = Counter(f"{ms:.9g}" for ms in latencies_of(name, data))
     except Exception as error:
         return f"the independent reader fails: {error!r}"
     read = Counter(f"{ms:.9g}" for record in loaded.records for ms in _samples(record))
-    unsaid = read - said
-    return f"read latencies that the file does not say: {dict(unsaid)}" if unsaid else None
+    wrong = read - expected
+    return f"read latencies that are not in the file: {dict(wrong)}" if wrong else None
 
 
 def _samples(record: Record) -> list[float]:
@@ -336,7 +337,7 @@ def _samples(record: Record) -> list[float]:
 
 
 def problem(name: str, seed: int, folder: Path) -> tuple[str, str | None]:
-    """(what became of the mutated file of a seed, what is wrong with that)."""
+    """Import the mutated file of a seed. Returns ("refused" or "accepted", the problem or None)."""
     file, data = SAMPLES[name]
     return check(name, folder / file, mutated(data, random.Random(f"{name} {seed}")))
 
@@ -345,12 +346,12 @@ def marks() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--files", type=int, default=100_000, metavar="N", help="Number of mutated files in all.")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="Seed of the first file.")
-    given = parser.parse_args()
+    options = parser.parse_args()
     outcomes: dict[str, Counter[str]] = {name: Counter() for name in SAMPLES}
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(given.files):
+        for number in range(options.files):
             name = list(SAMPLES)[number % len(SAMPLES)]
-            seed = given.seed + number // len(SAMPLES)
+            seed = options.seed + number // len(SAMPLES)
             outcome, wrong = problem(name, seed, Path(folder))
             outcomes[name][outcome] += 1
             if wrong:
@@ -359,7 +360,7 @@ def marks() -> int:
     for name, counts in outcomes.items():
         print(f"{name}: {counts['refused']} refused, {counts['accepted']} accepted, {counts['problems']} problems")
     total = sum((counts for counts in outcomes.values()), Counter[str]())
-    print(f"{given.files} files: {total['problems']} problems")
+    print(f"{options.files} files: {total['problems']} problems")
     return 1 if total["problems"] else 0
 
 

@@ -1,9 +1,8 @@
-"""Measure the gate's statistics on made-up nights: the tables of docs/notes/judgement.md.
+"""Measure the gate's statistics on simulated nights, and print the tables of docs/notes/judgement.md.
 
     python ci/benchmarks/judgement_marks.py                                # all parts
     python ci/benchmarks/judgement_marks.py --only power --scale 0.1       # one part, with a tenth of the nights
-    python ci/benchmarks/judgement_marks.py --only public --nyrkio FOLDER
-
+    python ci/benchmarks/judgement_marks.py --only public --nyrkio FOLDER  # on recorded histories
     PYTHONPATH=OTAVA python ci/benchmarks/judgement_marks.py --only splices  # with Apache Otava
 
 Every night is one call of `scan` with the gate's own false-discovery rate, floor and least effect, over all series of
@@ -35,7 +34,7 @@ Noise = Callable[[np.random.Generator, int, int], Floats]
 Rows = Iterator[tuple[object, ...]]
 
 MS = 0.6
-"""Latency of the made-up cells: the least effect follows from it."""
+"""Latency of the simulated cells, which determines the least effect."""
 
 
 def ar1(rng: np.random.Generator, m: int, n: int, rho: float) -> Floats:
@@ -64,7 +63,7 @@ QUIET: dict[str, Noise] = {  # in sigmas of the core
 
 
 def judged(y: Floats, ms: float = MS) -> list[SeriesFinding]:
-    """One night: y [m, n] of log latency, each point another commit."""
+    """Judge one night of log latencies y [m, n], in which each point is another commit."""
     n = y.shape[1]
     unknown, one, commits = np.full(n, np.nan), np.zeros(n, np.int64), np.arange(n)
     least = float(np.log1p(least_effect("gpu", ms)))
@@ -72,7 +71,7 @@ def judged(y: Floats, ms: float = MS) -> list[SeriesFinding]:
 
 
 def news(y: Floats, ms: float = MS) -> NDArray[np.bool_]:
-    """[m]"""
+    """Return [m] whether each series is a suspect or a change."""
     return np.array([one.verdict in ("suspect", "changed") for one in judged(y, ms)])
 
 
@@ -81,12 +80,12 @@ def times(full: int, scale: float) -> int:
 
 
 def large(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
-    """At most a sixth of the night changes; all others are heavy-tailed."""
+    """Find changes in at most a sixth of a night's series; the others are heavy-tailed."""
     yield "others", "earlier results", "night of", "2.0x in 2 %", "1.5x in 2 %", "1.1x in 0.5 %"
     for others in ("t3", "5 % outliers of 5-50 sigma"):
         for earlier in (5, 10, 13, 16, 22):
             for size, nights in ((20, 100), (312, 10), (2000, 4)):
-                found, changed = np.zeros((3, 0)), 3 * min(size // 18, 6)
+                hits, changed = np.zeros((3, 0)), 3 * min(size // 18, 6)
                 for _ in range(times(nights, scale)):
                     y = np.exp(rng.uniform(np.log(0.0005), np.log(0.02), (size, 1))) * QUIET[others](
                         rng, size, earlier + 1
@@ -95,8 +94,8 @@ def large(rng: np.random.Generator, scale: float, options: argparse.Namespace) -
                         factor, sigma = ((2.0, 0.02), (1.5, 0.02), (1.1, 0.005))[row % 3]
                         y[row] = rng.normal(0, sigma, earlier + 1)
                         y[row, -1] += np.log(factor)
-                    found = np.concatenate([found, news(y)[:changed].reshape(-1, 3).T], axis=1)
-                yield others, earlier, size, *(f"{one.mean():.1%} of {len(one)}" for one in found)
+                    hits = np.concatenate([hits, news(y)[:changed].reshape(-1, 3).T], axis=1)
+                yield others, earlier, size, *(f"{one.mean():.1%} of {len(one)}" for one in hits)
 
 
 def calm(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
@@ -105,13 +104,13 @@ def calm(rng: np.random.Generator, scale: float, options: argparse.Namespace) ->
         for size, nights in ((12, 60), (312, 4)):
             shares = []
             for effect in (0.009, 0.018, 0.036):
-                found: list[bool] = []
+                hits: list[bool] = []
                 for _ in range(times(nights, scale)):
                     y = rng.uniform(0.0004, 0.01, (size, 1)) * rng.normal(0, 1, (size, earlier + 2))
                     y[:6] = rng.normal(0, 0.0004, (6, earlier + 2))
                     y[:6, earlier:] += np.log1p(effect)
-                    found += (news(y[:, :-1]) | news(y))[:6].tolist()
-                shares.append(f"{np.mean(found):.1%} of {len(found)}")
+                    hits += (news(y[:, :-1]) | news(y))[:6].tolist()
+                shares.append(f"{np.mean(hits):.1%} of {len(hits)}")
             yield earlier, size, *shares
 
 
@@ -124,15 +123,15 @@ def power(rng: np.random.Generator, scale: float, options: argparse.Namespace) -
             for _ in range(times(nights, scale)):
                 y = rng.normal(0, 0.01, (size, 50 + after))
                 y[:stepped, 50:] += np.log(1.03)
-                found = news(y)
-                hits, others = hits + int(found[:stepped].sum()), others + int(found[stepped:].sum())
+                flagged = news(y)
+                hits, others = hits + int(flagged[:stepped].sum()), others + int(flagged[stepped:].sum())
             shares.append(f"{hits / (stepped * times(nights, scale)):.3f}")
             false = others / ((size - stepped) * times(nights, scale)) if after == 1 else false
         yield size, stepped, *shares, f"{false:.2%}"
 
 
 def grid(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
-    """Steps of 6 sigma, at least the least effect, after one and two nights."""
+    """Find steps of 6 sigma, but not below the least effect, after one and two nights."""
     noises = ("Gaussian", "t3", "AR(1) 0.6", "bimodal", "5 % outliers of 5-50 sigma")
     yield "noise", "shape", *(f"{earlier} results" for earlier in (5, 10, 15, 30, 100))
     size, stepped = 300, 10
@@ -156,15 +155,15 @@ def quiet(rng: np.random.Generator, scale: float, options: argparse.Namespace) -
     for name, noise in QUIET.items():
         counts = []
         for n in (11, 23, 41, 101):
-            found = [one.verdict for one in judged(0.01 * noise(rng, m, n))]
-            certain = found.count("changed")
-            counts.append(f"{found.count('suspect') * 20000 / m:.0f}" + (f" + {certain} changed" if certain else ""))
+            verdicts = [one.verdict for one in judged(0.01 * noise(rng, m, n))]
+            certain, suspects = verdicts.count("changed"), verdicts.count("suspect")
+            counts.append(f"{suspects * 20000 / m:.0f}" + (f" + {certain} changed" if certain else ""))
         nights = [bool(news(0.01 * noise(rng, 20, 41)).any()) for _ in range(times(400, scale))]
         yield name, *counts, f"{np.mean(nights):.1%}"
 
 
 def replay(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
-    """40 nights one after the other: series that are ever called certain, or ever a suspect."""
+    """Judge 40 successive quiet nights, and count the series that are ever certain or ever a suspect."""
     yield "noise", "ever certain", "ever suspect", "of series"
     m = times(2000, scale)
     for name, noise in QUIET.items():
@@ -178,7 +177,7 @@ def replay(rng: np.random.Generator, scale: float, options: argparse.Namespace) 
 
 
 def steady(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
-    """Nights of 12 series after a step; one that was a suspect must not be ok again while its step stays."""
+    """Judge nights of 12 series after a lasting step; a suspect must not become ok again."""
     yield "step", "within two nights", "ok again", "of series"
     for size in (3, 5, 8, 12, 20):
         seen_early, again, total = 0, 0, 0
@@ -193,7 +192,7 @@ def steady(rng: np.random.Generator, scale: float, options: argparse.Namespace) 
         yield f"{size} sigma", f"{seen_early / total:.0%}", f"{again / total:.0%}", total
 
 
-CELLS = (  # ms, scatter between nights in % from and to (H200, nights of separate processes), steps in %
+CELLS = (  # ms, lowest and highest scatter between nights in % (H200, a process for each night), steps in %
     (0.6, 0.05, 0.10, (0.9, 1.8, 3.5)),
     (0.4, 0.05, 0.12, (2.5,)),
     (0.097, 0.15, 0.30, (0.8, 1.9, 3.4)),
@@ -203,10 +202,10 @@ CELLS = (  # ms, scatter between nights in % from and to (H200, nights of separa
 
 
 def splices(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
-    """A genuine step in one of 11 cells with the scatter of recorded nights, by each method within two nights.
+    """Find a real step in one of 11 cells with the scatter of recorded nights, with each method, within two nights.
 
-    `wander` is the share of the variance that lasts from night to night (AR(1) 0.7). Quiet is a share of the verdicts
-    on the nights before the step and on the ten cells without one.
+    `wander` is the share of the variance that lasts from night to night (AR(1) 0.7). `quiet` is the share of false
+    alarms on nights before the step and on the ten cells without a step.
     """
     methods = {"gate": _by_gate, "6 MAD": _by_simple_rule} | ({"Otava": _by_otava} if _otava() else {})
     yield (
@@ -219,7 +218,7 @@ def splices(rng: np.random.Generator, scale: float, options: argparse.Namespace)
     for wander in (0.0, 0.5):
         for ms, low, high, steps in CELLS:
             for step in steps:
-                found, false, quiet = dict.fromkeys(methods, 0), dict.fromkeys(methods, 0), 0
+                hits, false, quiet = dict.fromkeys(methods, 0), dict.fromkeys(methods, 0), 0
                 cases = times(100, scale)
                 for _ in range(cases):
                     sigma = rng.uniform(low, high, (11, 1)) / 100
@@ -230,11 +229,11 @@ def splices(rng: np.random.Generator, scale: float, options: argparse.Namespace)
                     quiet += 10 * 2 + (at - 4)
                     for name, method in methods.items():
                         seen = [method(y[:, :stop], ms) for stop in range(5, at + 3)]
-                        found[name] += bool(seen[-1][0] or seen[-2][0])
+                        hits[name] += bool(seen[-1][0] or seen[-2][0])
                         false[name] += sum(bool(night[0]) for night in seen[:-2])
                         false[name] += sum(int(night[1:].sum()) for night in seen[-2:])
                 yield (
-                    wander, ms, f"{step} %", *(f"{100 * found[name] / cases:.0f} % of {cases}" for name in methods),
+                    wander, ms, f"{step} %", *(f"{100 * hits[name] / cases:.0f} % of {cases}" for name in methods),
                     *(f"{100 * false[name] / quiet:.2f} % of {quiet}" for name in methods),
                 )  # fmt: skip
 
@@ -244,7 +243,7 @@ def _by_gate(y: Floats, ms: float) -> NDArray[np.bool_]:
 
 
 def _by_simple_rule(y: Floats, ms: float) -> NDArray[np.bool_]:
-    """Farther from the median of earlier nights than six times their median absolute deviation, and 0.5 %."""
+    """Return [m] whether the last night is 6 median absolute deviations, and 0.5 %, from the earlier median."""
     centre = np.median(y[:, :-1], axis=1, keepdims=True)
     spread = np.median(np.abs(y[:, :-1] - centre), axis=1)
     off = np.abs(y[:, -1] - centre[:, 0])
@@ -252,7 +251,7 @@ def _by_simple_rule(y: Floats, ms: float) -> NDArray[np.bool_]:
 
 
 def _by_otava(y: Floats, ms: float) -> NDArray[np.bool_]:
-    """A change point (p below 1e-5, 0.5 %) among the last two nights' results."""
+    """Return [m] whether one of the last two nights is a change point (p below 1e-5, at least 0.5 %)."""
     from otava.analysis import compute_change_points  # type: ignore[import-not-found, unused-ignore]
 
     def newest(values: Sequence[float]) -> bool:
@@ -279,7 +278,7 @@ def speed(rng: np.random.Generator, scale: float, options: argparse.Namespace) -
 
 
 def public(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
-    """Recorded CI histories in random order: there is nothing to be found on any night."""
+    """Judge recorded CI histories in random order, in which no night has a real change."""
     yield "history", "series", "least effect", "ever suspect in 40 nights", "ever certain", "suspect on the last night"
     if options.nyrkio is None:
         return
@@ -289,10 +288,10 @@ def public(rng: np.random.Generator, scale: float, options: argparse.Namespace) 
             ever, certain, last = set(), set(), 0
             for left in range(39, -1, -1):
                 cut = [log[: len(log) - left] for log in series]
-                found = scan([_history(log, least) for log in cut], q=Q)
-                ever |= {i for i, one in enumerate(found) if one.verdict == "suspect"}
-                certain |= {i for i, one in enumerate(found) if one.verdict == "changed"}
-                last = sum(one.verdict == "suspect" for one in found)
+                findings = scan([_history(log, least) for log in cut], q=Q)
+                ever |= {i for i, one in enumerate(findings) if one.verdict == "suspect"}
+                certain |= {i for i, one in enumerate(findings) if one.verdict == "changed"}
+                last = sum(one.verdict == "suspect" for one in findings)
             yield path.name.split("_")[0], len(series), f"{least:.1%}", len(ever), len(certain), last
 
 
@@ -304,7 +303,10 @@ def _history(log: Floats, least: float) -> SeriesHistory:
 
 
 def read(path: Path) -> Iterator[Floats]:
-    """Yield the logarithms of the positive series of a file, in the order of their time stamps; those of 50 or more."""
+    """Yield the logarithms of a file's series in order of time, without values that are not positive.
+
+    Series of fewer than 50 values are skipped.
+    """
     series: dict[tuple[str, str], list[tuple[int, float]]] = defaultdict(list)
     with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
@@ -324,9 +326,9 @@ PARTS: dict[str, Callable[[np.random.Generator, float, argparse.Namespace], Rows
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=list(PARTS), action="append")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the nights and series to make")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the nights and series to simulate")
     parser.add_argument("--seed", type=int, default=31415)
-    parser.add_argument("--nyrkio", type=Path, help="folder of the public histories")
+    parser.add_argument("--nyrkio", type=Path, help="folder with the public histories")
     options = parser.parse_args()
     for number, (name, part) in enumerate(PARTS.items()):
         if options.only and name not in options.only:

@@ -1,11 +1,13 @@
-"""Tables of the kernels' latencies and targets, from records: `python ci/benchmarks/kernel_marks.py RECORDS.jsonl...`.
+"""Make tables of the kernels' latencies and targets from records.
 
-Prints them, or writes them between the markers of a page of docs/reference/measured by --write; --operators takes some
-of the operators alone. With --brief it prints one table of the forward products' times by backend.
+    python ci/benchmarks/kernel_marks.py RECORDS.jsonl ...                       print the tables
+    python ci/benchmarks/kernel_marks.py RECORDS.jsonl ... --operators A,B       only of these operators
+    python ci/benchmarks/kernel_marks.py RECORDS.jsonl ... --write PAGE          write them between the page's markers
+    python ci/benchmarks/kernel_marks.py RECORDS.jsonl ... --brief               one table of grouped_gemm by backend
 
-Of a cell that was measured twice, the last one given counts. A latency is the median over bursts of their medians,
-followed by the fastest and the slowest burst. Nothing is left out: a cell that failed is listed, and a shape for which
-torch is faster counts in the mean.
+PAGE is one of docs/reference/measured. If a cell was measured twice, its last record counts. A latency is the median
+over bursts of their medians, followed by the fastest and the slowest burst. Failed cells are listed, and shapes for
+which torch is faster count in the mean.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from groupbench.operators.registry import get_operator
 from groupbench.tracker.record import Record, RecordError, read
 
 BEGIN, END = "<!-- marks: begin -->", "<!-- marks: end -->"
-TORCH = {  # what the others are compared with, else torch_grouped_mm
+TORCH = {  # backends to compare with; for other operators torch_grouped_mm
     "grouped_gemm_fp8": "torch_scaled_grouped_mm",
     "grouped_gemm_fp8_blockwise": "torch_loop",
     "grouped_gemm_bias_add_permute": "torch_unfused",
@@ -35,7 +37,7 @@ TORCH = {  # what the others are compared with, else torch_grouped_mm
     "moe_unpermute": "torch",
     "moe_layer": "torch",
 }
-LARGE_FLOPS = 10**12  # 1.3 ms of an H100: what a launch costs does not show
+LARGE_FLOPS = 10**12  # 1.3 ms on an H100, so that the time of a launch does not matter
 LARGE_SHARE = 0.98
 
 
@@ -58,7 +60,7 @@ class Cell:
 
     @property
     def right(self) -> bool:
-        """A wrong result is shown, and its speed counts nowhere."""
+        """Whether the result is correct; a wrong cell is shown, but its speed never counts."""
         return self.record.status == "ok"
 
     @property
@@ -68,28 +70,29 @@ class Cell:
 
 @dataclass(frozen=True)
 class Mark:
-    """A geometric mean, over the shapes that have both sides, that has to reach `at_least`, and each shape `least`.
+    """A target for the speed-up of `ours` over `rival`, over the shapes for which both were measured.
 
-    Sides are a backend's name, or `best:KIND` for the fastest of a kind, or several names joined by | for the fastest.
+    A side is a backend's name, `best:KIND` for the fastest backend of a kind, or several names joined by | for the
+    fastest of them.
     """
 
     operator: str
     ours: str
-    theirs: str
-    at_least: float
-    least: float = 0.0
-    suites: tuple[str, ...] = ("moe", "tritonbench")  # whose shapes count; others are for corners, not for speed
+    rival: str
+    at_least: float  # for the geometric mean
+    least: float = 0.0  # for each shape
+    suites: tuple[str, ...] = ("moe", "tritonbench")  # suites whose shapes count; others test correctness
     mode: str = "fwd"
 
 
 @dataclass(frozen=True)
 class CopyMark:
-    """The share of the device copy's bandwidth, on min_bytes, that the fastest of ours has to reach on each shape."""
+    """A target for the bandwidth of our fastest backend on each shape, as a share of a device copy's bandwidth."""
 
     operator: str
     at_least: float
     suites: tuple[str, ...]
-    from_bytes: int = 0  # fewer take as long for their launch as for themselves
+    from_bytes: int = 0  # smaller problems do not count, because their launch takes as long as the kernel
 
 
 MARKS = (
@@ -113,8 +116,9 @@ COPY_MARKS = (
     CopyMark("moe_unpermute", 0.90, ("moe",)),
     CopyMark("vector_add", 0.98, ("bandwidth",), from_bytes=2**28),
 )
-DECODE_SHARE = 0.95  # of copy bandwidth, on min_bytes, where groups have this many rows on average at most:
 DECODE_ROWS = 16
+DECODE_SHARE = 0.95
+"""Share of the copy bandwidth that shapes with at most `DECODE_ROWS` rows per group, on average, must reach."""
 
 LONGEST_NAME = 64
 
@@ -133,27 +137,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", nargs="+", type=Path)
     parser.add_argument("--write", type=Path, help="page to write the tables into, between its markers")
-    parser.add_argument("--operators", default="", help="operators to show, separated by commas; all unless given")
-    parser.add_argument("--brief", action="store_true", help="one table, of the forward products' times alone")
-    given = parser.parse_args()
+    parser.add_argument("--operators", default="", help="operators to show, separated by commas [all]")
+    parser.add_argument("--brief", action="store_true", help="print only a table of grouped_gemm by backend")
+    options = parser.parse_args()
     try:
-        records = load(given.records)
-        names = tuple(name for name in given.operators.split(",") if name)
+        records = load(options.records)
+        names = tuple(name for name in options.operators.split(",") if name)
         text = (
             brief(records)
-            if given.brief
-            else tables(records, [str(path) for path in given.records], names, given.write)
+            if options.brief
+            else tables(records, [str(path) for path in options.records], names, options.write)
         )
-        if given.write is None:
+        if options.write is None:
             print(text)
         else:
-            given.write.write_text(splice(given.write.read_text(), text))
+            options.write.write_text(splice(options.write.read_text(), text))
     except (OSError, RecordError, ValueError) as error:
         sys.exit(f"kernel_marks: {error}")
 
 
 def load(paths: Iterable[Path]) -> list[Record]:
-    """Records of the files, in order. Raises RecordError with the file's name in front, OSError."""
+    """Return the records of the files, in order. Raises RecordError, with the file's name in front, and OSError."""
     records = []
     for path in paths:
         try:
@@ -164,7 +168,7 @@ def load(paths: Iterable[Path]) -> list[Record]:
 
 
 def splice(page: str, text: str) -> str:
-    """The page with `text` between its markers. Raises ValueError if it has none."""
+    """Return the page with `text` between its markers. Raises ValueError if it has no markers."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
@@ -175,14 +179,15 @@ def splice(page: str, text: str) -> str:
 def tables(
     records: Sequence[Record], files: Sequence[str], operators: Sequence[str] = (), page: Path | None = None
 ) -> str:
-    """Return the text between the markers: of these operators, or of all."""
+    """Return the tables of these operators, or of all, as Markdown."""
     shown = [r for r in records if not operators or r.cell.operator in (*operators, "canary")]
     timed = [r for r in shown if r.latency is not None and r.latency.timing == "gpu" and r.cell.host == "builtin"]
     if not timed:
         raise ValueError("no record of the built-in host was timed on a GPU")
-    own = [r for r in timed if r.cell.operator != "canary"]
-    cards = {r.environment.gpu_uuid for r in own}
-    timed = [*own, *(r for r in timed if r.cell.operator == "canary" and (not own or r.environment.gpu_uuid in cards))]
+    of_kernels = [r for r in timed if r.cell.operator != "canary"]
+    cards = {r.environment.gpu_uuid for r in of_kernels}
+    canary_records = [r for r in timed if r.cell.operator == "canary"]
+    timed = [*of_kernels, *(r for r in canary_records if not of_kernels or r.environment.gpu_uuid in cards)]
     command = ["python ci/benchmarks/kernel_marks.py", *files]
     command += ["--operators", ",".join(operators)] if operators else []
     parts = [f"Made by `{' '.join([*command, '--write', str(page)] if page else command)}`."]
@@ -194,12 +199,11 @@ def tables(
     for operator, mode, dtype, protocol in groups:
         if operator == "canary":
             continue
-        mine = [
+        shapes = _by_shape(
             r
             for r in timed
             if (r.cell.operator, r.cell.mode, r.cell.dtype, _protocol(r)) == (operator, mode, dtype, protocol)
-        ]
-        shapes = _by_shape(mine)
+        )
         parts.append(f"### {operator}, {mode}, {dtype}, {protocol}")
         parts.append(_table(operator, shapes, canaries))
         if protocol == "cooled":
@@ -220,7 +224,7 @@ def tables(
 
 
 def brief(records: Sequence[Record]) -> str:
-    """Milliseconds of grouped_gemm by shape and backend, and what triton_flat gains over torch's own."""
+    """Return a table of grouped_gemm's milliseconds by shape and backend, and of triton_flat's speed-up over torch."""
     shapes = _by_shape(r for r in records if r.latency is not None and r.cell.operator == "grouped_gemm")
     backends = list(dict.fromkeys(name for cells in shapes.values() for name in cells))
     rows = [["shape", *backends, "gain"], ["---"] * (len(backends) + 2)]
@@ -231,12 +235,12 @@ def brief(records: Sequence[Record]) -> str:
 
 
 def _protocol(record: Record) -> str:
-    """Without how long the GPU rested: the page's head says that of each run."""
+    """Return the protocol without the GPU's idle time, which the head of the page has for each run."""
     return record.cell.protocol.split("+")[0]
 
 
 def _provenance(records: Sequence[Record]) -> list[str]:
-    """One line for each commit and environment."""
+    """Return one line for each commit and environment."""
     lines = []
     for record in records:
         run, machine = record.run, record.environment
@@ -257,27 +261,27 @@ def _cell(record: Record) -> Cell:
 
 
 def _by_shape(records: Iterable[Record]) -> Shapes:
-    """A row is of one card and one commit, those of the shape's last record: ratios have both sides from there."""
-    found = list(records)
-    place = {r.cell.shape: (r.environment.gpu_uuid, r.run.commit.hash) for r in found}
+    """Return the cells by shape. A shape only has cells of one card and commit, those of its last record."""
+    every = list(records)
+    source = {r.cell.shape: (r.environment.gpu_uuid, r.run.commit.hash) for r in every}
     shapes: Shapes = {}
-    for r in found:
-        if place[r.cell.shape] == (r.environment.gpu_uuid, r.run.commit.hash):
+    for r in every:
+        if source[r.cell.shape] == (r.environment.gpu_uuid, r.run.commit.hash):
             shapes.setdefault(r.cell.shape, {})[r.cell.backend] = _cell(r)
     return shapes
 
 
 def _canaries(records: Iterable[Record]) -> dict[tuple[str | None, str, str], Cell]:
-    """(card, shape, dtype) -> cell."""
-    found = {}
+    """Return the cells of the canary by (card, shape, dtype)."""
+    cells = {}
     for record in records:
         if record.cell.operator == "canary":
-            found[record.environment.gpu_uuid, record.cell.shape, record.cell.dtype] = _cell(record)
-    return found
+            cells[record.environment.gpu_uuid, record.cell.shape, record.cell.dtype] = _cell(record)
+    return cells
 
 
 def _dense(cell: Cell, canaries: dict[tuple[str | None, str, str], Cell]) -> Cell | None:
-    """torch's product of one matrix with as many operations, on the same card."""
+    """Return torch's dense product with as many operations on the same card, or None."""
     dims = cell.record.cell.dims
     size = f"matmul,M={dims.get('M')},N={dims.get('N')},K={dims.get('K')}"
     order = ("", ",W=nk") if "W=nk" not in cell.record.cell.shape else (",W=nk", "")
@@ -291,16 +295,16 @@ def _rate(cells: Iterable[Cell], amount: Callable[[Record], int | None]) -> floa
 
 
 def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> str:
-    theirs = TORCH.get(operator, "torch_grouped_mm")
+    baseline = TORCH.get(operator, "torch_grouped_mm")
     backends = list(dict.fromkeys(name for cells in shapes.values() for name in cells))
-    backends.sort(key=lambda name: (name != theirs, not name.startswith("torch")))  # torch's first, else as measured
+    backends.sort(key=lambda name: (name != baseline, not name.startswith("torch")))  # torch's first
     dense = any(_dense(cell, canaries) for cells in shapes.values() for cell in cells.values())
     head = [
         "shape",
         *backends,
         *(["dense cuBLAS"] if dense else []),
         "best ours",
-        f"over {theirs}",
+        f"over {baseline}",
         "over torch's best",
     ]
     head += ["TFLOP/s", "% of cuBLAS", "TB/s", "% of copy", "RMS over torch's"]
@@ -311,7 +315,7 @@ def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, 
         row = [_name(text), *(_milliseconds(cells.get(name)) for name in backends)]
         if dense:
             row.append(_milliseconds(_dense(next(iter(cells.values())), canaries)))
-        rows.append([*row, *_verdict(best, cells, theirs, canaries)])
+        rows.append([*row, *_verdict(best, cells, cells.get(baseline), canaries)])
     if not rows:
         return ""
     lines = [head, ["---"] * len(head), *rows]
@@ -319,7 +323,10 @@ def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, 
 
 
 def _verdict(
-    best: Cell | None, cells: dict[str, Cell], theirs: str, canaries: dict[tuple[str | None, str, str], Cell]
+    best: Cell | None,
+    cells: dict[str, Cell],
+    baseline: Cell | None,
+    canaries: dict[tuple[str | None, str, str], Cell],
 ) -> list[str]:
     if best is None:
         return [""] * 8
@@ -331,7 +338,6 @@ def _verdict(
     tflops, tbytes = (cell.flops or 0) / best.ms / 1e9, (cell.min_bytes or 0) / best.ms / 1e9
     cublas = _rate(same, lambda r: r.cell.flops)
     copy = _rate((c for c in same if c.record.cell.shape.startswith("copy")), lambda r: r.cell.min_bytes)
-    baseline = cells.get(theirs)
     rms = best.rms / baseline.rms if best.rms and baseline and baseline.rms else None
     return [
         best.backend,
@@ -352,11 +358,11 @@ def _marks(operator: str, mode: str, shapes: Shapes, canaries: dict[tuple[str | 
         if ratios:
             mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios.values()))
             worst = min(ratios, key=lambda text: ratios[text])
-            what = f"{_side(mark.ours)} over {_side(mark.theirs)}"
+            title = f"{_side(mark.ours)} over {_side(mark.rival)}"
             least = f"{ratios[worst]:.2f} ({_name(worst)})"
             wanted = f">= {mark.at_least:g}" + (f", least {mark.least:g}" if mark.least else "")
             passed = mean >= mark.at_least and ratios[worst] >= mark.least
-            rows.append([what, str(len(ratios)), f"{mean:.3f}", least, wanted, _pass(passed)])
+            rows.append([title, str(len(ratios)), f"{mean:.3f}", least, wanted, _pass(passed)])
     for share in COPY_MARKS:
         if share.operator == operator:
             rows.append(_each("copy bandwidth on min_bytes, each", _of_copy(share, shapes, canaries), share.at_least))
@@ -375,13 +381,13 @@ def _marks(operator: str, mode: str, shapes: Shapes, canaries: dict[tuple[str | 
 
 
 def _ratios(mark: Mark, shapes: Shapes) -> dict[str, float]:
-    """shape -> how many times as fast."""
+    """Return the speed-up by shape."""
     wanted = _problems(mark.operator, mark.suites)
     ratios = {}
     for text, cells in shapes.items():
-        ours, theirs = _fastest(mark.ours, cells), _fastest(mark.theirs, cells)
-        if ours and theirs and _problem(text) in wanted:
-            ratios[text] = theirs.ms / ours.ms
+        ours, rival = _fastest(mark.ours, cells), _fastest(mark.rival, cells)
+        if ours and rival and _problem(text) in wanted:
+            ratios[text] = rival.ms / ours.ms
     return ratios
 
 
@@ -392,7 +398,7 @@ def _fastest(side: str, cells: dict[str, Cell]) -> Cell | None:
 
 
 def _large(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> dict[str, float]:
-    """shape -> dense cuBLAS's latency over ours, of balanced shapes with enough to do."""
+    """Return dense cuBLAS's latency over ours by shape, for large balanced shapes."""
     shares = {}
     for text, cells in shapes.items():
         ours = _fastest("best:triton", cells)
@@ -404,7 +410,7 @@ def _large(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) ->
 
 
 def _decode(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> dict[str, float]:
-    """shape -> bandwidth on min_bytes over that of the device's copy, where groups have few rows."""
+    """Return our bandwidth over that of the device's copy by shape, for groups of few rows."""
     shares = {}
     for text, cells in shapes.items():
         ours = _fastest("best:triton", cells)
@@ -418,7 +424,7 @@ def _decode(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -
 
 
 def _of_copy(mark: CopyMark, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> dict[str, float]:
-    """shape -> share of the device copy's bandwidth of the fastest of ours."""
+    """Return our fastest backend's bandwidth over that of the device's copy by shape."""
     wanted = _problems(mark.operator, mark.suites)
     shares = {}
     for text, cells in shapes.items():
@@ -436,39 +442,39 @@ def _copy_share(cell: Cell, canaries: dict[tuple[str | None, str, str], Cell]) -
     return (cell.record.cell.min_bytes or 0) / cell.ms / copy if copy else None
 
 
-def _each(what: str, shares: dict[str, float], least: float) -> list[str]:
-    """The row of a mark that each shape has to reach."""
+def _each(title: str, shares: dict[str, float], least: float) -> list[str]:
+    """Return the row of a target for each shape."""
     if not shares:
         return []
     worst = min(shares, key=lambda text: shares[text])
     mean = math.exp(statistics.fmean(math.log(share) for share in shares.values()))
     named = f"{shares[worst]:.3f} ({_name(worst)})"
     passed = _pass(shares[worst] >= least)
-    return [f"fastest of ours over {what}", str(len(shares)), f"{mean:.3f}", named, f">= {least:g}", passed]
+    return [f"fastest of ours over {title}", str(len(shares)), f"{mean:.3f}", named, f">= {least:g}", passed]
 
 
 def _errors(shapes: Shapes) -> list[str]:
-    """The row of torch's error over that of our Triton backends: the largest of ours counts."""
+    """Return the row of torch's error over the largest of our Triton backends' errors."""
     ratios = {}
     for text, cells in shapes.items():
         ours = [c.rms for c in cells.values() if c.kind == "triton" and c.right and c.rms and "fast" not in c.backend]
-        theirs = [
+        torch = [
             c.rms for c in cells.values() if c.backend in ("torch_grouped_mm", "torch_scaled_grouped_mm") and c.rms
         ]
-        if ours and theirs:
-            ratios[text] = theirs[0] / max(ours)
+        if ours and torch:
+            ratios[text] = torch[0] / max(ours)
     if not ratios:
         return []
     worst = min(ratios, key=lambda text: ratios[text])
     mean = math.exp(statistics.fmean(math.log(ratio) for ratio in ratios.values()))
-    # A last bit of a sum's rounding either way is no difference.
+    # A tolerance for rounding in the last bit.
     passed, named = _pass(ratios[worst] >= 0.995), f"{ratios[worst]:.4f} ({_name(worst)})"
-    what, wanted = "torch's relative RMS error over ours", ">= 1 (0.5 % is rounding)"
-    return [what, str(len(ratios)), f"{mean:.4f}", named, wanted, passed]
+    title, wanted = "torch's relative RMS error over ours", ">= 1 (0.5 % is rounding)"
+    return [title, str(len(ratios)), f"{mean:.4f}", named, wanted, passed]
 
 
 def _repeatable(shapes: Shapes) -> list[str]:
-    """The row of backends that repeat bit by bit on every shape, and of those that do not."""
+    """Return the row of backends whose results are bitwise equal in two runs of every shape."""
     kept: dict[str, bool] = {}
     for cells in shapes.values():
         for cell in cells.values():
@@ -477,25 +483,25 @@ def _repeatable(shapes: Shapes) -> list[str]:
     if not kept:
         return []
     lost = [name for name, same in kept.items() if not same]
-    told = f"all but {', '.join(lost)}" if lost else "all"
+    repeatable = f"all but {', '.join(lost)}" if lost else "all"
     return [
         "bitwise equal in two runs",
         str(len(shapes)),
         "",
-        told,
+        repeatable,
         "all but atomic",
         _pass(all("atomic" in n for n in lost)),
     ]
 
 
 def _problems(operator: str, suites: Sequence[str]) -> set[str]:
-    """The shapes of an operator's suites, without their layout."""
+    """Return the shapes of an operator's suites, without their layout."""
     offered = get_operator(operator).suites
     return {_problem(str(shape)) for suite in suites for shape in offered.get(suite, ())}
 
 
 def _problem(text: str) -> str:
-    """A shape without its layout: other operators have one layout for all."""
+    """Return a shape without its layout, because some operators only have one layout."""
     return ",".join(part for part in text.split(",") if part not in ("W=nk", "B=shared"))
 
 
@@ -504,7 +510,7 @@ def _name(text: str) -> str:
         for name, shape in shapes.items():
             if str(shape) == text:
                 return f"{suite}/{name}"
-    if len(text) > LONGEST_NAME:  # groups told one by one
+    if len(text) > LONGEST_NAME:  # a list of all groups' sizes
         text = f"{text[: LONGEST_NAME - 12]}…{text[-8:]}"
     return f"`{text}`".replace("|", "\\|")
 

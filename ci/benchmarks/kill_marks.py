@@ -1,10 +1,10 @@
-"""Kill commands with SIGKILL at random moments: nothing is lost, doubled or left behind.
+"""Check that commands killed with SIGKILL at random moments lose, double and leave behind nothing.
 
     python ci/benchmarks/kill_marks.py --kills 500 --seed 1 [--command serve]
 
-The commands are real, and so are git, their databases and their files. Only the measuring is played (PLAYED_SIDE,
-PLAYED_TRITONBENCH), so that a kill costs a second and no torch is needed. After every tenth kill the command runs to
-its end. Then no process, checkout, lock or temporary folder may be left, no command may have printed a traceback, and:
+The commands, git, their databases and their files are real. Only measuring is simulated (PLAYED_SIDE,
+PLAYED_TRITONBENCH), so that a kill takes a second and needs no torch. After every tenth kill the command runs to its
+end. Then no process, checkout, lock or temporary folder may be left, no command may have printed a traceback, and:
 
 - `ab`: every line of `--records` is whole.
 - `backfill`: every cell of every commit is stored exactly once.
@@ -176,12 +176,12 @@ class Lab:
             yield f"traceback: {text[text.index('Traceback') :]}"
 
     def _processes(self) -> dict[int, str]:
-        found = {}
+        commands = {}
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if f"{MARK}={self.folder}".encode() in (process / "environ").read_bytes():
-                    found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        return found
+                    commands[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return commands
 
     def query(self, statement: str) -> list[Any]:
         with closing(sqlite3.connect(self.repository / "groupbench.db")) as connection:
@@ -215,7 +215,7 @@ class Lab:
 
 
 class Killed:
-    """A command that is killed, and continued, until it runs to its end. `wrong` yields the faults it finds then."""
+    """A command that is killed and started again until it runs to its end. `wrong` then yields its problems."""
 
     span_s = 3.0
 
@@ -240,7 +240,7 @@ class Killed:
         return False
 
     def finish(self) -> Iterator[str]:
-        """Run the command to its end, and yield the faults of that run."""
+        """Run the command to its end, and yield the problems of that run."""
         seconds, code = self.lab.run(self.words())
         if code:
             yield f"ended with {code} after {seconds:.1f} s"
@@ -437,7 +437,7 @@ COMMANDS: dict[str, Callable[[Lab], Killed]] = {
 
 
 def problems(command: str, kills: int, rng: random.Random, folder: Path) -> Iterator[str]:
-    """Kill a command that many times, run it to its end, and yield its faults."""
+    """Kill a command `kills` times, run it to its end, and yield the problems."""
     lab = Lab(folder)
     victim = COMMANDS[command](lab)
     span, killed = victim.span_s, 0

@@ -1,11 +1,10 @@
-"""Made-up nights that look like measured ones: as records, and straight into a database for millions of points.
+"""Simulate nights that look like measured ones, as records or as a database of millions of points.
 
-A cell is 4 bursts of 10 latencies around a level of its own, between 10 us and 10 ms, or longer where the problem takes
-100 TFLOP/s or 1 TB/s as long: what no card can do is not stored. The noise within bursts,
-between bursts and between nights is 0.2 to 1 %. Latencies are multiples of 32 ns, as CUDA events give them on an
-H100; without `ticks` they are of full precision, with nothing in them for a packer to find but the level. Beside
-them stand telemetry of every burst, accuracy, the compiled kernel and the times around it, as the measuring side
-writes them on a GPU.
+A cell has 4 bursts of 10 latencies around a level between 10 us and 10 ms. The level is higher if the problem takes
+longer at 100 TFLOP/s or 1 TB/s, because the tracker refuses latencies that no card can reach. The noise within bursts,
+between bursts and between nights is 0.2 to 1 %. Latencies are multiples of 32 ns, the resolution of CUDA events on an
+H100. Without `ticks` they have full precision, which compresses worst. Records also have the telemetry of every burst,
+accuracy, the compiled kernel and other times, as on a GPU.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from groupbench.tracker.store.points import point_values, series_identity
 BURSTS, SAMPLES = 4, 10
 FIRST = datetime(2024, 1, 1, 3, tzinfo=UTC)
 VARIANTS = 10
-"""Different results of a series that a big database cycles through."""
+"""Number of different nights that a big database repeats."""
 
 BACKENDS = ("torch", "triton", "triton_persistent", "helion", "cutlass")
 DTYPES = ("bf16", "fp16", "fp8", "fp32")
 
 
 def environment(night: int) -> dict[str, Any]:
-    """A new driver every 100 nights."""
+    """Return the environment of a night. Every 100 nights there is a new driver."""
     return {
         "device": "cuda",
         "gpu": "NVIDIA H100 80GB HBM3",
@@ -73,7 +72,7 @@ def cell(series: int) -> dict[str, Any]:
 
 
 def night_records(night: int, series: int, *, ticks: bool = True) -> Iterator[Record]:
-    """One night of the first `series` cells."""
+    """Yield one night of the first `series` cells."""
     rng = np.random.default_rng([night, series])
     run = {
         "id": f"night-{night:05d}",
@@ -156,10 +155,9 @@ def write_night(path: Path, night: int, series: int) -> None:
 
 
 def fill(location: Path, series: int, nights: int, *, ticks: bool = True) -> None:
-    """A database of `series` times `nights` points: the rows that ingesting each night would have made.
+    """Make a database of `series` times `nights` points, with the same rows as if each night had been ingested.
 
-    The first `VARIANTS` nights are stored as any are; later ones take their results in turn, with runs, commits
-    and environments of their own, through the same tables.
+    The first `VARIANTS` nights are ingested. Later ones repeat their results, with new runs, commits and environments.
     """
     _kept.clear()
     with open_store(location, create=True) as store:
@@ -199,26 +197,26 @@ def _repeat_night(store: Store, night: int, like: int, series: int) -> None:
 
 
 def _rows(store: Store, session: Any, run: int, like: int, night: int) -> list[dict[str, Any]]:
-    """The points of an earlier run, in the environment of `night`: their hash holds it."""
+    """Return the points of an earlier run in the environment of `night`, which is part of their hash."""
     from groupbench.tracker.environment import digest, environment_identity
     from groupbench.tracker.record import Environment
     from groupbench.tracker.store.records import numbered_records
 
     facts = msgspec.convert(environment(night), Environment)
     content = digest(facts)
-    known = session.scalar(select(schema.Environment.id).where(schema.Environment.content == content))
-    if known is None:
+    environment_id = session.scalar(select(schema.Environment.id).where(schema.Environment.content == content))
+    if environment_id is None:
         columns = {n: getattr(facts, n) for n in facts.__struct_fields__ if n in schema.Environment.__table__.columns}
         row = schema.Environment(
             content=content, identity=environment_identity(facts), facts=msgspec.to_builtins(facts), **columns
         )
         session.add(row)
         session.flush()
-        known = row.id
+        environment_id = row.id
     for key in [key for key in _kept if key[0] == store.name and key[2] != night // 100]:
         del _kept[key]
     rows = []
     for point, record in numbered_records(session, schema.Point.run_id == run):
-        keys = {"series_id": point.series_id, "kernels_id": point.kernels_id, "environment_id": known}
+        keys = {"series_id": point.series_id, "kernels_id": point.kernels_id, "environment_id": environment_id}
         rows.append({**keys, **point_values(record, content, series_identity(record))})
     return rows

@@ -1,10 +1,10 @@
-"""The tracker's marks, measured: `python ci/benchmarks/tracker_marks.py [--nights 500] [--keep DIR]`.
+"""Measure the time, memory and disk space of the tracker, and print the table of docs/explanation/storage.md.
 
-Makes its data (see nights.py), measures each mark in its own process, and writes the table of
-docs/explanation/storage.md.
-The big database takes about 20 minutes to make and 2.2 GB of disk; `--nights 50` tries it out in two. `--only NAME`
-measures one. Cold means: the operating system's file cache was dropped before, which needs root; without it, the
-table says so.
+    python ci/benchmarks/tracker_marks.py [--nights 500] [--keep DIR] [--only NAME]
+
+Makes its data (see nights.py), and measures each target in a separate process. The big database takes about 20 minutes
+and 2.2 GB of disk; a trial with `--nights 50` takes two minutes. *Cold* means that the operating system's file cache
+was dropped before, which needs root; the table has a note if that was not possible.
 """
 
 from __future__ import annotations
@@ -38,36 +38,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, default=20_000)
     parser.add_argument("--nights", type=int, default=500)
-    parser.add_argument("--keep", type=Path, help="folder for the data; what is there already is used again")
+    parser.add_argument("--keep", type=Path, help="folder for the data; existing data is reused")
     parser.add_argument("--only", choices=[name for name, _ in MARKS], action="append")
-    parser.add_argument("--step", help=argparse.SUPPRESS)  # what a process of its own does
-    given = parser.parse_args()
-    if given.step:
-        print(json.dumps(STEPS[given.step](given)))
+    parser.add_argument("--step", help=argparse.SUPPRESS)  # for the separate processes
+    options = parser.parse_args()
+    if options.step:
+        print(json.dumps(STEPS[options.step](options)))
         return
     with tempfile.TemporaryDirectory() as scratch:
-        given.keep = given.keep or Path(scratch)
-        given.keep.mkdir(parents=True, exist_ok=True)
-        print(f"{_machine()}; {given.series:,} series, {given.nights} nights\n")
-        print("| what | mark | measured |\n|---|---|---|", flush=True)
+        options.keep = options.keep or Path(scratch)
+        options.keep.mkdir(parents=True, exist_ok=True)
+        print(f"{_machine()}; {options.series:,} series, {options.nights} nights\n")
+        print("| measurement | target | measured |\n|---|---|---|", flush=True)
         for name, measure in MARKS:
-            if not given.only or name in given.only:
-                for row in measure(given):
+            if not options.only or name in options.only:
+                for row in measure(options):
                     print("| " + " | ".join(row) + " |", flush=True)
 
 
 Rows = Iterator[tuple[str, str, str]]
 
 
-def ingest_mark(given: argparse.Namespace) -> Rows:
-    """A night from a file into a new database, by the command; then another into what there is."""
+def ingest_mark(options: argparse.Namespace) -> Rows:
+    """Ingest a night from a file into a new database with the command, then a second night."""
     files = []
     for night in (0, 1):
-        files.append(given.keep / f"night-{night}-{given.series}.jsonl")
+        files.append(options.keep / f"night-{night}-{options.series}.jsonl")
         if not files[-1].exists():
-            nights.write_night(files[-1], night, given.series)
-    place = given.keep / "night.db"
-    for leftover in given.keep.glob("night.db*"):
+            nights.write_night(files[-1], night, options.series)
+    place = options.keep / "night.db"
+    for leftover in options.keep.glob("night.db*"):
         leftover.unlink()
     for file, into in zip(files, ("a new database", "the second night, its series known"), strict=True):
         began = time.perf_counter()
@@ -77,73 +77,73 @@ def ingest_mark(given: argparse.Namespace) -> Rows:
         assert status == 0
         memory = usage.ru_maxrss / 1024
         yield (
-            f"store a night of {given.series:,} cells, 40 samples each, from a file: {into}",
+            f"store a night of {options.series:,} cells, 40 samples each, from a file: {into}",
             "≤ 5 s, ≤ 300 MB",
             f"{took:.1f} s, {memory:.0f} MB",
         )
 
 
-def size_mark(given: argparse.Namespace) -> Rows:
-    count = given.series * given.nights
-    size = _big(given).stat().st_size
+def size_mark(options: argparse.Namespace) -> Rows:
+    count = options.series * options.nights
+    size = _big(options).stat().st_size
     yield (
         f"a database of {count:,} points, indexes and all",
         f"≤ {250 * count / 1e9:.1f} GB, 250 bytes a point",
         f"{size / 1e9:.2f} GB, {size / count:.0f} bytes a point",
     )
-    for ticks, telling in ((True, "latencies in steps of 32 ns, as above"), (False, "latencies of full precision")):
-        small = given.keep / f"small-{ticks}.db"
+    for ticks, kind in ((True, "latencies in steps of 32 ns, as above"), (False, "latencies of full precision")):
+        small = options.keep / f"small-{ticks}.db"
         if not small.exists():
             nights.fill(small, 1000, 200, ticks=ticks)
         points = _size(small) / 200_000
-        yield f"the same at 200,000 points: {telling}", "≤ 250 bytes a point", f"{points:.0f} bytes a point"
+        yield f"the same at 200,000 points: {kind}", "≤ 250 bytes a point", f"{points:.0f} bytes a point"
 
 
-def history_mark(given: argparse.Namespace) -> Rows:
+def history_mark(options: argparse.Namespace) -> Rows:
     cold, dropped = [], True
     warm: list[float] = []
     for _ in range(5):
         dropped = _drop_caches() and dropped
-        took = _step(given, "history")
+        took = _step(options, "history")
         cold.append(took["cold"])
         warm += took["warm"]
     how = "" if dropped else " (the file cache could not be dropped)"
     yield "`history` of one series there, cold, in Python", "≤ 200 ms", f"{1e3 * max(cold):.0f} ms, worst of 5{how}"
     warm.sort()
-    said = f"{1e3 * warm[len(warm) // 2]:.1f} ms, worst of {len(warm)} {1e3 * warm[-1]:.1f} ms"
-    yield "`history` of one series there, warm, in Python", "≤ 20 ms", said
+    measured = f"{1e3 * warm[len(warm) // 2]:.1f} ms, worst of {len(warm)} {1e3 * warm[-1]:.1f} ms"
+    yield "`history` of one series there, warm, in Python", "≤ 20 ms", measured
 
 
-def recent_mark(given: argparse.Namespace) -> Rows:
-    for number, telling in ((1, "newest point"), (61, "newest point and last 60")):
-        took = _step(given, f"recent-{number}")
+def recent_mark(options: argparse.Namespace) -> Rows:
+    for number, points in ((1, "newest point"), (61, "newest point and last 60")):
+        took = _step(options, f"recent-{number}")
         yield (
-            f"{telling} of all {given.series:,} series, as arrays",
+            f"{points} of all {options.series:,} series, as arrays",
             "≤ 5 s",
             f"{took['seconds']:.1f} s, {took['points']:,} points, {took['memory']:.0f} MB",
         )
 
 
-def gate_mark(given: argparse.Namespace) -> Rows:
-    """The newest night judged by the command: its 100 earlier nights at most, of which 99 share its environment."""
+def gate_mark(options: argparse.Namespace) -> Rows:
+    """Judge the newest night with the command. At most 100 earlier nights count; 99 of them share its environment."""
     took = []
     for _ in range(3):
         began = time.perf_counter()
-        process = subprocess.Popen(groupbench("--db", str(_big(given)), "gate"), stdout=subprocess.DEVNULL)
+        process = subprocess.Popen(groupbench("--db", str(_big(options)), "gate"), stdout=subprocess.DEVNULL)
         _, status, usage = os.wait4(process.pid, 0)
         assert os.waitstatus_to_exitcode(status) in (0, 1, 3)
         cpu = usage.ru_utime + usage.ru_stime
         took.append((time.perf_counter() - began, cpu, usage.ru_maxrss / 1024))
     wall, cpu, memory = max(took)
     yield (
-        f"`groupbench gate` on a night of {given.series:,} series, {min(given.nights, 101)} points of each",
+        f"`groupbench gate` on a night of {options.series:,} series, {min(options.nights, 101)} points of each",
         "≤ 10 s",
         f"{wall:.1f} s, worst of 3, {cpu:.1f} s of CPU, {memory:.0f} MB",
     )
 
 
 def report_mark(options: argparse.Namespace) -> Rows:
-    """The page of the newest night, written by the command."""
+    """Write the report of the newest night with the command."""
     page = options.keep / "report.html"
     store = _big(options)
     began = time.perf_counter()
@@ -158,8 +158,8 @@ def report_mark(options: argparse.Namespace) -> Rows:
     )
 
 
-def shell_mark(given: argparse.Namespace) -> Rows:
-    small = given.keep / "shell.db"
+def shell_mark(options: argparse.Namespace) -> Rows:
+    small = options.keep / "shell.db"
     if not small.exists():
         nights.fill(small, SMALL_SERIES, SMALL_NIGHTS)
     command = groupbench("--db", str(small), "history", "--operator", "grouped_gemm", "--backend", "triton")
@@ -169,21 +169,21 @@ def shell_mark(given: argparse.Namespace) -> Rows:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         took.append(time.perf_counter() - began)
     took.sort()
-    said = f"{took[5]:.2f} s, worst of 10 {took[-1]:.2f} s"
-    yield f"`groupbench history …` from shell to output, {SMALL_SERIES * SMALL_NIGHTS} points", "≤ 0.4 s", said
+    measured = f"{took[5]:.2f} s, worst of 10 {took[-1]:.2f} s"
+    yield f"`groupbench history …` from shell to output, {SMALL_SERIES * SMALL_NIGHTS} points", "≤ 0.4 s", measured
 
 
-def asv_mark(given: argparse.Namespace) -> Rows:
-    """The same results as asv's JSON files and as a database; the history of one benchmark out of each."""
-    results = given.keep / "asv"
-    store = given.keep / "asv.db"
+def asv_mark(options: argparse.Namespace) -> Rows:
+    """Read the history of one benchmark from asv's JSON files and from a database with the same results."""
+    results = options.keep / "asv"
+    store = options.keep / "asv.db"
     if not store.exists():
         nights.fill(store, ASV_SERIES, ASV_NIGHTS)
     if not results.exists():
         asv_history.write(store, results)
     size = sum(file.stat().st_size for file in results.rglob("*.json"))
     title = f"history of one of {ASV_SERIES:,} series × {ASV_NIGHTS} nights"
-    ours = _step(given, "asv-ours")
+    ours = _step(options, "asv-ours")
     yield f"{title}: groupbench, opening included", "", f"{1e3 * ours['seconds']:.0f} ms of {_size(store) / 1e6:.0f} MB"
     python = os.environ.get("ASV_PYTHON", sys.executable)
     script = str(Path(asv_history.__file__))
@@ -191,12 +191,12 @@ def asv_mark(given: argparse.Namespace) -> Rows:
     if done.returncode:
         yield f"{title}: asv", "", "not measured: " + (done.stderr.strip().splitlines() or ["?"])[-1]
         return
-    theirs = json.loads(done.stdout)
-    said = f"{1e3 * theirs['seconds']:.0f} ms of {size / 1e6:.0f} MB"
-    yield f"{title}: asv {theirs['version']}, its own reader of its JSON files", "", said
+    result = json.loads(done.stdout)
+    measured = f"{1e3 * result['seconds']:.0f} ms of {size / 1e6:.0f} MB"
+    yield f"{title}: asv {result['version']}, its own reader of its JSON files", "", measured
 
 
-def history_step(given: argparse.Namespace) -> dict[str, Any]:
+def history_step(options: argparse.Namespace) -> dict[str, Any]:
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.history import history
     from groupbench.tracker.store.engine import open_store
@@ -205,31 +205,31 @@ def history_step(given: argparse.Namespace) -> dict[str, Any]:
         cell = nights.cell(number)
         where = Filter(**{name: (cell[name],) for name in ("operator", "backend", "shape", "dtype")})
         began = time.perf_counter()
-        with open_store(_big(given), create=False) as store, store.read() as session:
-            assert len(history(session, where)) == given.nights
+        with open_store(_big(options), create=False) as store, store.read() as session:
+            assert len(history(session, where)) == options.nights
         return time.perf_counter() - began
 
-    cold = once(given.series // 3)
-    return {"cold": cold, "warm": [once(given.series // 3) for _ in range(10)]}
+    cold = once(options.series // 3)
+    return {"cold": cold, "warm": [once(options.series // 3) for _ in range(10)]}
 
 
 def recent_step(number: int) -> Callable[[argparse.Namespace], dict[str, Any]]:
-    def step(given: argparse.Namespace) -> dict[str, Any]:
+    def step(options: argparse.Namespace) -> dict[str, Any]:
         from groupbench.tracker.judge.recent import recent_points
         from groupbench.tracker.store.engine import open_store
 
-        with open_store(_big(given), create=False) as store, store.read() as session:
+        with open_store(_big(options), create=False) as store, store.read() as session:
             began = time.perf_counter()
             recent = recent_points(session, number)
             seconds = time.perf_counter() - began
-        assert len(recent.series) == given.series
+        assert len(recent.series) == options.series
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         return {"seconds": seconds, "points": len(recent.run), "memory": memory}
 
     return step
 
 
-def asv_ours_step(given: argparse.Namespace) -> dict[str, Any]:
+def asv_ours_step(options: argparse.Namespace) -> dict[str, Any]:
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.history import history
     from groupbench.tracker.store.engine import open_store
@@ -237,7 +237,7 @@ def asv_ours_step(given: argparse.Namespace) -> dict[str, Any]:
     cell = nights.cell(asv_history.ONE)
     where = Filter(**{name: (cell[name],) for name in ("operator", "backend", "shape", "dtype")})
     began = time.perf_counter()
-    with open_store(given.keep / "asv.db", create=False) as store, store.read() as session:
+    with open_store(options.keep / "asv.db", create=False) as store, store.read() as session:
         assert len(history(session, where)) == ASV_NIGHTS
     return {"seconds": time.perf_counter() - began}
 
@@ -260,21 +260,21 @@ STEPS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 }
 
 
-def _step(given: argparse.Namespace, name: str) -> Any:
-    """In a new process, so that nothing of another mark is in memory."""
-    sizes = ["--series", str(given.series), "--nights", str(given.nights), "--keep", str(given.keep)]
+def _step(options: argparse.Namespace, name: str) -> Any:
+    """Run a step in a new process, so that its memory has nothing of other measurements."""
+    sizes = ["--series", str(options.series), "--nights", str(options.nights), "--keep", str(options.keep)]
     done = subprocess.run([sys.executable, __file__, *sizes, "--step", name], check=True, stdout=subprocess.PIPE)
     return json.loads(done.stdout)
 
 
-def _big(given: argparse.Namespace) -> Path:
-    place: Path = given.keep / f"big-{given.series}-{given.nights}.db"
+def _big(options: argparse.Namespace) -> Path:
+    place: Path = options.keep / f"big-{options.series}-{options.nights}.db"
     if not place.exists():
         half = place.with_suffix(".half")
-        for leftover in given.keep.glob(f"{half.name}*"):
+        for leftover in options.keep.glob(f"{half.name}*"):
             leftover.unlink()
         began = time.perf_counter()
-        nights.fill(half, given.series, given.nights)
+        nights.fill(half, options.series, options.nights)
         half.replace(place)
         print(f"made {place.name} in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     return place

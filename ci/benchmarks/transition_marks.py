@@ -1,10 +1,10 @@
-"""Forty nights with another Triton each, judged one by one by the gate: is the release named that made a kernel slower?
+"""Measure whether the gate names the release of Triton that made a kernel slower.
 
     python ci/benchmarks/transition_marks.py [--series 12 300] [--seed N]
 
-The code is one commit for all nights. One series is 20 % slower from night 30 on. For each noise and size of the night,
-in a line: the verdict on the slower series on night 30, how often its release was named on the nights after, and the
-verdicts on all other series.
+The gate judges 40 nights, each with another release of Triton and the same commit. One series is 20 % slower from night
+30 on. Prints a line for each noise and number of series: the verdict on the slower series on night 30, how often its
+release was named on later nights, and the verdicts on all other series.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def noise(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> NDArra
 
 
 def records(ms: NDArray[np.float64], night: int, rng: np.random.Generator) -> Iterator[Record]:
-    """Yield a night. `ms`: [series] the latencies."""
+    """Yield the records of a night. `ms` has the latencies, [series]."""
     started = datetime(2026, 1, 1, 3, tzinfo=UTC) + timedelta(days=night)
     run = {"id": f"night-{night:02d}", "started": started, "trigger": "nightly", "plan": "nightly",
            "commit": {"hash": "c" * 40}}  # fmt: skip
@@ -89,18 +89,18 @@ def simulate(kind: str, series: int, seed: int) -> str:
                     )
                     later[f"{row.verdict}{', named' if named else ''}"] += 1
     rest = ", ".join(f"{number} {verdict}" for verdict, number in others.items() if number) or "none"
-    after = ", ".join(f"{number} {what}" for what, number in later.items())
+    after = ", ".join(f"{number} {verdict}" for verdict, number in later.items())
     return f"{series:4d} series, {kind:14s} night 30: {first}; then {after}; others of {series * NIGHTS - 10}: {rest}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--series", type=int, nargs="+", default=[12, 300], help="sizes of the nights")
+    parser.add_argument("--series", type=int, nargs="+", default=[12, 300], help="numbers of series in a night")
     parser.add_argument("--seed", type=int, default=1)
-    given = parser.parse_args()
-    for series in given.series:
+    options = parser.parse_args()
+    for series in options.series:
         for kind in NOISES:
-            print(simulate(kind, series, given.seed), flush=True)
+            print(simulate(kind, series, options.seed), flush=True)
 
 
 if __name__ == "__main__":
