@@ -1,7 +1,7 @@
-"""Shared by all tests: what a caller's shell must not change, and which of many parameters run by default.
+"""Settings and fixtures of all tests: an environment that the caller's shell does not affect, and pairwise selection.
 
-Without a GPU, Triton's kernels run in its interpreter. Tests marked `pairwise` run on a part of their product of
-parameters in which every pair of values occurs; the rest is marked `exhaustive`, and runs with --exhaustive.
+Without a GPU, Triton's kernels run in its interpreter. By default, tests marked `pairwise` run on a part of the product
+of their parameters in which every pair of values occurs. The rest is marked `exhaustive` and runs with --exhaustive.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import settings
 
-# A machine that is busy with something else makes no test red, nor does an example that nobody has seen before: what is
-# tried is the same in every run. `--hypothesis-profile=search` looks for new ones.
+# Without a deadline, no test fails on a busy machine. Every run tries the same examples, so that an unrelated change
+# cannot fail because of a new one. `--hypothesis-profile=search` looks for new examples.
 settings.register_profile("groupbench", deadline=None, derandomize=True, max_examples=25)
 settings.register_profile("exhaustive", deadline=None, derandomize=True, max_examples=200)
 settings.register_profile("search", deadline=None)
 settings.load_profile("groupbench")
 
-# What a shell or a git hook exports for its own purposes; GROUPBENCH_TEST_* and GROUPBENCH_BROWSER are for the tests.
+# Remove variables of the caller's shell or git hook. GROUPBENCH_TEST_* and GROUPBENCH_BROWSER are for the tests.
 _OF_THE_CALLER = ("GIT_", "GROUPBENCH_", "FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES")
 _OF_THE_TESTS = ("GROUPBENCH_TEST_", "GROUPBENCH_BROWSER")
 for _name in [n for n in os.environ if n.startswith(_OF_THE_CALLER) and not n.startswith(_OF_THE_TESTS)]:
     del os.environ[_name]
 
-# As many processes as cores: threads of their own would only wait for each other, and a fork would not have them.
+# There are as many processes as cores, so more threads would only compete. Besides, threads do not survive a fork.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if importlib.util.find_spec("torch"):
     import torch
 
     if not torch.cuda.is_available():
-        # Read when triton is imported: before any test module imports a kernel.
+        # Set this before any test module imports a kernel: triton reads it when it is imported.
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
@@ -77,15 +77,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if number not in kept:
                 item.add_marker("exhaustive")
     if not config.getoption("exhaustive"):
-        left_out = [item for item in items if item.get_closest_marker("exhaustive")]
+        deselected = [item for item in items if item.get_closest_marker("exhaustive")]
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
-        config.hook.pytest_deselected(items=left_out)
+        config.hook.pytest_deselected(items=deselected)
 
 
 def cover_pairs(rows: Sequence[Sequence[Any]]) -> set[int]:
-    """Return the numbers of few rows in which every pair of values of two columns occurs that occurs in all of them.
+    """Return the indices of a few rows that together have every pair of values of two columns.
 
-    Greedy: the row with most pairs that are still missing, the first of several. The same rows give the same numbers.
+    The choice is greedy: always the row with the most missing pairs, and the first of equal ones. It is deterministic.
     """
     pairs = [set(combinations(enumerate(row), 2)) or {(row,)} for row in rows]
     missing: set[Any] = set().union(*pairs)
@@ -99,10 +99,10 @@ def cover_pairs(rows: Sequence[Sequence[Any]]) -> set[int]:
 
 @pytest.fixture(scope="session", autouse=True)
 def default_signals() -> Iterator[None]:
-    """Give the programs that tests start the default signals, also below `nohup` or in a shell's background.
+    """Give the programs that tests start the default signals, even under `nohup` or in a shell's background.
 
-    A signal that is ignored is ignored in children too; one that is caught has its default there. A hangup still does
-    not end the tests themselves.
+    Children inherit ignored signals, but a caught signal has its default in them. A hangup still does not end the tests
+    themselves.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)}
     ignored = [number for number, handler in before.items() if handler is signal.SIG_IGN]
@@ -119,10 +119,11 @@ Forked = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="session")
 def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
-    """Run `module:function` as a command in a fork of this process, which has imported torch and the rest already.
+    """Return a function that runs `module:function` as a command in a fork of this process.
 
-    To import them again takes a command some five seconds of a core's time. All else is as in a process of its own:
-    arguments, environment, folder, output, exit code. What an interpreter does as it starts is not tested so.
+    The fork has already imported torch and other packages, which would take a new process about five seconds. The
+    arguments, environment, folder, output and exit code are those of a new process. The start of the interpreter is not
+    tested.
     """
     folder = tmp_path_factory.mktemp("forked")
 
@@ -133,7 +134,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         module, _, function = program.partition(":")
-        if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():  # which no fork can use
+        if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():  # a fork cannot use CUDA
             code = f"import sys; from {module} import {function}; {function}()"
             command = [sys.executable, "-c", code, *map(str, args)]
             return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=env)
@@ -156,7 +157,7 @@ def _as_command(
     environment: Mapping[str, str] | None,
 ) -> None:
     """Make a fork look like a new process, and run `main` there."""
-    atexit._clear()  # what the tests' process does as it ends
+    atexit._clear()  # functions of the tests' process
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
@@ -169,13 +170,13 @@ def _as_command(
         os.close(descriptor)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     sys.argv = argv
-    # The fork server is this process's parent's: it runs, and cannot be waited for here.
+    # The fork server belongs to the parent: it is running, and this process cannot wait for it.
     forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[attr-defined, method-assign]
     main()
 
 
 def _end(run: Callable[[], object]) -> NoReturn:
-    """End this process as the interpreter would after `run`."""
+    """Run a function and end this process like the interpreter."""
     code: object = 1
     try:
         run()
@@ -192,7 +193,7 @@ def _end(run: Callable[[], object]) -> NoReturn:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print what was not tested: a skip alone is a letter in a line of dots."""
+    """Print the reasons of skipped tests, which are otherwise a letter in a line of dots."""
     reasons = Counter(str(report.longrepr[2]) for report in terminalreporter.stats.get("skipped", []))
     for reason, number in reasons.items():
         if "NOT TESTED" in reason:

@@ -1,4 +1,4 @@
-"""The pages: links, anchors, length, plain sentences, generated pages that are current, and a way to each page."""
+"""Check the pages: links, anchors, length, sentences, generated pages, examples, and that the README leads to each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def without_code(text: str) -> str:
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub and the site make them of headings: small letters, digits, underscores and hyphens."""
+    """Return the anchors that GitHub and the site derive from headings: lower-case letters, digits, `_` and `-`."""
     headings = re.findall(r"^#+ (.*)$", without_code(page.read_text(encoding="utf-8")), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -74,7 +74,7 @@ def test_a_page_is_short(page: Path) -> None:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
 def test_sentences_are_short(page: Path, language: ModuleType) -> None:
-    """On each page: tests/test_language.py asks the same of folders."""
+    """Check each page; tests/test_language.py checks folders."""
     report = language.check([page])
     if len(report.sentences) >= 10:
         assert report.median() <= language.MEDIAN_WORDS
@@ -132,7 +132,7 @@ NOT_RUN = {
     "groupbench tune": "needs a GPU; tests/tracker/cli/test_tune.py",
     "groupbench unpin": "needs a pin; tests/tracker/judge/test_pins.py",
 }
-"""Commands whose examples are parsed and not run, and why. A page's other examples of `groupbench` run in a test."""
+"""Commands whose examples are only parsed, with the reason. All other examples of `groupbench` run in a test."""
 
 RUN_BY_OTHERS = {
     *(
@@ -169,7 +169,7 @@ RUN_BY_OTHERS = {
 
 
 def examples() -> list[str]:
-    """The commands of both programs in the blocks of shell of every page, each once."""
+    """Return the distinct commands of both programs in the shell blocks of every page."""
     lines = []
     for page in PAGES:
         for block in re.findall(r"^```(?:bash|console)\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE):

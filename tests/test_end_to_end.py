@@ -1,4 +1,4 @@
-"""The way of a night: measure, store, judge, look back, report; each a command, as ci/nightly.sh has them."""
+"""Run the steps of a nightly run as commands: measure, store, judge, list the history, report."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ samples = 2
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-LEFT_OUT = ("TRITON_INTERPRET", "GROUPBENCH_DB", "FORCE_COLOR")
+REMOVED = ("TRITON_INTERPRET", "GROUPBENCH_DB", "FORCE_COLOR")
 MAIN = {"groupbench": "groupbench.tracker.cli:main", "tritonbench": "groupbench.operators.cli:main"}
 
 
 def command_in(folder: Path, forked: Run) -> Run:
-    """`groupbench` or `tritonbench` in a folder of its own."""
-    env = {name: value for name, value in os.environ.items() if name not in LEFT_OUT}
+    """Return a function that runs `groupbench` or `tritonbench` in a folder."""
+    env = {name: value for name, value in os.environ.items() if name not in REMOVED}
 
     def run(name: str, *args: str) -> subprocess.CompletedProcess[str]:
         done = forked(MAIN[name], *args, cwd=folder, env=env)
@@ -60,7 +60,10 @@ def command_in(folder: Path, forked: Run) -> Run:
 
 
 def measure_night(command: Run, number: int, plugin: str, *args: str) -> tuple[int, int, str]:
-    """Measure the plan with a plugin at a commit, and store it: (measuring's exit code, the gate's, what it said)."""
+    """Measure the plan with a plugin at a commit, store and judge it.
+
+    Returns (exit code of measuring, exit code of the gate, output of the gate).
+    """
     records = f"night-{number}.jsonl"
     measured = command(
         *("tritonbench", "--plan", "plan.toml", "--device", "cpu", "--trigger", "nightly", "--quiet"),
@@ -75,8 +78,8 @@ def measure_night(command: Run, number: int, plugin: str, *args: str) -> tuple[i
 
 @pytest.fixture(scope="module")
 def first_night(tmp_path_factory: pytest.TempPathFactory, forked: Run) -> Path:
-    """A folder in which a night was measured and stored, which passed."""
-    worker.call(os.getpid)  # starts the fork server of the cells, which the commands share
+    """Return a folder in which a night was measured, stored and passed."""
+    worker.call(os.getpid)  # starts the cells' fork server, which the commands share
     folder = tmp_path_factory.mktemp("first_night")
     (folder / "a_plugin_for_a_night.py").write_text(PLUGIN)
     (folder / "plan.toml").write_text(PLAN)
@@ -91,7 +94,7 @@ def command(tmp_path: Path, forked: Run) -> Run:
 
 @pytest.fixture
 def second_night(command: Run, first_night: Path, tmp_path: Path) -> Callable[..., tuple[int, int, str]]:
-    """Measure another night behind the first."""
+    """Return a function that measures another night after the first."""
     shutil.copytree(first_night, tmp_path, dirs_exist_ok=True)
     return lambda plugin, *args: measure_night(command, 2, plugin, *args)
 
@@ -99,9 +102,9 @@ def second_night(command: Run, first_night: Path, tmp_path: Path) -> Callable[..
 def test_two_nights_of_the_same_code(
     second_night: Callable[..., tuple[int, int, str]], command: Run, tmp_path: Path
 ) -> None:
-    measured, judged, said = second_night("right")
-    assert (measured, judged) == (0, 0), said
-    assert "regress" not in said.lower().replace("0 regressed", "")
+    measured, judged, output = second_night("right")
+    assert (measured, judged) == (0, 0), output
+    assert "regress" not in output.lower().replace("0 regressed", "")
 
     history = command("groupbench", "history")
     assert history.returncode == 0, history.stderr
@@ -119,16 +122,16 @@ def test_two_nights_of_the_same_code(
 
 
 def test_a_wrong_backend_fails_the_gate(second_night: Callable[..., tuple[int, int, str]]) -> None:
-    measured, judged, said = second_night("wrong")
+    measured, judged, output = second_night("wrong")
     assert (measured, judged) == (1, 1)
-    assert "mine" in said
-    assert "wrong" in said
+    assert "mine" in output
+    assert "wrong" in output
 
 
 def test_a_backend_that_hangs_leaves_the_night_incomplete(second_night: Callable[..., tuple[int, int, str]]) -> None:
-    measured, judged, said = second_night("hangs", "--timeout", "3")
-    assert (measured, judged) == (3, 3), said
-    assert "mine" in said
+    measured, judged, output = second_night("hangs", "--timeout", "3")
+    assert (measured, judged) == (3, 3), output
+    assert "mine" in output
 
 
 def test_nothing_measured_is_never_a_pass(command: Run) -> None:

@@ -1,4 +1,4 @@
-"""What is installed, and what importing it drags in."""
+"""Check the contents of the wheel, and the packages that our modules import."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
-    """The wheel, built from a copy: setuptools leaves folders behind."""
+    """Build the wheel from a copy, because setuptools leaves folders behind."""
     if importlib.util.find_spec("setuptools") is None or importlib.util.find_spec("pip") is None:
         pytest.skip("NOT TESTED: the wheel. pip and setuptools are needed to build it")
     folder = tmp_path_factory.mktemp("wheel")
@@ -64,8 +64,8 @@ def test_every_file_of_the_folders_is_in_the_wheel(wheel: zipfile.ZipFile) -> No
     assert expected <= set(wheel.namelist())
 
 
-def test_kernels_is_no_package_of_its_own() -> None:
-    """A top-level package `kernels` is another project's, and transformers imports it."""
+def test_kernels_is_not_a_top_level_package() -> None:
+    """The top-level package `kernels` belongs to another project, and transformers imports it."""
     assert not (ROOT / "kernels" / "__init__.py").exists()
     spec = importlib.util.find_spec("kernels")
     assert spec is None or ROOT not in Path(spec.origin or "/").parents
@@ -79,7 +79,7 @@ def test_both_commands_are_installed(wheel: zipfile.ZipFile) -> None:
 
 
 def modules_after(code: str) -> set[str]:
-    """Names of the packages that are loaded after `code` has run in a fresh interpreter."""
+    """Return the names of the packages that are loaded after running `code` in a new interpreter."""
     script = f"import sys\ntry:\n    {code}\nexcept SystemExit: pass\nprint('\\n' + ' '.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -117,14 +117,14 @@ def test_operators_measure_without_a_database() -> None:
     assert not loaded & {"sqlalchemy", "alembic", "plotly"}
 
 
-def test_the_record_needs_msgspec_and_nothing_else() -> None:
+def test_the_record_only_needs_msgspec() -> None:
     code = """
 import sys
 class Block:
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]
-        known = top in sys.stdlib_module_names or top in ("msgspec", "groupbench") or top.startswith("__editable__")
-        if not known:
+        allowed = top in sys.stdlib_module_names or top in ("msgspec", "groupbench") or top.startswith("__editable__")
+        if not allowed:
             raise ModuleNotFoundError(f"blocked: {name}", name=name)
 sys.meta_path.insert(0, Block())
 try:
@@ -132,7 +132,7 @@ try:
 except ModuleNotFoundError:
     pass
 else:
-    sys.exit("the block does not hold")
+    sys.exit("the import is not blocked")
 from groupbench.tracker import record
 run = '{"id":"r","started":"2026-01-01T00:00:00Z","commit":{"hash":"c"}}'
 cell = '{"operator":"o","backend":"b","shape":"s","dtype":"fp16"}'

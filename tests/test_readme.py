@@ -1,4 +1,4 @@
-"""What the README and the first guides say works: their commands parse, the backend runs, the files are there."""
+"""Run the commands and the backend of the README and the first guide."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FIRST = (ROOT / "docs" / "guide" / "first-benchmark.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, re.S)
 (STORY,) = (text for kind, text in BLOCKS if "examples/slower" in text)
 (OWN,) = (text for kind, text in BLOCKS if "groupbench init" in text)
-"""What happens in repositories of their own."""
+"""Blocks of shell that run in other repositories."""
 COMMANDS = [
     line.partition("  #")[0].strip()
     for kind, text in BLOCKS
@@ -40,12 +40,12 @@ def test_commands_of_groupbench_run_on_the_records(tmp_path: Path, forked: Run) 
     assert len(commands) >= 6
     for command in commands:
         arguments = shlex.split(command)
-        if arguments[1] in ("ab", "bisect", "calibrate"):  # measures: parsed alone
+        if arguments[1] in ("ab", "bisect", "calibrate"):  # only parsed, because they measure
             group = importlib.import_module("groupbench.tracker.cli").main
-            found = group.get_command(click.Context(group), arguments[1])
-            assert found is not None and found.make_context(arguments[1], arguments[2:])
+            subcommand = group.get_command(click.Context(group), arguments[1])
+            assert subcommand is not None and subcommand.make_context(arguments[1], arguments[2:])
             continue
-        if "--since" in arguments:  # the records get old
+        if "--since" in arguments:  # the records become too old
             arguments = arguments[: arguments.index("--since")]
         done = forked("groupbench.tracker.cli:main", *arguments[1:], cwd=tmp_path)
         assert done.returncode in (0, 1) if "gate" in command else done.returncode == 0, (command, done.stderr)
@@ -75,7 +75,7 @@ def test_the_backend_that_is_shown_runs(tmp_path: Path, forked: Run) -> None:
 
 
 def test_the_story_ends_with_the_culprit(tmp_path: Path) -> None:
-    """The five commands as they are written, in a home folder of their own."""
+    """Run the five commands as they are written, in a temporary home folder."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GROUPBENCH_")}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     environment |= {"GROUPBENCH_LOCKS": str(tmp_path / "locks"), "CUDA_VISIBLE_DEVICES": ""}
@@ -98,8 +98,8 @@ def test_your_own_repository_takes_few_commands_and_lines(tmp_path: Path) -> Non
         name, *arguments = shlex.split(command)
         if name == "groupbench":
             group = importlib.import_module("groupbench.tracker.cli").main
-            found = group.get_command(click.Context(group), arguments[0])
-            assert found is not None and found.make_context(arguments[0], arguments[1:])
+            subcommand = group.get_command(click.Context(group), arguments[0])
+            assert subcommand is not None and subcommand.make_context(arguments[0], arguments[1:])
     example = ROOT / "examples" / "slower"
     lines = [
         line for name in ("bench_norm.py", "groupbench.toml") for line in (example / name).read_text().splitlines()

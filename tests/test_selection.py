@@ -1,4 +1,4 @@
-"""Which tests of a product of parameters run by default: every pair of values occurs."""
+"""Check `cover_pairs`: the tests that run by default have every pair of parameter values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The site: it builds without a warning, holds every page, and loads nothing from elsewhere."""
+"""Check the site: it builds without a warning, has every page, and loads nothing from the network."""
 
 from __future__ import annotations
 
