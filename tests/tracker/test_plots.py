@@ -1,4 +1,4 @@
-"""Plots: what they hold is all there, in the terminal and in pictures, whatever the numbers and names."""
+"""Test plots: all their data is shown in the terminal and in pictures, for any numbers and names."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_trend_in_the_terminal() -> None:
     assert sum(row.count("a") for row in rows) == 3 and sum(row.count("b") for row in rows) == 2
     above = [i for i, row in enumerate(rows) if "a" in row]
     below = [i for i, row in enumerate(rows) if "b" in row]
-    assert max(above) < min(below)  # the larger value stands higher
+    assert max(above) < min(below)  # the larger value is higher
 
 
 def test_bars_in_the_terminal() -> None:
@@ -71,7 +71,7 @@ def test_bars_in_the_terminal() -> None:
     assert one.count("█") // 2 == two.count("█") > 0
     assert one.endswith(" 2") and "oom: no memory" in three
     assert four.count("█") == one.count("█")  # each problem has a scale of its own
-    assert five.endswith("▏ 0.001")  # and nothing that was measured is no bar
+    assert five.endswith("▏ 0.001")  # every measured value has a bar
 
 
 def test_colour_only_where_it_is_asked_for() -> None:
@@ -103,8 +103,8 @@ def test_pictures(suffix: str, tmp_path: Path) -> None:
     head = path.read_bytes()[:8]
     if suffix == "svg":
         root = ElementTree.parse(path).getroot()
-        said = " ".join(node.text or "" for node in root.iter() if isinstance(node.tag, str))
-        assert all(name in said for name in ("triton_flat", "one_row", "driver 1"))
+        texts = " ".join(node.text or "" for node in root.iter() if isinstance(node.tag, str))
+        assert all(name in texts for name in ("triton_flat", "one_row", "driver 1"))
     else:
         assert head == b"\x89PNG\r\n\x1a\n"
 
@@ -128,7 +128,7 @@ def test_a_line_ends_where_the_environment_does_and_the_words_stay_within() -> N
         assert words.get_text() == "gpu_uuid GPU-332f98b9… → GPU-12920978…"
         box, room = words.get_window_extent(), axes.get_window_extent()
         assert room.x0 <= box.x0 and box.x1 <= room.x1
-        assert axes.title.get_window_extent().width == 0  # titles stand to the left
+        assert axes.title.get_window_extent().width == 0  # titles are on the left
         assert axes._left_title.get_window_extent().x1 <= 0.97 * figure.bbox.width
 
 

@@ -34,11 +34,11 @@ def test_it_is_found_above_up_to_the_top_of_the_repository(tmp_path: Path) -> No
 
 
 def test_files_of_plugins_are_in_the_folder_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = Project(ProjectSettings(plugins=("a.py", "b.py:KERNEL", "c.json", "pkg.mod")), tmp_path, tmp_path / NAME)
+    project = Project(ProjectSettings(plugins=("a.py", "b.py:KERNEL", "c.json", "pkg.mod")), tmp_path, tmp_path / NAME)
     monkeypatch.chdir("/")
     files = [str(tmp_path / name) for name in ("a.py", "b.py:KERNEL", "c.json")]
-    assert found.placed_plugins(["d.py"]) == (*files, "pkg.mod", "d.py")
-    assert found.plugins(["d.py"]) == ("a.py", "b.py:KERNEL", "c.json", "pkg.mod", "d.py")
+    assert project.placed_plugins(["d.py"]) == (*files, "pkg.mod", "d.py")
+    assert project.plugins(["d.py"]) == ("a.py", "b.py:KERNEL", "c.json", "pkg.mod", "d.py")
 
 
 def test_outside_a_repository_only_the_folder_itself_counts(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Comparisons: what is decided from sides that are played here, and real ones on the CPU, end to end."""
+"""Test the decisions of comparisons on simulated sides, and real comparisons on the CPU, end to end."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ KERNEL = {"name": "k", "hash": "h", "config": {"BLOCK": 64}}
 
 
 class Played:
-    """A side whose answers a test says: `ms` of a burst, or what raises."""
+    """A simulated side with answers from the test: `ms` of a burst, or an error to raise."""
 
     plays: ClassVar[dict[str, dict[str, Any]]] = {}
     asked: ClassVar[list[tuple[str, str]]] = []
@@ -102,8 +102,8 @@ def test_unlike_sides_are_different(compare: Callable[..., AbResult], factor: fl
     assert result.effect == pytest.approx(math.log(factor), abs=0.005)
     assert result.pairs == (sequential.GROSS_BLOCKS if factor == 3 else 12)
     assert result.is_worse == (word == "slower")
-    told = json.loads(msgspec.json.encode(ab.as_json(result)))
-    assert all(isinstance(told[name], float) for name in ("effect", "low", "high", "change"))
+    printed = json.loads(msgspec.json.encode(ab.as_json(result)))
+    assert all(isinstance(printed[name], float) for name in ("effect", "low", "high", "change"))
 
 
 def test_a_gpu_that_another_command_uses_is_named(
@@ -255,8 +255,8 @@ def test_comparisons_are_kept_with_their_bursts(compare: Callable[..., AbResult]
 def test_what_cannot_be_kept_is_shown_all_the_same(
     compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk that filled up: one line at the end, and what was compared before it."""
-    compare({}, {})  # the sides are played from here on
+    """If the disk is full, the command prints the earlier comparisons and ends with one line."""
+    compare({}, {})  # the sides are simulated from here on
     monkeypatch.setattr(Bench, "cells", lambda self, device, **given: ([CELL, CELL], []))
     monkeypatch.setattr(Bench, "device", "cuda", raising=False)
     monkeypatch.setattr("groupbench.tracker.cli.ab._check_records", lambda path: None)
@@ -307,9 +307,9 @@ def tree(folder: Path, says: str) -> Path:
 
 
 def test_kernels_are_the_trees_and_the_clock_is_the_drivers(tmp_path: Path) -> None:
-    mine = tree(tmp_path / "tree", "mine")
-    assert is_groupbench(mine) and not is_groupbench(tmp_path)
-    make_layout(mine, tmp_path / "layout")
+    candidate = tree(tmp_path / "tree", "mine")
+    assert is_groupbench(candidate) and not is_groupbench(tmp_path)
+    make_layout(candidate, tmp_path / "layout")
     code = """
 import importlib.util, groupbench.operators.operator as operator, groupbench.operators.measure as measure
 import groupbench.tracker as tracker, groupbench.kernels.mark as mark
@@ -324,11 +324,11 @@ for name in ("groupbench.operators.registry", "groupbench.kernels.grouped_gemm")
     assert (operators, kernels) == ("mine", "mine"), done.stderr
     assert Path(measure).resolve() == ROOT / "operators" / "measure" / "__init__.py"
     assert Path(tracker).resolve() == ROOT / "tracker" / "__init__.py"
-    assert missing == ["None", "None"]  # what the tree lacks is not taken from what is installed
+    assert missing == ["None", "None"]  # modules that the tree lacks are not taken from the installed packages
 
 
 def test_an_older_tree_may_be_measured_by_the_drivers_contract(tmp_path: Path) -> None:
-    """Its operators are its own; what measuring asks of operators is the driver's."""
+    """The operators are the tree's, but the interface that measuring needs is the driver's."""
     older = tree(tmp_path / "tree", "older")
     (older / "operators" / "thing.py").write_text("")
     make_layout(older, tmp_path / "layout", own_contract=False)
@@ -426,15 +426,15 @@ def test_a_commit_that_makes_everything_worse(groupbench_ab: Any, tmp_path: Path
     options = ("--budget", "15", "--timeout", "8", "--json", "--records", str(tmp_path / "ab.jsonl"))
     done = groupbench_ab("one", "two", *backends, *options)
     assert done.returncode == 1, done.stderr
-    found = {row["cell"]["backend"]: row for row in json.loads(done.stdout)}
-    mine = found["mine"]
-    assert mine["verdict"] == "different" and mine["change"] > 0
-    assert mine["head"]["title"] == "two" and len(mine["head"]["commit"]) == 40
-    assert mine["base_accuracy"]["status"] == mine["head_accuracy"]["status"] == "ok"
-    assert found["wrong"]["head_accuracy"]["status"] == "wrong" and "head is wrong" in found["wrong"]["conclusion"]
+    rows = {row["cell"]["backend"]: row for row in json.loads(done.stdout)}
+    row = rows["mine"]
+    assert row["verdict"] == "different" and row["change"] > 0
+    assert row["head"]["title"] == "two" and len(row["head"]["commit"]) == 40
+    assert row["base_accuracy"]["status"] == row["head_accuracy"]["status"] == "ok"
+    assert rows["wrong"]["head_accuracy"]["status"] == "wrong" and "head is wrong" in rows["wrong"]["conclusion"]
     for name, says in (("raises", "RuntimeError: no such instruction"), ("hangs", "no answer within 8 s")):
-        assert (found[name]["verdict"], found[name]["failed_side"]) == ("failed", "head")
-        assert f"head (two): {says}" in found[name]["message"]
+        assert (rows[name]["verdict"], rows[name]["failed_side"]) == ("failed", "head")
+        assert f"head (two): {says}" in rows[name]["message"]
     assert "4 cells on cpu" in done.stderr
     records = [json.loads(line) for line in (tmp_path / "ab.jsonl").read_text().splitlines()]
     assert [len(line["bursts"]) for line in records] == [row["pairs"] for row in json.loads(done.stdout)]
@@ -476,10 +476,10 @@ def test_what_is_left_out_for_one_reason_is_one_line() -> None:
 @pytest.mark.parametrize(
     ("effect", "shown"),
     [(math.log(0.9949), 0.1298 * 0.9949), (math.log(1.0168), 0.1298 * 1.0168), (None, 0.1314)],
-    ids=["faster beside a slower median", "slower", "no effect"],
+    ids=["faster, with a slower median", "slower", "no effect"],
 )
 def test_the_latencies_of_a_row_agree_with_its_effect(effect: float | None, shown: float) -> None:
-    """The effect pairs neighbouring bursts, the medians do not: 0.1298 and 0.1314 ms stood beside -0.51 %."""
+    """The effect pairs neighbouring bursts, the medians do not: a row had 0.1298 and 0.1314 ms with -0.51 %."""
     result = AbResult(CELL, BASE, HEAD, "same", effect=effect, base_ms=0.1298, head_ms=0.1314)
     assert result.head_level_ms == pytest.approx(shown)
     assert ab.as_json(result)["head_ms"] == 0.1314

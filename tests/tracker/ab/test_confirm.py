@@ -1,4 +1,4 @@
-"""`groupbench confirm`: which commits are measured for which series, and what the gate makes of the answers."""
+"""Test `groupbench confirm`: the commits that it measures for each series, and the gate's verdicts afterwards."""
 
 from __future__ import annotations
 

@@ -112,12 +112,12 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("file", "given", "says"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize(("file", "by_name", "says"), MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_say_what_there_is(
-    file: str, given: dict[str, list[str]], says: str, evaluator: Evaluator, folder: Path
+    file: str, by_name: dict[str, list[str]], says: str, evaluator: Evaluator, folder: Path
 ) -> None:
     with pytest.raises(AbError, match=says):
-        evaluator.evaluate(str(folder / file), **given)  # type: ignore[arg-type]
+        evaluator.evaluate(str(folder / file), **by_name)  # type: ignore[arg-type]
 
 
 def test_the_command(folder: Path) -> None:
@@ -163,7 +163,7 @@ def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
     assert (evaluation.verdict, evaluation.speedup, evaluation.note) == ("right", None, "accuracy alone was compared")
 
 
-# log(candidate / against), lower and upper end: what is known when the budget ends
+# lower and upper end of log(candidate / against) at the end of the budget
 ENDS = {
     "slower by more than the threshold": (0.026, 0.029, "slower"),
     "faster by more": (-0.06, -0.02, "faster"),
@@ -191,7 +191,7 @@ def test_what_to_try_can_be_pasted(verdict: str) -> None:
 
 
 def test_an_interpreted_candidate_is_right_or_wrong_and_not_timed(tmp_path: Path) -> None:
-    """The baseline is torch's and has a speed on a CPU; what Triton's interpreter runs has none."""
+    """torch's baseline has a latency on a CPU, but a kernel in Triton's interpreter does not."""
     candidate = tmp_path / "candidate.py"
     candidate.write_text("""
 from groupbench.operators.catalog.vector_add import prepare_triton

@@ -1,4 +1,4 @@
-"""Environments of toolchains: found by what they hold, made once, and releases of a package between two."""
+"""Test environments of toolchains, which are found by their packages and made once, and releases between two."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def commands(home: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What would be run: nothing is."""
+    """Return the list of commands that would run. Nothing runs."""
     ran: list[list[str]] = []
 
     def run(command: Sequence[str], what: str) -> str:
@@ -120,7 +120,7 @@ def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
 class TestInterpreters:
     @pytest.fixture
     def has(self, monkeypatch: pytest.MonkeyPatch) -> dict[str, Environment]:
-        """What the interpreters of a test have, by path."""
+        """Return the environments of the test's interpreters, by path, which the test can extend."""
         held = {sys.executable: HERE}
 
         def environment_of(python: str, device: str) -> Environment:
@@ -137,9 +137,9 @@ class TestInterpreters:
         has[str(old)] = msgspec.structs.replace(OLD, driver="any")
         named = {"broken": str(tmp_path / "gone"), "stable": "python"}
         messages: list[str] = []
-        found = Interpreters(named, tmp_path, say=messages.append)
-        assert (found.find(HERE), found.find(OLD)) == (sys.executable, str(old))
-        assert found.find(msgspec.structs.replace(OLD, torch="2.9")) is None
+        interpreters = Interpreters(named, tmp_path, say=messages.append)
+        assert (interpreters.find(HERE), interpreters.find(OLD)) == (sys.executable, str(old))
+        assert interpreters.find(msgspec.structs.replace(OLD, torch="2.9")) is None
         assert "toolchain broken: " in messages[0]
 
     def test_a_file_with_other_versions_is_not_installed(

@@ -1,4 +1,4 @@
-"""`groupbench bisect` on real repositories with made-up comparisons: ranges, logs, exit codes, what is written."""
+"""Test `groupbench bisect` on real repositories with simulated comparisons: ranges, logs, exit codes, output."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def line(tmp_path: Path) -> tuple[Path, dict[str, str]]:
 
 
 class Lab:
-    """Comparisons by planted changes; what was asked is kept."""
+    """Simulate comparisons from planted changes, and keep the questions."""
 
     def __init__(self, folder: Path, planted: dict[str, float]) -> None:
         self.folder, self.planted = folder, planted
@@ -134,18 +134,18 @@ def test_json_holds_it_all(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]]
     folder, hashes = line
     lab.broken = {hashes["c8"]}
     result = cli("bisect", hashes["c0"], hashes["c15"], *CELL, "--json")
-    found = json.loads(result.stdout)
-    (culprit,) = found["culprits"]
-    assert (found["outcome"], found["exit_code"], result.exit_code) == ("found", 1, 1)
+    printed = json.loads(result.stdout)
+    (culprit,) = printed["culprits"]
+    assert (printed["outcome"], printed["exit_code"], result.exit_code) == ("found", 1, 1)
     assert culprit["commits"] == [{"hash": hashes["c6"], "subject": "Change c6", "author": "A. Uthor"}]
     assert culprit["parent"] == hashes["c5"]
     assert culprit["confidence"] > 0.99
     assert culprit["change"] == pytest.approx(0.0202, abs=1e-4)
     assert culprit["low"] < culprit["change"] < culprit["high"]
-    assert found["skipped"] == [{"commit": hashes["c8"], "why": "kernels/k.py: SyntaxError"}]
-    assert found["steps"] == found["comparisons"]["step"] <= 5
-    assert found["cell"]["seed"] == 0
-    assert Path(found["log"]).parent == (folder / ".git" / "groupbench")
+    assert printed["skipped"] == [{"commit": hashes["c8"], "why": "kernels/k.py: SyntaxError"}]
+    assert printed["steps"] == printed["comparisons"]["step"] <= 5
+    assert printed["cell"]["seed"] == 0
+    assert Path(printed["log"]).parent == (folder / ".git" / "groupbench")
     assert git(folder, "status", "--porcelain", "--untracked-files=no", ".git") == ""
 
 
@@ -446,10 +446,10 @@ def test_accuracy_is_compared_by_its_error(
 ) -> None:
     cell, at = AbCell("o", "b", "s", "fp32"), AbSide("side")
     sides = {"base_accuracy": SideAccuracy(*base), "head_accuracy": SideAccuracy(*head)}
-    found = drive.finding_of_accuracy(AbResult(cell, at, at, "unknown", **sides))  # type: ignore[arg-type]
-    assert found.verdict == verdict
-    assert found.effect is not None
-    assert (found.effect > 0) - (found.effect < 0) == sign
+    finding = drive.finding_of_accuracy(AbResult(cell, at, at, "unknown", **sides))  # type: ignore[arg-type]
+    assert finding.verdict == verdict
+    assert finding.effect is not None
+    assert (finding.effect > 0) - (finding.effect < 0) == sign
 
 
 def test_a_comparison_of_latencies_keeps_what_became_of_the_result() -> None:

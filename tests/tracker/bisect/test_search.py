@@ -37,7 +37,7 @@ def finding(effect: float, verdict: str = "different", half: float = 0.002, **mo
 
 
 def finish(generator, compare: Compare, most: int = 500):  # type: ignore[no-untyped-def]
-    """(what it returns, the questions asked)."""
+    """Run a search. Returns (its result, the questions that it asked)."""
     questions: list[Question] = []
     try:
         question = next(generator)
@@ -50,7 +50,7 @@ def finish(generator, compare: Compare, most: int = 500):  # type: ignore[no-unt
 
 
 class World:
-    """A history, what each commit does to the logarithm of the time, and an A/B that is wrong at given rates."""
+    """A history with the effect of each commit on the log of the time, and an A/B with error rates."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class World:
         self.history = History(commits, self.good, self.bad, base, inside)
 
     def ancestors(self, name: str) -> set[str]:
-        found: set[str] = set()
+        reached: set[str] = set()
         left = [name]
         while left:
             each = left.pop()
-            if each not in found:
-                found.add(each)
+            if each not in reached:
+                reached.add(each)
                 left.extend(self.parents[each])
-        return found
+        return reached
 
     def level(self, name: str) -> float:
         return sum(self.planted.get(each, 0.0) for each in self.ancestors(name))
@@ -321,7 +321,7 @@ def test_a_good_that_is_no_ancestor_is_replaced_by_the_merge_base() -> None:
 
 
 def test_many_small_changes_name_nobody() -> None:
-    """Each below what the A/B can see, together above: no pair by itself shows it."""
+    """Each change is too small for the A/B, but not all of them together, so no pair of commits shows it."""
     names = [f"c{i}" for i in range(1, 17)]
     world = World(straight(17), dict.fromkeys(names, 0.03 / 16))
 
@@ -468,7 +468,7 @@ def test_innocents_are_not_named_where_nothing_changed() -> None:
 
 
 def test_at_the_rates_of_the_ab_nobody_innocent_is_named() -> None:
-    """A first difference is forced to be wrong: what follows must take it back."""
+    """The first comparison is forced to be wrong, and later ones must correct it."""
     rates = Rates()
     for seed in range(300):
         world = World(straight(2 + seed % 40), {}, rates, seed)

@@ -1,4 +1,4 @@
-"""The command as a whole: what it loads, and how it ends."""
+"""Test the command as a whole: the modules that it loads, and its exit codes."""
 
 from __future__ import annotations
 

@@ -21,12 +21,12 @@ def test_newest_first_with_what_was_measured(cli: Cli, stored: Any, make: Any) -
             make(2, backend="b"),
         ]
     )
-    found = json.loads(cli("commits", "--json").stdout)
-    assert [r["commit"][:3] for r in found] == ["002", "000"]
-    assert [(r["runs"], r["dirty_runs"], r["points"]) for r in found] == [(1, 0, 2), (2, 1, 2)]
-    assert found[1]["parents"] == ["f" * 40]
-    assert (found[1]["author"], found[1]["subject"], found[1]["branch"]) == ("Ann", "Faster", "main")
-    assert (found[1]["first"][:10], found[1]["last"][:10]) == ("2026-01-01", "2026-01-02")
+    commits = json.loads(cli("commits", "--json").stdout)
+    assert [r["commit"][:3] for r in commits] == ["002", "000"]
+    assert [(r["runs"], r["dirty_runs"], r["points"]) for r in commits] == [(1, 0, 2), (2, 1, 2)]
+    assert commits[1]["parents"] == ["f" * 40]
+    assert (commits[1]["author"], commits[1]["subject"], commits[1]["branch"]) == ("Ann", "Faster", "main")
+    assert (commits[1]["first"][:10], commits[1]["last"][:10]) == ("2026-01-01", "2026-01-02")
     assert [r["commit"][:3] for r in json.loads(cli("commits", "--limit", "1", "--json").stdout)] == ["002"]
     assert [r["commit"][:3] for r in json.loads(cli("commits", "--branch", "main", "--json").stdout)] == ["000"]
     assert "000ccccccc" in cli("commits").stdout

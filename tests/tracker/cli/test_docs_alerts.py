@@ -62,11 +62,11 @@ def test_lists_are_complete() -> None:
 
 
 def test_every_option_exists() -> None:
-    known = set()
+    flags = set()
     for name in (*RUN_HERE, "pin", "accept-transition"):
         command = main.get_command(click.Context(main), name)
         assert command is not None
-        known |= {flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")}
+        flags |= {flag for parameter in command.params for flag in parameter.opts if flag.startswith("--")}
     named = set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", TEXT))
-    assert named <= known, named - known
+    assert named <= flags, named - flags
     assert {"--update", "--strict", "--repo", "--budget", "--setup", "--base-python", "--again", "--until"} <= named

@@ -68,11 +68,11 @@ def test_python_runs(filled: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     pytest.importorskip("pandas")
     code = re.findall(r"```python\n(.*?)```", PYTHON, re.DOTALL)[0]
     assert '"groupbench.db"' in code
-    found: dict[str, Any] = {}
-    exec(code.replace('"groupbench.db"', repr(str(filled))).replace('since="30d"', 'since="2026-01-01"'), found)
-    assert [round(row.speedup, 1) for row in found["rows"]] == [1.0, 1.0, 2.0, 2.0]
-    assert list(found["frame"].points) == [2, 2]
-    assert found["comparison"].counts
+    printed: dict[str, Any] = {}
+    exec(code.replace('"groupbench.db"', repr(str(filled))).replace('since="30d"', 'since="2026-01-01"'), printed)
+    assert [round(row.speedup, 1) for row in printed["rows"]] == [1.0, 1.0, 2.0, 2.0]
+    assert list(printed["frame"].points) == [2, 2]
+    assert printed["comparison"].counts
 
 
 def test_each_command_has_an_example() -> None:
@@ -93,6 +93,6 @@ def test_every_option_exists(text: str) -> None:
     others = {"--output-json", "--output", "--csv", "--benchmark_context", "--db", "--format", "--budget"}
     names = (*COMMANDS, "export", "ab", "calibrate", "explain")
     commands = [main.get_command(click.Context(main), name) for name in names]
-    known = others | {flag for command in commands if command for part in command.params for flag in part.opts}
+    flags = others | {flag for command in commands if command for part in command.params for flag in part.opts}
     named = set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", text))
-    assert named <= known, named - known
+    assert named <= flags, named - flags

@@ -26,15 +26,15 @@ def three(stored: Any, make: Any) -> None:
 
 
 def test_each_with_what_differs_from_the_one_before(cli: Cli, three: None) -> None:
-    found = json.loads(cli("envs", "--json").stdout)
-    assert [(r["hardware"], r["runs"], r["variants"]) for r in found] == [
+    environments = json.loads(cli("envs", "--json").stdout)
+    assert [(r["hardware"], r["runs"], r["variants"]) for r in environments] == [
         ("B200", 1, 1),
         ("NVIDIA H100 80GB HBM3", 2, 2),
         ("NVIDIA H100 80GB HBM3", 1, 1),
     ]
-    assert [r["differs"] for r in found] == [[], [], ["driver 570.1 → 580.2"]]
-    assert found[1]["first"][:10] == "2026-01-01"
-    assert found[1]["last"][:10] == "2026-01-02"
+    assert [r["differs"] for r in environments] == [[], [], ["driver 570.1 → 580.2"]]
+    assert environments[1]["first"][:10] == "2026-01-01"
+    assert environments[1]["last"][:10] == "2026-01-02"
     assert "driver 570.1 → 580.2" in cli("envs").stdout
     assert len(json.loads(cli("envs", "--hardware", "*H100*", "--json").stdout)) == 2
     assert len(json.loads(cli("envs", "--since", "2026-01-03", "--json").stdout)) == 2

@@ -70,8 +70,8 @@ def test_without_the_code_facts_are_compared(stored: None, cli: Cli, tmp_path: P
 
 
 def test_json_has_everything(stored: None, folder: Path, cli: Cli) -> None:
-    found: dict[str, Any] = json.loads(cli("explain", "previous", "latest", "--kernels", folder, "--json").stdout)
-    (group,) = found["groups"]
+    explanation: dict[str, Any] = json.loads(cli("explain", "previous", "latest", "--kernels", folder, "--json").stdout)
+    (group,) = explanation["groups"]
     assert (len(group["series"]), group["kernels"][0]["facts"]["registers"]) == (2, [168, 255])
     assert group["kernels"][0]["diffs"][0]["language"] == "ttgir"
 
@@ -82,7 +82,7 @@ def test_the_same_commit_twice_is_no_change(stored: None, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    ("timing", "said"),
+    ("timing", "reason"),
     [
         ("interpreted", "no machine code on a CPU"),
         ("cpu", "no machine code on a CPU"),
@@ -90,12 +90,12 @@ def test_the_same_commit_twice_is_no_change(stored: None, cli: Cli) -> None:
     ],
 )
 def test_it_says_why_there_is_nothing_to_explain(
-    cli: Cli, write: Callable[..., Path], make: Callable[..., Record], timing: str, said: str
+    cli: Cli, write: Callable[..., Path], make: Callable[..., Record], timing: str, reason: str
 ) -> None:
     cli("ingest", write([make(0, timing=timing), make(1, timing=timing)]))
     done = cli("explain", "previous", "latest")
     assert done.exit_code == 3
-    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert reason in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_one_backend_is_explained_by_another(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> None:

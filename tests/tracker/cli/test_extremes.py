@@ -115,8 +115,8 @@ def test_any_name_comes_back_and_is_found(cli: Cli, stored: Any, make: Any, db: 
     stored([record, make(1)])
     back = [one for one in held(db) if one.cell.operator == name]
     assert [(one.run, one.cell) for one in back] == [(record.run, record.cell)]
-    found = json.loads(cli("history", "--operator", name, "--backend", name, "--dtype", name, "--json").stdout)
-    assert [row["operator"] for row in found] == [name]
+    rows = json.loads(cli("history", "--operator", name, "--backend", name, "--dtype", name, "--json").stdout)
+    assert [row["operator"] for row in rows] == [name]
     for command in (["history"], ["runs"], ["gate"], ["export", "-", "--format", "csv"], ["history", "--md"]):
         assert cli(*command).exit_code in (0, 3)
 
@@ -203,14 +203,14 @@ def test_a_batch_of_many_series_and_kernels(stored: Any, make: Any, db: Any) -> 
 
 
 def test_no_statement_is_built_from_text() -> None:
-    """An f-string with SQL in it may be right today, and is an injection tomorrow: only quoted names stand in one."""
+    """An f-string of SQL may only contain quoted names, so that a later change cannot make it an injection."""
     import ast
     from pathlib import Path
 
     import groupbench.tracker.store.engine as module
 
     words = ("SELECT ", "INSERT ", "UPDATE ", "DELETE ", "DROP ", "ALTER ", "CREATE ", "ATTACH ")
-    found = []
+    problems = []
     for path in sorted(Path(module.__file__).parent.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.JoinedStr):
@@ -218,5 +218,5 @@ def test_no_statement_is_built_from_text() -> None:
                 inserted = [part.value for part in node.values if isinstance(part, ast.FormattedValue)]
                 quoted = all(ast.unparse(value).startswith("_quoted(") for value in inserted)
                 if "".join(map(str, parts)).lstrip().startswith(words) and not quoted:
-                    found.append(f"{path.name}:{node.lineno}")
-    assert found == []
+                    problems.append(f"{path.name}:{node.lineno}")
+    assert problems == []

@@ -18,9 +18,9 @@ Cli = Callable[..., Result]
 @pytest.fixture
 def stored(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> None:
     def cell(backend: str, rows: int, ms: float, gap: float | None) -> Record:
-        given: dict[str, Any] = {} if gap is None else {"metrics": {"sol_gap": gap}}
+        metrics: dict[str, Any] = {} if gap is None else {"metrics": {"sol_gap": gap}}
         latency = {"timing": "gpu", "bursts_ms": [[ms]]}
-        return make(0, backend=backend, shape=f"G=4,M_g={rows},N=8,K=8", latency=latency, **given)
+        return make(0, backend=backend, shape=f"G=4,M_g={rows},N=8,K=8", latency=latency, **metrics)
 
     records = [
         cell("slow", 8, 4.0, 4.0),

@@ -1,4 +1,4 @@
-"""`groupbench init`: what it writes is what the other commands read."""
+"""Test `groupbench init`: other commands can read its files."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def files(folder: Path) -> set[str]:
 
 def test_it_writes_what_a_night_reads(repository: Path) -> None:
     run("--operator", "my_norm")
-    found = project.load()
-    assert found.settings.plugins == found.settings.benchmarks == ("bench_my_norm.py",)
-    assert [entry.operator for entry in found.settings.measure] == ["my_norm"]
+    loaded = project.load()
+    assert loaded.settings.plugins == loaded.settings.benchmarks == ("bench_my_norm.py",)
+    assert [entry.operator for entry in loaded.settings.measure] == ["my_norm"]
     compile((repository / "bench_my_norm.py").read_text(), "bench", "exec")
     assert not any(
         mark in path.read_text()
@@ -61,9 +61,9 @@ def test_outside_a_repository_it_says_that_git_is_needed(tmp_path: Path, monkeyp
 
 def test_an_operator_of_groupbench_needs_no_benchmark(repository: Path) -> None:
     done = run("--operator", "grouped_gemm", "--ci", "none")
-    found = project.load()
-    assert found.settings.plugins == found.settings.benchmarks == ()
-    assert [entry.operator for entry in found.settings.measure] == ["grouped_gemm"]
+    loaded = project.load()
+    assert loaded.settings.plugins == loaded.settings.benchmarks == ()
+    assert [entry.operator for entry in loaded.settings.measure] == ["grouped_gemm"]
     assert files(repository) == {"groupbench.toml", ".gitignore"}
     assert "tritonbench --op grouped_gemm" in done.output
     refused = CliRunner().invoke(init, ["--operator", "grouped_gemm", "--benchmark", "bench.py"])

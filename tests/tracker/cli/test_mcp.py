@@ -23,16 +23,16 @@ def test_what_measures_is_not_among_what_reads() -> None:
 
 
 def test_options_are_spelled_as_the_commands_take_them() -> None:
-    given = served.options(operator="a", shape=None, plugin=["-x", "y"], min_effect=1, since="")
-    assert given == ["--operator=a", "--plugin=-x", "--plugin=y", "--min-effect=1"]
+    options = served.options(operator="a", shape=None, plugin=["-x", "y"], min_effect=1, since="")
+    assert options == ["--operator=a", "--plugin=-x", "--plugin=y", "--min-effect=1"]
 
 
 def test_a_tool_answers_with_data_and_what_the_exit_code_means(tmp_path: Path) -> None:
     history = served.reading_tools(str(tmp_path / "none.db"))[0]
-    answer = history(operator="--x")
-    assert answer["exit_code"] == 2 and answer["meaning"] == "usage"
-    assert "none.db" in answer["messages"]
-    assert not (tmp_path / "none.db").exists(), "what reads makes no database"
+    response = history(operator="--x")
+    assert response["exit_code"] == 2 and response["meaning"] == "usage"
+    assert "none.db" in response["messages"]
+    assert not (tmp_path / "none.db").exists(), "reading must not create a database"
 
 
 def test_without_the_sdk_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,9 +11,9 @@ NAMES = {"--operator": "--op", "--backend": "--only", "--shape": "--shapes", "--
 
 
 def flags(command: str) -> list[tuple[str, ...]]:
-    found = main.get_command(Context(main), command)
-    assert found is not None
-    return [tuple(parameter.opts) for parameter in found.params]
+    subcommand = main.get_command(Context(main), command)
+    assert subcommand is not None
+    return [tuple(parameter.opts) for parameter in subcommand.params]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

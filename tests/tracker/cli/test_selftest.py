@@ -1,4 +1,4 @@
-"""`groupbench selftest` starts what measures, and hands on how it ended."""
+"""Test `groupbench selftest`: it starts the measuring program and returns its exit code."""
 
 from __future__ import annotations
 

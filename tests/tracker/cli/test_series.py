@@ -20,10 +20,10 @@ def rows(cli: Cli, *args: str) -> list[dict[str, Any]]:
 
 def test_counts_and_dates(cli: Cli, stored: Any, make: Any) -> None:
     stored([make(0), make(2), make(1, status="oom"), make(1, backend="a", cell={"dims": {"M": 8}})])
-    found = rows(cli)
-    assert [(r["backend"], r["points"], r["ok"]) for r in found] == [("a", 1, 1), ("triton", 3, 2)]
-    assert (found[1]["first"][:10], found[1]["last"][:10]) == ("2026-01-01", "2026-01-03")
-    assert found[0]["dims"] == {"M": 8}
+    listed = rows(cli)
+    assert [(r["backend"], r["points"], r["ok"]) for r in listed] == [("a", 1, 1), ("triton", 3, 2)]
+    assert (listed[1]["first"][:10], listed[1]["last"][:10]) == ("2026-01-01", "2026-01-03")
+    assert listed[0]["dims"] == {"M": 8}
     text = cli("series").stdout.split("\n")
     assert text[0].split()[:3] == ["series", "operator", "backend"]
     assert "2026-01-03 03:00" in text[2]
@@ -50,7 +50,7 @@ COMMANDS = [
 @pytest.mark.pairwise
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(
-    ("field", "values", "told"),
+    ("field", "values", "expected"),
     [
         ("host", ("builtin", "tritonbench"), {"cell": {"host": "tritonbench"}}),
         ("protocol", ("cooled", "sustained"), {"cell": {"protocol": "sustained"}}),
@@ -59,7 +59,7 @@ COMMANDS = [
     ],
 )
 def test_series_that_differ_in_one_thing_are_told_apart(
-    cli: Cli, stored: Any, make: Any, command: tuple[str, ...], field: str, values: tuple[str, ...], told: Any
+    cli: Cli, stored: Any, make: Any, command: tuple[str, ...], field: str, values: tuple[str, ...], expected: Any
 ) -> None:
     def header() -> list[str]:
         lines = cli(*command).stdout.split("\n")
@@ -69,7 +69,7 @@ def test_series_that_differ_in_one_thing_are_told_apart(
     stored([make(0), make(1, status="wrong")])
     cli("gate", "--update")
     assert (field in header()) is always
-    stored([make(0, **told), make(1, status="wrong", **told)])
+    stored([make(0, **expected), make(1, status="wrong", **expected)])
     cli("gate", "--update")
     assert field in header()
     table = cli(*command, "--md").stdout

@@ -61,12 +61,12 @@ def test_everything_of_a_point(cli: Cli, point: str) -> None:
 
 
 def test_a_point_for_programs(cli: Cli, point: str) -> None:
-    found = json.loads(cli("show", point, "--json").stdout)
-    assert found["bursts_ms"] == FULL["latency"]["bursts_ms"]
-    assert found["kernels"] == FULL["kernels"]
-    assert found["telemetry"][0] == FULL["latency"]["telemetry"][0]
-    assert found["environment_facts"]["settings"] == {"A": "1"}
-    assert found["dims"] == {"G": 2, "M": 8}
+    shown = json.loads(cli("show", point, "--json").stdout)
+    assert shown["bursts_ms"] == FULL["latency"]["bursts_ms"]
+    assert shown["kernels"] == FULL["kernels"]
+    assert shown["telemetry"][0] == FULL["latency"]["telemetry"][0]
+    assert shown["environment_facts"]["settings"] == {"A": "1"}
+    assert shown["dims"] == {"G": 2, "M": 8}
     table = dict(list(csv.reader(io.StringIO(cli("show", point, "--csv").stdout)))[1:])
     assert table["run"] == "night-1"
     assert table["burst 2 ms"] == "2.0; 2.0; 2.0"
@@ -91,10 +91,10 @@ def test_a_run(cli: Cli, stored: Stored, make: Any) -> None:
     assert "driver 570.1" in text
     assert "run-000" not in text
     assert "run-001" in cli("show", "run:").stdout, "the newest"
-    found = json.loads(cli("show", "run:run-001", "--json").stdout)
-    assert found["run"]["id"] == "run-001"
-    assert {row["backend"] for row in found["points"]} == {"triton", "b"}
-    assert found["environments"][0]["driver"] == "570.1"
+    shown = json.loads(cli("show", "run:run-001", "--json").stdout)
+    assert shown["run"]["id"] == "run-001"
+    assert {row["backend"] for row in shown["points"]} == {"triton", "b"}
+    assert shown["environments"][0]["driver"] == "570.1"
     assert len(cli("show", "run:run-001", "--csv").stdout.strip().split("\n")) == 3
     assert cli("show", "run:run-001", "--md").stdout.count("| --- |") >= 1
 

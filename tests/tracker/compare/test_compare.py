@@ -101,8 +101,8 @@ def test_words_for_commits(cli: Cli, stored: Stored, make: Any) -> None:
     )
 
     def sides(a: str, b: str) -> tuple[str, str]:
-        answer = json.loads(cli("compare", a, b, "--json").stdout)
-        return answer["a"], answer["b"]
+        printed = json.loads(cli("compare", a, b, "--json").stdout)
+        return printed["a"], printed["b"]
 
     one, two = "abc1000000", "abc2000000"
     assert sides("abc1", "abc2") == (one, two)

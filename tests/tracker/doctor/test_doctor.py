@@ -57,10 +57,10 @@ class Pynvml:
 
     def __getattr__(self, name: str) -> Any:
         def ask(handle: dict[str, Any], *args: Any) -> Any:
-            answer = handle.get(name.removeprefix("nvmlDeviceGet"))
-            if answer is None:
+            reading = handle.get(name.removeprefix("nvmlDeviceGet"))
+            if reading is None:
                 raise NVMLError("Not Supported")
-            return answer[args] if isinstance(answer, dict) else answer
+            return reading[args] if isinstance(reading, dict) else reading
 
         if not name.startswith("nvmlDevice"):
             raise AttributeError(name)
@@ -88,7 +88,7 @@ GOOD: dict[str, Any] = {
 }
 PROCESS = SimpleNamespace(pid=7, usedGpuMemory=3 * 2**30)
 
-# what is unlike the good card -> (finding, its value, what its command has)
+# name: (difference from the good card, (finding, its value, a part of its command))
 FAULTS: dict[str, tuple[dict[str, Any], tuple[str, str, str]]] = {
     "free clocks": (
         {"CurrentClocksEventReasons": 0},

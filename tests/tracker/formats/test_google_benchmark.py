@@ -25,7 +25,7 @@ CONTEXT: dict[str, Any] = {
 }
 
 
-def one(name: str, time: float | None = 10.0, **given: Any) -> dict[str, Any]:
+def one(name: str, time: float | None = 10.0, **fields: Any) -> dict[str, Any]:
     return {
         "name": name,
         "run_type": "iteration",
@@ -33,7 +33,7 @@ def one(name: str, time: float | None = 10.0, **given: Any) -> dict[str, Any]:
         "real_time": time,
         "cpu_time": 1.0,
         "time_unit": "us",
-    } | given
+    } | fields
 
 
 def read(write: Any, *benchmarks: dict[str, Any], context: Any = CONTEXT, **facts: Any) -> tuple[Record, ...]:
@@ -127,7 +127,7 @@ def test_what_is_wrong_is_named(write: Any, benchmark: dict[str, Any], message: 
 @pytest.mark.parametrize(
     ("commit", "added"),
     [("a" * 40, 0), ("a" * 12, 0), ("b" * 40, 1)],
-    ids=["as the file says", "start of the hash", "another"],
+    ids=["as in the file", "start of the hash", "another"],
 )
 def test_a_commit_that_the_file_names_itself(write: Any, cli: Any, commit: str, added: int) -> None:
     path = write([json.dumps({"context": CONTEXT, "benchmarks": [one("BM_Gemm/64")]}).encode()], "bench.json")

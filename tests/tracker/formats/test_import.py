@@ -220,7 +220,7 @@ ANYTHING = st.recursive(
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    """Where something can be put in place of something else."""
+    """Return the paths of the values in `value`."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [at, *(place for key, item in items for place in places(item, (*at, key)))][: 10**4]
 

@@ -50,7 +50,7 @@ def test_json() -> None:
     cell = record.cell
     assert (cell.operator, cell.mode, cell.dtype, cell.host) == ("grouped_gemm", "fwd", "bf16", "tritonbench")
     assert cell.dims == {"x_val": 1024}
-    assert cell.flops == 4 * 2 * 1024**3, "tflops says how many"
+    assert cell.flops == 4 * 2 * 1024**3, "computed from tflops"
     assert (record.environment.device, record.environment.gpu) == ("cuda", "NVIDIA H100")
     assert record.latency is not None
     assert record.latency.timing == "gpu"
@@ -82,12 +82,12 @@ def test_csv() -> None:
 def test_v3() -> None:
     loaded = load(V3, options=Options(date=SAID.date))
     assert loaded.title == "oss_ci_benchmark_v3"
-    # What its writer makes of text is 0.0; that it was out of memory is lost, but it is no latency.
+    # The writer replaces text by 0.0. This loses the reason, but must not be read as a latency.
     lost = {("x_val=8192", "triton_grouped_gemm"): ("error", None)}
     assert cells(loaded.records) == MEASURED | OOM | lost
     assert any("0, which it writes for a failure" in (record.message or "") for record in loaded.records)
     record = loaded.records[0]
-    assert record.run.commit.hash == "c" * 40, "TritonBench's own commit is what is tracked"
+    assert record.run.commit.hash == "c" * 40, "TritonBench's own commit is tracked"
     assert record.run.commit.branch == "main"
     assert record.run.commit.time == datetime(2026, 1, 30, 21, 5, tzinfo=UTC)
     environment = record.environment
@@ -117,8 +117,8 @@ def test_the_three_make_one_series() -> None:
     facts = Options(commit="1", date=SAID.date, gpu="NVIDIA H100", dtype="bf16", operator="grouped_gemm")
     ways = []
     for path in (JSON, CSV, V3):
-        found = [r.cell for r in load(path, options=facts).records if r.cell.shape == "x_val=1024"]
-        ways.append(sorted(found, key=lambda cell: cell.backend))
+        cells = [r.cell for r in load(path, options=facts).records if r.cell.shape == "x_val=1024"]
+        ways.append(sorted(cells, key=lambda cell: cell.backend))
     assert len(ways[0]) == 2
     assert ways[0] == ways[1] == ways[2]
 
@@ -168,9 +168,9 @@ def test_a_failed_check_is_wrong_and_keeps_its_latency(write: Any) -> None:
 
 def test_inputs_that_x_does_not_tell_apart(write: Any) -> None:
     """TritonBench's JSON keeps the last of them; the CSV has all."""
-    found = rows(write, "x_val;a-latency", "64;0.1", "64;0.2", "64;0.3")
-    assert [r.cell.shape for r in found] == ["x_val=64", "x_val=64#2", "x_val=64#3"]
-    assert {r.cell.dims["x_val"] for r in found} == {64}
+    imported = rows(write, "x_val;a-latency", "64;0.1", "64;0.2", "64;0.3")
+    assert [r.cell.shape for r in imported] == ["x_val=64", "x_val=64#2", "x_val=64#3"]
+    assert {r.cell.dims["x_val"] for r in imported} == {64}
 
 
 def test_an_x_that_names_the_whole_shape(write: Any) -> None:

@@ -122,9 +122,9 @@ def test_acknowledged_is_listed_and_passes(slower: Cli) -> None:
 
 @pytest.mark.parametrize(("option", "longest"), [("--who", LONGEST_NAME), ("--reason", LONGEST_TEXT)])
 def test_who_and_why_have_limits(slower: Cli, option: str, longest: int) -> None:
-    given = {"--who": "Ada", "--reason": "on it"}
+    options = {"--who": "Ada", "--reason": "on it"}
     for length, code in ((longest + 1, 2), (longest, 0)):
-        words = [word for pair in (given | {option: "x" * length}).items() for word in pair]
+        words = [word for pair in (options | {option: "x" * length}).items() for word in pair]
         result = slower("ack", "1", *words)
         assert result.exit_code == code, result.stderr
         if code:

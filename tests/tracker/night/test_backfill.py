@@ -1,4 +1,4 @@
-"""Past commits: which, in what order, and what becomes of them, however often the command is killed."""
+"""Test `groupbench backfill`: the commits, their order, and complete results even if the command is killed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COMMITS = 12
 CELLS = 3
 
 FAKE = '''
-"""Stands for `tritonbench`: measures CELLS cells of the checkout it runs in, slowly, and writes each at once."""
+"""A fake `tritonbench` that slowly measures CELLS cells of the checkout it runs in, and writes each at once."""
 import subprocess, sys, time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,7 +36,7 @@ def option(name):
 
 path, commit, reason = Path(option("--records")), option("--commit"), option("--unmeasured")
 lines = path.read_bytes().split(b"\\n") if path.exists() else [b""]
-path.write_bytes(b"".join(line + b"\\n" for line in lines[:-1]))  # half a record is what a kill leaves
+path.write_bytes(b"".join(line + b"\\n" for line in lines[:-1]))  # a kill can leave half a record
 done = [decode(line) for line in lines[:-1]]
 name = done[0].run.id if done else f"{commit[:8]}-{time.monotonic_ns()}"
 run = {"id": name, "started": datetime(2026, 1, 1, tzinfo=UTC),
@@ -141,7 +141,7 @@ class Repository:
         return process.returncode, out + err
 
     def stored(self) -> Counter[tuple[str, str]]:
-        """How many points there are of each commit and shape."""
+        """Return the number of points of each commit and shape."""
         query = (
             'SELECT "commit".hash, series.shape FROM point JOIN run ON run.id = point.run_id '
             'JOIN "commit" ON "commit".id = run.commit_id JOIN series ON series.id = point.series_id'
@@ -195,8 +195,8 @@ def test_what_does_not_load_is_recorded_with_the_reason(repository: Repository) 
     code, output = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 2}")
     assert code == 0 and "2 commits: 2 failed" in output
     with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
-        told = connection.execute("SELECT DISTINCT status, message FROM point").fetchall()
-    assert told == [("error", "plugin 'kernel.K' does not load: No module named 'kernel'")]
+        skipped = connection.execute("SELECT DISTINCT status, message FROM point").fetchall()
+    assert skipped == [("error", "plugin 'kernel.K' does not load: No module named 'kernel'")]
 
 
 def test_what_does_not_build_is_recorded_and_tried_again_when_asked(repository: Repository) -> None:

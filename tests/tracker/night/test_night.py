@@ -31,7 +31,7 @@ operator = "grouped_gemm"
 
 
 class Tritonbench:
-    """Stands for the program: takes its arguments, appends records, and ends with a code."""
+    """A fake of the program that keeps its arguments, appends records, and ends with a code."""
 
     def __init__(self) -> None:
         self.records: list[list[Record]] = []
@@ -98,13 +98,13 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
         )
     }
     assert "<html" in (tmp_path / "report.html").read_text()
-    (asked,) = tritonbench.asked
-    assert asked[asked.index("--plan") + 1] == str(tmp_path / "groupbench.toml")
-    assert asked[-4:] == ["--device", "auto", "--samples", "3"] and "--previous" not in asked
+    (arguments,) = tritonbench.asked
+    assert arguments[arguments.index("--plan") + 1] == str(tmp_path / "groupbench.toml")
+    assert arguments[-4:] == ["--device", "auto", "--samples", "3"] and "--previous" not in arguments
     assert tritonbench.paths[0].split(os.pathsep)[0] == str(tmp_path)
     code, output = run("night")
     assert code == 0, output
-    first = asked[asked.index("--records") + 1]
+    first = arguments[arguments.index("--records") + 1]
     assert tritonbench.asked[1][tritonbench.asked[1].index("--previous") + 1] == first
     assert json.loads((tmp_path / "artifacts/verdict.json").read_text())["run"] == "run-002"
 
@@ -141,7 +141,7 @@ def test_another_commits_half_night_is_stored_and_a_new_one_begins(
     tritonbench.records, tritonbench.codes = [[], [make(2)]], [4, 0]
     code, output = run("night")
     assert code == 0, output
-    files = [asked[asked.index("--records") + 1] for asked in tritonbench.asked]
+    files = [arguments[arguments.index("--records") + 1] for arguments in tritonbench.asked]
     assert files[0] == files[1] != files[2]
     assert "run run-001" in output and "run run-002" in output
 
@@ -167,7 +167,7 @@ def test_a_misspelled_option_keeps_a_half_night(tritonbench: Tritonbench, make: 
     code, output = run("night", "--budjet")
     assert code == 2 and "the interrupted run is kept" in output
     assert run("night")[0] == 0
-    assert len({asked[asked.index("--records") + 1] for asked in tritonbench.asked}) == 1
+    assert len({arguments[arguments.index("--records") + 1] for arguments in tritonbench.asked}) == 1
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_setup_runs_first_and_ends_a_night_that_it_fails(tritonbench: Tritonbenc
 def test_an_error_of_a_step_that_does_not_decide_is_printed(
     tritonbench: Tritonbench, make: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No token here, so nothing is posted; the verdict is what it is."""
+    """Without a token nothing is posted, and the verdict does not change."""
     for name in ("GITHUB_TOKEN", "GH_TOKEN", "GITLAB_TOKEN", "GITLAB_CI", "CI"):
         monkeypatch.delenv(name, raising=False)
     Path("groupbench.toml").write_text('post = { number = 7, on = "github", repo = "o/r" }\n' + PROJECT)

@@ -95,15 +95,15 @@ def results(draw: Any) -> GateResult:
         judged(pk, verdict, draw(TEXTS), news=News(loud=draw(st.booleans()))) for pk, verdict in enumerate(verdicts)
     ]
     text = draw(TEXTS)
-    known = draw(st.booleans())
-    rows = [replace(row, alert=alert_row(row.series.pk, text)) if known else row for row in rows]
+    acknowledged = draw(st.booleans())
+    rows = [replace(row, alert=alert_row(row.series.pk, text)) if acknowledged else row for row in rows]
     place = CiLocation("https://example.org/o/r") if draw(st.booleans()) else CiLocation()
     alerts = tuple(alert_row(pk, draw(TEXTS)) for pk in range(draw(st.integers(0, 3))))
     return result_of(rows, strict=draw(st.booleans()), text=text, place=place, alerts=alerts)
 
 
 class Tags(HTMLParser):
-    """What Markdown rendered holds: its tags, in order, and whether they nest."""
+    """Parse rendered Markdown: its tags in order, and whether they nest."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -141,9 +141,9 @@ def rendered(text: str) -> Tags:
 def check_markdown(text: str, result: GateResult, limit: int) -> Tags:
     assert size(text) <= limit
     tags = rendered(text)
-    known = {"h2", "h3", "p", "strong", "ul", "li", "code", "a", "details", "summary", "table", "thead", "tbody"}
-    known |= {"tr", "th", "td"}
-    assert tags.seen <= known, tags.seen - known
+    allowed = {"h2", "h3", "p", "strong", "ul", "li", "code", "a", "details", "summary", "table", "thead", "tbody"}
+    allowed |= {"tr", "th", "td"}
+    assert tags.seen <= allowed, tags.seen - allowed
     assert all(link.startswith("https://example.org/o/r/commit/") for link in tags.links), tags.links
     assert "@" not in tags.outside
     assert "http" not in tags.outside
@@ -198,9 +198,9 @@ def check_junit(text: str, result: GateResult) -> ElementTree.Element:
     return top
 
 
-def check_sarif(found: dict[str, Any], result: GateResult) -> None:
-    assert set(found) == {"$schema", "version", "runs"}
-    (run,) = found["runs"]
+def check_sarif(log: dict[str, Any], result: GateResult) -> None:
+    assert set(log) == {"$schema", "version", "runs"}
+    (run,) = log["runs"]
     worse = [row for row in result.gate.rows if row.verdict in ("regressed", "wrong")]
     assert len(run["results"]) == len(worse)
     rules = [rule["id"] for rule in run["tool"]["driver"]["rules"]]
@@ -231,12 +231,12 @@ def check_atom(text: str) -> ElementTree.Element:
     return feed
 
 
-def check_slack(found: dict[str, Any]) -> None:
-    assert set(found) == {"text", "blocks"}
-    json.dumps(found).encode()
-    assert 1 <= len(found["text"]) <= 4000
-    assert 1 <= len(found["blocks"]) <= 50
-    for block in found["blocks"]:
+def check_slack(message: dict[str, Any]) -> None:
+    assert set(message) == {"text", "blocks"}
+    json.dumps(message).encode()
+    assert 1 <= len(message["text"]) <= 4000
+    assert 1 <= len(message["blocks"]) <= 50
+    for block in message["blocks"]:
         text = block["elements"][0]["text"] if block["type"] == "context" else block["text"]["text"]
         assert 1 <= len(text.encode("utf-16-le")) // 2 <= (150 if block["type"] == "header" else 3000)
         if block["type"] != "header":
@@ -313,7 +313,7 @@ def test_a_comment_of_any_length_is_cut_at_a_line(tmp_path: Path) -> None:
     assert "left out" in rendered(closed).outside
 
 
-# ---- what each says
+# ---- the text of each
 
 
 def test_what_changed_together_is_told_once() -> None:
@@ -350,17 +350,17 @@ def test_junit_is_red_where_the_gate_fails(verdict: Any, strict: bool) -> None:
 
 
 def test_a_known_regression_and_a_canary_are_skipped_in_junit() -> None:
-    known = replace(judged(1, "regressed"), alert=alert_row(1, "me"))
+    row = replace(judged(1, "regressed"), alert=alert_row(1, "me"))
     canary = judged(2, "suspect")
     canary = replace(canary, series=replace(canary.series, operator="canary"))
-    top = check_junit(junit.render(result_of([known, canary])), result_of([known, canary]))
+    top = check_junit(junit.render(result_of([row, canary])), result_of([row, canary]))
     assert [case[0].tag for case in top.iter("testcase") if len(case)] == ["skipped", "skipped"]
-    found = sarif.sarif(result_of([known]))["runs"][0]["results"][0]
-    assert (found["level"], found["suppressions"][0]["status"]) == ("note", "accepted")
+    shown = sarif.sarif(result_of([row]))["runs"][0]["results"][0]
+    assert (shown["level"], shown["suppressions"][0]["status"]) == ("note", "accepted")
 
 
 def test_two_changes_of_a_series_are_two_cases_of_two_names() -> None:
-    """Of equal names a report would show one."""
+    """Names must differ, because a report would show only one of equal names."""
     slower = judged(1, "regressed")
     result = result_of([slower, replace(slower, what="accuracy"), judged(2, "ok")])
     top = check_junit(junit.render(result), result)
@@ -426,7 +426,7 @@ def test_place_is_what_ci_says() -> None:
     assert ci_place({}) == CiLocation()
 
 
-# ---- where kernels stand
+# ---- the places of kernels
 
 
 @pytest.fixture
@@ -462,8 +462,8 @@ def tree(tmp_path: Path) -> Path:
 )
 def test_a_kernel_is_found(tree: Path, name: str, kernels: list[str], path: str, line: int, found_by: str) -> None:
     series = series_row(1, name)
-    found = source.find(tree, [series], {1: tuple(Kernel(name=kernel) for kernel in kernels)})[1]
-    assert (found.path, found.line, found.found_by) == (path, line, found_by)
+    place = source.find(tree, [series], {1: tuple(Kernel(name=kernel) for kernel in kernels)})[1]
+    assert (place.path, place.line, place.found_by) == (path, line, found_by)
 
 
 def test_the_kernels_of_this_repository_are_found() -> None:
@@ -471,11 +471,11 @@ def test_the_kernels_of_this_repository_are_found() -> None:
     names = {"triton_flat": "_flat_kernel", "helion_jagged": "_helion_grouped_gemm_jagged"}
     series = [series_row(pk, backend) for pk, backend in enumerate(names)]
     kernels = {one.pk: (Kernel(name=names[one.backend]),) for one in series}
-    found = source.find(root, [*series, series_row(5, "torch_loop")], kernels)
-    assert found[0].path == "kernels/grouped_gemm/flat.py"
-    assert found[1].path == "kernels/grouped_gemm/helion_jagged.py"
-    assert found[5].path == "operators/catalog/grouped_gemm.py"
-    line = (root / found[0].path).read_text().split("\n")[found[0].line - 1]
+    places = source.find(root, [*series, series_row(5, "torch_loop")], kernels)
+    assert places[0].path == "kernels/grouped_gemm/flat.py"
+    assert places[1].path == "kernels/grouped_gemm/helion_jagged.py"
+    assert places[5].path == "operators/catalog/grouped_gemm.py"
+    line = (root / places[0].path).read_text().split("\n")[places[0].line - 1]
     assert line.startswith("def _flat_kernel(")
 
 
@@ -511,8 +511,8 @@ def test_all_at_once(cli: Cli, slower: Path) -> None:
     assert ElementTree.parse(slower / "j.xml").getroot().get("failures") == "1"
     verdict = json.loads((slower / "v.json").read_text())
     assert verdict == json.loads(cli("gate", "--json").stdout) | {"series": verdict["series"]}
-    (found,) = json.loads((slower / "s.sarif").read_text())["runs"][0]["results"]
-    assert found["properties"]["source"] == "nothing"
+    (shown,) = json.loads((slower / "s.sarif").read_text())["runs"][0]["results"]
+    assert shown["properties"]["source"] == "nothing"
     assert "new: grouped_gemm triton: latency" in (slower / "a.atom").read_text()  # the update's own alert
     assert json.loads((slower / "b.json").read_text())["message"] == "1 regressed"
     ElementTree.parse(slower / "b.svg")
@@ -522,8 +522,8 @@ def test_all_at_once(cli: Cli, slower: Path) -> None:
 def test_sarif_points_at_the_kernel(cli: Cli, slower: Path) -> None:
     (slower / "k.py").write_text("\n@triton.jit\ndef _flat_kernel(a):\n    pass\n")
     cli("gate", "-o", "sarif=s.sarif")
-    (found,) = json.loads((slower / "s.sarif").read_text())["runs"][0]["results"]
-    place = found["locations"][0]["physicalLocation"]
+    (shown,) = json.loads((slower / "s.sarif").read_text())["runs"][0]["results"]
+    place = shown["locations"][0]["physicalLocation"]
     assert (place["artifactLocation"]["uri"], place["region"]["startLine"]) == ("k.py", 3)
 
 
@@ -582,7 +582,7 @@ def test_host_is_all_that_is_said_of_an_url() -> None:
 
 @pytest.mark.parametrize("change", [-0.0103, 0.947, None])
 def test_the_numbers_of_a_row_agree(change: float | None) -> None:
-    """The newest result may lie on the other side of the level before; it is not what is shown beside an effect."""
+    """The newest result may contradict the effect, so the latency shown with the effect must not be that result."""
     row = judged(1, "regressed", what="latency", effect=Effect(0.1252, change=change))
     assert row.point is not None
     expected = row.point.median_ms if change is None else 0.1252 * (1 + change)

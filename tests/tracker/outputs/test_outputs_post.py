@@ -65,9 +65,9 @@ class Forge:
             self.add(body["body"], self.me or "github-actions[bot]", "User" if self.me else "Bot")
             return 201, {}, self.comments[-1]
         if method in ("PATCH", "PUT"):
-            found = self.comments[int(path.rpartition("/")[2]) - 1]
-            found["body"] = body["body"]
-            return 200, {}, found
+            comment = self.comments[int(path.rpartition("/")[2]) - 1]
+            comment["body"] = body["body"]
+            return 200, {}, comment
         return 200, {}, None
 
 
@@ -426,9 +426,9 @@ def test_the_page_lists_every_format_and_verdict_and_no_other_option() -> None:
     assert all(f"| `{form}` |" in SECTION for form in FORMATS)
     assert all(f"`{verdict}`" in SECTION for verdict in Verdict if verdict is not Verdict.UNKNOWN)
     assert {example.split()[1] for example in EXAMPLES} == {"gate", "post"}
-    known: set[str] = set()
+    flags: set[str] = set()
     for name in ("gate", "post"):
         command = main.get_command(click.Context(main), name)
         assert command is not None
-        known |= {flag for parameter in command.params for flag in parameter.opts}
-    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", SECTION)) <= known
+        flags |= {flag for parameter in command.params for flag in parameter.opts}
+    assert set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", SECTION)) <= flags

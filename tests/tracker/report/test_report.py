@@ -24,13 +24,13 @@ BREAKING = """</script><script>alert(1)</script> "quoted" 'it' & 100% $title ${x
 
 
 class Page(HTMLParser):
-    """Scripts, text outside of them, and what is loaded from elsewhere."""
+    """Parse a page: its scripts, the text outside of them, and resources from the network."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.scripts: list[str] = []  # that run
         self.data: dict[str, str] = {}  # by id
-        self.rules = ""  # what the browser may load and run
+        self.rules = ""  # the content security policy
         self.text = ""
         self.tags: list[str] = []
         self.links: list[str] = []
@@ -40,9 +40,9 @@ class Page(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.links += [value or "" for name, value in attrs if name in ("src", "href")]
-        given = {name: value or "" for name, value in attrs}
-        self.rules += given.get("content", "") if "http-equiv" in given else ""
-        self.reading = given.get("id", "") if tag == "script" else ""
+        attributes = {name: value or "" for name, value in attrs}
+        self.rules += attributes.get("content", "") if "http-equiv" in attributes else ""
+        self.reading = attributes.get("id", "") if tag == "script" else ""
         if tag == "script" and not self.reading:
             self.scripts.append("")
 
@@ -83,9 +83,9 @@ def test_the_page_says_what_the_gate_says(cli: Cli, page: Any, stored: Any, make
     stored([make(1, backend="c", status="unavailable", message="needs sm_100")])
     html = page()
     head, _, counts = cli("gate").stdout.split("\n")[0].removeprefix("GATE ").rpartition(". ")
-    word, _, said = head.partition(": ")
+    word, _, rest = head.partition(": ")
     start = html.text.index(word, html.text.index("groupbench", html.text.index("Skip")))
-    assert html.text.index(said, start) < html.text.index("What changed")
+    assert html.text.index(rest, start) < html.text.index("What changed")
     for count in counts.split(", "):
         assert start < html.text.index(count) < html.text.index("What changed")
     assert html.text.index("0.5 outside") > html.text.index("What changed")
@@ -109,8 +109,8 @@ def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stor
     stored([make(night, ms=1.0 if night < 5 else 1.1, commit_facts=facts) for night in range(7)])
     text = page().text
     changed = text[text.index("What changed") : text.index("Operators")]
-    for told in ("regressed", "+10.", "1.00 ms", "1.10 ms", "005ccccccc Tiles of 128x256", "Ada <ada@example.org>"):
-        assert told in changed, told
+    for expected in ("regressed", "+10.", "1.00 ms", "1.10 ms", "005ccccccc Tiles of 128x256", "Ada <ada@example.org>"):
+        assert expected in changed, expected
     assert "last before: 004ccccccc" in changed
 
 
@@ -121,8 +121,8 @@ def test_series_that_are_missing_alike_are_one_line(page: Any, stored: Any, make
     html = page()
     changed = html.text[html.text.index("What changed") : html.text.index("Operators")]
     assert changed.count("absent from this one") == 2
-    for told in ("grouped_gemm a: 3 series", "grouped_gemm b: 4 series", "G=4,N=4"):
-        assert told in changed, told
+    for expected in ("grouped_gemm a: 3 series", "grouped_gemm b: 4 series", "G=4,N=4"):
+        assert expected in changed, expected
     for empty in ("effect", "before", "now", "first commit"):  # a column of nothing
         assert empty not in changed, empty
     assert sum(link.startswith("#op-grouped_gemm/s") for link in html.links) == 7 + 1  # and the result's own
@@ -211,12 +211,12 @@ def test_plots_hold_every_series_and_run(page: Any, stored: Any, make: Any) -> N
     stored([make(0), make(1, ms=2.0), make(2, status="oom", environment={"driver": "2"}), make(0, backend="b")])
     html = page()
     assert [short for _, short in json.loads(html.data["runs"])] == [f"00{n}cccc" for n in range(3)]
-    found = series(html)
-    assert found["b"]["latency"]["data"][0]["x"] == [0]
-    good, crosses = found["triton"]["latency"]["data"][:2]
+    histories = series(html)
+    assert histories["b"]["latency"]["data"][0]["x"] == [0]
+    good, crosses = histories["triton"]["latency"]["data"][:2]
     assert (good["x"], good["y"]) == ([0, 1], [pytest.approx(1, rel=0.01), pytest.approx(2, rel=0.01)])
     assert (crosses["x"], crosses["text"]) == ([2], ["oom: it was oom"])
-    assert found["triton"]["latency"]["data"][-1]["text"] == ["driver 570.1 → 2"]
+    assert histories["triton"]["latency"]["data"][-1]["text"] == ["driver 570.1 → 2"]
     assert [short for _, short in json.loads(page("--runs", "1").data["runs"])] == ["002cccc"]
 
 

@@ -29,22 +29,22 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     records = []
     for night in range(12):
         facts = {"subject": HOSTILE if night == 11 else f"Commit {night}", "author": "Ada <ada@example.org>"}
-        given = {"commit_facts": facts, "environment": {"driver": "1" if night < 4 else "2"}}
+        fields = {"commit_facts": facts, "environment": {"driver": "1" if night < 4 else "2"}}
         for size in range(1, 5):
             cell = {"shape": f"G={size * size},N=1024", "cell": WORK}
-            records.append(make(night, ms=float(size), backend="torch", baseline=True, **cell, **given))
-            records.append(make(night, ms=0.6 * size, backend="triton", **cell, **given))
-            records.append(make(night, ms=1.5 * size, backend="helion", **cell, **given))
+            records.append(make(night, ms=float(size), backend="torch", baseline=True, **cell, **fields))
+            records.append(make(night, ms=0.6 * size, backend="triton", **cell, **fields))
+            records.append(make(night, ms=1.5 * size, backend="helion", **cell, **fields))
         copy = {"flops": 0, "min_bytes": 2 * 10**9}
         product = {"flops": 10**12, "min_bytes": 10**8}
-        records.append(make(night, operator="canary", backend="torch", shape="copy", cell=copy, **given))
-        records.append(make(night, operator="canary", backend="torch", shape="mm", ms=2.0, cell=product, **given))
+        records.append(make(night, operator="canary", backend="torch", shape="copy", cell=copy, **fields))
+        records.append(make(night, operator="canary", backend="torch", shape="mm", ms=2.0, cell=product, **fields))
         if night == 11:
             failed = {"status": "oom", "message": HOSTILE}
-            records.append(make(night, operator=HOSTILE, backend=HOSTILE, shape=HOSTILE, **failed, **given))
-            records.append(make(night, operator=HOSTILE, backend="good", shape=HOSTILE, **given))
+            records.append(make(night, operator=HOSTILE, backend=HOSTILE, shape=HOSTILE, **failed, **fields))
+            records.append(make(night, operator=HOSTILE, backend="good", shape=HOSTILE, **fields))
             wrong = {"status": "wrong", "message": "0.5 outside"}
-            records.append(make(night, backend="wrong", shape="G=1,N=1024", **wrong, **given))
+            records.append(make(night, backend="wrong", shape="G=1,N=1024", **wrong, **fields))
     folder = tmp_path_factory.mktemp("report")
     (folder / "records.jsonl").write_bytes(b"".join(map(encode, records)))
     for command in (["ingest", "records.jsonl"], ["report", "-o", "report.html"]):
@@ -173,9 +173,9 @@ def test_every_plot_has_its_data_as_text(browse: Browse, report: Path) -> None:
         part.locator("tbody tr").first.wait_for()
         assert part.locator("tbody tr").count() == rows, name
         assert len(part.locator("[role=img]").get_attribute("aria-label")) > 50
-    told = card.locator(".latency tbody").inner_text()
-    assert "environment: driver 1 → 2" in told
-    assert "004ccccccc · 2026-01-05 03:00 · Commit 4" in told
+    latencies = card.locator(".latency tbody").inner_text()
+    assert "environment: driver 1 → 2" in latencies
+    assert "004ccccccc · 2026-01-05 03:00 · Commit 4" in latencies
 
 
 def test_tables_sort_by_number_or_text_and_say_so(browse: Browse, report: Path) -> None:
@@ -192,7 +192,7 @@ def test_tables_sort_by_number_or_text_and_say_so(browse: Browse, report: Path) 
     assert head.get_attribute("aria-sort") == "descending"
     assert [float(text) for text in column(page, table, 7)] == values[::-1]
     speed = page.locator(f"{table} th", has_text="speedup")
-    for _ in range(2):  # what has none comes last either way
+    for _ in range(2):  # rows without a value come last in both orders
         speed.locator("button").click()
         assert column(page, table, 9)[-1] == ""
     page.locator(f"{table} th", has_text="shape").locator("button").click()
@@ -267,7 +267,7 @@ def test_a_phone_needs_no_sideways_scrolling(browse: Browse, report: Path) -> No
     card.locator("summary").first.click()
     card.locator(".latency .point").first.wait_for()
     box = page.locator("#results-op-grouped_gemm").locator("xpath=..")
-    assert box.evaluate("node => node.scrollWidth > node.clientWidth")  # what is wide scrolls by itself
+    assert box.evaluate("node => node.scrollWidth > node.clientWidth")  # wide boxes scroll by themselves
     assert page.locator("[data-figure=map-0] .annotation", has_text="G=1,N=1024").count() == 1  # above its cells
     assert page.evaluate("document.documentElement.scrollWidth") == 375
     assert page.evaluate("visualViewport.scale") == 1
@@ -372,7 +372,7 @@ def test_what_else_is_written_into_the_file_does_not_run(chromium: Browser, repo
     refused: list[str] = []
     with chromium.new_context() as context:
         page = context.new_page()
-        page.on("console", lambda said: refused.append(said.text))
+        page.on("console", lambda line: refused.append(line.text))
         page.goto((tmp_path / "r.html").as_uri())
         page.locator("nav a", has_text="grouped_gemm").click()
         opened(page, "op-grouped_gemm")

@@ -1,4 +1,4 @@
-"""Figures and what they are made of: pure functions of plain data, and of rows of the store."""
+"""Test figures and their data: pure functions of plain data, and of rows of the store."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ RUNS = tuple(RunLabel(f"run-{n}", f"{n:010d}", f"2026-01-{n + 1:02d} 03:00", f"<
 CEILINGS = Ceilings(RUNS[0], tflops=800.0, gbps=3000.0, dtype="bf16")
 
 
-def history(ms: list[float | None], **given: Any) -> ShownHistory:
+def history(ms: list[float | None], **fields: Any) -> ShownHistory:
     n = len(ms)
     low = [None if v is None else 0.99 * v for v in ms]
     high = [None if v is None else 1.02 * v for v in ms]
-    plain: dict[str, Any] = {"runs": tuple(range(n)), "rms": (2e-3,) * n} | given
+    plain: dict[str, Any] = {"runs": tuple(range(n)), "rms": (2e-3,) * n} | fields
     return ShownHistory(SERIES, ms=tuple(ms), low=tuple(low), high=tuple(high), **plain)
 
 
@@ -140,12 +140,12 @@ def test_words_of_the_roof_stay_within_it(intensity: float) -> None:
 
 def test_what_is_not_ok_is_a_cross_and_no_point_of_the_line() -> None:
     shown = history([1.0, None, 1.1, 3.0], status={1: "oom", 3: "wrong"}, message={1: "<no> memory", 3: "0.5 outside"})
-    found = by_name(figures.latency_history(shown, RUNS))
-    assert (found["ok"]["x"], found["ok"]["y"]) == ([0, 2], [1.0, 1.1])
-    assert found["ok"]["error_y"]["array"] == [0.02, 0.022]
-    assert found["ok"]["error_y"]["arrayminus"] == [0.01, 0.011]
-    assert (found["not ok"]["x"], found["not ok"]["y"]) == ([1, 3], [1.1, 3.0])
-    assert found["not ok"]["text"][0].endswith("&lt;b&gt;1&lt;/b&gt;<br>oom: &lt;no&gt; memory")
+    traces = by_name(figures.latency_history(shown, RUNS))
+    assert (traces["ok"]["x"], traces["ok"]["y"]) == ([0, 2], [1.0, 1.1])
+    assert traces["ok"]["error_y"]["array"] == [0.02, 0.022]
+    assert traces["ok"]["error_y"]["arrayminus"] == [0.01, 0.011]
+    assert (traces["not ok"]["x"], traces["not ok"]["y"]) == ([1, 3], [1.1, 3.0])
+    assert traces["not ok"]["text"][0].endswith("&lt;b&gt;1&lt;/b&gt;<br>oom: &lt;no&gt; memory")
 
 
 def test_texts_of_runs_are_left_out_where_the_page_has_them() -> None:
@@ -168,12 +168,12 @@ def test_each_kind_of_mark_has_a_line_a_symbol_and_words() -> None:
     figure = figures.latency_history(
         history([1.0] * 4, marks=marks, levels=(Level(0, 1, 1.0), Level(2, 3, 1.05))), RUNS
     )
-    found = by_name(figure)
-    assert [found[mark.kind]["x"] for mark in marks] == [[0.5], [1.5], [1.5], [2.5]]
-    assert len({found[mark.kind]["marker"]["symbol"] for mark in marks}) == 4
+    traces = by_name(figure)
+    assert [traces[mark.kind]["x"] for mark in marks] == [[0.5], [1.5], [1.5], [2.5]]
+    assert len({traces[mark.kind]["marker"]["symbol"] for mark in marks}) == 4
     assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [0.5, 1.5, 1.5, 2.5]
     assert {label["text"] for label in figure["layout"]["annotations"]} == {mark.text for mark in marks}
-    assert found["level"]["y"] == [1.0, 1.0, None, 1.05, 1.05]
+    assert traces["level"]["y"] == [1.0, 1.0, None, 1.05, 1.05]
     for mark in marks:
         assert f"{mark.kind.capitalize()} at {RUNS[mark.at].commit}: {mark.text}." in figure["layout"]["meta"]["alt"]
 
@@ -276,9 +276,9 @@ def test_only_bad_news_is_red(mark: Mark, ink: str) -> None:
 
 @pytest.fixture
 def report(db: Any) -> Callable[..., Report]:
-    def read(run: str | None = None, **given: Any) -> Report:
+    def read(run: str | None = None, **options: Any) -> Report:
         with open_store(db, create=False) as store, store.read() as session:
-            return gather(session, judge_run(session, find_run(session, run)), **given)
+            return gather(session, judge_run(session, find_run(session, run)), **options)
 
     return read
 
@@ -301,7 +301,7 @@ def test_a_change_an_environment_and_a_level_are_found(stored: Any, make: Any, r
 
 
 def test_a_few_results_far_apart_are_no_level(stored: Any, make: Any, report: Any) -> None:
-    """As an H100 measured them: 0.096 ms in one night, 0.322 in the next two."""
+    """An H100 measured 0.096 ms in one night and 0.322 ms in the next two."""
     stored([make(night, ms) for night, ms in enumerate((0.0963, 0.3218, 0.3225))])
     stored([make(night, ms, backend="quiet") for night, ms in enumerate((0.3221, 0.3218, 0.3225))])
     quiet, far = sorted(report().pages[0].histories, key=lambda one: one.series.backend)
@@ -311,7 +311,7 @@ def test_a_few_results_far_apart_are_no_level(stored: Any, make: Any, report: An
 
 
 def test_a_step_within_one_commit_is_a_change_of_canaries_alone(stored: Any, make: Any, report: Any) -> None:
-    """Of a kernel it is the machine; a canary is there to show the machine."""
+    """Without a change of code, a kernel's step is the machine's. Canaries test the machine, so theirs are shown."""
     stored([
         make(night, ms=(1.0 if night < 20 else 1.1) * (1 + 0.0005 * (night % 3)), operator=operator, commit="c" * 40)
         for night in range(30) for operator in ("gemm", "canary")
@@ -422,12 +422,12 @@ def test_hosts_and_protocols_have_maps_of_their_own(stored: Any, make: Any, repo
     assert len(report().pages[0].speeds) == 3
 
 
-def canaries(make: Any, night: int, **given: Any) -> list[Any]:
+def canaries(make: Any, night: int, **fields: Any) -> list[Any]:
     copy = {"flops": 0, "min_bytes": 2 * 10**9}
     product = {"flops": 10**12, "min_bytes": 10**8}
     return [
-        make(night, ms=1.0, operator="canary", shape="copy", cell=copy, **given),
-        make(night, ms=2.0, operator="canary", shape="matmul", cell=product, **given),
+        make(night, ms=1.0, operator="canary", shape="copy", cell=copy, **fields),
+        make(night, ms=2.0, operator="canary", shape="matmul", cell=product, **fields),
     ]
 
 
@@ -475,8 +475,8 @@ def test_long_shapes_are_cut_in_the_middle() -> None:
 
 def test_a_real_history_has_its_ceilings_and_its_backends(cli: Cli, report: Any) -> None:
     assert cli("ingest", *map(str, HISTORY)).exit_code == 0
-    found = report(limit=50)
-    page = found.pages[0]
+    limited = report(limit=50)
+    page = limited.pages[0]
     assert [one.backends[0] for one in page.speeds] == ["torch_loop", "aten_grouped_mm"]
     assert [len(one.rows) for one in page.speeds] == [17, 2]
     assert page.roofline.ceilings.tflops == pytest.approx(801.9, abs=0.1)

@@ -1,4 +1,4 @@
-"""What the tests of `groupbench serve` share: a database with something to show, and a client of its dashboard."""
+"""Fixtures for `groupbench serve`: a database of eight nights with a step, and a client of its dashboard."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEP = {"subject": BREAKING, "author": "Ada", "branch": "main"}
 
 @pytest.fixture
 def token() -> str:
-    """What `serve` may be given, so that alerts can be dealt with."""
+    """Return a token that allows changes of alerts."""
     return "a-token-of-some-length"
 
 

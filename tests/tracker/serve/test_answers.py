@@ -1,4 +1,4 @@
-"""`groupbench serve`: what holds of every answer, whatever address is asked for."""
+"""Test `groupbench serve`: the properties of every response, for any address."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_every_answer_carries_the_security_headers(nights: Any, serve: Client) -
     client = serve(hosts=frozenset(LOOPBACK))
     evil = client.get("/", headers={"Host": "evil.example"})
     answers = [client.get(p) for p in (*PAGES, "/none", "/static/serve.css", "/series?limit=1", "/series.json")]
-    for answer in (*answers, evil, client.post("/alerts/change"), client.get("/?" + "x" * 10_000)):
+    for response in (*answers, evil, client.post("/alerts/change"), client.get("/?" + "x" * 10_000)):
         for name, value in HEADERS.items():
-            assert answer.headers.get(name) == value, (answer.request.url, name)
-        assert "server" not in answer.headers
+            assert response.headers.get(name) == value, (response.request.url, name)
+        assert "server" not in response.headers
     assert "unsafe-inline" not in HEADERS["Content-Security-Policy"]
     html = client.get("/series/1").text
     assert not re.search(r"<(script|style)>|\son\w+=|\sstyle=", html)
@@ -79,10 +79,10 @@ def test_an_error_of_ours_shows_no_trace(nights: Any, db: Any, monkeypatch: Any)
     with TestClient(app, raise_server_exceptions=False) as client:
         monkeypatch.setattr(queries, "find_runs", broken)
         for page in ("/runs", "/runs.json"):
-            answer = client.get(page)
-            assert answer.status_code == 500
-            assert "inner secret" not in answer.text
-            assert "Traceback" not in answer.text
+            response = client.get(page)
+            assert response.status_code == 500
+            assert "inner secret" not in response.text
+            assert "Traceback" not in response.text
 
 
 @pytest.mark.sqlite
@@ -104,10 +104,10 @@ def test_static_files_are_kept_and_packed(nights: Any, serve: Client) -> None:
         )
     }
     for address in addresses:
-        answer = client.get(address)
-        assert answer.status_code == 200
-        assert "immutable" in answer.headers["cache-control"]
-        again = client.get(address, headers={"If-None-Match": answer.headers["etag"]})
+        response = client.get(address)
+        assert response.status_code == 200
+        assert "immutable" in response.headers["cache-control"]
+        again = client.get(address, headers={"If-None-Match": response.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
     assert client.get("/runs").headers["cache-control"] == "no-store"
 
@@ -116,9 +116,9 @@ def test_static_files_are_kept_and_packed(nights: Any, serve: Client) -> None:
 def test_a_long_address_is_refused(nights: Any, serve: Client) -> None:
     client = serve()
     for page in (*PAGES, "/static/serve.css", "/none"):
-        answer = client.get(page.partition("?")[0] + "?q=" + "x" * 60_000)
-        assert answer.status_code == 400
-        assert "8192" in answer.json()["error"]
+        response = client.get(page.partition("?")[0] + "?q=" + "x" * 60_000)
+        assert response.status_code == 400
+        assert "8192" in response.json()["error"]
     assert client.get("/series/" + "1" * 60_000).status_code == 400
     assert client.get("/series/" + "1" * 1_000).status_code == 404
 
@@ -136,12 +136,12 @@ def test_wrong_parameters_are_named(nights: Any, serve: Client) -> None:
     pages = ("/", "/runs", "/runs/run-007", "/series/1", "/operators/grouped_gemm", "/compare", "/alerts")
     for search, page in ((search, page) for search in WRONG for page in pages):
         name = search.partition("=")[0]
-        answer = client.get(f"{page}?{search}")
-        assert answer.status_code == 400, (page, search)
-        told = client.get(f"{page}?{search}", headers={"Accept": "application/json"}).json()
-        assert told["status"] == 400
-        assert name in told["error"] or name in ("where", "a", "backend", "operator"), (page, told)
-        assert "\n" not in told["error"]
+        response = client.get(f"{page}?{search}")
+        assert response.status_code == 400, (page, search)
+        body = client.get(f"{page}?{search}", headers={"Accept": "application/json"}).json()
+        assert body["status"] == 400
+        assert name in body["error"] or name in ("where", "a", "backend", "operator"), (page, body)
+        assert "\n" not in body["error"]
 
 
 @pytest.fixture
@@ -177,8 +177,10 @@ ADDRESSES = (
 @example(page="/series", search=[("where", "M>" + "9" * 30)])
 @example(page="/series", search=[("shape", "[a-"), ("q", "%_\\")])
 def test_nothing_that_is_asked_breaks_it(shared: TestClient, page: str, search: list[tuple[str, str]]) -> None:
-    answer = shared.get(page.partition("?")[0], params=[(n, v.encode("utf-8", "replace").decode()) for n, v in search])
-    assert answer.status_code in (200, 400, 404)
+    response = shared.get(
+        page.partition("?")[0], params=[(n, v.encode("utf-8", "replace").decode()) for n, v in search]
+    )
+    assert response.status_code in (200, 400, 404)
 
 
 PARTS = (
@@ -193,8 +195,8 @@ PARTS = (
 def test_no_address_breaks_it(shared: TestClient, raw: str, part: str) -> None:
     from urllib.parse import quote
 
-    answer = shared.get(part.format(quote(raw, safe="/%&=;+.")))
-    assert answer.status_code < 500
+    response = shared.get(part.format(quote(raw, safe="/%&=;+.")))
+    assert response.status_code < 500
 
 
 def test_postgresql_bears_what_sqlite_bears(nights: Any, serve: Client) -> None:

@@ -24,7 +24,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 
 @pytest.fixture
 def address(cli: Any, stored: Any, make: Any, plain_statistics: None) -> Iterator[str]:
-    """Where a real server shows a database with a regression, its alert, canaries and hostile texts."""
+    """Return the address of a server with a regression, its alert, canaries and hostile texts."""
     import uvicorn
 
     records = []
@@ -60,7 +60,7 @@ Browse = Callable[..., Any]
 
 
 def test_every_page_draws_without_an_error(address: str, browse: Browse) -> None:
-    """The fixture fails for whatever the console says, so that nothing breaks the content policy either."""
+    """The fixture fails on any console message, so this test also covers the content security policy."""
     page = browse(address)
     page.get_by_role("heading", name="What changed").wait_for()
     for path in ("/runs", "/runs/run-007", "/series", "/compare?a=000&b=latest", "/alerts", "/alerts/1", "/login"):
@@ -106,7 +106,7 @@ def test_a_view_is_shared_by_its_address(address: str, browse: Browse) -> None:
     page.get_by_label("sizes").fill("M>=64")
     page.get_by_role("button", name="Search").click()
     page.wait_for_url("**/series?**")
-    assert page.url == f"{address}/series?q=torch&where=M%3E%3D64"  # what was left empty is not in it
+    assert page.url == f"{address}/series?q=torch&where=M%3E%3D64"  # empty fields are not in the address
     table = page.locator("main table tbody").inner_text()
     assert "torch" in table
     assert "triton" not in table
@@ -208,7 +208,7 @@ def test_text_can_be_read_by_day_and_by_night(address: str, browse: Browse, sche
 
 
 def contrast(ink: str, ground: str) -> float:
-    """As the Web Content Accessibility Guidelines have it."""
+    """Return the contrast ratio of two colours, as in the Web Content Accessibility Guidelines."""
 
     def light(colour: str) -> float:
         parts = [float(part) / 255 for part in colour[colour.index("(") + 1 : -1].split(",")[:3]]

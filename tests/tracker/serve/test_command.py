@@ -1,4 +1,4 @@
-"""`groupbench serve`: the command, from its options to its end, and what is told of it."""
+"""Test `groupbench serve`: the command from its options to its end, and its documentation."""
 
 from __future__ import annotations
 
@@ -86,13 +86,13 @@ def test_who_connects_and_asks_nothing_is_sent_away(nights: Any, monkeypatch: An
         with socket.create_connection(where, 30) as kept:  # who has asked may ask again
             for _ in range(2):
                 kept.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
-                told = kept.recv(10_000)
-                while not told.endswith(b"}"):
-                    told += kept.recv(10_000) or b"closed}"
-                assert told.startswith(b"HTTP/1.1 200 ")
+                received = kept.recv(10_000)
+                while not received.endswith(b"}"):
+                    received += kept.recv(10_000) or b"closed}"
+                assert received.startswith(b"HTTP/1.1 200 ")
                 time.sleep(0.7)
-        with urllib.request.urlopen(f"http://127.0.0.1:{where[1]}/healthz", timeout=30) as answer:
-            assert answer.status == 200
+        with urllib.request.urlopen(f"http://127.0.0.1:{where[1]}/healthz", timeout=30) as response:
+            assert response.status == 200
     finally:
         server.should_exit = True
         thread.join(30)
@@ -118,8 +118,8 @@ def test_it_runs_by_its_command_and_ends_when_it_is_told_to(
         address = re.search(r"http://127\.0\.0\.1:\d+", line)
         assert address is not None, line
         assert "alerts can be changed" in line
-        with urllib.request.urlopen(f"{address[0]}/overview.json", timeout=60) as answer:
-            assert b'"run-007"' in answer.read()
+        with urllib.request.urlopen(f"{address[0]}/overview.json", timeout=60) as response:
+            assert b'"run-007"' in response.read()
         with socket.create_connection(("127.0.0.1", int(address[0].rpartition(":")[2])), 30) as raw:
             raw.sendall(b"GET /series?q=" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert raw.recv(100).startswith(b"HTTP/1.1 400 ")
@@ -143,16 +143,16 @@ def test_the_page_lists_every_address_parameter_and_action(nights: Any, serve: C
     client = serve()
     for route in client.app.routes:  # type: ignore[attr-defined]
         named = re.sub(
-            r"\{(\w+)(:path)?\}", lambda found: {"key": "KEY", "name": "NAME"}.get(found[1], "ID"), route.path
+            r"\{(\w+)(:path)?\}", lambda match: {"key": "KEY", "name": "NAME"}.get(match[1], "ID"), route.path
         )
         assert f"{named}`" in DOCS or named in ("/overview", "/login", "/logout", "/static/NAME", "/alerts/change"), (
             named
         )
     assert "/alerts/change.json" in DOCS
     for page in ("/runs", "/runs/run-007", "/series", "/series/1", "/operators/grouped_gemm", "/compare", "/alerts"):
-        known = client.get(f"{page}.json?nothing=1").json()["error"].partition("known: ")[2].split(", ")
-        assert all(f"`{name}`" in DOCS or re.search(rf"`[a-z ]*\b{name}\b[^`]*`", DOCS) for name in known), (
+        parameters = client.get(f"{page}.json?nothing=1").json()["error"].partition("known: ")[2].split(", ")
+        assert all(f"`{name}`" in DOCS or re.search(rf"`[a-z ]*\b{name}\b[^`]*`", DOCS) for name in parameters), (
             page,
-            known,
+            parameters,
         )
     assert all(f"`{action}`" in DOCS for action in ACTIONS)

@@ -1,4 +1,4 @@
-"""`groupbench serve`: what takes long is worked out beside the pages, and kept."""
+"""Test the jobs of `groupbench serve`: long work runs in the background, and its results are kept."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def test_a_page_says_what_is_being_worked_out(nights: Any, serve: Client, monkey
     client = serve(patience=0)
     page, compared = client.get("/"), client.get("/compare?a=000&b=latest")
     try:
-        for answer, word in ((page, "Judging"), (compared, "Comparing")):
-            assert answer.status_code == 200
-            assert word in answer.text
-            assert 'http-equiv="refresh"' in answer.text
+        for response, word in ((page, "Judging"), (compared, "Comparing")):
+            assert response.status_code == 200
+            assert word in response.text
+            assert 'http-equiv="refresh"' in response.text
         waiting = client.get("/compare.json?a=000&b=latest")
         assert (waiting.status_code, waiting.json()["state"]) == (202, "comparing")
         assert waiting.headers["retry-after"]
@@ -50,9 +50,9 @@ def test_a_run_that_cannot_be_judged_is_shown_all_the_same(nights: Any, serve: C
 
     monkeypatch.setattr(work, "judge", broken)
     client = serve()
-    told = client.get("/overview.json").json()
-    assert told["verdict"] == {"state": "failed", "error": "the disk is gone"}
-    assert len(told["runs"]) == 8
+    overview = client.get("/overview.json").json()
+    assert overview["verdict"] == {"state": "failed", "error": "the disk is gone"}
+    assert len(overview["runs"]) == 8
     assert "could not be judged: the disk is gone" in client.get("/").text
     assert client.get("/runs/run-007").status_code == client.get("/series/1").status_code == 200
 
@@ -93,9 +93,9 @@ def test_jobs_are_done_by_a_process_of_their_own(nights: Any, monkeypatch: pytes
     monkeypatch.setattr("groupbench.tracker.serve.jobs.UNWANTED_S", 0.0)  # asking once and waiting is enough
     jobs = Jobs(patience=60)
     try:
-        found = jobs.ask("v", 1, work.judge, str(nights), "run-007")
-        assert isinstance(found, Known)
-        assert found.value.word in ("regression", "incomplete", "ok")  # its statistics are not the test's
+        outcome = jobs.ask("v", 1, work.judge, str(nights), "run-007")
+        assert isinstance(outcome, Known)
+        assert outcome.value.word in ("regression", "incomplete", "ok")  # its statistics are not the test's
         with pytest.raises(QueryError, match="no run"):
             jobs.ask("w", 1, work.judge, str(nights), "none")
     finally:

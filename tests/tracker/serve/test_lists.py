@@ -1,4 +1,4 @@
-"""`groupbench serve`: what is found among series and runs, and how long lists come."""
+"""Test the lists of `groupbench serve`: searches of series and runs, and pages of long lists."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ def test_a_series_is_found_by_words_names_shapes_and_sizes(stored: Any, make: An
             for shape, m in (("G=4,M=64", 64), ("G=4,M=4096", 4096))])  # fmt: skip
     client = serve()
 
-    def found(search: str) -> set[tuple[str, str, str]]:
-        answer = client.get(f"/series.json?{search}").json()
-        assert answer["paging"]["total"] == len(answer["series"])
-        return {(row["backend"], row["dtype"], row["shape"]) for row in answer["series"]}
+    def matching(search: str) -> set[tuple[str, str, str]]:
+        body = client.get(f"/series.json?{search}").json()
+        assert body["paging"]["total"] == len(body["series"])
+        return {(row["backend"], row["dtype"], row["shape"]) for row in body["series"]}
 
-    assert len(found("")) == 8
-    assert {row[1] for row in found("q=TRITON+bf16")} == {"bf16"}
-    assert found("q=100%25+fp16+M=64") == {("Torch_100%", "fp16", "G=4,M=64")}
-    assert found("q=_1") == found("backend=Torch_100%25")  # wildcards of LIKE are letters
-    assert {row[2] for row in found("shape=*M=4*")} == {"G=4,M=4096"}
-    assert {row[2] for row in found("where=M>=100")} == {"G=4,M=4096"}
-    assert {row[2] for row in found("where=M!=1..100")} == {"G=4,M=4096"}
-    assert found("where=Z>1") == found(f"where=M>{10**25}") == set()
-    assert len(found("dtype=bf16&dtype=fp16&backend=triton")) == 4
+    assert len(matching("")) == 8
+    assert {row[1] for row in matching("q=TRITON+bf16")} == {"bf16"}
+    assert matching("q=100%25+fp16+M=64") == {("Torch_100%", "fp16", "G=4,M=64")}
+    assert matching("q=_1") == matching("backend=Torch_100%25")  # wildcards of LIKE are letters
+    assert {row[2] for row in matching("shape=*M=4*")} == {"G=4,M=4096"}
+    assert {row[2] for row in matching("where=M>=100")} == {"G=4,M=4096"}
+    assert {row[2] for row in matching("where=M!=1..100")} == {"G=4,M=4096"}
+    assert matching("where=Z>1") == matching(f"where=M>{10**25}") == set()
+    assert len(matching("dtype=bf16&dtype=fp16&backend=triton")) == 4
 
 
 def test_long_lists_come_in_parts(stored: Any, make: Any, serve: Client) -> None:
@@ -70,15 +70,15 @@ def test_a_series_of_runs_long_ago_is_shown_all_the_same(stored: Any, make: Any,
 def test_runs_are_found_by_branch_commit_and_date(nights: Any, serve: Client) -> None:
     client = serve()
 
-    def found(search: str) -> list[str]:
+    def matching(search: str) -> list[str]:
         return [run["run"] for run in client.get(f"/runs.json?{search}").json()["runs"]]
 
-    assert found("branch=main") == [f"run-{n:03d}" for n in range(7, -1, -1)]
-    assert found("commit=003") == ["run-003"]
-    assert found("since=2026-01-07&until=2026-01-07") == ["run-006"]
-    assert found("branch=other") == []
-    told = client.get("/runs/run-007.json?status=unavailable").json()
-    assert [row["backend"] for row in told["results"]] == ["cutlass"]
+    assert matching("branch=main") == [f"run-{n:03d}" for n in range(7, -1, -1)]
+    assert matching("commit=003") == ["run-003"]
+    assert matching("since=2026-01-07&until=2026-01-07") == ["run-006"]
+    assert matching("branch=other") == []
+    body = client.get("/runs/run-007.json?status=unavailable").json()
+    assert [row["backend"] for row in body["results"]] == ["cutlass"]
     assert client.get("/runs/run-003.json").json()["verdict"] is None
     assert client.get("/runs/run-003.json?verdict=1").json()["verdict"]["run"] == "run-003"
 

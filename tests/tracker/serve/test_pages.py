@@ -1,4 +1,4 @@
-"""`groupbench serve`: what the pages show, in HTML and in JSON."""
+"""Test the contents of `groupbench serve`'s pages, in HTML and in JSON."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Client = Callable[..., TestClient]
 
 def test_the_overview_says_what_the_gate_says(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
-    told = client.get("/overview.json").json()
+    body = client.get("/overview.json").json()
     line = cli("gate").stdout.split("\n")[0]
-    assert told["verdict"]["summary"] == line
-    assert told["verdict"]["word"] == "regression"
-    assert told["run"]["run"] == "run-007"
-    (row,) = [row for row in told["verdict"]["rows"] if row["verdict"] == "regressed"]
+    assert body["verdict"]["summary"] == line
+    assert body["verdict"]["word"] == "regression"
+    assert body["run"]["run"] == "run-007"
+    (row,) = [row for row in body["verdict"]["rows"] if row["verdict"] == "regressed"]
     assert (row["backend"], row["head"][:3], row["author"]) == ("triton", "006", "Ada")
     assert row["change"] == pytest.approx(0.05, abs=0.003)
-    assert told["alerts"]["counts"] == {"new": 1}
-    assert told["runs"][0]["counts"] == {"ok": 4, "unavailable": 1}
+    assert body["alerts"]["counts"] == {"new": 1}
+    assert body["runs"][0]["counts"] == {"ok": 4, "unavailable": 1}
     html = client.get("/").text
     assert all(text in html for text in (line, "regressed", "+5.0%", "Not measured", "/alerts/1"))
     assert "needs &lt;/script&gt;" in html
@@ -56,23 +56,23 @@ def test_a_series_shows_its_history_with_what_happened(stored: Any, make: Any, s
     """
     nights = [make(n, 1.0 if n < 12 else 1.2, environment={"driver": "580.2"} if n < 4 else {}) for n in range(24)]
     stored([*nights, make(24, status="error", message="no")])
-    told = serve().get("/series/1.json").json()
-    assert [(mark["kind"], mark["commit"][:3]) for mark in told["marks"]] == [("environment", "004"), ("change", "00c")]
-    assert "driver 580.2 → 570.1" in told["marks"][0]["text"]
-    levels = [(level["first"], level["last"], round(level["ms"], 1)) for level in told["levels"]]
+    body = serve().get("/series/1.json").json()
+    assert [(mark["kind"], mark["commit"][:3]) for mark in body["marks"]] == [("environment", "004"), ("change", "00c")]
+    assert "driver 580.2 → 570.1" in body["marks"][0]["text"]
+    levels = [(level["first"], level["last"], round(level["ms"], 1)) for level in body["levels"]]
     assert levels == [("run-000", "run-011", 1.0), ("run-012", "run-023", 1.2)]
-    assert told["paging"]["total"] == told["shown"] == 25
-    newest, second = told["points"][:2]
+    assert body["paging"]["total"] == body["shown"] == 25
+    newest, second = body["points"][:2]
     assert (newest["status"], newest["message"], second["status"]) == ("error", "no", "ok")
-    assert told["points"][12]["change"] == pytest.approx(0.2, abs=0.01)
+    assert body["points"][12]["change"] == pytest.approx(0.2, abs=0.01)
 
 
 def test_what_the_gate_says_of_the_newest_change_is_marked(nights: Any, serve: Client) -> None:
     client = serve()
     client.get("/")
-    told = client.get("/series/1.json").json()
-    assert told["verdict"]["verdict"] == "regressed"
-    marks = {mark["kind"]: mark for mark in told["marks"]}
+    body = client.get("/series/1.json").json()
+    assert body["verdict"]["verdict"] == "regressed"
+    marks = {mark["kind"]: mark for mark in body["marks"]}
     assert (marks["verdict"]["run"], marks["verdict"]["text"][:10]) == ("run-006", "regressed ")
     assert marks["alert"]["run"] == "run-006"
 
@@ -83,8 +83,8 @@ def test_two_changes_of_a_series_are_both_told(stored: Any, make: Any, serve: Cl
     stored([*[make(night, ms=1 + 0.001 * (night % 3)) for night in range(6)], *slow])
     client = serve()
     client.get("/")
-    told = client.get("/series/1.json").json()
-    assert [row["what"] for row in told["verdict"]["told"]] == ["latency", "accuracy"]
+    body = client.get("/series/1.json").json()
+    assert [row["what"] for row in body["verdict"]["told"]] == ["latency", "accuracy"]
     assert "+49." in client.get("/series/1").text
     assert "rms 0.002" in client.get("/series/1").text
 
@@ -92,22 +92,22 @@ def test_two_changes_of_a_series_are_both_told(stored: Any, make: Any, serve: Cl
 def test_only_the_newest_points_are_drawn_where_there_are_many(stored: Any, make: Any, serve: Client) -> None:
     stored([make(n) for n in range(5)])
     client = serve()
-    told = client.get("/series/1.json?last=2").json()
-    assert (told["shown"], told["series"]["points"]) == (2, 5)
-    assert [point["run"] for point in told["points"]] == ["run-004", "run-003"]
+    body = client.get("/series/1.json?last=2").json()
+    assert (body["shown"], body["series"]["points"]) == (2, 5)
+    assert [point["run"] for point in body["points"]] == ["run-004", "run-003"]
     assert "The newest 2 of 5 points" in client.get("/series/1?last=2").text
 
 
 def test_an_operator_compares_backends_below_the_roof(nights: Any, serve: Client) -> None:
     client = serve()
-    told = client.get("/operators/grouped_gemm.json").json()
-    (speeds,) = told["speeds"]
+    body = client.get("/operators/grouped_gemm.json").json()
+    (speeds,) = body["speeds"]
     (row,) = speeds["rows"]
     assert speeds["baseline"] == "torch"
     assert row["speedup"]["triton"] == pytest.approx(2 / 1.05, rel=0.01)
     assert row["why"]["cutlass"].startswith("unavailable: needs")
-    assert told["roofline"]["ceilings"]["tflops"] == pytest.approx(1000, rel=0.01)
-    assert {point["backend"] for point in told["roofline"]["points"]} == {"triton", "torch"}
+    assert body["roofline"]["ceilings"]["tflops"] == pytest.approx(1000, rel=0.01)
+    assert {point["backend"] for point in body["roofline"]["points"]} == {"triton", "torch"}
     over = client.get("/operators/grouped_gemm.json?baseline=triton").json()["speeds"][0]["rows"][0]["speedup"]
     assert over["torch"] == pytest.approx(1.05 / 2, rel=0.01)
     html = client.get("/operators/grouped_gemm?baseline=triton").text
@@ -120,23 +120,23 @@ def test_an_operator_compares_backends_below_the_roof(nights: Any, serve: Client
 
 def test_comparisons_are_those_of_the_command(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
-    told = client.get("/compare.json?a=000&b=latest").json()
+    body = client.get("/compare.json?a=000&b=latest").json()
     compared = json.loads(cli("compare", "000", "latest", "--json").stdout)
-    assert (told["counts"], told["geometric_mean"]) == (
+    assert (body["counts"], body["geometric_mean"]) == (
         compared["counts"],
         pytest.approx(compared["geometric_mean"]),
     )
-    assert told["geometric_means"] == [pytest.approx(mean) for mean in compared["geometric_means"]]
+    assert body["geometric_means"] == [pytest.approx(mean) for mean in compared["geometric_means"]]
     html = client.get("/compare?a=000&b=latest").text
     assert "Geometric mean of B/A for each backend" in html
     low, high = compared["series"][0]["low"], compared["series"][0]["high"]
     assert f"{low:.3f} .. {high:.3f}" in html
     key = lambda row: (row["operator"], row["backend"])  # noqa: E731
-    mine = [{name: value for name, value in row.items() if name != "series"} for row in told["rows"]]
-    assert sorted(mine, key=key) == sorted(compared["series"], key=key)
+    rows = [{name: value for name, value in row.items() if name != "series"} for row in body["rows"]]
+    assert sorted(rows, key=key) == sorted(compared["series"], key=key)
     for word in ("run:run-007", "2026-01-08", "@2026-01-08", "main"):
-        answer = client.get("/compare.json", params={"a": "000", "b": word}).json()
-        assert answer["counts"] == told["counts"], word
+        matching = client.get("/compare.json", params={"a": "000", "b": word}).json()
+        assert matching["counts"] == body["counts"], word
     only = client.get("/compare.json?a=000&b=latest&backend=triton&verdict=regressed").json()
     assert [row["backend"] for row in only["rows"]] == ["triton"]
 
@@ -144,8 +144,8 @@ def test_comparisons_are_those_of_the_command(nights: Any, serve: Client, cli: C
 def test_unlike_environments_are_compared_where_that_is_asked_for(stored: Any, make: Any, serve: Client) -> None:
     stored([make(0), make(1, environment={"driver": "580.2"})])
     client = serve()
-    told = client.get("/compare.json?a=previous&b=latest").json()
-    assert (told["counts"], told["differences"]) == ({"incomparable": 1}, ["driver 570.1 → 580.2"])
+    body = client.get("/compare.json?a=previous&b=latest").json()
+    assert (body["counts"], body["differences"]) == ({"incomparable": 1}, ["driver 570.1 → 580.2"])
     forced = client.get("/compare.json?a=previous&b=latest&force=1").json()
     assert (forced["counts"], forced["rows"][0]["note"]) == ({"ok": 1}, "forced: driver 570.1 → 580.2")
 

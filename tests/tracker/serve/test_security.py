@@ -47,17 +47,17 @@ def test_no_address_becomes_a_path(nights: Any, serve: Client) -> None:
     client = serve()
     folders = ("/static/", "/", "/runs/", "/operators/", "/points/", "/series/")
     for address in (folder + name for folder in folders for name in TRAVERSALS):
-        answer = client.get(address)
-        assert answer.status_code in (400, 404), address
-        assert "root:" not in answer.text
-        assert "import" not in answer.text
+        response = client.get(address)
+        assert response.status_code in (400, 404), address
+        assert "root:" not in response.text
+        assert "import" not in response.text
 
 
 @pytest.mark.sqlite
 def test_no_word_reads_a_file_or_starts_git(
     nights: Any, serve: Client, tmp_path: Path, monkeypatch: Any, token: str, act: Act
 ) -> None:
-    """What the command takes for files and for git's words is neither here."""
+    """The command line accepts files and git's names, but the server must not."""
     secret = tmp_path / "secret.jsonl"
     secret.write_text("secret\n")
     monkeypatch.chdir(Path(__file__).parent)
@@ -65,8 +65,8 @@ def test_no_word_reads_a_file_or_starts_git(
     client = serve(token=token)
     for word in (str(secret), "secret.jsonl", "HEAD", "HEAD~1", "--help", "v1.0", __file__):
         for params in ({"a": word, "b": "latest"}, {"a": "latest", "b": word}):
-            answer = client.get("/compare", params=params)
-            assert answer.status_code == 400, word
-            assert "no commit or branch" in answer.text
+            response = client.get("/compare", params=params)
+            assert response.status_code == 400, word
+            assert "no commit or branch" in response.text
         assert client.get("/runs", params={"commit": word}).status_code == 400
         assert act(client, action="expect", reason="r", until=word).status_code == 400

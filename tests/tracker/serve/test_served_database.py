@@ -25,12 +25,12 @@ Act = Callable[..., Any]
 
 
 def test_the_database_is_opened_to_read(nights: Any) -> None:
-    found = database.open_to_read(str(nights))
-    with found.read() as session, pytest.raises(Exception, match=r"readonly|read-only"):
+    opened = database.open_to_read(str(nights))
+    with opened.read() as session, pytest.raises(Exception, match=r"readonly|read-only"):
         from sqlalchemy import text
 
         session.execute(text("DELETE FROM alert_event"))
-    found.close()
+    opened.close()
 
 
 @pytest.mark.sqlite
@@ -61,9 +61,9 @@ def test_a_locked_database_is_told_and_not_waited_for_long(
     other = sqlite3.connect(nights, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     try:
-        answer = act(client, {**bearer, "Accept": "application/json"})
-        assert answer.status_code == 503
-        assert "locked" in answer.json()["error"]
+        response = act(client, {**bearer, "Accept": "application/json"})
+        assert response.status_code == 503
+        assert "locked" in response.json()["error"]
         assert client.get("/alerts").status_code == 200  # readers go on
     finally:
         other.rollback()

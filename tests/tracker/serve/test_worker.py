@@ -1,4 +1,4 @@
-"""The process that works for the server: its limits, and that it ends when nobody needs it."""
+"""Test the server's worker process: its limits, and that it ends when it is not needed."""
 
 from __future__ import annotations
 
@@ -145,29 +145,29 @@ def _alive(pid: int) -> bool:
 
 def test_jobs_stop_what_is_not_asked_for_again_and_keep_what_is_finished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "UNWANTED_S", 0.0)
-    asked = Jobs(patience=0)
+    service = Jobs(patience=0)
     try:
-        assert isinstance(asked.ask("slow", 1, time.sleep, 600), Working)
-        assert isinstance(asked.ask("kept", 1, abs, -3, keep=True), Working)
+        assert isinstance(service.ask("slow", 1, time.sleep, 600), Working)
+        assert isinstance(service.ask("kept", 1, abs, -3, keep=True), Working)
         end = time.monotonic() + 60
-        while (answer := asked.ask("kept", 1, abs, -3, keep=True)) != Known(3):
-            assert isinstance(answer, Working)
+        while (result := service.ask("kept", 1, abs, -3, keep=True)) != Known(3):
+            assert isinstance(result, Working)
             assert time.monotonic() < end
             time.sleep(0.01)
-        while asked._running:
+        while service._running:
             assert time.monotonic() < end
             time.sleep(0.01)
     finally:
-        asked.close()
+        service.close()
 
 
 def test_comparisons_do_not_hold_up_verdicts() -> None:
-    asked = Jobs(patience=60)
+    service = Jobs(patience=60)
     try:
-        assert isinstance(asked.ask("slow", 1, time.sleep, 600, patience=0), Working)
-        assert asked.ask("verdict", 1, abs, -3) == Known(3)
+        assert isinstance(service.ask("slow", 1, time.sleep, 600, patience=0), Working)
+        assert service.ask("verdict", 1, abs, -3) == Known(3)
     finally:
-        asked.close()
+        service.close()
 
 
 def test_the_limit_of_memory_is_no_more_than_half_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def test_alerts_are_dealt_with_by_token(
     wants_json = {**bearer, "Accept": "application/json"}
     acknowledged = act(client, wants_json, reason="known").json()["alerts"][0]
     assert (acknowledged["state"], acknowledged["last"]) == ("acknowledged", "acknowledged by Ada: known")
-    assert client.get("/overview.json").json()["verdict"]["exit_code"] == 0  # judged anew by what was written
+    assert client.get("/overview.json").json()["verdict"]["exit_code"] == 0  # judged again after the change
     expected = act(client, wants_json, action="expect", reason="right", until="30d").json()["alerts"][0]
     assert expected["state"] == "expected"
     assert expected["until"]
@@ -63,9 +63,9 @@ def test_alerts_are_dealt_with_by_token(
 @pytest.mark.sqlite
 def test_a_wrong_form_changes_nothing(nights: Any, serve: Client, fields: Any, says: str, token: str, act: Act) -> None:
     client = serve(token=token)
-    answer = act(client, **fields)
-    assert answer.status_code in (400, 404)
-    assert says in answer.text.replace("&#39;", "'")
+    response = act(client, **fields)
+    assert response.status_code in (400, 404)
+    assert says in response.text.replace("&#39;", "'")
     assert client.get("/alerts/1.json").json()["alert"]["state"] == "new"
 
 
@@ -81,8 +81,8 @@ def test_what_cannot_be_read_as_a_form_is_refused(nights: Any, serve: Client, be
         (b"a=" + b"x" * 100_000, "application/x-www-form-urlencoded"),
         (b"&".join([b"a=1"] * 3_000), "application/x-www-form-urlencoded"),
     ):
-        answer = client.post("/alerts/change", content=body, headers={**bearer, "Content-Type": kind})
-        assert answer.status_code == 400, body[:20]
+        response = client.post("/alerts/change", content=body, headers={**bearer, "Content-Type": kind})
+        assert response.status_code == 400, body[:20]
     in_address = client.post(f"/alerts/change?alert=1&token={token}", data={"action": "fixed"}, headers=bearer)
     assert in_address.status_code == 400
 
@@ -95,9 +95,9 @@ def log_in(client: TestClient, token: str, **more: Any) -> Any:
 def test_a_session_writes_by_the_form_of_its_own_page(nights: Any, serve: Client, token: str, act: Act) -> None:
     client = serve(token=token)
     assert 'action="/alerts/change"' not in client.get("/alerts/1").text
-    answer = log_in(client, token, next="/alerts/1")
-    assert (answer.status_code, answer.headers["location"]) == (303, "/alerts/1")
-    cookie = answer.headers["set-cookie"]
+    response = log_in(client, token, next="/alerts/1")
+    assert (response.status_code, response.headers["location"]) == (303, "/alerts/1")
+    cookie = response.headers["set-cookie"]
     assert all(word in cookie for word in (f"{COOKIE}=", "HttpOnly", "SameSite=strict", f"Max-Age={SESSION_S}"))
     assert token not in cookie
     page = client.get("/alerts/1").text
@@ -124,12 +124,12 @@ def test_who_may_write(nights: Any, serve: Client, token: str, act: Act, monkeyp
     assert log_in(reader, token).status_code == 403
     assert act(writer, {}).status_code == 401
     for header in ("Bearer wrong-token-of-length", f"Basic {token}", "Bearer ", f"Bearer {token}x", "Bearer ü"):
-        answer = act(writer, {"Authorization": header.encode()})
-        assert answer.status_code == 401, header
-        assert "Bearer" in answer.headers["www-authenticate"]
+        response = act(writer, {"Authorization": header.encode()})
+        assert response.status_code == 401, header
+        assert "Bearer" in response.headers["www-authenticate"]
     assert log_in(writer, "wrong").status_code == 401
     assert log_in(writer, token, who="").status_code == 400
-    assert act(writer, {"Cookie": f"{COOKIE}={token}"}).status_code == 401  # the token is no session
+    assert act(writer, {"Cookie": f"{COOKIE}={token}"}).status_code == 401  # the token is not a session
     assert writer.get("/alerts/1.json").json()["alert"]["state"] == "new"
     assert act(writer).status_code == 303
 
@@ -145,8 +145,8 @@ def test_no_form_leads_elsewhere(nights: Any, serve: Client, token: str, act: Ac
 @pytest.mark.sqlite
 def test_the_token_is_asked_for_before_the_body_is_read(nights: Any, serve: Client, token: str) -> None:
     client = serve(token=token)
-    answer = client.post("/alerts/change", content=b"x" * 100_000, headers={"Content-Type": "text/plain"})
-    assert answer.status_code == 401
+    response = client.post("/alerts/change", content=b"x" * 100_000, headers={"Content-Type": "text/plain"})
+    assert response.status_code == 401
 
 
 def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

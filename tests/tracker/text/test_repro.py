@@ -54,19 +54,19 @@ def test_the_protocol_is_spelled_by_options(label: str, options: list[str]) -> N
 
 def test_it_measures_exactly_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = Cell()
-    found = []
+    measured = []
 
     def measure(selections: list[object], device: str, session: object) -> int:
-        found.extend(jobs(selections[0], "cpu", True))  # type: ignore[arg-type]
+        measured.extend(jobs(selections[0], "cpu", True))  # type: ignore[arg-type]
         return 0
 
     monkeypatch.setattr("groupbench.operators.hosts.builtin.measure", measure)
     words = shlex.split(repro.measure(cell, None))[1:]
     done = CliRunner().invoke(measuring.command, [*words, "--device", "cpu"])
     assert done.exit_code == 0, done.output
-    (job,) = found
-    asked = (job.operator, job.backend, job.shape, job.dtype, job.mode, job.seed, job.protocol.label)
-    assert asked == (cell.operator, cell.backend, cell.shape, cell.dtype, cell.mode, cell.seed, cell.protocol)
+    (job,) = measured
+    identity = (job.operator, job.backend, job.shape, job.dtype, job.mode, job.seed, job.protocol.label)
+    assert identity == (cell.operator, cell.backend, cell.shape, cell.dtype, cell.mode, cell.seed, cell.protocol)
 
 
 @pytest.mark.parametrize("name", sorted(name for name, metric in METRICS.items() if metric.cost))

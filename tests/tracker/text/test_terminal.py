@@ -152,7 +152,7 @@ def test_no_line_is_wider_than_the_terminal_and_nothing_is_lost(
 ) -> None:
     row = st.lists(TEXT, min_size=len(wraps), max_size=len(wraps))
     headers, *rows = data.draw(st.lists(row, min_size=2, max_size=4))
-    layout = lay_out([Head(name, wraps=given) for name, given in zip(headers, wraps, strict=True)], rows, width)
+    layout = lay_out([Head(name, wraps=wrap) for name, wrap in zip(headers, wraps, strict=True)], rows, width)
     for cells, lines in [(headers, layout.header()), *((cells, layout.row(cells)) for cells in rows)]:
         shown = [line.plain for line in lines]
         if width > INDENT + 2 * len(wraps) + 2:
@@ -170,6 +170,6 @@ def test_a_text_is_folded_whole(text: str, width: int) -> None:
 def test_a_text_is_folded_at_blanks_and_commas() -> None:
     assert folded("1 point off the level before", 15) == ["1 point off the", "level before"]
     assert folded("G=4,M_g=1024,N=1024", 15) == ["G=4,M_g=1024,", "N=1024"]
-    assert folded("abc", 0) == ["a", "b", "c", ""]  # a terminal that says it has no columns
+    assert folded("abc", 0) == ["a", "b", "c", ""]  # a terminal that reports zero columns
     assert folded("x" * 20, 15) == ["x" * 15, "x" * 5]
     assert folded("", 15) == [""]
