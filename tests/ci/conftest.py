@@ -31,7 +31,7 @@ samples = 2
 
 COMPARISONS = """# one cell whose verdict is certain on any machine; the last line has no newline
 
---operator grouped_gemm --backend torch_loop --shape 1,4,4,4 --dtype fp32 --budget 5 --min-effect 900"""
+--operator grouped_gemm --backend torch_loop --shape 1,4,4,4 --dtype fp32 --budget 60 --min-effect 900"""
 
 REMOVED = ("TRITON_INTERPRET", "FORCE_COLOR", "PYTHONPATH", "CI", "GITLAB_CI")
 """Variables that a person or a service may have set, and that must not affect the scripts."""
