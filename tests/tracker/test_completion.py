@@ -1,4 +1,4 @@
-"""Completion as a shell asks for it: by an environment variable, in a process of its own."""
+"""Test completion as a shell requests it: by an environment variable, in a new process."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_bars_in_the_terminal() -> None:
     one, two, three, _, _, four, five = lines[3:10]
     assert one.count("█") // 2 == two.count("█") > 0
     assert one.endswith(" 2") and "oom: no memory" in three
-    assert four.count("█") == one.count("█")  # each problem has a scale of its own
+    assert four.count("█") == one.count("█")  # each problem has its own scale
     assert five.endswith("▏ 0.001")  # every measured value has a bar
 
 

@@ -89,7 +89,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> FakeBench:
 
 
 def suspect(make: Any, ms: float = 1.05, nights: int = 6, **facts: Any) -> list[Any]:
-    """A series that is quiet but for its newest night."""
+    """Return a series that is quiet except on its newest night."""
     return [*[make(n, ms=1 + 0.001 * (n % 3 - 1), **facts) for n in range(nights)], make(nights, ms=ms, **facts)]
 
 

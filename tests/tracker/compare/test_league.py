@@ -1,4 +1,4 @@
-"""Which backend is fastest, from made-up records and from those of an H100."""
+"""Test the league of backends, on simulated records and on an H100's."""
 
 from __future__ import annotations
 

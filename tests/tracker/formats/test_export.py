@@ -38,7 +38,7 @@ Cli = Callable[..., Result]
 
 @pytest.fixture
 def filled(stored: Any, make: Any) -> Any:
-    """Three nights with everything that a record can hold."""
+    """Return three nights with a value in every field of a record."""
     kernel = {"name": "gemm", "hash": "abc", "registers": 128, "config": {"B": 128, "x": [1, None, {"y": 2.5}]}}
     facts = {
         "parents": ["p", "q"],

@@ -138,7 +138,7 @@ def test_a_canary_explains_changes_in_the_same_direction(
 
 @pytest.mark.parametrize("earlier", [5, 12, 25])
 def test_five_per_cent_for_one_night_is_never_overlooked(cli: Cli, stored: Stored, make: Any, earlier: int) -> None:
-    """Nor where few series share their noise, of which tests alone would see too little."""
+    """The step is found even if few series share their noise, where significance tests have little power."""
     stored(nights(make, earlier + 2, {"b3": (earlier, 1.06)}))
     for night in (earlier, earlier + 1):
         code, rows = judged(cli, "--run", f"run-{night:03d}")

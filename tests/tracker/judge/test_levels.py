@@ -65,7 +65,7 @@ def test_levels_end_by_other_evidence_than_history(evidence: ChangeEvidence, exp
 
 
 def test_one_change_is_one_edge() -> None:
-    """History finds it at the twentieth result; an A/B of the commits around it adds none."""
+    """The history finds the change at the twentieth result, and an A/B of the commits around it adds no other."""
     ms = [1.0] * 20 + [1.1] * 20
     assert edges(ms) == [0, 20]
     assert edges(ms, ChangeEvidence(comparisons=[different(18, 22)], alerts=[alert(20)])) == [0, 20]

@@ -32,7 +32,7 @@ def commit_of(number: int, branch: str = "") -> str:
 
 @pytest.fixture
 def measured(make: Any) -> Callable[..., Record]:
-    """A result of commit `number`: 1 ms, and 10 % more from STEP on, with a scatter of its own each night."""
+    """Return a result of commit `number`: 1 ms, from STEP on 10 % more, with a random scatter for each night."""
 
     def record(night: float, number: int, *, branch: str = "", ms: float | None = None, **fields: Any) -> Record:
         """`night` is when it was measured; a commit of a branch comes after that commit of the main line."""

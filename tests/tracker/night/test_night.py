@@ -1,4 +1,4 @@
-"""`groupbench night` with a `tritonbench` that writes made-up records: the steps, their order, and how it ends."""
+"""Test `groupbench night` with a fake `tritonbench`: the steps, their order, and the exit codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gate -o`: each format is well formed and within its reader's limits, whatever a text holds."""
+"""Test `gate -o`: each format is well formed and within its reader's limits, for any text."""
 
 from __future__ import annotations
 
@@ -549,7 +549,7 @@ def test_what_cannot_be_written_is_2_after_all_else(cli: Cli, slower: Path, monk
 
 
 def cli_any(cli: Cli, *args: str) -> CliResult:
-    """Without the fixture's rule that an exit code of 2 comes with one line alone."""
+    """Run a command without the fixture's check that exit code 2 comes with exactly one line."""
     return cli(*args)
 
 

@@ -32,7 +32,7 @@ VARIABLES = (
 
 @dataclass
 class Forge:
-    """A server with comments. `plan` holds the answers to give first: (status, headers, body, whether it is done)."""
+    """A server with comments. `plan` has its first responses: (status, headers, body, whether it acts)."""
 
     url: str = ""
     gitlab: bool = False

@@ -1,4 +1,4 @@
-"""`groupbench serve`: the database is only read, but for alerts, and one that cannot be is named."""
+"""Test the database of `groupbench serve`: only alerts are written, and an unreadable database is reported."""
 
 from __future__ import annotations
 

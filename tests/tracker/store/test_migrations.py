@@ -262,7 +262,7 @@ def test_a_store_of_memory_is_migrated_without_a_copy() -> None:
 
 
 def dump(path: Path) -> str:
-    """All that a database holds, as SQL."""
+    """Return the contents of a database as SQL."""
     with closing(sqlite3.connect(path)) as connection:
         return digest(list(connection.iterdump()))
 
