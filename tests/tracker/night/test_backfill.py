@@ -186,7 +186,7 @@ def test_killed_five_times_it_measures_nothing_twice_and_loses_nothing(repositor
     code, output = repository.run(f"HEAD~{COMMITS}..")
     assert code == 0 and "10 measured before, 2 failed before" in output
     assert repository.stored() == Counter(every)
-    # Check this last: git runs in its own session, so an orphan of the last kill may have survived the next run's start.
+    # Check this last: git runs in its own session, so an orphan of the last kill may outlive the start of the next run.
     assert len(git(repository.folder, "worktree", "list").splitlines()) == 1
     assert not list(repository.folder.parent.glob("groupbench-tree-*"))
 
