@@ -29,7 +29,7 @@ _WARNED: set[str] = set()
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock, as text, and what to do about it."""
+    """The holder of a lock, as text, and how to get past it."""
 
     text: str
     remedy: str = "try again later, or wait"

@@ -1,6 +1,6 @@
 """Write a database's nights as asv's result files, and time asv reading the history of one benchmark.
 
-python ci/benchmarks/asv_history.py FOLDER
+    python ci/benchmarks/asv_history.py FOLDER
 
 `write` makes the same files as asv: a folder for the machine, and a JSON file for each commit with every benchmark's
 value and its confidence interval. asv does not keep samples by default, and neither do these files. The command needs a

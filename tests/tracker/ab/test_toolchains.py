@@ -77,7 +77,7 @@ def test_a_requirement_file_is_made_once_for_each_content(
     tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, uv: str | None
 ) -> None:
     monkeypatch.setattr(toolchains.shutil, "which", lambda name: uv)
-    monkeypatch.setattr(toolchains, "_needed", lambda given: ["msgspec>=0.19"])
+    monkeypatch.setattr(toolchains, "_needed", lambda requirements: ["msgspec>=0.19"])
     home_of = toolchains._home()
     monkeypatch.setattr(toolchains, "_run", made(commands, home_of))
     (tmp_path / "new.txt").write_text("triton==3.8.0\n")

@@ -218,7 +218,7 @@ ANSWERS = {
 @pytest.mark.parametrize(("code", "says"), ANSWERS.values(), ids=ANSWERS)
 def test_operators_that_do_not_answer(code: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     real = subprocess.run
-    monkeypatch.setattr(subprocess, "run", lambda command, **given: real([sys.executable, "-c", code], **given))
+    monkeypatch.setattr(subprocess, "run", lambda command, **options: real([sys.executable, "-c", code], **options))
     assert checkup.take_inventory()[0] == {}
     assert says in str(checkup.take_inventory()[1])
 

@@ -208,7 +208,7 @@ def test_an_error_of_a_step_that_does_not_decide_is_printed(
 def test_a_report_that_cannot_be_made_does_not_hide_the_verdict(
     tritonbench: Tritonbench, make: Callable[..., Record], cell: dict[str, Any], code: int
 ) -> None:
-    """A night without plotly, or with a folder that is not there. The run has ended, so the next one begins anew."""
+    """Neither missing plotly nor a missing folder does. The run has ended, so the next night starts another run."""
     Path("groupbench.toml").write_text('report = "no/folder/report.html"\n' + PROJECT)
     tritonbench.records = [[make(1, **cell)]]
     ended, output = run("night")
@@ -306,7 +306,7 @@ def test_an_interrupt_reaches_what_measures(tmp_path: Path, monkeypatch: pytest.
     """The child ignores Ctrl-C of the terminal, ends by the signal that it is sent, and is waited for."""
 
     class Child:
-        def __init__(self, *command: Any, **given: Any) -> None:
+        def __init__(self, *command: Any, **options: Any) -> None:
             self.ended: list[str] = []
             self.waits = [KeyboardInterrupt, None]
             children.append(self)

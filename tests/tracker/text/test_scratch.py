@@ -1,4 +1,4 @@
-"""Scratch folders: removed by their maker, or by the next one where it was killed."""
+"""Scratch folders: removed by the process that made them, or by the next one if that was killed."""
 
 from __future__ import annotations
 
