@@ -159,7 +159,7 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def _wait(ready: Any, name: str, seconds: float = 60) -> None:
+def _wait(ready: Any, name: str, seconds: float = 180) -> None:
     until = time.monotonic() + seconds
     while not ready():
         if time.monotonic() > until:

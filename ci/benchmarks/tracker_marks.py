@@ -206,7 +206,7 @@ def history_step(options: argparse.Namespace) -> dict[str, Any]:
         where = Filter(**{name: (cell[name],) for name in ("operator", "backend", "shape", "dtype")})
         began = time.perf_counter()
         with open_store(_big(options), create=False) as store, store.read() as session:
-            assert len(history(session, where)) == options.nights
+            assert len(history(session, where).rows) == options.nights
         return time.perf_counter() - began
 
     cold = once(options.series // 3)
@@ -238,7 +238,7 @@ def asv_ours_step(options: argparse.Namespace) -> dict[str, Any]:
     where = Filter(**{name: (cell[name],) for name in ("operator", "backend", "shape", "dtype")})
     began = time.perf_counter()
     with open_store(options.keep / "asv.db", create=False) as store, store.read() as session:
-        assert len(history(session, where)) == ASV_NIGHTS
+        assert len(history(session, where).rows) == ASV_NIGHTS
     return {"seconds": time.perf_counter() - began}
 
 
