@@ -10,7 +10,7 @@ series continues across a change of these. The other fields are the machine: onl
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -104,6 +104,15 @@ def toolchain_differences(before: Environment, after: Environment) -> tuple[str,
     differences = _differences(before, after)
     packages = (field for field in differences if field not in TOOLCHAIN and in_toolchain(field))
     return tuple(differences[field] for field in (*TOOLCHAIN, *packages) if field in differences)
+
+
+def toolchain_distinctions(environments: Sequence[Environment]) -> list[list[str]]:
+    """Return the packages of each toolchain that differ between them, such as `triton 3.8.0`."""
+    values = [declared(environment) for environment in environments]
+    packages = dict.fromkeys(field for each in values for field in each if field not in TOOLCHAIN)
+    fields = [*TOOLCHAIN, *filter(in_toolchain, packages)]
+    differing = [field for field in fields if len({each.get(field) for each in values}) > 1]
+    return [[f"{field.removeprefix('setting ')} {_shown(each.get(field))}" for field in differing] for each in values]
 
 
 def machine_differences(before: Environment, after: Environment) -> tuple[str, ...]:

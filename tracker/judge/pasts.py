@@ -124,6 +124,10 @@ class Pasts:
         """Return the past of a series' latency."""
         return self._latency.of(series).of_its_toolchain()
 
+    def latency_of_every_toolchain(self, series: int) -> Past:
+        """Return all comparable latencies of a series, also of other toolchains that are measured in turns."""
+        return self._latency.of(series)
+
     def accuracy(self, series: int) -> Past:
         """Return the past of a series' relative RMS error. Its floor is added, so that tiny errors hardly count."""
         return self._accuracy.of(series).of_its_toolchain()

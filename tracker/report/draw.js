@@ -87,10 +87,13 @@ const groupbenchFigures = (() => {
     history({ data, layout }, runs) {
       const rows = data.filter((trace) => trace.mode !== "lines").flatMap((given) => {
         const trace = filled(given, runs);
-        const mark = trace.name !== "ok" && trace.name !== "not ok";
-        return trace.x.map((x, i) => [x, mark ? runs?.[Math.ceil(x)]?.[0] ?? "" : trace.text[i], mark || trace.name !== "ok" ? "" : trace.y[i], mark ? trace.name + ": " + trace.text[i] : ""]);
+        const toolchain = trace.legendgroup;  // of those measured in turns
+        const ok = trace.name === "ok" || (toolchain !== undefined && trace.name === toolchain);
+        const mark = !ok && trace.name !== "not ok";
+        return trace.x.map((x, i) => [x, mark ? runs?.[Math.ceil(x)]?.[0] ?? "" : trace.text[i], ...(layout.showlegend ? [toolchain ? trace.customdata[i] : ""] : []), ok ? trace.y[i] : "", mark ? trace.name + ": " + trace.text[i] : ""]);
       });
-      return [["run", layout.yaxis.title.text, "what happened"], rows.sort((a, b) => a[0] - b[0]).map((row) => row.slice(1))];
+      const head = ["run", ...(layout.showlegend ? ["toolchain"] : []), layout.yaxis.title.text, "what happened"];
+      return [head, rows.sort((a, b) => a[0] - b[0]).map((row) => row.slice(1))];
     },
     backends({ data }) {
       const rows = data.flatMap((trace) => trace.x.map((x, i) => [x, trace.name, trace.text[i], trace.y[i]]));

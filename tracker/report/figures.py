@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from itertools import cycle
 from typing import Any
 
 from groupbench.tracker.metrics import Metric
@@ -25,6 +26,8 @@ from groupbench.tracker.report.shown import Ceilings, Mark, ResultBursts, RoofPo
 Figure = dict[str, Any]
 
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "pentagon", "hexagon", "triangle-down")
+DASHES = ("solid", "dot", "dash", "longdash", "dashdot")
+"""Dashes of a backend's lines where each toolchain has one."""
 COLOURS = 8
 """How many colours the style sheet has for backends: --c0 and on."""
 FAR = 2.0
@@ -204,15 +207,7 @@ def latency_history(history: ShownHistory, runs: Sequence[RunLabel] | None = Non
     typical = _middle([value for value in history.ms if value is not None])
     data = _results(history, history.ms, runs, "ms", "var(--series)", history.low, history.high)
     if history.levels and len(history.runs) > 1:
-        x: list[float | None] = []
-        y: list[float | None] = []
-        for level in history.levels:
-            x += [level.first, level.last, None]
-            y += [_round(level.ms, 5), _round(level.ms, 5), None]
-        data.append({
-            "type": "scatter", "mode": "lines", "name": "level", "x": x[:-1], "y": y[:-1], "hoverinfo": "skip",
-            "line": {"color": "var(--level)", "width": 5}, "zorder": -1,
-        })  # fmt: skip
+        data += _levels(history)
     low, high = _range(shape, typical, 0.03)
     high += 0.09 * len({mark.kind for mark in history.marks}) * (high - low)  # room for their words
     data += _mark_traces(history, low + 0.97 * (high - low))
@@ -221,6 +216,26 @@ def latency_history(history: ShownHistory, runs: Sequence[RunLabel] | None = Non
     layout["annotations"] = _labels(history)
     layout["meta"] = {"kind": "history", "alt": _history_alt("Latency", "ms", history, history.ms, runs)}
     return {"data": data, "layout": layout}
+
+
+def _levels(history: ShownHistory) -> list[dict[str, Any]]:
+    """Return a trace with the levels of each line."""
+    traces = []
+    for number in sorted({level.line for level in history.levels}):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for level in history.levels:
+            if level.line == number:
+                x += [level.first, level.last, None]
+                y += [_round(level.ms, 5), _round(level.ms, 5), None]
+        traces.append({
+            "type": "scatter", "mode": "lines", "name": "level", "x": x[:-1], "y": y[:-1], "hoverinfo": "skip",
+            "line": {"color": "var(--level)", "width": 5}, "zorder": -1,
+        })  # fmt: skip
+        if history.toolchains:
+            traces[-1] |= {"line": {"color": mark_of(number)["color"], "width": 5}, "opacity": 0.25}
+            traces[-1] |= {"showlegend": False}
+    return traces
 
 
 def accuracy_history(history: ShownHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
@@ -339,13 +354,18 @@ def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel
         if not places:
             continue
         mark = mark_of(number)
-        data.append({
-            "type": "scatter", "mode": "lines+markers", "name": plain(history.series.backend),
-            "x": [history.runs[i] for i in places], "y": [_round(history.ms[i], 5) for i in places],
-            "line": {"color": mark["color"], "width": 2.2 if number == 0 else 1.2}, "marker": {**mark, "size": 6},
-            **_texts(history, places, runs),
-            "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} ms<extra></extra>",
-        })  # fmt: skip
+        for dash, (toolchain, line_places) in zip(cycle(DASHES), history.split(places), strict=False):
+            if not line_places:
+                continue
+            name = history.series.backend + (f", {toolchain}" if toolchain else "")
+            data.append({
+                "type": "scatter", "mode": "lines+markers", "name": plain(name),
+                "x": [history.runs[i] for i in line_places], "y": [_round(history.ms[i], 5) for i in line_places],
+                "line": {"color": mark["color"], "width": 2.2 if number == 0 else 1.2,
+                         **({"dash": dash} if toolchain else {})},
+                "marker": {**mark, "size": 6}, **_texts(history, line_places, runs),
+                "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} ms<extra></extra>",
+            })  # fmt: skip
         alt.append(f"{history.series.backend} {history.ms[places[-1]]:.4g} ms")
     values = [value for trace in data for value in trace["y"]]
     layout = _history_layout(histories[0], runs, "ms", _range(values, _middle(values), 0.03))
@@ -357,7 +377,7 @@ def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel
         "margin": {"l": 55, "r": 8, "t": 10, "b": 50},
         "legend": {"orientation": "h", "y": -0.14, "yanchor": "top", "x": 0},
         "shapes": [_line(mark) for mark in histories[0].marks if mark.kind == "environment"],
-        "meta": {"kind": "backends", "alt": f"Latency of {len(data)} backends by run. Newest: {', '.join(alt)}."},
+        "meta": {"kind": "backends", "alt": f"Latency of {len(alt)} backends by run. Newest: {', '.join(alt)}."},
     }  # fmt: skip
     return {"data": data, "layout": layout}
 
@@ -399,10 +419,41 @@ def _results(
     low: Sequence[float | None] = (),
     high: Sequence[float | None] = (),
 ) -> list[dict[str, Any]]:
-    """Return ok results as a line of points, and others as crosses, on the typical level if they have no value."""
-    typical = _middle([value for value in values if value is not None])
-    good = [i for i, value in enumerate(values) if value is not None and i not in history.status]
-    bad = [i for i in sorted(history.status) if values[i] is not None or typical is not None]
+    """Return ok results as a line of points, and others as crosses, on the typical level if they have no value.
+
+    Toolchains measured in turns have a line each.
+    """
+    every = range(len(values))
+    if not history.toolchains:
+        return _results_of(history, every, values, runs, unit, ink, low, high)
+    with_at = dict(zip(history.runs, history.measured_with, strict=True))
+    traces = []
+    for number, (toolchain, places) in enumerate(history.split(every)):
+        mark = mark_of(number)
+        line_traces = _results_of(history, places, values, runs, unit, mark["color"], low, high)
+        for trace in line_traces:
+            trace |= {"legendgroup": plain(str(toolchain)), "showlegend": trace["name"] == "ok"}
+            trace["customdata"] = [plain(with_at.get(x, "")) for x in trace["x"]]
+            trace["hovertemplate"] = "%{customdata}<br>" + trace["hovertemplate"]
+        line_traces[0] |= {"name": plain(str(toolchain)), "marker": {**mark, "size": 6}}
+        traces += line_traces
+    return traces
+
+
+def _results_of(
+    history: ShownHistory,
+    places: Sequence[int],
+    values: Sequence[float | None],  # [n], as those of `_results`
+    runs: Sequence[RunLabel] | None,
+    unit: str,
+    ink: str,
+    low: Sequence[float | None],
+    high: Sequence[float | None],
+) -> list[dict[str, Any]]:
+    """Return the results at some places as a line and crosses."""
+    typical = _middle([value for i in places if (value := values[i]) is not None])
+    good = [i for i in places if values[i] is not None and i not in history.status]
+    bad = [i for i in places if i in history.status and (values[i] is not None or typical is not None)]
     line = {
         "type": "scatter", "mode": "lines+markers", "name": "ok", "x": [history.runs[i] for i in good],
         "y": [_round(values[i], 5) for i in good], "line": {"color": ink, "width": 1.2},
@@ -459,6 +510,7 @@ def _mark_traces(history: ShownHistory, y: float) -> list[dict[str, Any]]:
                 "marker": {"color": _ink(marks[-1]), "symbol": symbol, "size": 9},
                 "text": [plain(_cut(mark.text, 200)) for mark in marks],
                 "hovertemplate": f"{name}: %{{text}}<extra></extra>",
+                **({"showlegend": False} if history.toolchains else {}),
             })  # fmt: skip
     return traces
 
@@ -501,7 +553,7 @@ def _history_layout(
         axis["range"] = [places[0] - 0.7, places[-1] + 0.7]
     if runs is not None:
         axis["ticktext"] = [plain(runs[place].commit[:7]) for place in ticks]
-    return {
+    layout = {
         "height": 250,
         "margin": {"l": 55, "r": 8, "t": 10, "b": 28},
         "showlegend": False,
@@ -512,6 +564,13 @@ def _history_layout(
             "automargin": True,
         },
     }
+    if history.toolchains:
+        room = 20 * len(history.toolchains)  # one below the other: a phone has no room for two side by side
+        layout |= {
+            "height": 250 + room, "margin": {"l": 55, "r": 8, "t": 10 + room, "b": 28}, "showlegend": True,
+            "legend": {"orientation": "v", "y": 1.0, "yanchor": "bottom", "x": 0},
+        }  # fmt: skip
+    return layout
 
 
 def _history_alt(
@@ -526,6 +585,12 @@ def _history_alt(
     if numbers:
         unit = f" {unit}" if unit else ""
         sentences.append(f"Newest {numbers[-1]:.4g}{unit}, from {min(numbers):.4g} to {max(numbers):.4g}{unit}.")
+    for toolchain, places in history.split(range(len(values))) if history.toolchains else ():
+        numbers_of_line = [value for i in places if (value := values[i]) is not None and i not in history.status]
+        sentences.append(
+            f"With {toolchain}: {len(places)} results"
+            + (f", newest {numbers_of_line[-1]:.4g}{unit}." if numbers_of_line else ".")
+        )
     if history.status:
         sentences.append(f"{len(history.status)} not ok.")
     for mark in history.marks:

@@ -10,15 +10,16 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import environment_differences
+from groupbench.tracker.environment import environment_differences, machine_differences, toolchain_differences
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.levels import ChangeEvidence, Levels, levels_of
-from groupbench.tracker.judge.pasts import Pasts
+from groupbench.tracker.judge.pasts import Past, Pasts
 from groupbench.tracker.judge.verdicts import CANARY, Judged
 from groupbench.tracker.metrics import carried
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.report.shown import Level, Mark, MarkKind, ResultBursts, ShownHistory
+from groupbench.tracker.report.toolchain_lines import lines_of, names_of, toolchains_of
 from groupbench.tracker.stats.histories import PastChange
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
@@ -69,7 +70,10 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Con
         series_points = list(group)
         at = [where[point.run.pk] for point in series_points]
         levels = context.levels.get(key, Levels((), ()))
-        marks = _environment_marks(series_points, at)
+        lines = lines_of(series_points)
+        toolchains = names_of(series_points, lines)
+        line_at = dict(zip(at, lines, strict=True))
+        marks = _environment_marks(series_points, at, lines)
         marks += [Mark("change", where[run], _change_text(change)) for run, change in levels.changes if run in where]
         marks += _alert_marks(context.alerts.get(key, ()), where)
         marks += _verdict_marks(context.judged.get(key), marks, where)
@@ -88,11 +92,14 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Con
             interpreted=series_points[-1].timing == "interpreted",
             marks=tuple(sorted(marks, key=lambda mark: mark.at)),
             levels=tuple(
-                Level(where[level.first], where[level.last], level.ms)
+                Level(where[level.first], where[level.last], level.ms, line_at.get(where[level.first], 0))
                 for level in levels.levels
                 if level.first in where and level.last in where
             ),
             bursts=context.bursts.get(key, ()),
+            toolchains=toolchains,
+            lines=lines if toolchains else (),
+            measured_with=toolchains_of(series_points) if toolchains else (),
         ))  # fmt: skip
     return rows
 
@@ -103,10 +110,17 @@ def newest_bursts(
     where: Mapping[int, int],
     count: int = 2,
 ) -> dict[int, tuple[ResultBursts, ...]]:
-    """Return the samples of the newest timed results of each series, the newest last. Reads those of no other."""
+    """Return the samples of the newest timed results of each series, the newest last. Reads those of no other.
+
+    They are of one line, so that of toolchains measured in turns, each is compared with itself.
+    """
     wanted: dict[int, PointRow] = {}
-    for _, series_points in groupby(points, key=lambda point: point.series.pk):
+    for _, group in groupby(points, key=lambda point: point.series.pk):
+        series_points = list(group)
+        lines = lines_of(series_points)
+        line_of = {point.pk: line for point, line in zip(series_points, lines, strict=True)}
         timed = [point for point in series_points if point.timed]
+        timed = [point for point in timed if line_of[point.pk] == line_of[timed[-1].pk]]
         wanted.update((point.pk, point) for point in timed[-count:])
     packed: dict[int, bytes | None] = {}
     for chunk in chunks(wanted):
@@ -135,15 +149,36 @@ def _read_levels(
         return {}
     pasts = Pasts(session, CommitLine(tuple(run.pk for run in reversed(runs))), list(timed), len(runs))
     shown = np.array([run.pk for run in runs])
+    stretches = [
+        (key, past.where(np.isin(past.run, shown)))
+        for key, group in groupby(points, key=lambda point: point.series.pk)
+        if key in timed
+        for past in _pasts_by_line(pasts, key, list(group))
+    ]
     compared = comparisons.of_series(session, list(timed))
     levels = levels_of(
-        [past.where(np.isin(past.run, shown)) for past in (pasts.latency(key) for key in timed)],
-        [point.timing or "gpu" for point in timed.values()],
-        [point.series.operator == CANARY for point in timed.values()],
-        [ChangeEvidence(alerts.get(key, ()), compared.get(key, ()), judged.get(key)) for key in timed],
+        [past for _, past in stretches],
+        [timed[key].timing or "gpu" for key, _ in stretches],
+        [timed[key].series.operator == CANARY for key, _ in stretches],
+        [ChangeEvidence(alerts.get(key, ()), compared.get(key, ()), judged.get(key)) for key, _ in stretches],
         {run.pk: run.commit for run in runs if not run.dirty},
     )
-    return dict(zip(timed, levels, strict=True))
+    by_series: dict[int, Levels] = {}
+    for (key, _), each in zip(stretches, levels, strict=True):
+        others = by_series.get(key, Levels((), ()))
+        by_series[key] = Levels((*others.changes, *each.changes), (*others.levels, *each.levels))
+    return by_series
+
+
+def _pasts_by_line(pasts: Pasts, key: int, series_points: Sequence[PointRow]) -> list[Past]:
+    """Return the latencies of a series by line of its chart."""
+    lines = lines_of(series_points)
+    if not any(lines):
+        return [pasts.latency(key)]
+    past = pasts.latency_of_every_toolchain(key)
+    line_of = {point.run.pk: line for point, line in zip(series_points, lines, strict=True)}
+    line = np.array([line_of.get(run, -1) for run in past.run.tolist()])
+    return [past.where(line == each) for each in sorted(set(lines))]
 
 
 def _change_text(change: PastChange) -> str:
@@ -151,11 +186,22 @@ def _change_text(change: PastChange) -> str:
     return f"{effect:+.1f}% ({low:+.1f} to {high:+.1f}%)"
 
 
-def _environment_marks(series_points: Sequence[PointRow], at: Sequence[int]) -> list[Mark]:
+def _environment_marks(series_points: Sequence[PointRow], at: Sequence[int], lines: Sequence[int]) -> list[Mark]:
+    """Return a mark at each change of machine, and at each change of toolchain on one line."""
     marks = []
-    for before, point, place in zip(series_points, series_points[1:], at[1:], strict=False):
-        if before.environment.identity != point.environment.identity:
-            changed = environment_differences(before.environment.facts, point.environment.facts)
+    newest: dict[int, PointRow] = {}  # result of each line
+    for number, (point, place, line) in enumerate(zip(series_points, at, lines, strict=True)):
+        before = newest.get(line, series_points[max(number - 1, 0)])
+        newest[line] = point
+        if before.environment.identity == point.environment.identity:
+            continue
+        changed: Sequence[str] = environment_differences(before.environment.facts, point.environment.facts)
+        if any(lines):  # the machine is that of all lines
+            last = series_points[number - 1].environment.facts
+            same_line = lines.index(line) < number
+            changed = toolchain_differences(before.environment.facts, point.environment.facts) if same_line else ()
+            changed = (*machine_differences(last, point.environment.facts), *changed)
+        if changed:
             marks.append(Mark("environment", place, "; ".join(changed)))
     return marks
 

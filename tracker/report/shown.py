@@ -7,7 +7,7 @@ one tuple of RunLabel, the oldest first, which all histories of a page share.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -52,11 +52,12 @@ class Mark:
 
 @dataclass(frozen=True)
 class Level:
-    """A stretch of a history within one environment and without a change."""
+    """A stretch of a history within one environment and without a change, on one line of the chart."""
 
     first: int  # place of its first run
     last: int
     ms: float  # median
+    line: int = 0  # place in the history's toolchains
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,15 @@ class ShownHistory:
     marks: tuple[Mark, ...] = ()
     levels: tuple[Level, ...] = ()
     bursts: tuple[ResultBursts, ...] = ()  # of the newest timed result, and of the one before it; the newest last
+    toolchains: tuple[str, ...] = ()  # differing packages of those measured in turns, a line each; else empty
+    lines: tuple[int, ...] = ()  # place in `toolchains` of each result; empty if that is
+    measured_with: tuple[str, ...] = ()  # toolchain of each result, of which a line may have several; as `lines`
+
+    def split(self, places: Sequence[int]) -> list[tuple[str | None, list[int]]]:
+        """Return (toolchain, those of the places that it was measured at), for each line; None for the only one."""
+        if not self.toolchains:
+            return [(None, list(places))]
+        return [(name, [i for i in places if self.lines[i] == line]) for line, name in enumerate(self.toolchains)]
 
 
 def is_noisy(speedup: float, *spreads: float | None) -> bool:

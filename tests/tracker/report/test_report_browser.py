@@ -384,3 +384,21 @@ def test_without_scripts_all_is_there_to_read(browse: Browse, report: Path) -> N
     page = browse(report, java_script_enabled=False)
     assert page.locator("main > section:visible").count() == 6
     assert page.locator("#results-op-grouped_gemm tbody tr:visible").count() == 13
+
+
+def test_toolchains_in_turns_have_lines_and_a_legend(browse: Browse, tmp_path: Path) -> None:
+    make = _builder()
+    records = [make(n, ms=0.9 if n % 2 else 1.0, environment={"triton": f"3.{7 + n % 2}.0"}) for n in range(20)]
+    (tmp_path / "records.jsonl").write_bytes(b"".join(map(encode, records)))
+    for command in (["ingest", str(tmp_path / "records.jsonl")], ["report", "-o", str(tmp_path / "report.html")]):
+        done = CliRunner().invoke(main, ["--db", str(tmp_path / "t.db"), *command])
+        assert done.exit_code == 0, done.output
+    page = browse(at(tmp_path / "report.html", "op-grouped_gemm/s1"))
+    page.locator("#s1 .latency .point").first.wait_for()
+    assert page.locator("#s1 .latency .legendtext").all_text_contents() == ["triton 3.7.0", "triton 3.8.0"]
+    page.locator("#s1 .latency summary").first.click()
+    rows = page.locator("#s1 .latency tr")
+    rows.nth(20).wait_for()
+    assert rows.nth(0).inner_text().split("\t") == ["run", "toolchain", "ms", "what happened"]
+    assert rows.nth(1).inner_text().split("\t")[1] == "triton 3.7.0"
+    assert rows.nth(2).inner_text().split("\t")[1] == "triton 3.8.0"
