@@ -327,7 +327,7 @@ def _record(
         ),
         status=status,
         message=message,
-        baseline=job.backend == operator.baseline,
+        baseline=job.backend == operator.baseline_of(shape),
         latency=latency,
         accuracy=accuracy,
         kernels=kernels,

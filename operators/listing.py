@@ -35,6 +35,8 @@ def show(options: dict[str, Any]) -> None:
             print(f"{operator.name}:")
             for backend in operator.backends:
                 mark = " (baseline)" if backend.name == operator.baseline else ""
+                suites = [suite for suite, name in operator.suite_baselines.items() if name == backend.name]
+                mark += f" (baseline of suite {', '.join(suites)})" if suites else ""
                 print(f"  {backend.name}{mark}: {backend.source}{missing.get((operator.name, backend.name), '')}")
     if options["list_metrics"]:
         from groupbench.operators import table

@@ -56,6 +56,7 @@ class Backend:
     prepare_bwd, prepare_fwd_bwd  `prepare` for the operator's modes bwd and fwd_bwd, or None
     tolerance    row of the tolerance table, if not that of the output's dtype; {dtype} in it stands for that dtype
     packages     distributions, by their pip names, whose code it runs; its records name their versions
+    only_as_baseline  measured by default only on shapes that it is the baseline of
     """
 
     name: str
@@ -68,6 +69,7 @@ class Backend:
     prepare_bwd: Callable[[Any], Run] | None = None
     prepare_fwd_bwd: Callable[[Any], Run] | None = None
     packages: tuple[str, ...] = ()
+    only_as_baseline: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ class Operator:
                   many rows; None without routing
     backward      the mode bwd, or None if there is only the forward pass
     forward_backward  the mode fwd_bwd, a training step, or None
+    suite_baselines  suite -> the baseline of its shapes, if not `baseline`
     tolerances    additional rows for the tolerance table
     takes         (name, meaning) of the arguments of backends, if `make_inputs` is not annotated with a class
     """
@@ -137,6 +140,7 @@ class Operator:
     reroute: Callable[[Any, Any, int], bool] | None = None
     backward: Backward | None = None
     forward_backward: Backward | None = None
+    suite_baselines: Mapping[str, str] = field(default_factory=dict)
     tolerances: Mapping[str, Tolerance] = field(default_factory=dict)
     takes: tuple[tuple[str, str], ...] = ()
 
@@ -164,7 +168,19 @@ class Operator:
             moves=measured.moves,
             reroute=measured.reroute,
             from_tritonbench=None,
+            suite_baselines={},
         )
+
+    def baseline_of(self, shape: Any) -> str:
+        """Return the name of the backend that speed-ups on a shape are over."""
+        for suite, name in self.suite_baselines.items():
+            if str(shape) in map(str, self.suites[suite]):
+                return name
+        return self.baseline
+
+    def is_default(self, backend: str, shape: Any) -> bool:
+        """Return whether a backend is measured on a shape unless backends are named."""
+        return not self.backend(backend).only_as_baseline or backend == self.baseline_of(shape)
 
     def backend(self, name: str) -> Backend:
         """The backend of that name. Raises KeyError."""

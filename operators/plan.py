@@ -158,6 +158,7 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
             problem=shape,
         )
         for shape, dtype, name in itertools.product(shapes, dtypes, names)
+        if selection.only or operator.is_default(name, shape)
     ]
 
 

@@ -7,6 +7,7 @@ torch.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Sequence
@@ -234,6 +235,28 @@ def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
     return lambda: F.grouped_mm(a, b, offs=x.offs)
 
 
+def prepare_aten_grouped_mm(x: GroupedInputs) -> Run:
+    """Pack a list of tensors in each call, as TritonBench's baseline of that name does."""
+    import torch
+    import torch.nn.functional as F
+
+    groups, weights, ends = x.a.split(x.rows), x.b.unbind(), list(itertools.accumulate(x.rows))
+
+    def run() -> Tensor:
+        a, b = _padded(torch.cat(groups)), _padded(torch.stack(weights))
+        return F.grouped_mm(a, b, offs=torch.tensor(ends, device=a.device, dtype=torch.int32))
+
+    return run
+
+
+def _padded(x: Tensor) -> Tensor:
+    """Return a contiguous tensor, or a copy of it with rows of a multiple of 16 bytes."""
+    step, width = 16 // x.element_size(), x.shape[-1]
+    if width % step == 0:
+        return x
+    return x.new_empty(*x.shape[:-1], math.ceil(width / step) * step)[..., :width].copy_(x)
+
+
 def prepare_triton_pointer(x: GroupedInputs) -> Run:
     from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
 
@@ -326,6 +349,12 @@ GROUPED_GEMM = Operator(
             prepare_bwd=prepare_torch_grouped_mm_bwd,
         ),
         Backend(
+            "aten_grouped_mm",
+            prepare_aten_grouped_mm,
+            "torch_grouped_mm with the packing of a list of tensors timed; TritonBench's baseline of grouped_gemm",
+            only_as_baseline=True,
+        ),
+        Backend(
             "torch_compile",
             prepare_torch_compile,
             "torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem",
@@ -376,6 +405,7 @@ GROUPED_GEMM = Operator(
         ),
     ),
     suites=shapes.SUITES.each(lambda suite: tuple(suite.values())),
+    suite_baselines={"tritonbench": "aten_grouped_mm"},
     parse_shape=shapes.parse,
     make_inputs=make_inputs,
     reference=reference,

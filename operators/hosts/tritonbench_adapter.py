@@ -69,7 +69,7 @@ def _run(setup: Setup, arguments: list[str]) -> None:
     if setup.own:
         assert ours is not None
         cls = own_operator(setup, ours)
-        add_backends(cls, name, ours, own=True)
+        add_backends(cls, name, ours, setup.shapes)
         add_operator(name, recording(cls, setup, ours))
     elif not name.startswith("aten::"):
         try:

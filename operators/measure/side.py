@@ -305,7 +305,11 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
     operator = select_mode(operator, mode)
     dtypes = select_dtypes(operator, selection.get("dtypes") or (), device)
     shapes = select_shapes(operator, selection.get("suites") or (), selection.get("shapes") or (), device)
-    backends = [get_backend(operator, name) for name in selection.get("backends") or ()] or list(operator.backends)
+    backends = [get_backend(operator, name) for name in selection.get("backends") or ()] or [
+        backend
+        for backend in operator.backends
+        if not getattr(backend, "only_as_baseline", False)  # an older tree
+    ]
     return [
         {
             "operator": operator.name,

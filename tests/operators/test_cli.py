@@ -59,6 +59,7 @@ def test_lists(invoke: Callable[..., Result]) -> None:
     assert "suite smoke: 4 shapes" in operators
     backends = invoke("--list-backends", "--op", "grouped_gemm").output
     assert "torch_loop (baseline)" in backends
+    assert "aten_grouped_mm (baseline of suite tritonbench)" in backends
     for backend in GROUPED_GEMM.backends:
         assert f"  {backend.name}" in backends
     assert "canary" not in backends

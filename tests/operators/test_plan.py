@@ -18,7 +18,7 @@ from groupbench.operators.plan import Selection, jobs, read_plan
 
 ROOT = Path(__file__).parents[2]
 SMOKE = [str(shape) for shape in shapes.SUITES["smoke"].values()]
-BACKENDS = [backend.name for backend in GROUPED_GEMM.backends]
+BACKENDS = [backend.name for backend in GROUPED_GEMM.backends if not backend.only_as_baseline]
 
 
 def cells(**fields: object) -> list[tuple[str, str, str]]:
@@ -29,6 +29,19 @@ def cells(**fields: object) -> list[tuple[str, str, str]]:
 
 def test_defaults_on_a_cpu() -> None:
     assert cells() == [(shape, "fp16", name) for shape in SMOKE for name in BACKENDS]
+
+
+def test_the_baseline_of_a_suite_is_measured_on_its_shapes_or_by_name() -> None:
+    shared, other = "G=4,M_g=1024,N=1024,K=1024,B=shared", "G=4,M_g=1024,N=1024,K=1024"
+    assert (GROUPED_GEMM.baseline_of(shapes.parse(shared)), GROUPED_GEMM.baseline_of(shapes.parse(other))) == (
+        "aten_grouped_mm",
+        "torch_loop",
+    )
+    measured = [(shape, name) for shape, _, name in cells(shapes=(shared, other))]
+    assert [shape for shape, name in measured if name == "aten_grouped_mm"] == [shared]
+    named = [(shape, name) for shape, _, name in cells(shapes=(shared, other), only=("aten_grouped_mm",))]
+    assert named == [(shared, "aten_grouped_mm"), (other, "aten_grouped_mm")]
+    assert GROUPED_GEMM.in_mode("bwd").baseline_of(shapes.parse(shared)) == "torch_loop"
 
 
 def test_defaults_on_a_gpu() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, new_class
@@ -48,16 +49,23 @@ class Context:
         return self.ours
 
 
-def add_backends(cls: type, tb_name: str, operator: Operator, own: bool = False) -> None:
+def add_backends(cls: type, tb_name: str, operator: Operator, shapes: Sequence[str] | None = None) -> None:
     """Register the operator's backends as methods of a TritonBench operator class.
 
-    own: the class is ours, so that the operator's baseline is the baseline there too, and its mode may be bwd.
+    shapes: those that a class of ours measures, whose baseline is the baseline there too, and whose mode may be bwd.
+            None for a class of TritonBench's, which keeps its own methods.
     """
+    own = shapes is not None
+    baselines = {operator.baseline_of(operator.parse_shape(text)) for text in shapes or ()}
+    baseline = baselines.pop() if len(baselines) == 1 else operator.baseline
     for backend in operator.backends:
+        if not own and backend.name in triton_op.REGISTERED_BENCHMARKS.get(tb_name, ()):
+            continue
         triton_op.register_benchmark(
             operator_name=tb_name,
             func_name=backend.name,
-            baseline=own and backend.name == operator.baseline,
+            baseline=own and backend.name == baseline,
+            enabled=not own or not backend.only_as_baseline or backend.name == baseline,
             fwd_only=not own,  # ours are in the mode asked for already
             cls=cls,
         )(_method(operator, backend))

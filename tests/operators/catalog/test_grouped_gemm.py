@@ -145,7 +145,7 @@ def test_backend_is_right_on_every_smoke_shape(name: str, dtype: str) -> None:
             assert torch.equal(kept, now), f"{shape}: the inputs were written to"
 
 
-@pytest.mark.parametrize("name", ["torch_loop", "torch_grouped_mm"])
+@pytest.mark.parametrize("name", ["torch_loop", "torch_grouped_mm", "aten_grouped_mm"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("text", ["G=3,M_g=0|1|5,N=7,K=3", "G=2,M_g=9|2,N=1,K=1,W=nk", "G=2,M_g=3,N=5,K=5,B=shared"])
 def test_torch_backends_take_odd_strides(name: str, dtype: str, text: str) -> None:

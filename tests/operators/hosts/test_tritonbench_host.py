@@ -631,3 +631,30 @@ print(*triton_op.REGISTERED_BENCHMARKS["grouped_gemm"])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [backend.name for backend in GROUPED_GEMM.backends]
+
+
+def test_both_hosts_have_one_baseline_for_suite_tritonbench() -> None:
+    """TritonBench's class keeps its own method of that name, and groupbench's registers it as the baseline."""
+    code = """
+import sys
+from groupbench.operators.hosts.adapter.internals import triton_op
+from groupbench.operators.hosts.adapter.own import add_backends
+from groupbench.operators.registry import get_operator
+
+operator = get_operator("grouped_gemm")
+for key, shapes in (("host", None), ("suite", ["G=4,M_g=1024,N=1024,K=1024,B=shared"]), ("other", ["1,4,4,4"])):
+    class Operator(triton_op.BenchmarkOperator):
+        @triton_op.register_benchmark(operator_name=key, baseline=shapes is None)
+        def aten_grouped_mm(self, *x): return "TritonBench's"
+    add_backends(Operator, key, operator, shapes)
+    enabled = triton_op.REGISTERED_BENCHMARKS[key]["aten_grouped_mm"].enabled
+    kept = shapes is None and Operator.aten_grouped_mm(None)
+    print(key, *triton_op.BASELINE_BENCHMARKS[key], enabled, kept, sep=";")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "host;aten_grouped_mm;True;TritonBench's",
+        "suite;aten_grouped_mm;True;False",
+        "other;torch_loop;False;False",
+    ]
