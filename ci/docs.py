@@ -51,7 +51,7 @@ def pages() -> dict[str, str]:
 
 
 def _index() -> str:
-    context = click.Context(groupbench, info_name="groupbench")
+    context = _context(groupbench, "groupbench")
     lines = ["# Command line", "", NOTE, "", "## groupbench", "", *_body(context)]
     lines += ["| command | page | does |", "|---|---|---|"]
     for title, commands in SECTIONS.items():
@@ -68,19 +68,24 @@ def _page(title: str) -> str:
 
 def _commands(title: str, names: Iterable[str]) -> str:
     lines = [f"# groupbench: {title.lower()}", "", NOTE, "", "All commands: [index](index.md).", ""]
-    parent = click.Context(groupbench, info_name="groupbench")
+    parent = _context(groupbench, "groupbench")
     for name in names:
         command = groupbench.get_command(parent, name)
         assert command is not None
-        lines += [f"## groupbench {name}", "", *_body(click.Context(command, info_name=name, parent=parent))]
+        lines += [f"## groupbench {name}", "", *_body(_context(command, name, parent))]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _tritonbench() -> str:
-    lines = ["# tritonbench", "", NOTE, "", *_body(click.Context(tritonbench, info_name="tritonbench"))]
+    lines = ["# tritonbench", "", NOTE, "", *_body(_context(tritonbench, "tritonbench"))]
     lines += ["## A synthetic routing trace", ""]
     name = "python -m groupbench.operators.catalog.make_trace"
-    return "\n".join([*lines, *_body(click.Context(make_trace.command, info_name=name))]).rstrip() + "\n"
+    return "\n".join([*lines, *_body(_context(make_trace.command, name))]).rstrip() + "\n"
+
+
+def _context(command: click.Command, name: str, parent: click.Context | None = None) -> click.Context:
+    """Return a context with the command's own settings: click keeps the help option that the first one makes."""
+    return click.Context(command, info_name=name, parent=parent, **command.context_settings)
 
 
 def _body(context: click.Context) -> list[str]:

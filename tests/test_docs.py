@@ -190,7 +190,7 @@ def test_an_example_parses_and_runs_somewhere(example: str) -> None:
 
     name = arguments.pop(0)
     assert (name in RUN_BY_OTHERS) != (f"groupbench {name}" in NOT_RUN)
-    command = groupbench.get_command(click.Context(groupbench), name)
+    command = groupbench.get_command(click.Context(groupbench, **groupbench.context_settings), name)
     assert command is not None
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for file in FILE.findall(example):
