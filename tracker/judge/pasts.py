@@ -20,6 +20,7 @@ from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import MEASURED
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.record import STATUSES, Kernel
+from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.thresholds import RMS_FLOOR
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
@@ -54,20 +55,27 @@ class Past:
     def of_its_toolchain(self) -> Past:
         """Return the results of the last toolchain and of the toolchains in use before it.
 
-        When two toolchains are measured alternately, each has a past of its own: once a toolchain is in use, results
-        of another one in between do not count. An older toolchain ends where the newer one begins.
+        When two toolchains are measured in turns, each has a past of its own: once a toolchain is in use, results of
+        another one in between do not count. An older toolchain ends where the newer one begins. If it came back
+        after that, it belongs to this past only if it was in use long enough before to be a level of its own.
         """
         alike = self.alike
         used = self.toolchain[alike]
         if (used == used[-1:]).all():
             return self
         keep = np.ones(len(self), dtype=bool)
-        end = len(alike)
-        while end:
-            begin = int(np.argmax(used == used[end - 1]))
-            keep[alike[begin:end]] = used[begin:end] == used[end - 1]
+        keep[alike] = False
+        end, toolchain = len(alike), used[-1]
+        while True:
+            begin = int(np.argmax(used == toolchain))
+            keep[alike[begin:end]] = used[begin:end] == toolchain
+            back = set(used[begin:].tolist())
+            before = used[:begin].tolist()
+            older = (one for one in reversed(before) if one not in back or before.count(one) >= MIN_SEGMENT)
+            toolchain = next(older, None)
+            if toolchain is None:
+                return self if keep.all() else self.where(keep)
             end = begin
-        return self if keep.all() else self.where(keep)
 
     def on_machine_of(self, place: int, places: NDArray[Any]) -> Past:
         """Return the past with the results at `places` assigned to the machine of the one at `place`."""

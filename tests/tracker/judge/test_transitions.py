@@ -48,8 +48,9 @@ class TestPast:
             ("AABB", "0000", "0123"),
             ("ABCD", "0000", "0123"),
             ("AABA", "0000", "013"),  # B was a trial
-            ("ABAB", "0000", "013"),  # alternating: its own results, and those of toolchains in use before it
-            ("CABAB", "00000", "0124"),
+            ("ABAB", "0000", "13"),  # in turns from the start: its own results
+            ("CABAB", "00000", "024"),  # and those of a toolchain that both replaced
+            ("AAAAABAB", "00000000", "0123457"),  # A was in use long before: a level that B is compared with
             ("AABBA", "00110", "01234"),  # toolchains on another card do not count
         ],
     )
@@ -103,6 +104,28 @@ class TestGate:
         assert (code, rows["c"]["verdict"], rows["c"]["cause"]) == (1, "regressed", "toolchain")
         assert rows["a"]["transition"] is None
         assert "code unchanged" not in cli("gate").stdout
+
+    def test_two_toolchains_in_turns_from_the_first_night_are_judged_apart(
+        self, cli: Cli, stored: Stored, make: Any
+    ) -> None:
+        """The newer one is 10 % faster, and both get 10 % slower: that is the older one's level on its first night."""
+        for night in range(24):
+            newer, step = night % 2, 1.1 if night >= 22 else 1.0
+            commit = f"{night // 2:03x}" + "c" * 37
+            stored(
+                [
+                    make(
+                        night,
+                        ms=wobble(night) * (0.9 if newer else 1.0) * step,
+                        commit=commit,
+                        **(NEW if newer else {}),
+                    )
+                ]
+            )
+        for run in ("run-022", "run-023"):
+            code, rows = judged(cli, "--run", run)
+            assert (code, rows["triton"]["verdict"]) == (3, "suspect"), run
+            assert rows["triton"]["change"] == pytest.approx(0.1, abs=5e-3)
 
     def test_a_large_change_is_certain_on_the_first_night(self, cli: Cli, stored: Stored, make: Any) -> None:
         stored([make(night, ms=wobble(night), backend=backend) for night in range(6) for backend in ("slow", "fast")])
