@@ -78,6 +78,27 @@ def test_the_size_is_of_the_newest_against_the_last_ones_before() -> None:
     assert size(far, np.ones(1), 0.1, 0.0)[0] == 1.0
 
 
+def test_two_toolchains_in_turns_from_the_first_night_are_judged_apart(cli: Cli, stored: Stored, make: Any) -> None:
+    """The newer one is 10 % faster, and both get 10 % slower: that is the older one's level on its first night."""
+    for night in range(24):
+        newer, step = night % 2, 1.1 if night >= 22 else 1.0
+        commit = f"{night // 2:03x}" + "c" * 37
+        stored(
+            [
+                make(
+                    night,
+                    ms=wobble(night) * (0.9 if newer else 1.0) * step,
+                    commit=commit,
+                    **(NEW if newer else {}),
+                )
+            ]
+        )
+    for run in ("run-022", "run-023"):
+        code, rows = judged(cli, "--run", run)
+        assert (code, rows["triton"]["verdict"]) == (3, "suspect"), run
+        assert rows["triton"]["change"] == pytest.approx(0.1, abs=5e-3)
+
+
 @pytest.mark.usefixtures("plain_statistics")
 class TestGate:
     def test_the_series_continues_and_every_effect_is_listed(self, cli: Cli, stored: Stored, make: Any) -> None:
@@ -104,28 +125,6 @@ class TestGate:
         assert (code, rows["c"]["verdict"], rows["c"]["cause"]) == (1, "regressed", "toolchain")
         assert rows["a"]["transition"] is None
         assert "code unchanged" not in cli("gate").stdout
-
-    def test_two_toolchains_in_turns_from_the_first_night_are_judged_apart(
-        self, cli: Cli, stored: Stored, make: Any
-    ) -> None:
-        """The newer one is 10 % faster, and both get 10 % slower: that is the older one's level on its first night."""
-        for night in range(24):
-            newer, step = night % 2, 1.1 if night >= 22 else 1.0
-            commit = f"{night // 2:03x}" + "c" * 37
-            stored(
-                [
-                    make(
-                        night,
-                        ms=wobble(night) * (0.9 if newer else 1.0) * step,
-                        commit=commit,
-                        **(NEW if newer else {}),
-                    )
-                ]
-            )
-        for run in ("run-022", "run-023"):
-            code, rows = judged(cli, "--run", run)
-            assert (code, rows["triton"]["verdict"]) == (3, "suspect"), run
-            assert rows["triton"]["change"] == pytest.approx(0.1, abs=5e-3)
 
     def test_a_large_change_is_certain_on_the_first_night(self, cli: Cli, stored: Stored, make: Any) -> None:
         stored([make(night, ms=wobble(night), backend=backend) for night in range(6) for backend in ("slow", "fast")])
