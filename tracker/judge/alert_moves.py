@@ -79,6 +79,8 @@ def _settle_alerts(
     rows = {row.series.pk: row for row in gate.rows if row.point is not None}
     fixed, lapsed = [], []
     for alert in alerts:
+        if alert.pk in gate.elsewhere:
+            continue
         judged = rows.get(alert.series.pk) if alert.pk not in seen and alert.run != gate.run else None
         if judged is not None and is_back(alert, judged):
             _move(session, alert.pk, "fixed", ITSELF, f"back on the earlier level: {at}", now)

@@ -65,7 +65,10 @@ def judge_run(
     first_line = summary(rows, code, strict=strict, same_commit=same_commit)
     notes = (*_notes(line, data.pasts.copies), *judge.pins.notes())
     transition_lines = (*transitions.lines(rows, run), *transitions.baselines(rows))
-    return Gate(run, tuple(rows), code, first_line, tuple(stored_alerts), data.lapsed, line, notes, transition_lines)
+    return Gate(
+        run, tuple(rows), code, first_line, tuple(stored_alerts), data.lapsed, data.elsewhere, line, notes,
+        transition_lines,
+    )  # fmt: skip
 
 
 def _notes(line: CommitLine, copies: int) -> tuple[str, ...]:

@@ -37,8 +37,9 @@ class GateData:
     pasts: Pasts
     comparisons: Mapping[int, Sequence[Compared]]  # by series
     turns: Mapping[int, Turn]  # by series, for wrong results
-    alerts: Mapping[int, Sequence[AlertRow]]  # by series
+    alerts: Mapping[int, Sequence[AlertRow]]  # of the run's toolchain, by series
     lapsed: frozenset[int]  # keys of expected alerts that have expired
+    elsewhere: frozenset[int]  # keys of alerts of other toolchains, measured in turns with the run's
     runs: dict[int, RunRow]  # by key
     facts: dict[tuple[int, int], Facts] = field(default_factory=dict)  # by series and run
 
@@ -60,8 +61,10 @@ class GateData:
         turns = turns_wrong(session, line, [point.series.pk for point in points if point.status == "wrong"])
         ends = {end for turn in turns.values() for end in (turn.base, turn.head) if end is not None}
         of_series: dict[int, list[AlertRow]] = {}
+        elsewhere = {alert.pk for alert in stored if alert.run.pk in pasts.in_turns(alert.series.pk)}
         for alert in stored:
-            of_series.setdefault(alert.series.pk, []).append(alert)
+            if alert.pk not in elsewhere:
+                of_series.setdefault(alert.series.pk, []).append(alert)
         return cls(
             session=session,
             run=run,
@@ -75,6 +78,7 @@ class GateData:
             turns=turns,
             alerts=of_series,
             lapsed=frozenset(alert.pk for alert in stored if alerts.lapsed(session, alert, run)),
+            elsewhere=frozenset(elsewhere),
             runs=run_rows(session, ends.union(pasts.runs)),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -26,6 +27,9 @@ from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
 
 _OK = STATUSES.index("ok")
+
+IN_USE = 10
+"""Number of newest results among which a toolchain that is still measured has one."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +156,21 @@ class Pasts:
             self._repeatable[keep].astype(np.float64), unknown,
         )  # fmt: skip
         return past.of_its_toolchain()
+
+    def in_turns(self, series: int) -> set[int]:
+        """Return the runs on other toolchains that are measured in turns with the one of the newest result.
+
+        Such a toolchain is among the newest results, and has come back at least once. One that was tried and given up
+        is not in turns.
+        """
+        place = self._place[series]
+        rows = slice(int(self._starts[place]), int(self._starts[place + 1]))
+        alike = self._environment[rows] == self._environment[rows][-1:]
+        run, used = self._run[rows][alike], self._toolchain[rows][alike]
+        since = used[int(np.argmax(used == used[-1:])) :].tolist()
+        stretches = [toolchain for toolchain, _ in groupby(since)]
+        others = [one for one in set(since[-IN_USE:]) if one != since[-1] and stretches.count(one) > 1]
+        return set(run[np.isin(used, others)].tolist())
 
     def earlier_ok(self, series: int) -> int:
         """Return the number of good results before the run's own, in any timing and environment."""

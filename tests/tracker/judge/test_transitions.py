@@ -99,6 +99,27 @@ def test_two_toolchains_in_turns_from_the_first_night_are_judged_apart(cli: Cli,
         assert rows["triton"]["change"] == pytest.approx(0.1, abs=5e-3)
 
 
+def test_an_alert_of_one_toolchain_is_not_closed_by_another_in_turns(cli: Cli, stored: Stored, make: Any) -> None:
+    def night(number: int) -> Any:
+        newer = number % 2
+        ms = wobble(number) * (0.9 if newer else 1.3 if number >= 22 else 1.0)
+        return make(number, ms=ms, **(NEW if newer else {}))
+
+    stored([night(number) for number in range(31)])
+    assert "1 opened" in cli("gate", "--update").output
+    stored([night(31)])
+    assert "alerts: nothing new" in cli("gate", "--update").output
+    assert [alert["state"] for alert in json.loads(cli("alerts", "--json").stdout)] == ["new"]
+
+
+def test_a_toolchain_that_is_given_up_closes_its_alerts(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(night, ms=wobble(night)) for night in range(8)])
+    stored([make(night, ms=1.3, **NEW) for night in range(8, 13)])
+    assert "1 opened" in cli("gate", "--update").output
+    stored([make(13, ms=1.0)])
+    assert "1 fixed" in cli("gate", "--update").output
+
+
 @pytest.mark.usefixtures("plain_statistics")
 class TestGate:
     def test_the_series_continues_and_every_effect_is_listed(self, cli: Cli, stored: Stored, make: Any) -> None:
