@@ -141,6 +141,16 @@ class Project:
         return import_folders(self.folder, self.settings.pythonpath)
 
 
+def plan_with(plan: str, toolchain: str) -> str:
+    """Return the name of a plan that is measured with one of the project's toolchains."""
+    return f"{plan}@{toolchain}"
+
+
+def toolchain_of(plan: str | None) -> str:
+    """Return the toolchain in the name of a plan; empty for the interpreter that ran the night."""
+    return plan.rpartition("@")[2] if plan and "@" in plan else ""
+
+
 def import_folders(tree: Path, pythonpath: Iterable[str]) -> list[str]:
     """Return the module folders of a checkout: `pythonpath`, then its `src`, then the checkout itself."""
     folders = [*(tree / path for path in pythonpath), tree / "src", tree]

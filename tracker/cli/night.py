@@ -17,7 +17,7 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, in_seconds
+from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, in_seconds, plan_with
 from groupbench.tracker.text.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -258,7 +258,8 @@ class Night:
         run = self._store(file)
         if confirm_s > 0:
             with self._errors_printed():  # the gate reports undecided suspects
-                self.step("confirm", run, "--budget", f"{confirm_s}s", *self._of_toolchain("--toolchain"))
+                named = [] if self._toolchain is None else ["--toolchain", self._toolchain]
+                self.step("confirm", run, "--budget", f"{confirm_s}s", *named)
         judged = self.step("gate", "--update", "--run", run, *self._outputs())
         reported = False
         with self._errors_printed():  # the run is judged: a report that cannot be made does not change the verdict
@@ -307,7 +308,8 @@ class Night:
         environment = add_to_path(self._project.python_path(), dict(os.environ))
         options = ["--plan", str(self._project.file), "--trigger", "nightly", "--records", str(file), "--resume"]
         options += ["--previous", str(previous)] if previous is not None else []
-        options += self._of_toolchain("--plan-name", f"{self._project.settings.name}@")
+        if self._toolchain is not None:
+            options += ["--plan-name", plan_with(self._project.settings.name, self._toolchain)]
         options += self._options
         if self._python is None:
             code = measure(options, Path.cwd(), environment)
@@ -318,10 +320,6 @@ class Night:
         if interrupted(code):
             raise KeyboardInterrupt
         return code
-
-    def _of_toolchain(self, option: str, before: str = "") -> list[str]:
-        """Return an option with the toolchain's name after `before`, or nothing for this interpreter."""
-        return [] if self._toolchain is None else [option, before + self._toolchain]
 
     def _store(self, file: Path) -> str:
         """Store the records; return the run's id. The newest run may be another machine's, whose clock is ahead."""

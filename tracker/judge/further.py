@@ -182,7 +182,7 @@ class FurtherRule:
         of_metric = [(row, value) for row in rows if (value := _value(metric, row)) is not None]
         where = np.array([row.environment_id for row, _ in of_metric])
         code = np.array([-row.run_id - 1 if row.dirty else row.commit_id for row, _ in of_metric])
-        past = Past(
+        values = Past(
             point.series.pk,
             run=np.array([row.run_id for row, _ in of_metric]),
             environment=machine[where],
@@ -190,8 +190,8 @@ class FurtherRule:
             state=code * (len(toolchain) + 1) + toolchain[where],
             log=np.array([metric.log(value) for _, value in of_metric]),
             error=np.full(len(of_metric), np.nan),
-        ).of_its_toolchain()
-        past = self.data.on_accepted_level(past, metric.name)
+        )
+        past = self.data.on_accepted_level(self.data.pasts.of_its_toolchain(values), metric.name)
         return past.where(past.alike)
 
 

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
+from groupbench.tracker.project import toolchain_of
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import MEASURED
@@ -109,9 +110,10 @@ class Pasts:
         environments = environment_rows(session, np.unique(points.environment).tolist())
         machine = coded({key: row.machine for key, row in environments.items()})
         toolchain = coded({key: row.toolchain for key, row in environments.items()})
-        runs = list(session.execute(select(Run.id, Run.commit_id, Run.dirty)))
+        runs = list(session.execute(select(Run.id, Run.commit_id, Run.dirty, Run.plan)))
         # A dirty tree never equals another state, not even a dirty tree of the same commit.
-        state = _by_key((key, -key - 1 if dirty else commit) for key, commit, dirty in runs)
+        state = _by_key((key, -key - 1 if dirty else commit) for key, commit, dirty, _ in runs)
+        self._named = coded({key: toolchain_of(plan) for key, _, _, plan in runs})
         self._place = {key: place for place, key in enumerate(points.series.tolist())}
         self._starts = starts
         self._run = points.run[at]
@@ -134,7 +136,7 @@ class Pasts:
 
     def latency(self, series: int) -> Past:
         """Return the past of a series' latency."""
-        return self._latency.of(series).of_its_toolchain()
+        return self.of_its_toolchain(self._latency.of(series))
 
     def latency_of_every_toolchain(self, series: int) -> Past:
         """Return all comparable latencies of a series, also of other toolchains that are measured in turns."""
@@ -142,7 +144,7 @@ class Pasts:
 
     def accuracy(self, series: int) -> Past:
         """Return the past of a series' relative RMS error. Its floor is added, so that tiny errors hardly count."""
-        return self._accuracy.of(series).of_its_toolchain()
+        return self.of_its_toolchain(self._accuracy.of(series))
 
     def repeatable(self, series: int) -> Past:
         """Return the past of a series' repeatability: 1 if two executions agreed bit by bit, else 0."""
@@ -155,7 +157,17 @@ class Pasts:
             series, self._run[keep], self._environment[keep], self._toolchain[keep], self._state[keep],
             self._repeatable[keep].astype(np.float64), unknown,
         )  # fmt: skip
-        return past.of_its_toolchain()
+        return self.of_its_toolchain(past)
+
+    def of_its_toolchain(self, past: Past) -> Past:
+        """Return the results of the toolchain of the last one.
+
+        Those of a toolchain that a plan names are one line, whatever is upgraded in it.
+        """
+        named = self._named[past.run]
+        if (named == named[-1:]).all():
+            return past.of_its_toolchain()
+        return past.where((named == named[-1:]) | (past.environment != past.environment[-1:])).of_its_toolchain()
 
     def in_turns(self, series: int) -> set[int]:
         """Return the runs on other toolchains that are measured in turns with the one of the newest result.
@@ -170,7 +182,8 @@ class Pasts:
         since = used[int(np.argmax(used == used[-1:])) :].tolist()
         stretches = [toolchain for toolchain, _ in groupby(since)]
         others = [one for one in set(since[-IN_USE:]) if one != since[-1] and stretches.count(one) > 1]
-        return set(run[np.isin(used, others)].tolist())
+        named = self._named[run]
+        return set(run[(named != named[-1:]) | (np.isin(used, others) & (named == named[-1:]))].tolist())
 
     def earlier_ok(self, series: int) -> int:
         """Return the number of good results before the run's own, in any timing and environment."""

@@ -112,6 +112,24 @@ def test_an_alert_of_one_toolchain_is_not_closed_by_another_in_turns(cli: Cli, s
     assert [alert["state"] for alert in json.loads(cli("alerts", "--json").stdout)] == ["new"]
 
 
+@pytest.mark.parametrize(
+    ("nights", "new", "transition"),
+    [(26, {"triton": "3.9.1"}, "triton 3.9.0 → 3.9.1: "), (25, {"driver": "580.2"}, "driver 570.1 → 580.2: ")],
+)
+def test_a_toolchain_in_turns_that_is_upgraded_is_compared_with_itself(
+    cli: Cli, stored: Stored, make: Any, nights: int, new: dict[str, str], transition: str
+) -> None:
+    """Stable takes 1.0 and nightly 0.9 ms, also with a newer nightly Triton, or a new driver below stable."""
+    for night in range(nights):
+        nightly = night % 2
+        environment = ({"triton": "3.9.0"} if nightly else {}) | (new if night == nights - 1 else {})
+        plan = "nightly@nightly" if nightly else "nightly"
+        stored([make(night, ms=wobble(night) * (0.9 if nightly else 1.0), plan=plan, environment=environment)])
+    code, rows = judged(cli)
+    assert (code, rows["triton"]["verdict"]) == (0, "ok")
+    assert rows["triton"]["transition"].startswith((f"{transition}+0.", f"{transition}-0."))
+
+
 def test_a_toolchain_that_is_given_up_closes_its_alerts(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(night, ms=wobble(night)) for night in range(8)])
     stored([make(night, ms=1.3, **NEW) for night in range(8, 13)])
