@@ -34,6 +34,9 @@ from groupbench.tracker.durations import seconds
 from groupbench.tracker.errors import TrackerError
 
 NAME = "groupbench.toml"
+TOOLCHAIN_MARK = "@"
+"""Separates the name of a plan from that of its toolchain."""
+
 LONGEST_S = 6e6
 """The longest duration, as for `tritonbench --budget`."""
 
@@ -77,7 +80,7 @@ class Post(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The fields of a groupbench.toml.
 
-    name        name of the plan; the gate reports cells that the plan's previous run measured and this one lacks
+    name        name of the plan, without @; the gate reports cells that its previous run measured and this one lacks
     plugins     modules of operators and backends, as for `--plugin`
     pythonpath  folders to search for modules, before the file's folder and its `src`
     setup       shell command that builds a checkout, run in the file's folder of every commit that is measured
@@ -143,12 +146,12 @@ class Project:
 
 def plan_with(plan: str, toolchain: str) -> str:
     """Return the name of a plan that is measured with one of the project's toolchains."""
-    return f"{plan}@{toolchain}"
+    return f"{plan}{TOOLCHAIN_MARK}{toolchain}"
 
 
 def toolchain_of(plan: str | None) -> str:
     """Return the toolchain in the name of a plan; empty for the interpreter that ran the night."""
-    return plan.rpartition("@")[2] if plan and "@" in plan else ""
+    return (plan or "").partition(TOOLCHAIN_MARK)[2]
 
 
 def import_folders(tree: Path, pythonpath: Iterable[str]) -> list[str]:
@@ -192,6 +195,11 @@ def read(path: Path) -> ProjectSettings:
             value = getattr(settings, name)
             if value is not None:
                 _check(name, value)
+        if TOOLCHAIN_MARK in settings.name:
+            raise ValueError(
+                f'name = "{settings.name}": expected a name without {TOOLCHAIN_MARK}, which `groupbench night '
+                "--toolchain NAME` puts between the names of the plan and the toolchain"
+            )
     except msgspec.ValidationError as error:
         from groupbench.tracker.text.misfits import explain
 

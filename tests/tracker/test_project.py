@@ -106,6 +106,10 @@ MISFITS = {
     "a text for a list": ('plugins = "a"', 'plugins = "a": expected a list, such as ["a", "b"]'),
     "a number in a list": ('plugins = ["a", 1]', "plugins, item 2 = 1: expected text in quotes"),
     "an empty name": ('name = ""', 'name = "": expected text in quotes, not empty'),
+    "a name that would be a toolchain's": (
+        'name = "h200@cuda13"',
+        'name = "h200@cuda13": expected a name without @, which `groupbench night --toolchain NAME` puts between',
+    ),
     "a list for a duration": (
         "budget = [1]",
         'budget = [1]: expected a duration such as "90s" or "2h", or a number of minutes',
