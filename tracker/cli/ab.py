@@ -160,6 +160,9 @@ def cell_options(command: Any) -> Any:
     "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Seed for the order of the bursts."
 )
 @click.option(
+    "--input-seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed for the inputs."
+)
+@click.option(
     "--timeout",
     type=Duration(least=1, most=1e6),
     default="300s",
@@ -240,7 +243,13 @@ def _cells(bench: Any, options: dict[str, Any]) -> list[AbCell]:
         return []
     say(announced(len(cells), bench.device, options["budget"]))
     return [
-        replace(cell, samples=options["samples"], idle_s=options["idle"], cudagraph=options["cudagraph"])
+        replace(
+            cell,
+            seed=options["input_seed"],
+            samples=options["samples"],
+            idle_s=options["idle"],
+            cudagraph=options["cudagraph"],
+        )
         for cell in cells
     ]
 

@@ -29,7 +29,7 @@ from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.metrics import of_alert
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.points import environment_rows
-from groupbench.tracker.query.rows import RunRow, SeriesRow
+from groupbench.tracker.query.rows import EnvironmentRow, RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
@@ -72,7 +72,7 @@ class AlertRow:
     cause: str | None
     base_run: RunRow | None
     run: RunRow
-    machine: str | None  # identity of the machine that showed the change
+    environment: EnvironmentRow | None  # in which the change was measured
     before: float | None
     after: float | None
     effect: float | None
@@ -84,6 +84,17 @@ class AlertRow:
     author: str | None  # of the first commit after the change
     compared: Compared | None
     events: tuple[StateChange, ...] = field(default=())
+
+    @property
+    def machine(self) -> str | None:
+        """The identity of the machine that showed the change."""
+        return None if self.environment is None else self.environment.machine
+
+    @property
+    def repro(self) -> str:
+        """The command that measures the cell again at the first commit after the change."""
+        device = None if self.environment is None else self.environment.facts.device
+        return repro.measure(self.series, None if self.run.dirty else self.run.commit, device)
 
     @property
     def commits(self) -> str:
@@ -142,7 +153,7 @@ class AlertRow:
             "opened": self.opened,
             "until": self.until,
             "last": self.events[-1].text if self.events else None,
-            "repro": repro.measure(self.series, None if self.run.dirty else self.run.commit),
+            "repro": self.repro,
             "events": [f"{event.at:%Y-%m-%d %H:%M} {event.text}" for event in self.events],
         }
 
@@ -199,7 +210,6 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
         )
         environment_of.update(((series, run), key) for series, run, key in session.execute(place_query))
     environments = environment_rows(session, set(environment_of.values()))
-    machines = {place: environments[key].machine for place, key in environment_of.items()}
     author_of = authors(session, {runs[row.run_id].commit for row in rows})
     return [
         AlertRow(
@@ -210,7 +220,7 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
             cause=row.cause,
             base_run=None if row.base_run_id is None else runs[row.base_run_id],
             run=runs[row.run_id],
-            machine=machines.get((row.series_id, row.run_id)),
+            environment=environments.get(environment_of.get((row.series_id, row.run_id), -1)),
             opened=row.opened,
             until_time=row.until_time,
             until_commit=row.until_commit,

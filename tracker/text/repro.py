@@ -33,15 +33,16 @@ class Measurable(Protocol):
 _HASH = re.compile(r"[0-9a-f]{7,64}")
 
 
-def measure(cell: Measurable, commit: str | None, metric: Metric | None = None) -> str:
-    """Return the command that measures a cell at a commit: same shape, seed and protocol.
+def measure(cell: Measurable, commit: str | None, device: str | None, metric: Metric | None = None) -> str:
+    """Return the command that measures a cell at a commit: same shape, seed, protocol and device.
 
     commit  full hash; left out if it is not a git hash, as in some imports
+    device  cuda or cpu; left out if it is unknown
     metric  a metric to measure in addition to the latency
     """
     words = ["tritonbench", "--host", cell.host, "--op", cell.operator, "--only", cell.backend]
     words += ["--shapes", cell.shape, "--precision", cell.dtype, "--mode", cell.mode, "--seed", str(cell.seed)]
-    words += _protocol(cell.protocol)
+    words += [*_protocol(cell.protocol), *_device(device)]
     if metric is not None:
         words += ["--costs", metric.cost] if metric.cost else []
         words += ["--metrics", f"latency,{metric.name}"]
@@ -49,12 +50,14 @@ def measure(cell: Measurable, commit: str | None, metric: Metric | None = None) 
     return switch + shlex.join(words)
 
 
-def compare(cell: Measurable, base: str, head: str) -> str:
-    """Return the command that measures a cell at two commits in turns."""
+def compare(cell: Measurable, base: str, head: str, device: str | None) -> str:
+    """Return the command that measures a cell at two commits in turns, on its device."""
     words = ["groupbench", "ab", base, head, "--operator", cell.operator, "--backend", cell.backend]
     words += ["--shape", cell.shape, "--dtype", cell.dtype, "--mode", cell.mode]
-    words += ["--cudagraph"] if "cudagraph" in cell.protocol.split("+") else []
-    return shlex.join(words)
+    words += ["--input-seed", str(cell.seed)] if cell.seed else []
+    _, *timing = cell.protocol.split("+")  # an A/B has a protocol of its own, which takes these two
+    words += [word for part in timing if part == "cudagraph" or part.startswith("idle=") for word in _option(part)]
+    return shlex.join([*words, *_device(device)])
 
 
 SEARCHED = ("latency", "accuracy")
@@ -77,7 +80,13 @@ def _protocol(label: str) -> list[str]:
     """Return the options that select a protocol by its name, such as `cooled+idle=0.5s+cudagraph`."""
     name, *rest = label.split("+")
     words = ["--protocol", name] if name != "cooled" else []
-    for part in rest:
-        key, _, value = part.partition("=")
-        words += [f"--{key}", value] if value else [f"--{key}"]
-    return words
+    return words + [word for part in rest for word in _option(part)]
+
+
+def _option(part: str) -> list[str]:
+    key, _, value = part.partition("=")
+    return [f"--{key}", value] if value else [f"--{key}"]
+
+
+def _device(device: str | None) -> list[str]:
+    return ["--device", device] if device in ("cuda", "cpu") else []

@@ -25,7 +25,9 @@ from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.side import CONTRACT, SideFailure, is_groupbench, make_layout
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.ab import announced, left_out
+from groupbench.tracker.record import Record
 from groupbench.tracker.stats import sequential
+from groupbench.tracker.text import repro
 
 CELL = AbCell("op", "backend", "N=1", "fp16", device="cuda", idle_s=0.0)
 BASE, HEAD = AbSide("old"), AbSide("new")
@@ -438,6 +440,18 @@ def test_a_commit_that_makes_everything_worse(groupbench_ab: Any, tmp_path: Path
     assert "4 cells on cpu" in done.stderr
     records = [json.loads(line) for line in (tmp_path / "ab.jsonl").read_text().splitlines()]
     assert [len(line["bursts"]) for line in records] == [row["pairs"] for row in json.loads(done.stdout)]
+
+
+def test_the_line_that_reproduces_a_change_measures_its_cell(repository: Path, make: Callable[..., Record]) -> None:
+    record = make(1, backend="torch_loop", dtype="fp32", shape=SHAPE)
+    cell = msgspec.structs.replace(record.cell, host="builtin", protocol="cooled+idle=0.01s", seed=7)
+    program, *words = shlex.split(repro.compare(cell, "one", "two", "cpu"))
+    command = [sys.executable, "-m", "groupbench.tracker", *words, "--budget", "3", "--json"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    (row,) = json.loads(done.stdout)
+    names = ("operator", "backend", "shape", "dtype", "mode", "seed")
+    assert (program, [row["cell"][name] for name in names]) == ("groupbench", [getattr(cell, name) for name in names])
+    assert (row["cell"]["device"], row["cell"]["idle_s"]) == ("cpu", 0.01)
 
 
 def test_a_commit_against_itself_is_not_different(groupbench_ab: Any) -> None:

@@ -608,3 +608,18 @@ def test_a_long_message_does_not_fill_the_screen(cli: Cli, stored: Stored, make:
     assert len(cli("gate").stdout) < 2000
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
     assert len(row["note"]) == 20_000
+
+
+@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_the_commands_that_reproduce_a_row_name_its_device(cli: Cli, stored: Stored, make: Any, device: str) -> None:
+    fields = {"environment": {"device": device, "cpu": "a CPU"}}
+    stored([make(night, ms=2.0 if night == 6 else 1.0 + 0.001 * (night % 3), **fields) for night in range(7)])
+    stored([make(6, backend="other", status="wrong", **fields)])
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    assert rows["triton"]["repro"].startswith("groupbench ab ")
+    assert rows["other"]["repro"].startswith("git switch ")
+    assert all(row["repro"].endswith(f"--device {device}") for row in rows.values())
+    assert "opened" in cli("gate", "--update").output
+    alerts = json.loads(cli("alerts", "--json").stdout)
+    assert alerts and all(alert["repro"].endswith(f"--device {device}") for alert in alerts)

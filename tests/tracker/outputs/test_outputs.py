@@ -70,7 +70,7 @@ def judged(pk: int, verdict: Any, text: str = "note", **facts: Any) -> Judged:
 def alert_row(pk: int, text: str, events: int = 1) -> AlertRow:
     happened = tuple(StateChange(NIGHT.replace(minute=n % 60), text, "new", text) for n in range(events))
     return AlertRow(
-        pk, series_row(pk), "latency", "acknowledged", "code", None, run_row(text), "e", 1.0, 1.05, 0.05, 0.04, 0.06,
+        pk, series_row(pk), "latency", "acknowledged", "code", None, run_row(text), None, 1.0, 1.05, 0.05, 0.04, 0.06,
         NIGHT, None, None, text, None, happened,
     )  # fmt: skip
 

@@ -28,14 +28,16 @@ class Cell:
 
 
 def test_the_commit_is_switched_to_where_git_knows_it() -> None:
-    assert repro.measure(Cell(), "c" * 40).startswith(f"git switch --detach {'c' * 40} && tritonbench --host builtin ")
-    assert repro.measure(Cell(), "imported").startswith("tritonbench ")
-    assert repro.measure(Cell(), None).startswith("tritonbench ")
+    assert repro.measure(Cell(), "c" * 40, "cpu").startswith(
+        f"git switch --detach {'c' * 40} && tritonbench --host builtin "
+    )
+    assert repro.measure(Cell(), "imported", "cpu").startswith("tritonbench ")
+    assert repro.measure(Cell(), None, None).startswith("tritonbench ")
 
 
 @pytest.mark.parametrize("shape", ["G=3,M_g=0|1|12,N=9,K=6", "it's; rm -rf ~"])
 def test_a_shell_takes_it_as_one_command(shape: str) -> None:
-    words = shlex.split(repro.measure(Cell(shape=shape), None))
+    words = shlex.split(repro.measure(Cell(shape=shape), None, "cpu"))
     assert words[words.index("--shapes") + 1] == shape
 
 
@@ -48,7 +50,7 @@ def test_a_shell_takes_it_as_one_command(shape: str) -> None:
     ],
 )
 def test_the_protocol_is_spelled_by_options(label: str, options: list[str]) -> None:
-    words = shlex.split(repro.measure(Cell(protocol=label), None))
+    words = shlex.split(repro.measure(Cell(protocol=label), None, None))
     assert words[words.index("--seed") + 2 :] == options
 
 
@@ -57,12 +59,13 @@ def test_it_measures_exactly_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
     def measure(selections: list[object], device: str, session: object) -> int:
-        measured.extend(jobs(selections[0], "cpu", True))  # type: ignore[arg-type]
+        assert device == "cpu"
+        measured.extend(jobs(selections[0], device, True))  # type: ignore[arg-type]
         return 0
 
     monkeypatch.setattr("groupbench.operators.hosts.builtin.measure", measure)
-    words = shlex.split(repro.measure(cell, None))[1:]
-    done = CliRunner().invoke(measuring.command, [*words, "--device", "cpu"])
+    words = shlex.split(repro.measure(cell, None, "cpu"))[1:]
+    done = CliRunner().invoke(measuring.command, words)
     assert done.exit_code == 0, done.output
     (job,) = measured
     identity = (job.operator, job.backend, job.shape, job.dtype, job.mode, job.seed, job.protocol.label)
@@ -71,13 +74,23 @@ def test_it_measures_exactly_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name, metric in METRICS.items() if metric.cost))
 def test_a_metric_is_asked_for_by_its_cost(name: str) -> None:
-    words = shlex.split(repro.measure(Cell(), None, METRICS[name]))
+    words = shlex.split(repro.measure(Cell(), None, "cuda", METRICS[name]))
     assert words[words.index("--costs") + 1] in COSTS
     assert words[words.index("--metrics") + 1] == f"latency,{name}"
-    assert "--costs" not in repro.measure(Cell(), None, METRICS["spills"])
+    assert "--costs" not in repro.measure(Cell(), None, "cuda", METRICS["spills"])
 
 
-def test_two_commits_are_compared() -> None:
-    words = shlex.split(repro.compare(Cell(), "a" * 40, "b" * 40))
+@pytest.mark.parametrize(
+    ("cell", "device", "options"),
+    [
+        (Cell(seed=0), "cuda", ["--device", "cuda"]),
+        (Cell(), "cpu", ["--input-seed", "7", "--device", "cpu"]),
+        (Cell(seed=0, protocol="cooled+idle=0.5s+cudagraph"), None, ["--idle", "0.5s", "--cudagraph"]),
+        (Cell(seed=0, protocol="sustained"), None, []),  # an A/B has a protocol of its own
+    ],
+)
+def test_two_commits_are_compared(cell: Cell, device: str | None, options: list[str]) -> None:
+    words = shlex.split(repro.compare(cell, "a" * 40, "b" * 40, device))
     assert words[:4] == ["groupbench", "ab", "a" * 40, "b" * 40]
     assert words[words.index("--shape") + 1] == Cell().shape
+    assert words[words.index("--mode") + 2 :] == options
