@@ -36,10 +36,7 @@ def test_all_files_are_checked() -> None:
 
 
 def test_no_python_is_unsafe() -> None:
-    bandit = Path(sys.executable).parent / "bandit"
-    if not bandit.exists():
-        pytest.skip("bandit is not installed")
-    lint(str(bandit), "-q", "-c", "pyproject.toml", "-r", "kernels", "operators", "tracker", "ci")
+    lint(tool("bandit"), "-q", "-c", "pyproject.toml", "-r", "kernels", "operators", "tracker", "ci")
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
