@@ -249,7 +249,13 @@ class Definition:
 
     def _call(self, shape: Sizes, dtype: str, device: str, seed: int) -> Any:
         context = {"dtype": self._dtype(dtype), "device": device, "seed": seed}
-        return self._make(**dict(shape.values), **{word: context[word] for word in self._context})
+        try:
+            return self._make(**dict(shape.values), **{word: context[word] for word in self._context})
+        except TypeError as error:
+            if f"Cannot interpret '{context['dtype']}' as a data type" not in str(error):
+                raise
+            hint = f"write `dtype: np.dtype` in the parameters of {self._make.__name__} to get NumPy's dtype"
+            raise TypeError(f"NumPy does not take {context['dtype']}; {hint}") from error
 
     def _dtype(self, name: str) -> Any:
         """Return torch's dtype; NumPy's dtype, or the name, if the parameter is annotated as such."""

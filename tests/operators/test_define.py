@@ -190,6 +190,23 @@ def test_inputs_by_name_are_passed_by_name() -> None:
     assert made.backend("numpy").unavailable(Target("cpu", "fp32")) is None
 
 
+@pytest.mark.parametrize(
+    "call",
+    [lambda dtype: np.ones(4).astype(dtype), lambda dtype: np.zeros(4, dtype=dtype)],
+    ids=["astype", "dtype="],
+)
+def test_torchs_dtype_in_numpy_names_the_annotation(call: Any) -> None:
+    @operator(["N=4"], dtypes=["fp32"])
+    def ones(N, dtype):  # type: ignore[no-untyped-def]
+        return call(dtype)
+
+    ones.reference(lambda x: x)
+    ones.backend(lambda x: x)
+    made = ones.operator
+    with pytest.raises(TypeError, match=r"torch\.float32; write `dtype: np\.dtype` in the parameters of ones"):
+        made.make_inputs(made.parse_shape("4"), "fp32", "cpu", 0)
+
+
 def test_integers_are_compared_exactly() -> None:
     @operator(["N=9"], output="int64", dtypes="fp32")
     def order(N, dtype, device):  # type: ignore[no-untyped-def]
