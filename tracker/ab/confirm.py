@@ -20,6 +20,7 @@ import msgspec
 
 from groupbench.tracker import git
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
+from groupbench.tracker.ab.result import timing_of
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
 from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve
 from groupbench.tracker.environment import hardware_class, software_identity, toolchain_differences
@@ -226,6 +227,7 @@ def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:
         seed=series.seed,
         device=row.point.environment.facts.device,
         plugins=tuple(plugins),
+        **timing_of(series.protocol),
     )
 
 

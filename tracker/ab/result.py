@@ -32,6 +32,17 @@ TICK_MS = {"gpu": 32e-6, "cpu": 1e-6}
 """Resolution of CUDA's event clock on an H100, and of the CPU's clock."""
 
 
+def timing_of(protocol: str) -> dict[str, Any]:
+    """Return the fields of AbCell that the name of a series' protocol sets, such as `cooled+idle=0.5s+cudagraph`.
+
+    An A/B has a protocol of its own; it takes only the idle time and CUDA graphs from the series.
+    """
+    _, *parts = protocol.split("+")
+    idle = next((part[len("idle=") : -1] for part in parts if part.startswith("idle=")), None)
+    timing = {} if idle is None else {"idle_s": float(idle)}
+    return timing | ({"cudagraph": True} if "cudagraph" in parts else {})
+
+
 @dataclass(frozen=True)
 class AbCell:
     """The cell to compare.

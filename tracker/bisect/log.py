@@ -26,7 +26,7 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     repository: str
     good: str  # full hashes
     bad: str
-    cell: dict[str, Any]  # operator, backend, shape, dtype, mode, seed, device, plugins
+    cell: dict[str, Any]  # operator, backend, shape, dtype, mode, seed, device, plugins, timing
     metric: str
     direction: str
     all: bool

@@ -263,6 +263,7 @@ def _cell_of_series(context: click.Context, options: dict[str, Any]) -> dict[str
 
     Raises UsageError, QueryError.
     """
+    from groupbench.tracker.ab.result import timing_of
     from groupbench.tracker.errors import QueryError
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.series import find_series
@@ -275,7 +276,7 @@ def _cell_of_series(context: click.Context, options: dict[str, Any]) -> dict[str
         matches = [row for row in find_series(session, Filter()) if str(row.pk) == number]
     if not matches:
         raise QueryError(f"no series {options['series']!r}; `groupbench series` lists them by number")
-    return {name: getattr(matches[0], name) for name in _CELL}
+    return {name: getattr(matches[0], name) for name in _CELL} | timing_of(matches[0].protocol)
 
 
 def _cell_of_options(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from click.testing import Result
+from msgspec.structs import replace
 
 from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
@@ -183,6 +184,21 @@ def test_what_was_tried_is_not_tried_again_unless_asked(cli: Cli, stored: Stored
     assert cli("gate").exit_code == 1
     stored([make(7, ms=1.001)])
     assert cli("gate").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("protocol", "timing"),
+    [("cooled", (None, False)), ("cooled+idle=0.2s", (0.2, False)), ("sustained+cudagraph", (None, True))],
+)
+def test_the_ab_times_as_the_series_is_timed(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, protocol: str, timing: tuple[float | None, bool]
+) -> None:
+    stored([
+        replace(record, cell=replace(record.cell, protocol=protocol)) for record in suspect(make)
+    ])  # fmt: skip
+    bench.plan("same", 0.0)
+    cli("confirm")
+    assert [(cell.idle_s, cell.cudagraph) for _, _, cell, _ in bench.compared] == [timing]
 
 
 def test_the_canary_is_overruled_by_an_ab(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import Result
 
@@ -356,6 +357,10 @@ def test_series_gives_the_cell(cli: Cli, lab: Lab, line: tuple[Path, dict[str, s
         "plugins": [],
     }
     assert cli("bisect", hashes["c0"], hashes["c15"], "--series", "1.1", "--json").exit_code == 1
+    record = make(1)
+    stored([msgspec.structs.replace(record, cell=msgspec.structs.replace(record.cell, protocol="cooled+cudagraph"))])
+    result = cli("bisect", hashes["c0"], hashes["c15"], "--series", "2", "--json")
+    assert json.loads(result.stdout)["cell"] == cell | {"cudagraph": True}
     for more, word in (
         (("99",), "no series"),
         (("x",), "no series"),
