@@ -456,22 +456,21 @@ def open_sides(
 ) -> Iterator[tuple[AbSide, AbSide]]:
     """Yield two sides from a user's names: each is a folder, or a commit of `repo`, checked out for the duration.
 
+    A commit that is measured with two interpreters is checked out twice, since `recipe` builds it for one of them.
     Raises WorktreeError if a name is neither, SetupError if a commit does not build.
     """
     repo = repo or Path.cwd()
     with contextlib.ExitStack() as stack:
-        trees: dict[str, AbSide] = {}
-        for name in (base, head):
-            if name in trees:
-                continue
+        wanted = [(base, base_python or sys.executable), (head, head_python or sys.executable)]
+        sides: dict[tuple[str, str], AbSide] = {}
+        for name, python in dict.fromkeys(wanted):
             if Path(name).is_dir():
-                trees[name] = AbSide(name, Path(name).resolve(), pythonpath=recipe.pythonpath)
+                sides[name, python] = AbSide(name, Path(name).resolve(), python, pythonpath=recipe.pythonpath)
             else:
                 commit = worktree.resolve(repo, name)
-                tree = stack.enter_context(worktree.checkout(repo, commit, recipe))
-                trees[name] = AbSide(name, tree, commit=commit, pythonpath=recipe.pythonpath)
-        pythons = ((base, base_python), (head, head_python))
-        first, second = (replace(trees[name], python=python or sys.executable) for name, python in pythons)
+                tree = stack.enter_context(worktree.checkout(repo, commit, recipe, python))
+                sides[name, python] = AbSide(name, tree, python, commit, recipe.pythonpath)
+        first, second = (sides[side] for side in wanted)
         yield first, second
 
 

@@ -208,11 +208,12 @@ def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: 
 def _bench(repo: Path, pair: _Pair, recipe: Recipe, pythons: tuple[str, str]) -> Iterator[Bench]:
     """Check out both commits and yield a bench that compares them. Raises WorktreeError."""
     with ExitStack() as stack:
-        sides = []
-        trees = {commit: stack.enter_context(checkout(repo, commit, recipe)) for commit in {pair.base, pair.head}}
-        for commit, python in zip((pair.base, pair.head), pythons, strict=True):
-            sides.append(AbSide(commit[:10], trees[commit], python, commit, recipe.pythonpath))
-        yield stack.enter_context(Bench(*sides))
+        wanted = list(zip((pair.base, pair.head), pythons, strict=True))
+        trees = {side: stack.enter_context(checkout(repo, side[0], recipe, side[1])) for side in dict.fromkeys(wanted)}
+        base, head = (
+            AbSide(commit[:10], trees[commit, python], python, commit, recipe.pythonpath) for commit, python in wanted
+        )
+        yield stack.enter_context(Bench(base, head))
 
 
 def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:

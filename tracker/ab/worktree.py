@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,11 +90,12 @@ def resolve(repo: Path, commit: str) -> str:
 
 
 @contextlib.contextmanager
-def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Path]:
+def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS, python: str = sys.executable) -> Iterator[Path]:
     """Yield a folder with the files of `commit`, which is removed at the end of the context.
 
     repo    the repository, or a folder within it, whose counterpart in the commit is then returned
     recipe  steps that make the folder measurable
+    python  interpreter that measures the folder
 
     Raises WorktreeError, and SetupError if the recipe's command fails.
     """
@@ -117,7 +118,8 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS) -> Iterator[Pat
             raise WorktreeError(f"commit {full[:10]} has no folder {prefix}")
         _add_missing(repo, folder, recipe.benchmarks)
         if recipe.setup:
-            run_setup(folder, recipe.setup, full[:10], "--setup" if recipe.by_option else SETUP_OF_FILE)
+            source = "--setup" if recipe.by_option else SETUP_OF_FILE
+            run_setup(folder, recipe.setup, full[:10], source, python)
         yield folder
     finally:
         with _undisturbed(), _worktrees_locked(repo):
@@ -167,8 +169,8 @@ def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
             raise WorktreeError(f"cannot copy the benchmark {source}: {error.strerror or error}") from error
 
 
-def run_setup(folder: Path, command: str, name: str, source: str = SETUP_OF_FILE) -> None:
-    """Run a build command in a folder.
+def run_setup(folder: Path, command: str, name: str, source: str = SETUP_OF_FILE, python: str = sys.executable) -> None:
+    """Run a build command in a folder, in the environment of the interpreter that measures there.
 
     name    the checkout, for the error
     source  where the command is set, for the error
@@ -179,6 +181,7 @@ def run_setup(folder: Path, command: str, name: str, source: str = SETUP_OF_FILE
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", _LIFELINE, "bash" if shutil.which("bash") else "sh", "-c", command],
         cwd=folder,
+        env=_activated(Path(shutil.which(python) or python).absolute(), os.environ),
         stdin=read_end,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -196,6 +199,20 @@ def run_setup(folder: Path, command: str, name: str, source: str = SETUP_OF_FILE
         process.wait()
     if process.returncode != 0:
         raise SetupError(f"{name} does not build: {source} ended with {process.returncode}: {_last_lines(output)}")
+
+
+def _activated(python: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables with which a shell finds an interpreter and the programs installed with it.
+
+    A PATH that finds it already is left alone: the folder of a system's interpreter holds everything else, too.
+    """
+    path = environment.get("PATH", os.defpath)
+    if shutil.which(python.name, path=path) == str(python):
+        return dict(environment)
+    kept = {name: value for name, value in environment.items() if name not in ("VIRTUAL_ENV", "PYTHONHOME")}
+    home = python.parent.parent
+    virtual = {"VIRTUAL_ENV": str(home)} if (home / "pyvenv.cfg").is_file() else {}
+    return {**kept, **virtual, "PATH": f"{python.parent}{os.pathsep}{path}"}
 
 
 @contextlib.contextmanager

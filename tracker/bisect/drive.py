@@ -71,6 +71,7 @@ class AbComparator:
             tuple(bench.get("pythonpath", ())),
             bench.get("by_option", False),
         )
+        self._python: str = bench.get("python") or sys.executable
         self._checkouts: OrderedDict[str, tuple[ExitStack, Path]] = OrderedDict()
         self._broken: dict[str, str] = {}
         self._cell: AbCell | None = None
@@ -89,8 +90,7 @@ class AbComparator:
         """Return the checkout of a commit as a side. Raises TrackerError."""
         from groupbench.tracker.ab.bench import AbSide
 
-        python = self._header.bench.get("python") or sys.executable
-        return AbSide(short(name), self._checkout(name), python, name, self._recipe.pythonpath)
+        return AbSide(short(name), self._checkout(name), self._python, name, self._recipe.pythonpath)
 
     def _compare(self, question: Question, base: AbSide, head: AbSide) -> Finding:
         from groupbench.tracker.ab.bench import Bench
@@ -141,7 +141,7 @@ class AbComparator:
                 stack.close()
             stack = ExitStack()
             try:
-                path = stack.enter_context(checkout(self._repository, commit, self._recipe))
+                path = stack.enter_context(checkout(self._repository, commit, self._recipe, self._python))
             except TrackerError as error:
                 self._broken[commit] = error.message
                 raise

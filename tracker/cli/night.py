@@ -278,7 +278,7 @@ class Night:
 
         if self._project.settings.setup:
             say(f"groupbench: {self._project.settings.setup}")
-            run_setup(Path(), self._project.settings.setup, "this checkout")
+            run_setup(Path(), self._project.settings.setup, "this checkout", python=self._python or sys.executable)
         file = self._files.unfinished or self._begin()
         code = self._tritonbench(file)
         if code == ExitCode.INCOMPARABLE:  # the unfinished run is another commit's: store its part and begin a new one

@@ -49,7 +49,7 @@ class FakeBench:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @contextmanager
-        def checkout(repo: Path, name: str, recipe: object = None) -> Iterator[Path]:
+        def checkout(repo: Path, name: str, recipe: object, python: str) -> Iterator[Path]:
             if name in self.unknown:
                 raise WorktreeError(f"git knows no commit {name!r} in {repo}")
             self.trees.append(Path(name))

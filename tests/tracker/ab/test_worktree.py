@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from groupbench.tracker.ab.bench import open_sides
 from groupbench.tracker.ab.worktree import Recipe, SetupError, WorktreeError, checkout, resolve
 
 
@@ -70,6 +71,41 @@ def test_one_commit_twice(repo: Path) -> None:
 def test_setup_runs_in_the_folder(repo: Path) -> None:
     with checkout(repo, "first", Recipe("cp part/file built")) as tree:
         assert (tree / "built").read_text() == "one"
+
+
+def test_setup_runs_in_the_environment_of_the_interpreter_that_measures(
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build finds its `python` and `pip` first, and knows a virtual environment by VIRTUAL_ENV."""
+    write = Recipe("echo $(command -v python) $VIRTUAL_ENV > built")
+    monkeypatch.setenv("VIRTUAL_ENV", "/elsewhere")
+    for name in ("plain", "virtual"):
+        python = tmp_path / name / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.symlink_to(sys.executable)
+    (tmp_path / "virtual" / "pyvenv.cfg").touch()
+    for name, home in (("plain", ""), ("virtual", str(tmp_path / "virtual"))):
+        python = tmp_path / name / "bin" / "python"
+        with checkout(repo, "first", write, str(python)) as tree:
+            assert (tree / "built").read_text().split() == [str(python), *home.split()]
+    monkeypatch.setenv("PATH", f"{tmp_path / 'first'}:{tmp_path / 'plain' / 'bin'}:{os.environ['PATH']}")
+    with checkout(repo, "first", Recipe("echo $PATH $VIRTUAL_ENV > built"), str(tmp_path / "plain/bin/python")) as tree:
+        assert (tree / "built").read_text().split() == [os.environ["PATH"], "/elsewhere"]  # finds it already
+
+
+def test_two_interpreters_have_a_build_of_a_commit_each(repo: Path, tmp_path: Path) -> None:
+    recipe = Recipe("command -v python > built")
+    others = [tmp_path / name / "python" for name in ("old", "new")]
+    for python in others:
+        python.parent.mkdir()
+        python.symlink_to(sys.executable)
+    with open_sides(
+        "first", "first", repo=repo, recipe=recipe, base_python=str(others[0]), head_python=str(others[1])
+    ) as sides:
+        built = [(side.tree / "built").read_text().strip() for side in sides if side.tree is not None]
+    assert built == [side.python for side in sides] == list(map(str, others))
+    with open_sides("first", "first", repo=repo, recipe=recipe) as (base, head):
+        assert base == head
 
 
 @pytest.mark.parametrize(("by_option", "source"), [(True, "--setup"), (False, "`setup` of groupbench.toml")])

@@ -237,6 +237,15 @@ def other(tmp_path: Path) -> Path:
     return python
 
 
+def test_setup_builds_for_the_toolchain(tritonbench: Tritonbench, make: Callable[..., Record], other: Path) -> None:
+    file = Path("groupbench.toml")
+    file.write_text('setup = "command -v python >> built"\n' + file.read_text())
+    tritonbench.records = [[make(1)], [make(2, plan="nightly@nightly")]]
+    assert run("night")[0] == run("night", "--toolchain", "nightly")[0] == 0
+    first, second = Path("built").read_text().splitlines()
+    assert (second, first != second) == (str(other), True)
+
+
 def test_toolchains_have_runs_and_verdicts_of_their_own(
     tritonbench: Tritonbench, make: Callable[..., Record], other: Path, tmp_path: Path
 ) -> None:
