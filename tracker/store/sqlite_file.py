@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import glob
 import os
+import secrets
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -77,14 +77,22 @@ def folder_beside(place: Path) -> Iterator[Path]:
     prefix = f".{place.name[:50]}."
     for left in place.parent.glob(f"{glob.escape(prefix)}????????"):
         _remove_abandoned(left)
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=place.parent))
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    # Named before it exists: an interrupt between its creation and the `try` would leave it behind.
+    while (folder := place.with_name(f"{prefix}{secrets.token_hex(4)}")).exists():
+        pass
+    handle = None
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield folder
+        try:
+            folder.mkdir(mode=0o700)
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(handle)
+        shutil.rmtree(folder, ignore_errors=True)  # again, in case the first removal was interrupted
+        if handle is not None:
+            os.close(handle)
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import multiprocessing
 import os
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.ingest import ingest
 from groupbench.tracker.store.records import stored_records
+from groupbench.tracker.store.sqlite_file import folder_beside
 from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
@@ -293,6 +296,33 @@ def test_leftovers_of_a_killed_process_are_removed_by_the_next(
     (tmp_path / "copy.db").unlink()
     assert cli("backup", tmp_path / "copy.db").exit_code == 0
     assert sorted(tmp_path.glob(".*")) == [foreign]
+
+
+def test_an_interrupt_at_any_line_leaves_no_folder(tmp_path: Path) -> None:
+    interrupt_at, lines = 0, 1
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal lines
+        if frame.f_code.co_name != "folder_beside":
+            return None
+        if event == "line":
+            lines += 1
+            if lines == interrupt_at:
+                raise KeyboardInterrupt
+        return trace
+
+    while lines >= interrupt_at:
+        interrupt_at += 1
+        lines = 0
+        tracing = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with contextlib.suppress(KeyboardInterrupt), folder_beside(tmp_path / "new.db") as folder:
+                (folder / "new.db").touch()
+        finally:
+            sys.settrace(tracing)
+        assert list(tmp_path.iterdir()) == []
+    assert interrupt_at > 10
 
 
 def test_a_full_disk_for_a_new_database_is_one_line(
