@@ -27,7 +27,7 @@ WAITING = 6
 """Jobs of one kind that may queue; a request for one more is asked to come back."""
 
 LIMIT_S = 60.0
-"""Time that a job may take: six times as long as judging 20,000 series."""
+"""CPU time that a job may take: six times as much as judging 20,000 series."""
 
 UNWANTED_S = 5.0
 """A job is stopped when no client has asked for it for so long. Pages ask again every second or two."""

@@ -1,4 +1,4 @@
-"""A process that works for the server: one job at a time, within limits of time and memory, ended when unwanted.
+"""A process that works for the server: one job at a time, within limits of CPU time and memory, ended when unwanted.
 
 A job in a thread would hold up every page; a job in a pool cannot be stopped. This process can: it is killed when its
 job takes too long or when no client waits for the result any more, and the next job starts another. It ends with the
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import multiprocessing
 import os
 import pickle
@@ -26,6 +27,9 @@ from groupbench.tracker.errors import StoreError
 
 LARGEST_MEMORY = 4 << 30
 """Bytes of data that a job may hold, or half of the machine's memory where that is less."""
+
+WALL_PER_CPU = 10
+"""Limit of a job's wall time, as a multiple of that of its CPU time. A job that waits for the database uses no CPU."""
 
 _LOOK_S = 0.05
 _PR_SET_PDEATHSIG = 1
@@ -59,7 +63,7 @@ class Worker:
     ) -> Future[Any]:
         """Queue `work(*args)`, which must be picklable.
 
-        seconds  time limit once it has begun
+        seconds  limit of its CPU time, in whole seconds, and a `WALL_PER_CPU`th of the limit of its wall time
         wanted   asked again and again: whether anybody still waits for the answer
 
         The future raises the exceptions of the work, and Stopped if it was ended.
@@ -94,18 +98,21 @@ class Worker:
             raise Stopped("no client waited for it")
         pipe = self._started()
         try:
-            pipe.send((job.work, job.args))
-            end = time.monotonic() + job.seconds
+            pipe.send((job.work, job.args, job.seconds))
+            end = time.monotonic() + WALL_PER_CPU * job.seconds
             while not pipe.poll(_LOOK_S):
                 if self._closed or not job.wanted():
                     self._kill()
                     raise Stopped("no client waited for it")
                 if time.monotonic() > end:
                     self._kill()
-                    raise Stopped(f"it took longer than {job.seconds:g} s and was stopped; ask for less")
+                    raise Stopped(f"it took longer than {WALL_PER_CPU * job.seconds:g} s and was stopped; ask for less")
             failed, value = pipe.recv()
         except (EOFError, OSError) as error:
-            self._kill()
+            if self._kill() == -signal.SIGXCPU:
+                raise Stopped(
+                    f"it used more than {job.seconds:g} s of CPU time and was stopped; ask for less"
+                ) from error
             raise Stopped("the process that worked on it ended early, perhaps for want of memory") from error
         if failed:
             raise value
@@ -121,13 +128,16 @@ class Worker:
             other_end.close()
         return self._pipe
 
-    def _kill(self) -> None:
+    def _kill(self) -> int | None:
+        """End the process; return its exit code, or minus the signal that ended it."""
         process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
         if pipe is not None:
             pipe.close()
-        if process is not None:
-            process.kill()
-            process.join(10)
+        if process is None:
+            return None
+        process.kill()
+        process.join(10)
+        return process.exitcode
 
 
 def _serve(pipe: Connection) -> None:
@@ -139,9 +149,10 @@ def _serve(pipe: Connection) -> None:
     _limit_memory()
     while True:
         try:
-            work, args = pipe.recv()
+            work, args, seconds = pipe.recv()
         except (EOFError, OSError):
             return
+        _limit_cpu(seconds)
         try:
             outcome = (False, work(*args))
         except MemoryError:
@@ -162,6 +173,19 @@ def _end_with_parent() -> None:
     """Have the kernel kill this process when the server's thread that started it is gone. Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _limit_cpu(seconds: float) -> None:
+    """Have the kernel end this process, without a core file, once it has used so much CPU time from now on.
+
+    Wall time would also count what other processes of a busy machine use.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+        end = math.ceil(time.process_time() + seconds)
+        resource.setrlimit(resource.RLIMIT_CPU, (end, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def _limit_memory() -> None:

@@ -60,11 +60,26 @@ def test_what_the_work_raises(process: Worker) -> None:
 
 
 def test_a_job_that_takes_too_long_is_stopped_and_the_next_is_done(process: Worker) -> None:
-    slow = process.submit(time.sleep, 600, seconds=0.2)
+    slow = process.submit(time.sleep, 600, seconds=0.02)
     after = process.submit(abs, -1, seconds=60)
     with pytest.raises(Stopped, match=r"longer than 0\.2 s"):
         slow.result(60)
     assert after.result(60) == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a limit of CPU time is POSIX's")
+def test_a_job_that_uses_too_much_cpu_time_is_stopped_without_a_core_file(
+    process: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit is of each job. A job that only waits for longer than that is not stopped."""
+    monkeypatch.chdir(tmp_path)
+    use = "import time\nend = time.process_time() + 0.9\nwhile time.process_time() < end: pass"
+    for work in ((exec, use), (exec, use), (time.sleep, 1.1)):
+        assert process.submit(*work, seconds=1).result(60) is None
+    with pytest.raises(Stopped, match="more than 1 s of CPU time"):
+        process.submit(exec, "while True: pass", seconds=1).result(60)
+    assert process.submit(abs, -1, seconds=60).result(60) == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_job_that_needs_too_much_memory_is_refused(process: Worker) -> None:
@@ -129,7 +144,7 @@ def test_the_process_ends_quietly_when_no_one_reads_its_answer(capfd: pytest.Cap
     process = context.Process(target=worker._serve, args=(other_end,), daemon=True)
     process.start()
     other_end.close()
-    pipe.send((time.sleep, (0.1,)))
+    pipe.send((time.sleep, (0.1,), 60))
     pipe.close()
     process.join(60)
     assert process.exitcode == 0
