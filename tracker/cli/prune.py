@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.text.wording import counted
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
 
 
 @click.command()
@@ -20,9 +25,10 @@ def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) 
     """Thin out old points. A dry run unless --apply is given.
 
     A stretch is a part of a series with one environment, status and timing. Its first and last points always stay, as
-    do the evidence of alerts and the points of pinned commits. Age is counted from the newest run. Pruned records come
-    back if their file is ingested again.
+    do the evidence of alerts and the points of pinned commits. Age is counted from the newest run. Of a backfill, the
+    DAYS of --every are those of the commits. Pruned records come back if their file is ingested again.
     """
+    from groupbench.tracker.query.lines import every_line
     from groupbench.tracker.store.engine import open_store
     from groupbench.tracker.store.prune import Policy, Pruning, apply_pruning, plan_pruning
 
@@ -36,14 +42,16 @@ def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) 
         verb = "removed" if really else "would be removed"
         click.echo(f"{pruning.removed:,} {verb}, {kept:,} kept" + ("" if really else "; --apply removes them"))
 
-    policy = Policy(all_days, every_days)
+    def plan(session: Session) -> Pruning:
+        return plan_pruning(session, Policy(all_days, every_days), order=every_line(session).runs[::-1])
+
     if not really:
         with reading(db) as session:
-            print_plan(plan_pruning(session, policy))
+            print_plan(plan(session))
         return
     with open_store(db, create=False) as store:
         with store.write() as session:
-            pruning = plan_pruning(session, policy)
+            pruning = plan(session)
             apply_pruning(session, pruning)
         print_plan(pruning)
         if compact:

@@ -2,6 +2,9 @@
 
 Points at which a history changes stay, whatever their age: the first and last point of each stretch of a series with
 one environment, status and timing. So steps, outages and driver changes stay in place, and a series never disappears.
+
+A backfill measures months of history in a day. Its runs take their places by commit, and count in the weeks of their
+commits, so that one of each week stays.
 """
 
 from __future__ import annotations
@@ -31,6 +34,9 @@ _PINNED = (
     .join(Pin, and_(Pin.commit == Commit.hash, Pin.ended.is_(None)))
 )
 """The reference of later runs: every point of a pinned commit."""
+
+BACKFILL = "backfill"
+"""The trigger of runs that measure past commits."""
 
 _SERIES_AT_ONCE = 1000
 _DELETED_AT_ONCE = 500
@@ -67,6 +73,7 @@ def plan_pruning(
     *,
     now: datetime | None = None,
     evidence: Sequence[Select[tuple[int]]] = (),  # queries of further keys of points to keep
+    order: Sequence[int] = (),  # keys of runs along the history, oldest first; without it, runs are ordered by time
 ) -> Pruning:
     """Plan a pruning over all points, without changing anything.
 
@@ -77,7 +84,7 @@ def plan_pruning(
     now = datetime.now(UTC) if now is None else now
     reference = now if newest is None else min(newest, now)
     before = reference - timedelta(days=policy.all_days)
-    runs = _runs(session)
+    runs = _runs(session, order)
     identities = _codes(session.execute(select(Environment.id, Environment.identity)))
     resting: list[Select[Any]] = [_ALERTS, _PINNED, *evidence]
     pinned = np.array(sorted({key for query in resting for key in session.scalars(query)}), dtype=np.int64)
@@ -94,13 +101,13 @@ def plan_pruning(
         point, series, run, environment = (np.array([row[i] for row in rows], dtype=np.int64) for i in range(4))
         kinds: dict[tuple[str, str | None], int] = {}
         kind = np.array([kinds.setdefault((row[4], row[5]), len(kinds)) for row in rows], dtype=np.int64)
-        order = np.lexsort((runs.rank[run], series))
-        point, series, run, kind = point[order], series[order], run[order], kind[order]
-        stretch = np.stack([series, identities[environment[order]], kind])
+        by_place = np.lexsort((runs.rank[run], series))
+        point, series, run, kind = point[by_place], series[by_place], run[by_place], kind[by_place]
+        stretch = np.stack([series, identities[environment[by_place]], kind])
         new = np.any(stretch[:, 1:] != stretch[:, :-1], axis=0)
         edge = np.concatenate([[True], new]) | np.concatenate([new, [True]])
         old = runs.started[run] < before.timestamp()
-        span = np.floor((runs.started[run] - 4 * 86400) / (86400 * policy.every_days))
+        span = np.floor((runs.dated[run] - 4 * 86400) / (86400 * policy.every_days))
         good = np.isin(kind, [code for (status, _), code in kinds.items() if status == "ok"])
         keep_of_span = _first_of_each(series, span, good)
         evident = np.isin(point, pinned)
@@ -131,17 +138,21 @@ def apply_pruning(session: Session, pruning: Pruning) -> None:
 
 @dataclass(frozen=True)
 class _Runs:
-    rank: NDArray[np.int64]  # position in time, by key
+    rank: NDArray[np.int64]  # position in the history, by key
     started: NDArray[np.float64]  # seconds since 1970, by key
+    dated: NDArray[np.float64]  # the time whose span the run counts in, in seconds since 1970, by key
 
 
-def _runs(session: Session) -> _Runs:
-    rows = list(session.execute(select(Run.id, Run.started).order_by(Run.started, Run.id)))
+def _runs(session: Session, order: Sequence[int]) -> _Runs:
+    columns = (Run.id, Run.started, Run.trigger, Commit.time)
+    rows = list(session.execute(select(*columns).join(Commit).order_by(Run.started, Run.id)))
     size = max((row[0] for row in rows), default=0) + 1
-    rank, started = np.zeros(size, dtype=np.int64), np.zeros(size)
-    for place, (key, when) in enumerate(rows):
+    rank, started, dated = np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size)
+    for place, (key, when, trigger, committed) in enumerate(rows):
         rank[key], started[key] = place, when.timestamp()
-    return _Runs(rank, started)
+        dated[key] = (committed or when).timestamp() if trigger == BACKFILL else started[key]
+    rank[list(order)] = np.arange(len(order))
+    return _Runs(rank, started, dated)
 
 
 def _codes(rows: Iterable[tuple[int, str]]) -> NDArray[np.int64]:
@@ -159,7 +170,7 @@ def _first_of_each(
 ) -> NDArray[np.bool_]:
     """Mark the first preferred point, or else the first, in each span of each series.
 
-    Points must be ordered by series and time.
+    Points must be ordered by series and history.
     """
     order = np.lexsort((np.arange(len(series)), ~preferred, span, series))
     firsts = np.ones(len(series), dtype=bool)

@@ -10,6 +10,7 @@ import pytest
 from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from sqlalchemy import func, select
 
 from groupbench.tracker.store.engine import Store, open_store
@@ -56,6 +57,24 @@ def test_a_week_without_its_monday_keeps_its_first_night(cli: Cli, stored: Any, 
     stored([make(night) for night in range(150) if night not in (4, 11)])
     cli("prune", "--apply")
     assert {5, 12} <= set(nights_of(db))
+
+
+def test_a_backfill_is_pruned_by_its_commits(cli: Cli, stored: Any, make: Any, db: Any) -> None:
+    """Commits 0 to 99 were measured in one hour, the newest first, and 100 nights later."""
+
+    def backfilled(night: int) -> Any:
+        begin = datetime(2026, 1, 1, tzinfo=UTC)
+        facts = {"time": begin + timedelta(days=night), "parents": [f"{night - 1:03x}" + "c" * 37] if night else []}
+        record = make(night, commit_facts=facts, environment=DRIVER if night >= 50 else {})
+        started = begin + timedelta(days=100, minutes=100 - night)
+        return replace(record, run=replace(record.run, started=started, trigger="backfill"))
+
+    stored([*(backfilled(night) for night in range(100)), *(make(night) for night in range(300, 320))])
+    cli("prune", "--apply")
+    left = {night for night in nights_of(db) if night < 100}
+    mondays = {n for n in range(1, 100) if (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=n)).weekday() == 0}
+    assert left == {0, *mondays, 49, 50, 99}
+    assert "0 would be removed" in cli("prune").stdout
 
 
 def test_the_edges_of_a_segment_stay(cli: Cli, stored: Any, make: Any, db: Any) -> None:
