@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from html import escape
 from itertools import cycle
 from typing import Any
@@ -395,6 +396,7 @@ def times(speedup: float) -> str:
     return f"{speedup:.{digits}f}×" if speedup >= 0.1 else f"{speedup:.2g}×"
 
 
+@lru_cache(maxsize=8192)
 def run_text(run: RunLabel) -> str:
     """Return the text shown when the pointer is on a run, escaped for plotly."""
     return plain(run.text) + (f"<br>{plain(_cut(run.subject, 90))}" if run.subject else "")

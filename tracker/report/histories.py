@@ -228,5 +228,5 @@ def _verdict_marks(row: Judged | None, marks: Sequence[Mark], where: Mapping[int
 
 def _further(points: Sequence[PointRow]) -> dict[str, tuple[float | None, ...]]:
     """The metrics that records carry by name, where any of the points has a value."""
-    values = {metric.name: tuple(point.value(metric) for point in points) for metric in carried()}
-    return {name: each for name, each in values.items() if any(value is not None for value in each)}
+    known = {name for point in points for name, value in (point.metrics or {}).items() if value is not None}
+    return {metric.name: tuple(point.value(metric) for point in points) for metric in carried() if metric.name in known}

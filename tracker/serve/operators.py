@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,11 +77,11 @@ def operator(site: Site, parameters: Parameters, name: str) -> Page:
         where, form = slice_of(site, session, parameters)
         parameters.done()
         contents = _read(site, session, question, where)
-    data, drawn = _shape(question, contents)
+    data, draw = _shape(question, contents)
     form["choices"] = {name: values for name, values in form["choices"].items() if name != "operator"}
-    shown = {"path": f"/operators/{name}", "asked": parameters, "figures": drawn, "at": question.run or "",
+    shown = {"path": f"/operators/{name}", "asked": parameters, "at": question.run or "",
              "baseline": question.baseline, **form}  # fmt: skip
-    return Page("operator.html", data, shown)
+    return Page("operator.html", data, shown, figures=draw)
 
 
 def _read(site: Site, session: Session, question: _Question, where: queries.Slice) -> _Contents:
@@ -100,8 +100,8 @@ def _read(site: Site, session: Session, question: _Question, where: queries.Slic
     return _Contents(points, canaries, len(problems))
 
 
-def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the data and the figures of a page. Raises BadRequest for a baseline that is not on it."""
+def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
+    """Return the data of a page and what draws its figures. Raises BadRequest for a baseline that is not on it."""
     newest, baseline = contents.newest, question.baseline
     maps = speed_maps(contents.points, newest) if newest else []
     roofline = find_roofline(contents.points, contents.canaries, newest) if newest else None
@@ -117,13 +117,17 @@ def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], di
         "speeds": [_map_data(each, base) for each, base in zip(maps, over, strict=True)],
         "roofline": _roofline_data(roofline) if roofline else None,
     }
-    drawn: dict[str, Any] = {}
-    for place, (each, base) in enumerate(zip(maps, over, strict=True)):
-        ordered = [base, *(backend for backend in each.backends if backend != base)]
-        drawn[f"speeds-{place}"] = figures.speedup_heatmap(each.rows, ordered, base)
-    if roofline and roofline.ceilings and roofline.points:
-        drawn["roofline"] = figures.roofline(roofline.points, roofline.ceilings)
-    return data, drawn
+
+    def draw() -> dict[str, Any]:
+        drawn: dict[str, Any] = {}
+        for place, (each, base) in enumerate(zip(maps, over, strict=True)):
+            ordered = [base, *(backend for backend in each.backends if backend != base)]
+            drawn[f"speeds-{place}"] = figures.speedup_heatmap(each.rows, ordered, base)
+        if roofline and roofline.ceilings and roofline.points:
+            drawn["roofline"] = figures.roofline(roofline.points, roofline.ceilings)
+        return drawn
+
+    return data, draw
 
 
 def _map_data(speed_map: SpeedMap, baseline: str) -> dict[str, Any]:

@@ -59,7 +59,8 @@ def render(request: Request, page: Page, person: Person | None) -> str:
             database=_short(site.database.store.name),
             writes=site.guard.writes,
             person=person if person is not None and person.session else None,
-            **{"figures": {}, **shown},
+            figures=page.figures(),
+            **shown,
         )
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -91,7 +92,6 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
         verdict = _verdict(site, session, key)
         others = _other_backends(session, row)
         siblings = newest_data(session, others)
-        other_histories = _latency_histories(session, others[:CHARTED], runs)
     labels = [label_of(run) for run in runs]
     history = _with_verdict(own_histories[0], verdict, labels) if own_histories else None
     rows = changes(listed)[::-1]
@@ -110,19 +110,28 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
         "paging": paging.data(len(rows)),
         "points": [point_data(each) for each in page],
     }  # fmt: skip
+    draw = dict if history is None else partial(_figures, site, history, others[:CHARTED], runs, labels)
+    return Page("series.html", data, {"path": f"/series/{key}", "asked": parameters}, figures=draw)
+
+
+def _figures(
+    site: Site, history: ShownHistory, others: Sequence[SeriesRow], runs: Sequence[RunRow], labels: Sequence[RunLabel]
+) -> dict[str, Any]:
+    """Return the figures of a series' page, on which other backends of its problem are shown too."""
+    with site.database.read() as session:
+        other_histories = _latency_histories(session, others, runs)
     drawn: dict[str, Any] = {}
-    if history is not None:
-        if any(value is not None for value in history.ms):
-            drawn["latency"] = figures.latency_history(history, labels)
-        if other_histories and not history.interpreted:
-            drawn["backends"] = figures.backend_latencies([history, *other_histories], labels)
-        if any(value is not None for value in history.rms):
-            drawn["accuracy"] = figures.accuracy_history(history, labels)
-        for name in history.further:
-            drawn[f"metric {name}"] = figures.metric_history(history, METRICS[name], labels)
-        if history.bursts:
-            drawn["bursts"] = figures.burst_distribution(history.bursts, labels)
-    return Page("series.html", data, {"path": f"/series/{key}", "asked": parameters, "figures": drawn})
+    if any(value is not None for value in history.ms):
+        drawn["latency"] = figures.latency_history(history, labels)
+    if other_histories and not history.interpreted:
+        drawn["backends"] = figures.backend_latencies([history, *other_histories], labels)
+    if any(value is not None for value in history.rms):
+        drawn["accuracy"] = figures.accuracy_history(history, labels)
+    for name in history.further:
+        drawn[f"metric {name}"] = figures.metric_history(history, METRICS[name], labels)
+    if history.bursts:
+        drawn["bursts"] = figures.burst_distribution(history.bursts, labels)
+    return drawn
 
 
 def _latency_histories(session: Session, rows: Sequence[SeriesRow], runs: Sequence[RunRow]) -> list[ShownHistory]:
@@ -179,10 +188,11 @@ def point(site: Site, parameters: Parameters, identifier: str) -> Page:
         "kernels": [_whole(row) for row in detail.kernels],
         "environment": environment_data(row.environment),
     }  # fmt: skip
-    drawn = {}
-    if detail.bursts_ms:
-        drawn["bursts"] = figures.burst_distribution([bursts], [label_of(row.run)])
-    return Page("point.html", data, {"path": f"/points/{row.id}", "asked": parameters, "figures": drawn})
+
+    def draw() -> dict[str, Any]:
+        return {"bursts": figures.burst_distribution([bursts], [label_of(row.run)])} if detail.bursts_ms else {}
+
+    return Page("point.html", data, {"path": f"/points/{row.id}", "asked": parameters}, figures=draw)
 
 
 def _whole(row: msgspec.Struct) -> dict[str, Any]:

@@ -45,9 +45,10 @@ class Page:
 
     template: str
     data: dict[str, Any]
-    shown: Mapping[str, Any] = field(default_factory=dict)  # figures, links, choices of a form
+    shown: Mapping[str, Any] = field(default_factory=dict)  # links, choices of a form
     status: int = 200
     again: int | None = None  # seconds until it is worth asking again: something is being worked out
+    figures: Callable[[], dict[str, Any]] = dict  # draws the figures by name: HTML has them, JSON has none
 
 
 class Site:

@@ -11,6 +11,8 @@ import pytest
 from click.testing import Result
 from starlette.testclient import TestClient
 
+from groupbench.tracker.report import figures
+
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
 
@@ -156,3 +158,22 @@ def test_a_pass_without_a_judged_latency_is_not_green(
 ) -> None:
     stored([make(night) for night in range(nights)])
     assert f'<p class="verdict {kind}">' in serve().get("/").text
+
+
+def test_figures_are_drawn_for_html_alone(nights: Any, serve: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that reads JSON does not wait for them."""
+    client = serve()
+    drawn: list[str] = []
+    for name in ("latency_history", "speedup_heatmap", "burst_distribution"):
+        real = getattr(figures, name)
+        monkeypatch.setattr(figures, name, lambda *given, name=name, real=real: drawn.append(name) or real(*given))
+    for path, figure in (
+        ("/series/1", "latency_history"),
+        ("/operators/grouped_gemm", "speedup_heatmap"),
+        ("/points/1.1", "burst_distribution"),
+    ):
+        drawn.clear()
+        assert client.get(f"{path}.json").status_code == 200
+        assert drawn == []
+        assert client.get(path).status_code == 200
+        assert figure in drawn
