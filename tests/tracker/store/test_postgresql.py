@@ -172,21 +172,39 @@ def test_a_connection_that_is_lost_is_one_line(
     assert "Traceback" not in result.stderr
 
 
+_PIN = ["pin", "latest", "--name", "p", "--max-slowdown", "3", "--who", "Ada"]
+
+
 @pytest.mark.parametrize(
-    "command",
-    [["ingest", "{more}"], ["gate", "--update"], ["prune", "--all", "1", "--apply"]],
-    ids=lambda command: command[0],
+    ("command", "before"),
+    [
+        (["ingest", "{more}"], None),
+        (["gate", "--update"], None),
+        (["prune", "--all", "1", "--apply"], None),
+        (["merge", "{other}"], None),
+        (_PIN, _PIN),
+        (["unpin", "p"], _PIN),
+        (["ack", "1", "2", "--who", "Ada"], ["gate", "--update"]),
+        (["close", "1", "2", "--as", "fixed", "--reason", "repaired", "--who", "Ada"], ["gate", "--update"]),
+    ],
+    ids=lambda command: None if command is None else command[0],
 )
 def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
-    cli: Cli, stored: Any, write: Any, make: Any, db: str, monkeypatch: pytest.MonkeyPatch, command: list[str]
-) -> None:
+    cli: Cli, stored: Any, write: Any, make: Any, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    command: list[str], before: list[str] | None,
+) -> None:  # fmt: skip
     """The server ends it at the n-th exchange, commits among them, for larger n until the command ends before."""
     import psycopg
 
     stored([make(night, backend=name, status="wrong" if night == 9 else "ok") for night in range(10) for name in "ab"])
     more = write([make(night, backend=name) for night in (10, 11) for name in "ab"], "more.jsonl")
-    words = [word.format(more=more) for word in command]
-    tables = ("point", "run", "alert", "alert_event")
+    other = tmp_path / "other.db"
+    assert cli("ingest", more, db=other).exit_code == 0
+    if before is not None:
+        assert cli(*before).exit_code in (0, 1)
+    words = [word.format(more=more, other=other) for word in command]
+    step = 11 if command[0] in ("ingest", "gate", "prune", "merge") else 3
+    tables = ("point", "run", "alert", "alert_event", "pin", "pin WHERE ended IS NULL")
     real, exchanges, lost_at = psycopg.Connection.wait, 0, 1
 
     def wait(self: Any, *args: Any, **named: Any) -> Any:
@@ -204,7 +222,7 @@ def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
 
     states = [rows()]
     while len(states) == 1 or exchanges >= lost_at:
-        lost_at += 11 if len(states) > 1 else 0
+        lost_at += step if len(states) > 1 else 0
         exchanges = 0
         with monkeypatch.context() as patch:
             patch.setattr(psycopg.Connection, "wait", wait)
