@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -57,6 +59,25 @@ def resolve_device(requested: str) -> str:
 def interpreted() -> bool:
     """Return whether TRITON_INTERPRET is set, by the user or, in a process for a CPU, by resolve_device."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() not in ("", "0", "false", "off", "no")
+
+
+@functools.cache
+def interpreter_problem() -> str | None:
+    """Return why Triton's interpreter cannot run kernels with these packages, or None if it can.
+
+    Triton before 3.7 calls int() on an array of one element for the bounds of a loop. NumPy 2.5 refuses that.
+    """
+    try:
+        triton, numpy = version("triton"), version("numpy")
+    except PackageNotFoundError:
+        return None
+    if _release(triton) < (3, 7) and _release(numpy) >= (2, 5):
+        return f"the interpreter of triton {triton} needs numpy before 2.5, not {numpy}: pip install 'numpy<2.5'"
+    return None
+
+
+def _release(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
 def _gpu_driver() -> bool:

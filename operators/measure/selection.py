@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from groupbench.operators.errors import UsageError
+from groupbench.operators.measure.environment import interpreter_problem
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator, Target
@@ -51,7 +52,10 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
 def why_unavailable(operator: Operator, backend: str, target: Target) -> str | None:
     """Return why the backend of that name cannot run on the target, or None. A fault of its own is a reason too."""
     try:
-        reason = operator.backend(backend).unavailable(target)
+        chosen = operator.backend(backend)
+        reason = chosen.unavailable(target)
+        if not reason and target.interpreted and chosen.kind != "torch":
+            reason = interpreter_problem()
         return (one_line(str(reason)) or "its `unavailable` does not say why") if reason else None
     except (Exception, SystemExit) as error:  # a plugin's, say: its cell tells of it, the others go on
         return f"its `unavailable` raised {describe(error)}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,10 @@ import msgspec
 import pytest
 import torch
 
-from groupbench.operators.measure import environment
+from groupbench.operators.measure import environment, selection
+from groupbench.operators.measure.selection import why_unavailable
+from groupbench.operators.operator import Target
+from groupbench.operators.registry import get_operator
 from groupbench.tracker.record import Environment
 
 
@@ -70,3 +73,36 @@ def test_a_machine_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Path, "read_text", missing)
     assert environment.detect("cpu").cpu
+
+
+VERSIONS = {
+    "old with old": ("3.6.0", "2.4.6", None),
+    "old with new": ("3.6.0", "2.5.2", "the interpreter of triton 3.6.0 needs numpy before 2.5, not 2.5.2"),
+    "old with a later major": ("3.5.1+git", "3.0.0rc1", "the interpreter of triton 3.5.1+git needs numpy before 2.5"),
+    "new with new": ("3.7.1", "2.5.2", None),
+    "double digits": ("3.10.0", "2.10.0", None),
+    "no triton": (None, "2.5.2", None),
+}
+
+
+@pytest.mark.parametrize(("triton", "numpy", "problem"), VERSIONS.values(), ids=VERSIONS)
+def test_an_interpreter_that_numpy_breaks_is_named(
+    triton: str | None, numpy: str, problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name == "triton" and triton is None:
+            raise PackageNotFoundError(name)
+        return {"triton": str(triton), "numpy": numpy}[name]
+
+    monkeypatch.setattr(environment, "version", version)
+    found = environment.interpreter_problem.__wrapped__()
+    assert (found is None) == (problem is None)
+    assert problem is None or str(found).startswith(problem)
+
+
+def test_no_kernel_is_interpreted_where_the_interpreter_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(selection, "interpreter_problem", lambda: "broken")
+    operator = get_operator("grouped_gemm")
+    assert why_unavailable(operator, "triton_flat", Target("cpu", "fp16", interpreted=True)) == "broken"
+    assert why_unavailable(operator, "torch_loop", Target("cpu", "fp16", interpreted=True)) is None
+    assert why_unavailable(operator, "triton_flat", Target("cuda", "fp16", capability=(9, 0))) is None
