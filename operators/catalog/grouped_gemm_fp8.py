@@ -110,6 +110,8 @@ def prepare_torch_loop(x: Fp8Inputs) -> Run:
     import torch
 
     _require_multiples_of_16(x)
+    if not x.a.is_cuda:
+        _require_scales_by_row(x)
     problems = []
     for g, start, end in _groups(x):
         scale_a = x.scale_a[start:end, None]
@@ -123,6 +125,18 @@ def prepare_torch_loop(x: Fp8Inputs) -> Run:
         return out
 
     return run
+
+
+def _require_scales_by_row(x: Fp8Inputs) -> None:
+    """Raise Unavailable if this build's product takes one scale for a matrix alone, as oneDNN's does."""
+    import torch
+
+    a = x.a.new_empty(16, 16)
+    scales = x.scale_a.new_ones(16)
+    try:
+        torch._scaled_mm(a, a.t(), scales[:, None], scales[None], out_dtype=torch.bfloat16)
+    except RuntimeError as error:
+        raise Unavailable(f"torch {torch.__version__} has no row-wise fp8 product on this CPU: {error}") from error
 
 
 def prepare_torch_scaled_grouped_mm(x: Fp8Inputs, fast_accum: bool = False) -> Run:
