@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import torch
 
 from groupbench.operators import executor, plugins, registry
 from groupbench.operators.errors import UsageError
@@ -24,6 +25,7 @@ needs_tritonbench = pytest.mark.skipif(
 )
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
 CPU = Machine(Environment(device="cpu", cpu="a CPU", memory_mib=64_000, torch="2"), None)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 KERNELS = """
 import torch, triton
@@ -118,14 +120,15 @@ def test_a_file_is_measured_as_an_operator(file: Path) -> None:
             backend=backend.name,
             shape="100 [100, 2] #2",
             dtype="fp16",
-            device="cpu",
-            interpreted=True,
+            device=DEVICE,
+            interpreted=DEVICE == "cpu",
             protocol=Protocol(bursts=1, samples=2),
             plugins=(str(file),),
         )
         for backend in made.backends
     ]
-    records: dict[str, Record] = {r.cell.backend: r for r in executor.execute(jobs, CPU, RUN, 60.0, Progress())}
+    machine = CPU if DEVICE == "cpu" else executor.probe(DEVICE)
+    records: dict[str, Record] = {r.cell.backend: r for r in executor.execute(jobs, machine, RUN, 60.0, Progress())}
     assert {name: record.status for name, record in records.items()} == {
         "one_pass": "ok",
         "eager": "ok",
@@ -136,10 +139,9 @@ def test_a_file_is_measured_as_an_operator(file: Path) -> None:
         "broken": "error",
         "disabled": "unavailable",
     }, {name: record.message for name, record in records.items()}
-    assert (
-        records["eager"].baseline and records["eager"].latency is not None and records["eager"].latency.timing == "cpu"
-    )
-    assert records["one_pass"].latency is not None and records["one_pass"].latency.timing == "interpreted"
+    assert records["eager"].baseline
+    timings = [latency.timing for name in ("eager", "one_pass") if (latency := records[name].latency)]
+    assert timings == (["gpu", "gpu"] if DEVICE == "cuda" else ["cpu", "interpreted"])
     assert records["later"].message == "not on Tuesdays"
     assert "returned None" in (records["picky"].message or "")
     assert "operator.py" in (records["broken"].message or "") and "no_such_thing" in (records["broken"].message or "")
@@ -149,8 +151,6 @@ def test_a_file_is_measured_as_an_operator(file: Path) -> None:
 @needs_tritonbench
 @pytest.mark.tritonbench
 def test_inputs_follow_the_seed_and_the_precision(file: Path) -> None:
-    import torch
-
     made = registry.get_operator("scaled", (str(file),))
     shape = made.parse_shape("300 [300, 2]")
     manual_seed = torch.manual_seed

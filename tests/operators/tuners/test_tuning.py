@@ -199,7 +199,7 @@ def test_a_tuner_writes_its_fastest_candidate(tuner: Tuner, tmp_path: Path, cloc
     clock += [ms for number in range(len(tuner.candidates)) for ms in [1.0 if number == 1 else 2.0] * tuner.timed]
     path = tmp_path / "x.json"
     done = CliRunner().invoke(module.main, ["-o", str(path), *tuner.options])
-    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert (done.exit_code, done.stderr) == (0, ""), done.exception or done.output
     assert (tuning.read_tuned(path), clock) == ({tuner.key: json_of(tuner.candidates[1])}, [])
     assert json.loads(path.read_text())["about"] == module.ABOUT
     assert done.stdout.count(" ms ") == len(tuner.candidates)

@@ -111,7 +111,7 @@ def test_a_date_without_a_zone_and_no_commit(write: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "message"),
+    ("entry", "message"),
     [
         (one("a", time_unit="weeks"), r"benchmarks\[0\].time_unit: 'weeks'"),
         (one("a", None), r"benchmarks\[0\]: no real_time"),
@@ -119,9 +119,9 @@ def test_a_date_without_a_zone_and_no_commit(write: Any) -> None:
         (one("a", "fast"), r"got `str` - at `benchmarks\[0\].real_time`"),  # type: ignore[arg-type]
     ],
 )
-def test_what_is_wrong_is_named(write: Any, benchmark: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_named(write: Any, entry: dict[str, Any], message: str) -> None:
     with pytest.raises(IngestError, match=message):
-        read(write, benchmark)
+        read(write, entry)
 
 
 @pytest.mark.parametrize(
