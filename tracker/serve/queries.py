@@ -39,6 +39,7 @@ _TEXT = tuple(name for name in SHOWN if name != "seed")
 _SERIES = [getattr(Series, name) for name in SeriesRow.__dataclass_fields__ if name != "pk"]
 _SORT = (*(getattr(Series, name) for name in PROBLEM), Series.backend, Series.id)
 _POINT = table_of(Point).columns
+_CHECKSUM_PART = 2**31  # a sum of whole checksums is more than an integer of the database holds
 _SAFE_INTEGER = 2**53  # sizes are compared as floats: no database then has to hold a larger integer
 
 
@@ -250,6 +251,20 @@ def number_of_points(session: Session, run: int) -> int:
 def newest_point(session: Session) -> int:
     """Return the key of the point that was stored last."""
     return session.scalar(select(func.max(_POINT.id))) or 0
+
+
+def version_of_runs(session: Session) -> tuple[Any, ...]:
+    """Return a value that changes with every stored, changed or removed run or commit.
+
+    Reads the rows' checksums, since `ingest` completes the facts of a commit without a new row.
+    """
+    return tuple(
+        value
+        for table in (Run, Commit)
+        for value in session.execute(
+            select(func.count(), func.max(table.id), func.sum(table.checksum % _CHECKSUM_PART))
+        ).one()
+    )
 
 
 def runs_since(session: Session, point: int) -> set[int]:

@@ -15,7 +15,6 @@ from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query.history import changes
-from groupbench.tracker.query.lines import every_line, line_through
 from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
@@ -82,9 +81,9 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
         row = queries.one_series(session, key)
         points = queries.newest_points(session, row, last)
         alerts = site.alerts_of(session, key)
-        line = line_through(session, points[-1].run) if points else None
+        line = site.line_through(session, points[-1].run) if points else None
         on_line = [] if line is None else line.along(points)
-        listed = every_line(session).along(points)
+        listed = site.every_line(session).along(points)
         runs = [point.run for point in on_line]
         context = read_context(session, on_line, runs, alerts=alerts)
         own_histories = histories(on_line, places(runs), context)

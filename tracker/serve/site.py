@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge import alerts
-from groupbench.tracker.query import filters
+from groupbench.tracker.query import filters, lines
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.serve import queries, work
 from groupbench.tracker.serve.database import Database, version
@@ -37,6 +37,7 @@ RECOUNT_S = 60.0
 
 _KEPT_RUNS = 2_000
 _KEPT_LISTS = 24
+_KEPT_LINES = 8
 
 
 @dataclass(frozen=True)
@@ -60,28 +61,24 @@ class Site:
         self._facets: tuple[int, dict[str, list[str]]] | None = None
         self._counts: dict[int, _KeptCounts] = {}
         self._counted_to = 0  # the newest point when the counts were last known to be right
-        self._lists: OrderedDict[Hashable, tuple[int, list[Any]]] = OrderedDict()
+        self._lists, self._runs = _Kept(_KEPT_LISTS), _Kept(_KEPT_LINES)
 
     def series_keys(self, session: Session, where: queries.Slice) -> list[int]:
         """Keys of all series of a slice, in their order: the next page asks for the same."""
-        return self._listed(session, ("series", where), lambda: queries.series_keys(session, where))
+        return self._lists.get(("series", where), _last_series(session), lambda: queries.series_keys(session, where))
 
     def problem_keys(self, session: Session, where: queries.Slice) -> list[list[int]]:
         """The same by problem."""
-        return self._listed(session, ("problems", where), lambda: queries.problem_keys(session, where))
+        return self._lists.get(("problems", where), _last_series(session), lambda: queries.problem_keys(session, where))
 
-    def _listed(self, session: Session, of: Hashable, ask: Callable[[], list[Any]]) -> list[Any]:
-        last = _last_series(session)
-        with self._lock:
-            kept = self._lists.get(of)
-        if kept is None or kept[0] != last:
-            kept = (last, ask())
-        with self._lock:
-            self._lists[of] = kept
-            self._lists.move_to_end(of)
-            while len(self._lists) > _KEPT_LISTS:
-                self._lists.popitem(last=False)
-        return kept[1]
+    def every_line(self, session: Session) -> lines.CommitLine:
+        """Return the runs of all branches in order, which takes the ancestry of every commit."""
+        return self._runs.get("every", queries.version_of_runs(session), lambda: lines.every_line(session))
+
+    def line_through(self, session: Session, run: RunRow) -> lines.CommitLine:
+        """Return the line of a run: series measured by one run share it."""
+        of = ("through", run.pk)
+        return self._runs.get(of, queries.version_of_runs(session), lambda: lines.line_through(session, run))
 
     def facets(self, session: Session) -> dict[str, list[str]]:
         """Return the values that forms offer."""
@@ -150,6 +147,29 @@ class Site:
         if self.writer is not None:
             self.writer.close()
         self.database.close()
+
+
+class _Kept:
+    """The answers to the questions that were asked last, each for the version of the data that it is of."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._answers: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
+
+    def get(self, of: Hashable, version: Hashable, ask: Callable[[], T]) -> T:
+        """Return the answer to `of`: the kept one, if it is of this version, or that of `ask`."""
+        with self._lock:
+            kept = self._answers.get(of)
+        if kept is None or kept[0] != version:
+            kept = (version, ask())
+        with self._lock:
+            self._answers[of] = kept
+            self._answers.move_to_end(of)
+            while len(self._answers) > self._most:
+                self._answers.popitem(last=False)
+        answer: T = kept[1]
+        return answer
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from sqlalchemy import delete, event, select
 from starlette.testclient import TestClient
 
 from groupbench.tracker.errors import StoreError
-from groupbench.tracker.serve import database, site
+from groupbench.tracker.query import lines
+from groupbench.tracker.serve import database, queries, site
 from groupbench.tracker.serve.app import create_app
 from groupbench.tracker.store.engine import open_store
-from groupbench.tracker.store.schema import Point, Run
+from groupbench.tracker.store.schema import Commit, Point, Run
 
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
@@ -94,3 +95,35 @@ def test_a_run_is_counted_once_and_again_when_it_changes(
         session.execute(delete(Point).where(Point.run_id == run, Point.status == "ok"))
     monkeypatch.setattr(site, "RECOUNT_S", 0.0)
     assert counts()[:2] == [{"unavailable": 1}, {"ok": 5, "unavailable": 1}]
+
+
+def test_the_line_of_commits_is_read_again_when_a_run_or_a_commit_changes(
+    nights: Any, serve: Client, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`ingest` also completes the facts of a stored commit, without a new row."""
+    served = serve().app.state.site  # type: ignore[attr-defined]
+    read: list[Any] = []
+    for name in ("every_line", "line_through"):
+        real = getattr(lines, name)
+        monkeypatch.setattr(lines, name, lambda *given, real=real: read.append(given) or real(*given))
+
+    def runs() -> tuple[int, ...]:
+        with served.database.read() as session:
+            _, (newest,) = queries.find_runs(session, [], limit=1, offset=0)
+            every = served.every_line(session).runs
+            assert set(served.line_through(session, newest).runs) <= set(every)
+            return every
+
+    before = runs()
+    assert (runs(), len(read)) == (before, 2)
+    stored([make(9, commit_facts={"branch": "main"})])
+    after = runs()
+    assert (after[1:], len(read)) == (before, 4)
+    with open_store(str(nights), create=False) as store, store.write() as session:
+        oldest, newest = (session.scalars(select(Commit).order_by(order)).first() for order in (Commit.id, -Commit.id))
+        newest.parents, oldest.parents = [], [newest.hash]
+    assert (runs() != after, len(read)) == (True, 6)
+    with open_store(str(nights), create=False) as store, store.write() as session:
+        session.execute(delete(Point).where(Point.run_id == after[0]))
+        session.execute(delete(Run).where(Run.id == after[0]))
+    assert after[0] not in runs()
