@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -86,9 +87,39 @@ def _gpu_driver() -> bool:
     )
 
 
+_ASK_DRIVER = """
+import ctypes, sys
+cuda, count, version = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+failed = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) or cuda.cuDriverGetVersion(ctypes.byref(version))
+sys.exit(bool(failed) or count.value < 1 or version.value < int(sys.argv[1]))
+"""
+
+
 def _torch_sees_gpu() -> bool:
-    code = "import sys, torch; sys.exit(not torch.cuda.is_available())"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+    """Return torch.cuda.is_available(), found out in another process: a process that opens the GPU cannot fork.
+
+    If the driver has a GPU and serves the CUDA that torch was built for, torch need not be imported, which takes
+    seconds. In every other case torch is asked.
+    """
+    cuda = _cuda_of_torch()
+    if cuda is not None and _succeeds("-I", "-S", "-c", _ASK_DRIVER, str(1000 * cuda)):
+        return True
+    return _succeeds("-c", "import sys, torch; sys.exit(not torch.cuda.is_available())")
+
+
+def _cuda_of_torch() -> int | None:
+    """Return the major version of the CUDA that torch was built for, without importing torch; None if unknown."""
+    torch = importlib.util.find_spec("torch")
+    for folder in (torch and torch.submodule_search_locations) or ():
+        with contextlib.suppress(OSError):
+            text = (Path(folder) / "version.py").read_text(errors="replace")
+            found = re.search(r"^cuda\b.*= *['\"](\d+)\.", text, re.MULTILINE)
+            return int(found[1]) if found else None
+    return None
+
+
+def _succeeds(*arguments: str) -> bool:
+    return subprocess.run([sys.executable, *arguments], capture_output=True).returncode == 0
 
 
 def detect(device: str) -> Environment:

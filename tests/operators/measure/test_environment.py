@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import shutil
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -106,3 +110,60 @@ def test_no_kernel_is_interpreted_where_the_interpreter_is_broken(monkeypatch: p
     assert why_unavailable(operator, "triton_flat", Target("cpu", "fp16", interpreted=True)) == "broken"
     assert why_unavailable(operator, "torch_loop", Target("cpu", "fp16", interpreted=True)) is None
     assert why_unavailable(operator, "triton_flat", Target("cuda", "fp16", capability=(9, 0))) is None
+
+
+DRIVER = """
+int cuInit(unsigned flags) {{ return {init}; }}
+int cuDeviceGetCount(int *count) {{ *count = {gpus}; return 0; }}
+int cuDriverGetVersion(int *version) {{ *version = {version}; return 0; }}
+"""
+# (driver or None, its GPUs, its CUDA, torch's CUDA, what torch finds when it is asked) -> (answer, torch was asked)
+DRIVERS = {
+    "a GPU": ((0, 1, 13000), "'13.0'", False, True, False),
+    "a newer driver": ((0, 8, 13010), '"12.8"', False, True, False),
+    "a driver too old for torch": ((0, 1, 12080), "'13.0'", False, False, True),
+    "no GPU": ((0, 0, 13000), "'13.0'", False, False, True),
+    "a driver that fails": ((100, 1, 13000), "'13.0'", True, True, True),
+    "no driver": (None, "'13.0'", False, False, True),
+    "torch for CPUs": ((0, 1, 13000), "None", False, False, True),
+    "torch for ROCm": (None, "None", True, True, True),
+}
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="NOT TESTED: the CUDA driver's answers. It needs a C compiler")
+@pytest.mark.parametrize(("driver", "cuda", "found", "answer", "asked"), DRIVERS.values(), ids=DRIVERS)
+def test_torch_is_imported_only_where_the_driver_does_not_answer(
+    driver: tuple[int, int, int] | None,
+    cuda: str,
+    found: bool,
+    answer: bool,
+    asked: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = tmp_path / "torch"
+    folder.mkdir()
+    (folder / "version.py").write_text(f"debug = False\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = None\n")
+    (folder / "__init__.py").write_text(
+        f"""open({str(tmp_path / "asked")!r}, "w").close()
+class cuda:
+    is_available = staticmethod(lambda: {found})
+"""
+    )
+    library = tmp_path / "libcuda.so.1"
+    if driver is None:
+        library.write_text("")  # found before this machine's own, and cannot be loaded
+    else:
+        init, gpus, version = driver
+        (tmp_path / "driver.c").write_text(DRIVER.format(init=init, gpus=gpus, version=version))
+        subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "driver.c"], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[folder]))
+    assert environment._torch_sees_gpu() is answer
+    assert (tmp_path / "asked").exists() is asked
+
+
+def test_the_cuda_of_torch_is_read_without_importing_it() -> None:
+    built_for = torch.version.cuda
+    assert environment._cuda_of_torch() == (int(built_for.split(".")[0]) if built_for else None)
