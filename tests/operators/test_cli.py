@@ -218,7 +218,14 @@ def test_a_gpu_that_is_not_there(tritonbench_apart: Command) -> None:
     assert done.stderr.count("\n") == 1
 
 
-LIGHT = (["--help"], ["--version"], ["--list-backends"], ["--list-operators"], ["--list-metrics"], ["--op", "conv"])
+LIGHT = (
+    ["--help"],
+    ["--version"],
+    ["--list-backends"],
+    ["--list-operators"],
+    ["--list-metrics"],
+    ["--op", "conv", "--host", "builtin"],
+)
 
 
 @pytest.mark.parametrize("args", LIGHT, ids=" ".join)
@@ -229,6 +236,7 @@ def test_no_torch_where_none_is_needed(args: list[str]) -> None:
     code = (
         "import sys\n"
         "from groupbench.operators import cli\n"
+        "from groupbench.operators.hosts import tritonbench\n"
         f"sys.argv = ['tritonbench', *{args!r}]\n"
         "try:\n    cli.main()\n"
         "except SystemExit: pass\n"

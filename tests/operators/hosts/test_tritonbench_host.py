@@ -77,7 +77,7 @@ def measured(warm: Command, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 @pytest.fixture(scope="module")
 def measured_apart(tritonbench_apart: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """(process, records) of a run in a process of its own: where processes are the subject, or imports."""
+    """(process, records) of a run in processes of its own, as users start it."""
     return _measured(tritonbench_apart, tmp_path_factory)
 
 
@@ -163,7 +163,7 @@ def test_an_operator_that_names_no_precision_has_that_of_its_inputs(measured: Ca
 
 
 @pytest.fixture(scope="module")
-def both(measured_apart: Callable[..., Any]) -> dict[str, list[Record]]:
+def both(measured: Callable[..., Any], measured_apart: Callable[..., Any]) -> dict[str, list[Record]]:
     """The same cells under either host."""
     args = (
         "--op",
@@ -177,8 +177,8 @@ def both(measured_apart: Callable[..., Any]) -> dict[str, list[Record]]:
         "single",
     )
     found = {}
-    for host in ("tritonbench", "builtin"):
-        done, found[host] = measured_apart(*args, *ON_CPU[2:], "--host", host)
+    for host, run in (("tritonbench", measured_apart), ("builtin", measured)):
+        done, found[host] = run(*args, *ON_CPU[2:], "--host", host)
         assert done.returncode == 0, done.stderr
     return found
 
@@ -230,13 +230,16 @@ def test_inputs_of_one_name_are_told_apart(measured: Callable[..., Any]) -> None
     assert [r.cell.shape for r in measured(*args, "--input-id", "1", "--num-inputs", "1", *HOST)[1]] == ["(8, 8, 8) #2"]
 
 
+# TritonBench has no tolerance for it. By default, its inputs have 64 million elements.
+JAGGED = ("--op", "jagged_sum", "--B", "4", "--M", "4", "--seqlen", "8", "--sparsity", "0.5")
+
 # Arguments: status of a backend that is plainly wrong, and why it is not judged.
 WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
     "columns with accuracy": (("--op", "sum", "--only", "torch_sum,off"), "wrong", ""),
     "and without": (("--op", "sum", "--only", "torch_sum,off", "--metrics", "latency"), "wrong", ""),
-    "no tolerance was chosen": (("--op", "jagged_sum", "--only", "torch_jagged_sum_no_pad,off"), "wrong", ""),
+    "no tolerance was chosen": ((*JAGGED, "--only", "torch_jagged_sum_no_pad,off"), "wrong", ""),
     "one of the user's": (
-        ("--op", "jagged_sum", "--only", "torch_jagged_sum_no_pad,off", "--atol", "1e9", "--rtol", "1"),
+        (*JAGGED, "--only", "torch_jagged_sum_no_pad,off", "--atol", "1e9", "--rtol", "1"),
         "ok",
         "",
     ),
@@ -351,8 +354,8 @@ FAULTS = {
 
 
 @pytest.fixture(scope="module")
-def faults(measured_apart: Callable[..., Any]) -> tuple[int, list[Record]]:
-    done, records = measured_apart(
+def faults(measured: Callable[..., Any]) -> tuple[int, list[Record]]:
+    done, records = measured(
         *("--op", "grouped_gemm", *ON_CPU, "--shapes", "even", "--only", ",".join(FAULTS)),
         *("--plugin", "faulty_backends.BACKENDS", "--timeout", "20"),
     )
@@ -372,8 +375,8 @@ def test_faults_exit_code(faults: tuple[int, list[Record]]) -> None:
     assert len(faults[1]) == len(FAULTS)
 
 
-def test_a_crash_of_the_last_backend_leaves_the_baselines_record_alone(measured_apart: Callable[..., Any]) -> None:
-    done, records = measured_apart(
+def test_a_crash_of_the_last_backend_leaves_the_baselines_record_alone(measured: Callable[..., Any]) -> None:
+    done, records = measured(
         *("--op", "grouped_gemm", *ON_CPU, "--shapes", "single", "--only", "torch_loop,crashes"),
         *("--plugin", "faulty_backends.crash_last"),
     )
@@ -483,8 +486,8 @@ def test_a_suite_of_ours_runs_our_operator(measured: Callable[..., Any]) -> None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is not None, reason="its swiglu imports here")
-def test_an_operator_that_does_not_import_says_why(measured_apart: Callable[..., Any]) -> None:
-    done, records = measured_apart("--op", "swiglu", "--device", "cpu", "--host", "tritonbench")
+def test_an_operator_that_does_not_import_says_why(measured: Callable[..., Any]) -> None:
+    done, records = measured("--op", "swiglu", "--device", "cpu", "--host", "tritonbench")
     assert (done.returncode, records) == (2, [])
     assert "operator swiglu does not import here: ModuleNotFoundError: No module named 'transformers'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -612,7 +615,7 @@ def test_a_tritonbench_that_lacks_what_it_needs(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_plugin_adds_our_backends_to_tritonbenchs_operator() -> None:
+def test_plugin_adds_our_backends_to_tritonbenchs_operator(warm: Command) -> None:
     """As TritonBench's own --plugin calls it. Its grouped_gemm asks CUDA at import, so a class stands in for it."""
     code = """
 import sys, types
@@ -628,12 +631,12 @@ sys.modules[module.__name__] = module
 adapter.plugin()
 print(*triton_op.REGISTERED_BENCHMARKS["grouped_gemm"])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = warm("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [backend.name for backend in GROUPED_GEMM.backends]
 
 
-def test_both_hosts_have_one_baseline_for_suite_tritonbench() -> None:
+def test_both_hosts_have_one_baseline_for_suite_tritonbench(warm: Command) -> None:
     """TritonBench's class keeps its own method of that name, and groupbench's registers it as the baseline."""
     code = """
 import sys
@@ -651,7 +654,7 @@ for key, shapes in (("host", None), ("suite", ["G=4,M_g=1024,N=1024,K=1024,B=sha
     kept = shapes is None and Operator.aten_grouped_mm(None)
     print(key, *triton_op.BASELINE_BENCHMARKS[key], enabled, kept, sep=";")
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = warm("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "host;aten_grouped_mm;True;TritonBench's",

@@ -1,9 +1,9 @@
-"""Run `tritonbench` once for each line of JSON on standard input, in a fork of this process.
+"""Run `tritonbench` or a piece of code for each line of JSON on standard input, in a fork of this process.
 
 Importing torch, Triton and TritonBench takes ten seconds of a core's time for each command: the command's own process,
 that of TritonBench and the fork server's each import them. Here they are imported once. All else is as in a process of
 its own: arguments, files, signals, exit codes. A line is {"args": [...], "out": FILE, "err": FILE}; the answer is the
-exit code.
+exit code. Arguments that begin with -c and code are the interpreter's.
 """
 
 from __future__ import annotations
@@ -88,6 +88,9 @@ def command(args: list[str], out: str, err: str) -> NoReturn:
     # The fork server is this process's parent's: it runs, and cannot be waited for here.
     forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
     host.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]
+    if args[:1] == ["-c"]:
+        sys.argv = ["-c", *args[2:]]
+        end(lambda: exec(args[1], {"__name__": "__main__"}))
     sys.argv = ["tritonbench", *args]
     end(cli.main)
 
