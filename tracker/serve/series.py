@@ -118,7 +118,7 @@ def _figures(
 ) -> dict[str, Any]:
     """Return the figures of a series' page, on which other backends of its problem are shown too."""
     with site.database.read() as session:
-        other_histories = _latency_histories(session, others, runs)
+        other_histories = _latency_histories(session, others, runs, history)
     drawn: dict[str, Any] = {}
     if any(value is not None for value in history.ms):
         drawn["latency"] = figures.latency_history(history, labels)
@@ -133,8 +133,13 @@ def _figures(
     return drawn
 
 
-def _latency_histories(session: Session, rows: Sequence[SeriesRow], runs: Sequence[RunRow]) -> list[ShownHistory]:
-    """Return the latencies that series have in these runs, without series whose newest latency is interpreted."""
+def _latency_histories(
+    session: Session, rows: Sequence[SeriesRow], runs: Sequence[RunRow], own: ShownHistory
+) -> list[ShownHistory]:
+    """Return the latencies that series have in these runs, without series whose newest latency is interpreted.
+
+    own  history over the same runs, whose toolchains are theirs
+    """
     latencies = queries.latencies(session, [row.pk for row in rows], [run.pk for run in runs])
     shown = []
     for row in rows:
@@ -142,7 +147,12 @@ def _latency_histories(session: Session, rows: Sequence[SeriesRow], runs: Sequen
         if points and points[-1][2] != "interpreted":
             at, ms = tuple(place for place, _, _ in points), tuple(ms for _, ms, _ in points)
             unknown = (None,) * len(at)
-            shown.append(ShownHistory(row, at, ms, low=unknown, high=unknown, rms=unknown))
+            shown.append(ShownHistory(
+                row, at, ms, low=unknown, high=unknown, rms=unknown,
+                toolchains=own.toolchains,
+                lines=tuple(own.lines[place] for place in at) if own.toolchains else (),
+                measured_with=tuple(own.measured_with[place] for place in at) if own.toolchains else (),
+            ))  # fmt: skip
     return shown
 
 

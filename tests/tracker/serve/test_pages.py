@@ -100,6 +100,23 @@ def test_only_the_newest_points_are_drawn_where_there_are_many(stored: Any, make
     assert "The newest 2 of 5 points" in client.get("/series/1?last=2").text
 
 
+def test_other_backends_have_a_line_for_each_toolchain(stored: Any, make: Any, serve: Client) -> None:
+    def night(number: int) -> list[Any]:
+        newer = number % 2
+        new = {"environment": {"triton": "3.8.0"}} if newer else {}
+        return [make(number, 0.9 if newer else 1.0, **new), make(number, 1.8 if newer else 2.0, backend="b", **new)]
+
+    stored([record for number in range(8) for record in night(number)])
+    html = serve().get("/series/1").text
+    lines = json.loads(re.findall(r'id="figures">(.*?)</script>', html)[0])["backends"]["data"]
+    assert {line["name"]: {round(ms, 2) for ms in line["y"]} for line in lines} == {
+        "triton, triton 3.7.1": {1.0},
+        "triton, triton 3.8.0": {0.9},
+        "b, triton 3.7.1": {2.0},
+        "b, triton 3.8.0": {1.8},
+    }
+
+
 def test_an_operator_compares_backends_below_the_roof(nights: Any, serve: Client) -> None:
     client = serve()
     body = client.get("/operators/grouped_gemm.json").json()
