@@ -1,10 +1,15 @@
 """Measure whether the gate names the release of Triton that made a kernel slower.
 
     python ci/benchmarks/transition_marks.py [--series 12 300] [--seed N]
+    python ci/benchmarks/transition_marks.py --two-jobs [--seed N]
 
 The gate judges 40 nights, each with another release of Triton and the same commit. One series is 20 % slower from night
 30 on. Prints a line for each noise and number of series: the verdict on the slower series on night 30, how often its
 release was named on later nights, and the verdicts on all other series.
+
+With --two-jobs, two jobs measure one plan in turns for 40 nights, `stable` and `nightly`, each with an environment of
+its own. Neither has `night --toolchain`. Upgrades change nothing, but the jobs differ by up to 30 %. Prints a line for
+each pattern of upgrades: the verdicts on all series from night 10 on, all of which should be ok.
 """
 
 from __future__ import annotations
@@ -42,7 +47,9 @@ def noise(kind: str, rng: np.random.Generator, shape: tuple[int, int]) -> NDArra
     return scatter
 
 
-def records(ms: NDArray[np.float64], night: int, rng: np.random.Generator) -> Iterator[Record]:
+def records(
+    ms: NDArray[np.float64], night: int, rng: np.random.Generator, triton: str | None = None
+) -> Iterator[Record]:
     """Yield the records of a night. `ms` has the latencies, [series]."""
     started = datetime(2026, 1, 1, 3, tzinfo=UTC) + timedelta(days=night)
     run = {"id": f"night-{night:02d}", "started": started, "trigger": "nightly", "plan": "nightly",
@@ -53,7 +60,7 @@ def records(ms: NDArray[np.float64], night: int, rng: np.random.Generator) -> It
         "gpu_uuid": "1",
         "driver": "1",
         "torch": "2.13.0",
-        "triton": f"3.8.{night}",
+        "triton": triton or f"3.8.{night}",
     }
     for number, latency in enumerate(ms.tolist()):
         cell = {"operator": "op", "backend": f"b{number}", "shape": "M=1", "dtype": "bf16"}
@@ -93,11 +100,57 @@ def simulate(kind: str, series: int, seed: int) -> str:
     return f"{series:4d} series, {kind:14s} night 30: {first}; then {after}; others of {series * NIGHTS - 10}: {rest}"
 
 
+JOBS = ("stable", "nightly")
+OF_NIGHTLY = np.array([0.9, 1.12, 0.97, 1.3, 1.0, 0.8])
+"""The latency of `nightly` over that of `stable`, [series]."""
+
+PATTERNS: dict[str, tuple[set[int], set[int]]] = {
+    "stable once": ({25}, set()),
+    "nightly once": (set(), {25}),
+    "both in one night": ({25}, {25}),
+    "stable four times": ({12, 18, 26, 33}, set()),
+    "nightly every night": (set(), set(range(NIGHTS))),
+    "stable four times, nightly only on Sundays": ({12, 18, 26, 33}, set()),
+    "nightly every fourth night, one run in ten missing": (set(), set(range(0, NIGHTS, 4))),
+}
+"""The nights before which each job is upgraded."""
+
+
+def simulate_jobs(pattern: str, seed: int) -> Counter[str]:
+    """Return the number of each verdict."""
+    rng = np.random.default_rng(seed)
+    verdicts: Counter[str] = Counter()
+    release = dict.fromkeys(JOBS, 0)
+    number = 0
+    with tempfile.TemporaryDirectory() as folder, open_store(Path(folder) / "t.db", create=True) as store:
+        for night in range(NIGHTS):
+            for job, minor, upgrades in zip(JOBS, (7, 9), PATTERNS[pattern], strict=True):
+                release[job] += night in upgrades
+                if (job == "nightly" and "Sundays" in pattern and night % 7) or (
+                    "missing" in pattern and rng.random() < 0.1
+                ):
+                    continue
+                ms = 0.1 * 1.7 ** np.arange(len(OF_NIGHTLY)) * (OF_NIGHTLY if job == "nightly" else 1.0)
+                ms = ms * np.exp(noise("gauss 0.4%", rng, (len(ms), 1))[:, 0])
+                ingest(store, enumerate(records(ms, number, rng, f"3.{minor}.{release[job]}"), 1), f"run {number}")
+                number += 1
+                if night >= 10:
+                    with store.read() as session:
+                        verdicts.update(row.verdict for row in judge_run(session, find_run(session, None)).rows)
+    return verdicts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, nargs="+", default=[12, 300], help="numbers of series in a night")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--two-jobs", action="store_true", help="simulate two jobs that measure one plan in turns")
     options = parser.parse_args()
+    for pattern in PATTERNS if options.two_jobs else ():
+        verdicts = simulate_jobs(pattern, options.seed)
+        print(f"{pattern}: " + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()), flush=True)
+    if options.two_jobs:
+        return
     for series in options.series:
         for kind in NOISES:
             print(simulate(kind, series, options.seed), flush=True)

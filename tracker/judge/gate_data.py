@@ -61,7 +61,7 @@ class GateData:
         turns = turns_wrong(session, line, [point.series.pk for point in points if point.status == "wrong"])
         ends = {end for turn in turns.values() for end in (turn.base, turn.head) if end is not None}
         of_series: dict[int, list[AlertRow]] = {}
-        elsewhere = {alert.pk for alert in stored if alert.run.pk in pasts.in_turns(alert.series.pk)}
+        elsewhere = {alert.pk for alert in stored if alert.run.pk in pasts.elsewhere(alert.series.pk)}
         for alert in stored:
             if alert.pk not in elsewhere:
                 of_series.setdefault(alert.series.pk, []).append(alert)

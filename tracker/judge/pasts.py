@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 import msgspec
@@ -16,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
+from groupbench.tracker.judge.toolchain_lines import in_turns, lines_of
 from groupbench.tracker.project import toolchain_of
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
@@ -28,9 +28,6 @@ from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
 
 _OK = STATUSES.index("ok")
-
-IN_USE = 10
-"""Number of newest results among which a toolchain that is still measured has one."""
 
 
 @dataclass(frozen=True)
@@ -58,29 +55,32 @@ class Past:
         return Past(self.series, **arrays)
 
     def of_its_toolchain(self) -> Past:
-        """Return the results of the last toolchain and of the toolchains in use before it.
+        """Return the results of the last one's line, and of the toolchains in use before that line began.
 
-        When two toolchains are measured in turns, each has a past of its own: once a toolchain is in use, results of
-        another one in between do not count. An older toolchain ends where the newer one begins. If it came back
-        after that, it belongs to this past only if it was in use long enough before to be a level of its own.
+        A toolchain of before that came back after that belongs to this past only if it was in use long enough to be a
+        level of its own.
         """
         alike = self.alike
         used = self.toolchain[alike]
         if (used == used[-1:]).all():
             return self
-        keep = np.ones(len(self), dtype=bool)
-        keep[alike] = False
-        end, toolchain = len(alike), used[-1]
-        while True:
-            begin = int(np.argmax(used == toolchain))
-            keep[alike[begin:end]] = used[begin:end] == toolchain
+        lines = np.array(lines_of(used.tolist()))
+        own = lines == lines[-1]
+        begin = int(np.argmax(own))
+        while begin:
             back = set(used[begin:].tolist())
             before = used[:begin].tolist()
             older = (one for one in reversed(before) if one not in back or before.count(one) >= MIN_SEGMENT)
             toolchain = next(older, None)
             if toolchain is None:
-                return self if keep.all() else self.where(keep)
-            end = begin
+                break
+            end, begin = begin, before.index(toolchain)
+            own[begin:end] = used[begin:end] == toolchain
+        if own.all():
+            return self
+        keep = np.ones(len(self), dtype=bool)
+        keep[alike] = own
+        return self.where(keep)
 
     def on_machine_of(self, place: int, places: NDArray[Any]) -> Past:
         """Return the past with the results at `places` assigned to the machine of the one at `place`."""
@@ -169,21 +169,18 @@ class Pasts:
             return past.of_its_toolchain()
         return past.where((named == named[-1:]) | (past.environment != past.environment[-1:])).of_its_toolchain()
 
-    def in_turns(self, series: int) -> set[int]:
-        """Return the runs on other toolchains that are measured in turns with the one of the newest result.
-
-        Such a toolchain is among the newest results, and has come back at least once. One that was tried and given up
-        is not in turns.
-        """
+    def elsewhere(self, series: int) -> set[int]:
+        """Return the runs on lines other than the newest result's that are measured in turns with it."""
         place = self._place[series]
         rows = slice(int(self._starts[place]), int(self._starts[place + 1]))
         alike = self._environment[rows] == self._environment[rows][-1:]
         run, used = self._run[rows][alike], self._toolchain[rows][alike]
-        since = used[int(np.argmax(used == used[-1:])) :].tolist()
-        stretches = [toolchain for toolchain, _ in groupby(since)]
-        others = [one for one in set(since[-IN_USE:]) if one != since[-1] and stretches.count(one) > 1]
+        if not len(run):
+            return set()
         named = self._named[run]
-        return set(run[(named != named[-1:]) | (np.isin(used, others) & (named == named[-1:]))].tolist())
+        same = named == named[-1]
+        lines = lines_of(used[same].tolist())
+        return set(run[~same].tolist()) | set(run[same][np.isin(lines, list(in_turns(lines)))].tolist())
 
     def earlier_ok(self, series: int) -> int:
         """Return the number of good results before the run's own, in any timing and environment."""

@@ -1,36 +1,40 @@
-"""The lines of a series' charts: one for each toolchain, if the series is measured with several in turns.
-
-After an upgrade, the series stays one line. If one of several toolchains is upgraded, its line continues with
-the new version.
-"""
+"""The lines of a series' charts, and their names: one for each toolchain that is measured in turns with others."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
-from itertools import groupby
+from collections.abc import Sequence
 
 from groupbench.tracker.environment import toolchain_distinctions
+from groupbench.tracker.judge import toolchain_lines
+from groupbench.tracker.project import toolchain_of
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.text.wording import some
 
 
 def lines_of(points: Sequence[PointRow]) -> tuple[int, ...]:  # oldest first
-    """Return the line of each result. All are 0 unless a toolchain comes back after another one on a machine."""
-    if len({point.environment.identity for point in points}) > 1:
-        used: dict[str, list[str]] = {}
-        for point in points:
-            used.setdefault(point.environment.machine, []).append(point.environment.toolchain)
-        if any(map(_alternate, used.values())):
-            return _split([point.environment.toolchain for point in points])
-    return (0,) * len(points)
+    """Return the line of each result, as the gate does."""
+    if len({(point.environment.identity, point.run.plan) for point in points}) < 2:
+        return (0,) * len(points)
+    return tuple(toolchain_lines.lines_of(
+        [point.environment.toolchain for point in points],
+        [toolchain_of(point.run.plan) for point in points],
+        [point.environment.machine for point in points],
+    ))  # fmt: skip
 
 
 def names_of(points: Sequence[PointRow], lines: Sequence[int]) -> tuple[str, ...]:
-    """Return the differing packages of each line's newest toolchain, `triton 3.8.0`. Empty for one line."""
-    newest = dict(zip(lines, (point.environment.facts for point in points), strict=True))
+    """Return the name of each line: that of its plan's toolchain, and the differing packages of its newest one.
+
+    For example `nightly, triton 3.8.0`. Empty for one line.
+    """
+    newest = dict(zip(lines, points, strict=True))
     if len(newest) < 2:
         return ()
-    return tuple(some(texts) for texts in toolchain_distinctions([newest[line] for line in sorted(newest)]))
+    of_lines = [newest[line] for line in sorted(newest)]
+    packages = toolchain_distinctions([point.environment.facts for point in of_lines])
+    names = [toolchain_of(point.run.plan) for point in of_lines]
+    texts = [", ".join(filter(None, (name, some(own)))) for name, own in zip(names, packages, strict=True)]
+    return tuple(text or "default" for text in texts)
 
 
 def toolchains_of(points: Sequence[PointRow]) -> tuple[str, ...]:
@@ -38,23 +42,3 @@ def toolchains_of(points: Sequence[PointRow]) -> tuple[str, ...]:
     facts = {point.environment.toolchain: point.environment.facts for point in points}
     texts = dict(zip(facts, map(some, toolchain_distinctions(list(facts.values()))), strict=True))
     return tuple(texts[point.environment.toolchain] for point in points)
-
-
-def _alternate(toolchains: Iterable[Hashable]) -> bool:
-    stretches = [toolchain for toolchain, _ in groupby(toolchains)]
-    return len(set(stretches)) < len(stretches)
-
-
-def _split(toolchains: Sequence[str]) -> tuple[int, ...]:
-    """Return a line for each result, so that the toolchains of one line follow each other in time."""
-    last = {toolchain: place for place, toolchain in enumerate(toolchains)}
-    line_of: dict[str, int] = {}
-    ends: list[int] = []  # place of the last result of each line
-    for place, toolchain in enumerate(toolchains):
-        if toolchain in line_of:
-            continue
-        free = [line for line, end in enumerate(ends) if end < place]
-        line = min(free, key=ends.__getitem__, default=len(ends))  # the one that has waited longest
-        ends[line : line + 1] = [last[toolchain]]
-        line_of[toolchain] = line
-    return tuple(line_of[toolchain] for toolchain in toolchains)

@@ -52,6 +52,11 @@ class TestPast:
             ("CABAB", "00000", "024"),  # and those of a toolchain that both replaced
             ("AAAAABAB", "00000000", "0123457"),  # A was in use long before: a level that B is compared with
             ("AABBA", "00110", "01234"),  # toolchains on another card do not count
+            ("ABABC", "00000", "024"),  # in turns: an upgrade of the one whose turn it is
+            ("ABABAC", "000000", "135"),
+            ("ABACADAE", "00000000", "1357"),  # a new build every night
+            ("AAAAABAAAAABAAC", "0" * 15, "01234678910121314"),  # every sixth run: not its turn
+            ("AABBAAAAAC", "0" * 10, "01456789"),  # given up long ago
         ],
     )
     def test_each_toolchain_has_a_past_of_its_own(self, used: str, machine: str, kept: str) -> None:
@@ -60,7 +65,7 @@ class TestPast:
             series=1, run=np.arange(n), environment=np.array([int(text) for text in machine]),
             toolchain=np.array([ord(text) for text in used]), state=np.arange(n), log=np.zeros(n), error=np.zeros(n),
         )  # fmt: skip
-        assert past.of_its_toolchain().run.tolist() == [int(text) for text in kept]
+        assert "".join(map(str, past.of_its_toolchain().run.tolist())) == kept
 
 
 def test_the_size_is_of_the_newest_against_the_last_ones_before() -> None:
@@ -128,6 +133,33 @@ def test_a_toolchain_in_turns_that_is_upgraded_is_compared_with_itself(
     code, rows = judged(cli)
     assert (code, rows["triton"]["verdict"]) == (0, "ok")
     assert rows["triton"]["transition"].startswith((f"{transition}+0.", f"{transition}-0."))
+
+
+@pytest.mark.parametrize(
+    ("nights", "transition"), [(25, "triton 3.7.1 → 3.7.2: "), (26, "triton 3.8.0 → 3.8.1: ")], ids=["first", "second"]
+)
+def test_an_upgrade_in_one_of_two_jobs_of_one_plan_is_compared_with_that_job(
+    cli: Cli, stored: Stored, make: Any, nights: int, transition: str
+) -> None:
+    for night in range(nights):
+        second, new = night % 2, night == nights - 1
+        triton = ("3.8.1" if new else "3.8.0") if second else ("3.7.2" if new else "3.7.1")
+        stored([make(night, ms=wobble(night) * (0.9 if second else 1.0), environment={"triton": triton})])
+    code, rows = judged(cli)
+    assert (code, rows["triton"]["verdict"]) == (0, "ok")
+    assert rows["triton"]["transition"].startswith((f"{transition}+0.", f"{transition}-0."))
+
+
+def test_an_alert_is_not_closed_by_a_job_with_another_build_every_night(cli: Cli, stored: Stored, make: Any) -> None:
+    def night(number: int) -> Any:
+        newer = number % 2
+        ms = wobble(number) * (0.9 if newer else 1.3 if number >= 22 else 1.0)
+        return make(number, ms=ms, **({"environment": {"triton": f"3.9.{number}"}} if newer else {}))
+
+    stored([night(number) for number in range(31)])
+    assert "1 opened" in cli("gate", "--update").output
+    stored([night(31)])
+    assert "alerts: nothing new" in cli("gate", "--update").output
 
 
 def test_a_toolchain_that_is_given_up_closes_its_alerts(cli: Cli, stored: Stored, make: Any) -> None:

@@ -547,6 +547,15 @@ def test_which_toolchains_share_a_line(
         assert "triton 3.8.1" in new["name"] and len(set(new["customdata"])) == 2  # the table names each version
 
 
+def test_a_toolchain_that_the_plan_names_has_a_line_from_its_first_night(
+    cli: Cli, stored: Callable[..., Any], db: Any, make: Callable[..., Any]
+) -> None:
+    nights = [make(n, **OLD) for n in range(4)]
+    shown = shown_of(cli, stored, db, [*nights, make(4, plan="nightly@next", **NEW)])
+    assert (shown.lines, shown.toolchains) == ((0, 0, 0, 0, 1), ("triton 3.7.1", "next, triton 3.8.0"))
+    assert shown.marks == ()
+
+
 def test_one_toolchain_has_no_legend() -> None:
     layout = figures.latency_history(history([1.0, 1.0]))["layout"]
     assert not layout["showlegend"] and "legend" not in layout and layout["height"] == 250

@@ -1,0 +1,90 @@
+"""The lines of a series that is measured with several toolchains in turns: which results continue which.
+
+After an upgrade, a series stays one line. Once a toolchain comes back after another one, each has a line. If one of
+them is upgraded then, its line continues with the new toolchain. A toolchain that the plan names (`night --toolchain`)
+has lines of its own. The gate judges a result by its line, and the charts draw the lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import groupby, pairwise
+from statistics import median
+
+IN_USE = 10
+"""Number of newest results among which a toolchain that is still measured has one."""
+
+_GAPS = 3
+"""Number of newest intervals between results of a line that make its usual interval."""
+
+_UNKNOWN_GAP = 2.0
+"""The usual interval of a line with one result: that of two toolchains in turns."""
+
+_GIVEN_UP = 3.0
+"""A line without a result for more than this many usual intervals is no longer measured."""
+
+
+def lines_of(
+    toolchains: Sequence[Hashable], names: Sequence[Hashable] = (), machines: Sequence[Hashable] = ()
+) -> list[int]:
+    """Return the line of each result, oldest first. Lines are numbered by their first results.
+
+    names     the toolchain that each result's plan names; empty: all the same
+    machines  the machine of each result; empty: all the same
+    """
+    names = names or [None] * len(toolchains)
+    machines = machines or [None] * len(toolchains)
+    lines: dict[int, tuple[Hashable, int]] = {}
+    for name in set(names):
+        places = [place for place, each in enumerate(names) if each == name]
+        own = _split([toolchains[place] for place in places], [machines[place] for place in places])
+        lines.update({place: (name, line) for place, line in zip(places, own, strict=True)})
+    numbers: dict[tuple[Hashable, int], int] = {}
+    return [numbers.setdefault(lines[place], len(numbers)) for place in range(len(toolchains))]
+
+
+def in_turns(lines: Sequence[int]) -> set[int]:
+    """Return the lines that are measured in turns with the one of the newest result.
+
+    Such a line is among the newest results, and has come back at least once. A toolchain that was tried and given up is
+    not in turns.
+    """
+    since = lines[lines.index(lines[-1]) :]
+    stretches = [line for line, _ in groupby(since)]
+    return {line for line in set(since[-IN_USE:]) if line != since[-1] and stretches.count(line) > 1}
+
+
+def _split(toolchains: Sequence[Hashable], machines: Sequence[Hashable]) -> list[int]:
+    """Return the line of each result; all 0 unless a toolchain comes back after another one on a machine."""
+    of_machines: dict[Hashable, list[Hashable]] = {}
+    for toolchain, machine in zip(toolchains, machines, strict=True):
+        of_machines.setdefault(machine, []).append(toolchain)
+    if not any(map(_alternate, of_machines.values())):
+        return [0] * len(toolchains)
+    last = {toolchain: place for place, toolchain in enumerate(toolchains)}
+    line_of: dict[Hashable, int] = {}
+    places: list[list[int]] = []  # of the results of each line
+    ends: list[int] = []  # place of the last result of each line's newest toolchain
+    for place, toolchain in enumerate(toolchains):
+        if toolchain not in line_of:
+            due = {line: _wait(places[line], place) for line, end in enumerate(ends) if end < place}
+            due = {line: wait for line, wait in due.items() if wait <= _GIVEN_UP}
+            line = max(due, key=lambda line: (due[line], len(places[line])), default=len(ends))
+            if line == len(ends):
+                places.append([])
+                ends.append(place)
+            ends[line] = last[toolchain]
+            line_of[toolchain] = line
+        places[line_of[toolchain]].append(place)
+    return [line_of[toolchain] for toolchain in toolchains]
+
+
+def _alternate(toolchains: Iterable[Hashable]) -> bool:
+    stretches = [toolchain for toolchain, _ in groupby(toolchains)]
+    return len(set(stretches)) < len(stretches)
+
+
+def _wait(places: Sequence[int], now: int) -> float:
+    """Return the time since a line's newest result, in its usual intervals: 1 if its next result is due."""
+    gaps = [after - before for before, after in pairwise(places[-_GAPS - 1 :])]
+    return (now - places[-1]) / (median(gaps) if gaps else _UNKNOWN_GAP)
