@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, and_, case, func, or_, select
 from sqlalchemy.orm import Session
@@ -97,9 +97,8 @@ def one_series(session: Session, key: int) -> SeriesRow:
     return series
 
 
-@dataclass(frozen=True)
-class Result:
-    """The fields of a point that a list shows."""
+class Result(NamedTuple):
+    """The fields of a point that a list shows. A tuple, since a page makes thousands of them."""
 
     pk: int
     series: int
@@ -160,15 +159,18 @@ def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
 
 
 def _results() -> Any:
-    names = ("id", "series_id", "run_id", "status", "timing", "median_ms", "error_ppm", "rms", "baseline")
-    columns = [_POINT[name] for name in (*names, "environment_id", "message", "amounts")]
-    return select(*columns, Run.started).join(Run, _POINT.run_id == Run.id)
+    """Return the query whose rows `_result` converts: the fields of Result in order, with `error` in ppm."""
+    before, after = ("id", "series_id", "run_id"), ("status", "timing", "median_ms", "error_ppm", "rms", "baseline")
+    columns = [_POINT[name] for name in (*after, "environment_id", "message", "amounts")]
+    return select(*(_POINT[name] for name in before), Run.started, *columns).join(Run, _POINT.run_id == Run.id)
 
 
 def _result(row: Any) -> Result:
-    error = None if row.error_ppm is None else row.error_ppm / PPM
-    return Result(row.id, row.series_id, row.run_id, row.started, row.status, row.timing, row.median_ms, error,
-                  row.rms, row.baseline, row.environment_id, row.message, row.amounts)  # fmt: skip
+    ppm = row[_ERROR]
+    return Result._make(row if ppm is None else (*row[:_ERROR], ppm / PPM, *row[_ERROR + 1 :]))
+
+
+_ERROR = Result._fields.index("error")
 
 
 def points(session: Session, keys: Iterable[int]) -> list[PointRow]:
