@@ -33,6 +33,9 @@ COMPARISONS = """# one cell whose verdict is certain on any machine; the last li
 
 --operator grouped_gemm --backend torch_loop --shape 1,4,4,4 --dtype fp32 --budget 60 --min-effect 900"""
 
+TOPS = ("kernels", "operators", "tracker", "ci", "groupbench.toml", "pyproject.toml", "README.md", ".gitignore")
+"""What a clone contains. Tests and documents would only make it larger."""
+
 REMOVED = ("TRITON_INTERPRET", "FORCE_COLOR", "PYTHONPATH", "CI", "GITLAB_CI")
 """Variables that a person or a service may have set, and that must not affect the scripts."""
 
@@ -76,17 +79,16 @@ class Checkout:
 
 @pytest.fixture(scope="session")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a repository of two commits: this checkout with a tiny plan, then one with an extra file."""
+    """Make a repository of two commits: the product and its scripts with a tiny plan, then one with an extra file."""
     if shutil.which("git") is None:
         pytest.fail("git is missing: apt-get install git")
     folder = tmp_path_factory.mktemp("origin")
     try:
-        listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+        listed = git(ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *TOPS).split("\0")
         files = [name for name in listed if name and (ROOT / name).is_file()]
     except AssertionError:  # a copy without git history
-        tops = ("kernels", "operators", "tracker", "ci", "groupbench.toml", "pyproject.toml", "README.md", ".gitignore")
         files = [
-            str(p.relative_to(ROOT)) for top in tops for p in [ROOT / top, *(ROOT / top).rglob("*")] if p.is_file()
+            str(p.relative_to(ROOT)) for top in TOPS for p in [ROOT / top, *(ROOT / top).rglob("*")] if p.is_file()
         ]
     for name in files:
         if "__pycache__" not in name:

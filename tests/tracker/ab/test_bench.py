@@ -446,7 +446,7 @@ def test_the_line_that_reproduces_a_change_measures_its_cell(repository: Path, m
     record = make(1, backend="torch_loop", dtype="fp32", shape=SHAPE)
     cell = msgspec.structs.replace(record.cell, host="builtin", protocol="cooled+idle=0.01s", seed=7)
     program, *words = shlex.split(repro.compare(cell, "one", "two", "cpu"))
-    command = [sys.executable, "-m", "groupbench.tracker", *words, "--budget", "3", "--json"]
+    command = [sys.executable, "-m", "groupbench.tracker", *words, "--budget", "1", "--json"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     (row,) = json.loads(done.stdout)
     names = ("operator", "backend", "shape", "dtype", "mode", "seed")
@@ -455,7 +455,7 @@ def test_the_line_that_reproduces_a_change_measures_its_cell(repository: Path, m
 
 
 def test_a_commit_against_itself_is_not_different(groupbench_ab: Any) -> None:
-    done = groupbench_ab("one", "one", "--backend", "mine", "--budget", "5", "--csv")
+    done = groupbench_ab("one", "one", "--backend", "mine", "--budget", "1", "--csv")
     assert done.returncode in (0, 3), done.stderr
     header, row = done.stdout.splitlines()
     assert header.startswith("verdict,conclusion,operator,backend,shape,dtype,base_ms,head_ms,change")

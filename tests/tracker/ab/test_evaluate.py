@@ -190,7 +190,7 @@ def test_what_to_try_can_be_pasted(verdict: str) -> None:
         assert "'/a b.py'" in command and command.split()[0] in ("tritonbench", "groupbench")
 
 
-def test_an_interpreted_candidate_is_right_or_wrong_and_not_timed(tmp_path: Path) -> None:
+def test_an_interpreted_candidate_is_right_or_wrong_and_not_timed(evaluator: Evaluator, tmp_path: Path) -> None:
     """torch's baseline has a latency on a CPU, but a kernel in Triton's interpreter does not."""
     candidate = tmp_path / "candidate.py"
     candidate.write_text("""
@@ -203,8 +203,7 @@ def off(given):
 
 ALL = [Backend(f.__name__, f, "", kind="triton", operator="vector_add") for f in (prepare_triton, off)]
 """)
-    with Evaluator(device="cpu", budget_s=3.0, timeout_s=120.0) as evaluator:
-        right, wrong = evaluator.evaluate(f"{candidate}:ALL", shapes=("M=17,N=33",), dtypes=("fp32",))
+    right, wrong = evaluator.evaluate(f"{candidate}:ALL", shapes=("M=17,N=33",), dtypes=("fp32",))
     assert (right.verdict, right.right, right.speedup) == ("right", True, None)
     assert right.note is not None and "speed was not measured" in right.note
     assert (wrong.verdict, wrong.right, wrong.speedup) == ("wrong", False, None)
