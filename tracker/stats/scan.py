@@ -82,7 +82,8 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
     batches = make_batches(histories, places)
     shared = Shared([history.pool for history in histories]) if alpha is None else None
     noises = learn(batches, shared)
-    findings = [_too_few(history, place) for history, place in zip(histories, places, strict=True)]
+    enough = {number for batch in batches for number in batch.which}
+    findings = {n: _too_few(histories[n], places[n]) for n in range(len(histories)) if n not in enough}
     tests = [tests_of(batch, learnt) for batch, learnt in zip(batches, noises, strict=True)]
     recent = [one for pair in tests for family in pair for one in family if one.count <= RECENT]
     old = [one for pair in tests for family in pair for one in family if one.count > RECENT]
@@ -113,7 +114,7 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
                     reason="the newest level is unchanged",
                 )  # fmt: skip
             findings[number] = finding
-    return findings
+    return [findings[number] for number in range(len(histories))]
 
 
 def _tonight(batch: Batch, tests: tuple[list[Windows], list[Windows]], limit: float) -> list[dict[int, Suspicion]]:
