@@ -101,7 +101,10 @@ def _read(site: Site, session: Session, question: _Question, where: queries.Slic
 
 
 def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
-    """Return the data of a page and what draws its figures. Raises BadRequest for a baseline that is not on it."""
+    """Return the data of a page and the function that draws its figures.
+
+    Raises BadRequest for a baseline that is not on the page.
+    """
     newest, baseline = contents.newest, question.baseline
     maps = speed_maps(contents.points, newest) if newest else []
     roofline = find_roofline(contents.points, contents.canaries, newest) if newest else None

@@ -49,7 +49,7 @@ class Page:
     shown: Mapping[str, Any] = field(default_factory=dict)  # links, choices of a form
     status: int = 200
     again: int | None = None  # seconds until it is worth asking again: something is being worked out
-    figures: Callable[[], dict[str, Any]] = dict  # draws the figures by name: HTML has them, JSON has none
+    figures: Callable[[], dict[str, Any]] = dict  # draws the figures by name, for HTML alone
 
 
 class Site:
@@ -168,8 +168,8 @@ class _Kept:
             self._answers.move_to_end(of)
             while len(self._answers) > self._most:
                 self._answers.popitem(last=False)
-        answer: T = kept[1]
-        return answer
+        value: T = kept[1]
+        return value
 
 
 @dataclass(frozen=True)

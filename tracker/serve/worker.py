@@ -178,7 +178,7 @@ def _end_with_parent() -> None:
 def _limit_cpu(seconds: float) -> None:
     """Have the kernel end this process, without a core file, once it has used so much CPU time from now on.
 
-    Wall time would also count what other processes of a busy machine use.
+    Wall time would also count the work of other processes on a busy machine.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
