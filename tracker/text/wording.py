@@ -13,6 +13,8 @@ INTERPRETED = "interpreted"
 def printable(text: str) -> str:
     """Return a text on one line without control characters, so that it cannot control a terminal."""
     flat = " ".join(text.split())
+    if flat.isprintable():  # most are, and this is ten times faster
+        return flat
     return "".join("�" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in flat)
 
 
