@@ -11,6 +11,10 @@ class GroupbenchError(Exception):
     exit_code: ExitCode = ExitCode.USAGE
 
 
+class WorkerLost(GroupbenchError):
+    """A process that does a part of the work died, or did not answer."""
+
+
 class UsageError(GroupbenchError):
     """An option or argument is invalid, or names something unknown."""
 

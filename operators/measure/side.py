@@ -34,7 +34,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.operators.errors import GroupbenchError, UsageError
+from groupbench.operators.errors import GroupbenchError, UsageError, WorkerLost
 from groupbench.operators.measure import machine_code
 from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.environment import resolve_device
@@ -334,7 +334,7 @@ def serve(side: Side, questions: Any, answers: Any) -> None:
                 return
             value = getattr(side, question.verb)(**question.arguments)
         except GroupbenchError as error:
-            value = Failure("usage", one_line(str(error)))
+            value = Failure("error" if isinstance(error, WorkerLost) else "usage", one_line(str(error)))
         except Exception as error:
             value = Failure("error", describe(error))
         if isinstance(value, Failure):

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.errors import GroupbenchError, WorkerLost
 from groupbench.operators.measure import cell, host_memory, judge, warden
 from groupbench.operators.measure.cell import Answer, Failure, Request
 from groupbench.operators.measure.faults import authors_frame, shown
@@ -266,8 +266,7 @@ class Worker:
             return Failure("error", f"its answer after {self._doing} could not be read: {error!r}{report}")
         if code == -signal.SIGKILL:
             return Failure("oom", f"killed during {self._doing}, as when host memory runs out{report}")
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return Failure("error", f"the process died ({how}) during {self._doing}{report}")
+        return Failure("error", f"the process died ({_cause_of_death(code)}) during {self._doing}{report}")
 
 
 class Judge(Worker):
@@ -304,20 +303,26 @@ def _serve_limited(
     warden.guard(lambda: serves(connection, file), keep=(connection.fileno(), file), log=log, memory=memory)
 
 
+def _cause_of_death(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
 def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> Any:
     """Return the result of a function that runs in a process of its own, so that this one never opens the GPU.
 
-    Raises GroupbenchError with the process's message if it fails.
+    Raises GroupbenchError with the process's message if it fails, WorkerLost if it dies or does not answer.
     """
     parent_end, child_end = multiprocessing.Pipe()
     process = _context().Process(target=_call, args=(function, args, child_end), daemon=True)
     process.start()
     child_end.close()
     try:
-        ok, value = parent_end.recv() if parent_end.poll(timeout_s) else (False, f"no answer within {timeout_s:g} s")
+        if not parent_end.poll(timeout_s):
+            raise WorkerLost(f"no answer within {timeout_s:g} s")
+        ok, value = parent_end.recv()
     except EOFError:
         process.join(5)
-        ok, value = False, f"the process died with exit code {process.exitcode}"
+        raise WorkerLost(f"the process died ({_cause_of_death(process.exitcode or 0)})") from None
     finally:
         if process.is_alive():
             process.join(5)

@@ -85,6 +85,14 @@ class Closing(ABC):
         """End what was started."""
 
 
+class AnswerError(AbError):
+    """A side that runs failed to answer a request: `status` is usage, timeout or error."""
+
+    def __init__(self, message: str, status: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class Bench(Closing):
     """Compares two sides, with one long-lived process for each. A context manager.
 
@@ -181,14 +189,14 @@ class Bench(Closing):
         return self._ask(0, verb, device, arguments)
 
     def ask_head(self, verb: str, device: str, **arguments: Any) -> Any:
-        """Send head a request and return its answer. Raises AbError if it fails."""
+        """Send head a request and return its answer. Raises AnswerError if head fails, AbError if it does not start."""
         return self._ask(1, verb, device, arguments)
 
     def _ask(self, number: int, verb: str, device: str, arguments: dict[str, Any]) -> Any:
         try:
             return self._both(device, AbError)[number].ask(verb, self.timeout_s, **arguments)
         except SideFailure as failure:
-            raise AbError(_usage(failure.message)) from None
+            raise AnswerError(_usage(failure.message), failure.status) from None
 
     def forget(self) -> None:
         """End the cells' processes but not the sides, because the imported files may have changed."""

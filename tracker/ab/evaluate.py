@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from groupbench.tracker.ab.bench import Bench, Closing
+from groupbench.tracker.ab.bench import AnswerError, Bench, Closing
 from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.exits import ExitCode
@@ -26,7 +26,7 @@ BUDGET_S = 15.0
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of one candidate backend on one problem.
+    """The evaluation of one candidate backend on one problem, or of a file that does not load, which has no backend.
 
     verdict      a correct candidate: faster, slower, same, unknown, or right if a CPU interpreted it without timing;
                  otherwise wrong, failed, or suspicious: it deceives the measurement, or has a bug that looks like it
@@ -36,11 +36,11 @@ class Evaluation:
     to_try       commands that show more
     """
 
-    operator: str
-    backend: str
-    against: str
-    shape: str
-    dtype: str
+    operator: str | None
+    backend: str | None
+    against: str | None
+    shape: str | None
+    dtype: str | None
     mode: str
     device: str
     verdict: EvaluationVerdict
@@ -110,10 +110,22 @@ class Evaluator(Closing):
 
         Without `shapes` and `suites`, the problem is the first of the operator's default suite.
 
-        Raises AbError if the candidate does not load, has no such backend, or cannot be compared with anything.
+        A candidate that does not load has one evaluation, `failed`, without a backend. Raises AbError if the candidate
+        has no such backend, or cannot be compared with anything.
         """
         candidate = _plugin(candidate)
-        offered = self._bench.ask_head("offers", self.device, candidate=candidate, plugins=list(self.plugins))
+        try:
+            offered = self._bench.ask_head("offers", self.device, candidate=candidate, plugins=list(self.plugins))
+        except AnswerError as error:
+            named = f"plugin {candidate!r}"
+            if error.status == "usage" and not error.message.startswith(named):
+                raise
+            if error.status == "timeout":
+                problem = f"{named} does not load: no answer within {self.timeout_s:g} s"
+            else:
+                problem = error.message if named in error.message else f"{named} does not load: {error.message}"
+            first = (*dtypes, None)[0], mode, self._bench.device or "cpu"
+            return [Evaluation(operator, None, against, (*shapes, None)[0], *first, "failed", None, None, problem)]
         chosen = [
             o for o in offered if operator in (None, o["operator"]) and (not backends or o["backend"] in backends)
         ]

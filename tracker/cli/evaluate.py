@@ -117,6 +117,8 @@ def evaluate(context: click.Context, candidate: str, as_json: bool, **options: A
 
 def lines_of(evaluation: Evaluation) -> list[str]:
     """Return an evaluation as lines of text."""
+    if evaluation.backend is None:
+        return [f"{evaluation.verdict}: {evaluation.problem}"]
     cell = f"{evaluation.shape} {evaluation.dtype} {evaluation.mode} on {evaluation.device}"
     lines = [f"{evaluation.operator}/{evaluation.backend} against {evaluation.against}, {cell}"]
     lines.append(f"  {evaluation.verdict}" + (f": {evaluation.problem}" if evaluation.problem else ""))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -15,6 +17,7 @@ from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, exit_code, of,
 from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.cli import main
+from groupbench.tracker.cli.evaluate import lines_of
 
 OPERATOR = """
 import torch
@@ -91,6 +94,26 @@ def test_a_file_that_was_changed_is_read_again(evaluator: Evaluator, folder: Pat
     assert [one.verdict for one in evaluator.evaluate(f"{candidate}:ALL")] == ["wrong"]
     candidate.write_text(CANDIDATE.replace("(fast, wrong, cached, raises)", "(wrong,)").replace("+= 1", "+= 0"))
     assert evaluator.evaluate(f"{candidate}:ALL")[0].right
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("import not_installed", "does not load: ModuleNotFoundError: No module named 'not_installed'"),
+        ("def f(", r"does not load: SyntaxError: '\(' was never closed"),
+        ("raise SystemExit(3)", "does not load: SystemExit: 3"),
+        ("import os; os.abort()", r"does not load: the process died \(signal SIGABRT\)"),
+        ("x = 1", "the module has no operator and no Backend"),
+    ],
+)
+def test_a_candidate_that_does_not_load_has_failed(text: str, says: str, evaluator: Evaluator, folder: Path) -> None:
+    candidate = folder / "broken.py"
+    candidate.write_text(text)
+    (one,) = evaluator.evaluate(str(candidate), shapes=["N=8"])
+    assert (one.verdict, one.backend, one.right, exit_code([one])) == ("failed", None, None, 3)
+    assert re.match(f"plugin '{candidate}'.*{says}", one.problem or ""), one.problem
+    assert lines_of(one) == [f"failed: {one.problem}"]
+    json.loads(msgspec.json.encode(one))
 
 
 def test_the_operators_that_a_candidate_imports_are_not_its_own(tmp_path: Path) -> None:
