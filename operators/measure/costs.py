@@ -82,7 +82,7 @@ def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, floa
 
 @dataclass
 class Building:
-    """Milliseconds spent compiling and tuning during a period; None if there was none."""
+    """Milliseconds spent compiling and tuning during a period; None without any."""
 
     compiled_ms: float = 0.0
     compiled: int = 0  # kernels that no cache had

@@ -1,4 +1,4 @@
-"""Imported by the fork server alone: what it does for the processes that it starts.
+"""Prepare the fork server for the processes that it starts. Only the fork server imports this module.
 
 It is the parent of processes whose warden was killed, and it keeps quiet about a process that had nothing to do because
 an interrupt came before its client had sent any work. At its end it removes the folder of its socket, which a client

@@ -152,7 +152,7 @@ def test_mode_bwd_measures_our_backward(measured: Callable[..., Any]) -> None:
 
 
 def test_an_operator_that_names_no_precision_has_that_of_its_inputs(measured: Callable[..., Any]) -> None:
-    """TritonBench's vector_add, for which no --precision is chosen; our backends stand beside its own."""
+    """TritonBench's vector_add, for which no --precision is chosen; our backends are listed next to its own."""
     args = ("--op", "vector_add", "--only", "torch_add,torch", "--num-inputs", "1")
     done, found = measured(*args, *HOST)
     assert done.returncode == 0, done.stderr
@@ -445,7 +445,7 @@ def test_our_backends_stand_beside_those_of_tritonbenchs_namesake(measured: Call
 
 
 def test_a_backend_that_changes_the_inputs_spoils_no_others(measured: Callable[..., Any], faulty: str) -> None:
-    """TritonBench hands the same to all: of our own operator the next has them anew."""
+    """TritonBench gives all backends the same inputs. For our own operator, the next backend has fresh ones."""
     only = ("--only", "torch,adds_in_place,adds", "--plugin", "faulty_backends.ADDERS")
     done, records = measured("--op", "vector_add", *ON_CPU, "--shapes", "N=5", *only)
     assert done.returncode == 1, done.stderr
@@ -522,7 +522,7 @@ def test_an_operator_that_asks_for_no_latency_has_one(measured: Callable[..., An
 
 OURS = ("--op", "grouped_gemm", "--suite", "smoke")
 
-# What cannot be, and what is said of it, in the last line.
+# Arguments that are refused, and the start of the last line.
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "an operator that there is not": (
         ("--op", "moe_permut"),
@@ -594,7 +594,7 @@ def test_refused(args: tuple[str, ...], says: str, measured: Callable[..., Any],
 
 
 def test_what_the_interpreter_took_is_no_latency(measured: Callable[..., Any]) -> None:
-    """In TritonBench's table; the record says what it is."""
+    """In TritonBench's table; the record has the reason."""
     args = ("--op", "vector_add", "--shapes", "N=257", "--csv", "--metrics", "latency,speedup,tflops")
     done, (torchs, tritons) = measured(*args, *ON_CPU)
     assert done.returncode == 0, done.stderr
@@ -616,7 +616,7 @@ def test_a_tritonbench_that_lacks_what_it_needs(tmp_path: Path) -> None:
 
 
 def test_plugin_adds_our_backends_to_tritonbenchs_operator(warm: Command) -> None:
-    """As TritonBench's own --plugin calls it. Its grouped_gemm asks CUDA at import, so a class stands in for it."""
+    """TritonBench's own --plugin calls it like this. Its grouped_gemm asks CUDA at import, so a class replaces it."""
     code = """
 import sys, types
 from tritonbench.utils import triton_op

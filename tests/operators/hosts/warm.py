@@ -24,7 +24,7 @@ from typing import NoReturn
 
 os.environ["TRITON_INTERPRET"] = "1"  # as the host sets it on a CPU, before Triton is imported
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # forks of a process that has touched a GPU cannot use it
-os.environ["OMP_NUM_THREADS"] = "1"  # a fork has none of the threads that its parent would have started
+os.environ["OMP_NUM_THREADS"] = "1"  # a fork lacks the threads of its parent
 
 from groupbench.operators import cli
 from groupbench.operators.hosts import tritonbench as host
