@@ -1,8 +1,8 @@
-"""What a fleet hands out: all cells of one operator and shape, for one card, and what a worker does with them.
+"""Batches of a fleet: all cells of one operator and shape, how a worker measures them, and the choice of cards.
 
-Backends of a shape take turns on one card, and so do its dtypes and modes one after the other: what is compared is
-measured on the same silicon. A history's environment names the card too, so a shape goes back to the card that it was
-measured on the night before, unless the cards' loads drift apart.
+A shape's backends take turns on one card, and its dtypes and modes follow each other there, so comparisons are always
+on the same silicon. A history's environment includes the card, so a shape goes back to the card of the previous night,
+unless the cards' loads drift apart.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from groupbench.operators.registry import plugin_backends
 from groupbench.tracker.record import Environment, Record, Run
 
 Problem: TypeAlias = tuple[str, str]
-"""Operator and shape: what stays on one card."""
+"""Operator and shape, whose cells stay on one card."""
 
 UNEVEN, EVEN = 1.05, 1.01
-"""Shapes change cards once one has more than the first of the mean load, and then until none has more than the second.
+"""Shapes move when a card's load exceeds the first bound times the mean, until every load is within the second.
 
-Two bounds, since a shape that moves begins a new history: a night that is nearly even is left as it is.
+There are two bounds because a shape that moves begins a new history: a nearly even night is not changed.
 """
 
 IDLE_S = 20.0
-"""How long processes wait for the next batch: their GPU may be wanted for something else."""
+"""Seconds that processes wait for the next batch, before they free the GPU for other work."""
 
 
 class OtherCode(GroupbenchError):
-    """A worker runs other code than the client: its records would be of another commit than they say."""
+    """A worker runs different code than the client, so its records would name the wrong commit."""
 
 
 @dataclass(frozen=True)
 class Batch:
     """Cells of one operator and shape, small enough to send anywhere.
 
-    code      digest of the client's code, which a worker's must equal
-    hardware  pattern of the card's model, None where any will do
-    logs      where a worker keeps what cells print
+    code      digest of the client's code; the worker must have the same
+    hardware  pattern of the card's model; None matches any card
+    logs      storage for the output of cells on the worker
     """
 
     jobs: tuple[Job, ...]
@@ -71,10 +71,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU that a fleet measures on, or a processor in its place.
+    """A GPU that a fleet measures on, or a CPU in its place.
 
-    name     what the engine knows its worker by: one at a time holds it
-    machine  as its own process sees it
+    name     the engine's name of its worker; only one worker at a time has it
+    machine  the machine as the worker's process sees it
     """
 
     name: str
@@ -87,12 +87,12 @@ class Card:
 
 
 def hardware(environment: Environment) -> str:
-    """The model: the GPU's, or the processor's where the device is the cpu."""
+    """Return the model of the GPU, or of the CPU if the device is the CPU."""
     return (environment.gpu if environment.device == "cuda" else environment.cpu) or f"unknown {environment.device}"
 
 
 def matches(environment: Environment, pattern: str | None) -> bool:
-    """`NVIDIA H100*`, as a shell matches file names."""
+    """Return whether the model matches a pattern such as `NVIDIA H100*`, by a shell's rules for file names."""
     return pattern is None or fnmatch.fnmatchcase(hardware(environment), pattern)
 
 
@@ -104,25 +104,25 @@ def batches(
     hardware: str | None = None,
     logs: Logs | None = None,
 ) -> list[Batch]:
-    """The jobs by operator and shape, in the order in which each first appears."""
-    found: dict[Problem, list[Job]] = {}
+    """Return the jobs grouped by operator and shape, in the order in which each first appears."""
+    groups: dict[Problem, list[Job]] = {}
     for job in jobs:
-        found.setdefault((job.operator, job.shape), []).append(job)
-    return [Batch(tuple(group), run, timeout_s, code, hardware, logs) for group in found.values()]
+        groups.setdefault((job.operator, job.shape), []).append(job)
+    return [Batch(tuple(group), run, timeout_s, code, hardware, logs) for group in groups.values()]
 
 
 def measure(batch: Batch) -> list[Record]:
-    """A record for every job, measured on the card of this process. What a cell does to itself harms no other.
+    """Measure every job on the card of this process and return the records. A failing cell does not affect others.
 
-    Backends keep their processes from one batch of a run to the next, as they do from problem to problem on one GPU.
+    Backends keep their processes from one batch of a run to the next, as on a single GPU from problem to problem.
 
-    Raises OtherCode, and GroupbenchError where this process has no such card or lacks a plugin.
+    Raises OtherCode, and GroupbenchError if this process has no such card or cannot load a plugin.
     """
     if batch.code != code():
-        raise OtherCode("this worker runs other code than the night is of; start the workers again")
+        raise OtherCode("this worker runs different code than the client; restart the workers")
     machine = machine_here(batch.jobs[0].device)
     if not matches(machine.environment, batch.hardware):
-        raise GroupbenchError(f"asked for {batch.hardware}, but this worker has {hardware(machine.environment)}")
+        raise GroupbenchError(f"the run needs {batch.hardware}, but this worker has {hardware(machine.environment)}")
     if lacks := plugin_fault(batch.jobs[0].plugins):
         raise GroupbenchError(f"the worker on {platform.node()} cannot measure this: {lacks}")
     progress = Progress(printed=batch.logs.keep) if batch.logs is not None else Progress()
@@ -131,7 +131,7 @@ def measure(batch: Batch) -> list[Record]:
 
 
 class _KeptWorkers:
-    """The backends' processes of one run. They end with it: when one of another begins, or after IDLE_S of neither."""
+    """The backends' processes of one run. They end when another run begins, or after `IDLE_S` without a batch."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -171,7 +171,10 @@ _KEPT = _KeptWorkers()
 
 
 def plugin_fault(plugins: Sequence[str]) -> str | None:
-    """Return why a plugin does not load in this process, or None. A worker finds modules where it was started."""
+    """Return why a plugin does not load in this process, or None.
+
+    A worker imports modules from the folder in which it was started.
+    """
     try:
         plugin_backends(plugins)
     except UsageError as error:
@@ -181,7 +184,7 @@ def plugin_fault(plugins: Sequence[str]) -> str | None:
 
 @cache
 def machine_here(device: str) -> Machine:
-    """The machine of this process, looked at once. Raises GroupbenchError."""
+    """Return the machine of this process, which is probed only once. Raises GroupbenchError."""
     from groupbench.operators.measure.environment import resolve_device
 
     return executor.probe(resolve_device(device))
@@ -189,19 +192,19 @@ def machine_here(device: str) -> Machine:
 
 @cache
 def code() -> str:
-    """Digest of the code that measures, as it was when this process first asked: kernels, operators and the record."""
-    found = hashlib.sha256()
+    """Return the digest of the code that measures (kernels, operators, the record), as it was at the first call."""
+    digest = hashlib.sha256()
     for package in ("groupbench.kernels", "groupbench.operators"):
         spec = importlib.util.find_spec(package)
         for folder in spec.submodule_search_locations or () if spec else ():
             for path in sorted(Path(folder).rglob("*")):
                 if path.suffix in (".py", ".json"):
-                    found.update(f"{package}/{path.relative_to(folder)}\0".encode())
-                    found.update(path.read_bytes())
+                    digest.update(f"{package}/{path.relative_to(folder)}\0".encode())
+                    digest.update(path.read_bytes())
     record = importlib.util.find_spec("groupbench.tracker.record")
     if record and record.origin:
-        found.update(Path(record.origin).read_bytes())
-    return found.hexdigest()[:32]
+        digest.update(Path(record.origin).read_bytes())
+    return digest.hexdigest()[:32]
 
 
 # --- which card -------------------------------------------------------------------------------------------------------
@@ -209,14 +212,17 @@ def code() -> str:
 
 @dataclass(frozen=True)
 class Before:
-    """Where a problem was measured last, and how long that took."""
+    """The card of a problem's last measurement, and its duration."""
 
     gpu_uuid: str | None
     seconds: float
 
 
 def before(records: Iterable[Record]) -> dict[Problem, Before]:
-    """What an earlier run's records say of each problem. Backends of one dtype and mode took their time together."""
+    """Return the card and duration of each problem in an earlier run.
+
+    The backends of one dtype and mode are timed together, so their duration counts once.
+    """
     together: dict[tuple[Problem, object], float] = {}
     cards: dict[Problem, str | None] = {}
     for record in records:
@@ -232,23 +238,23 @@ def before(records: Iterable[Record]) -> dict[Problem, Before]:
     return {problem: Before(cards[problem], taken) for problem, taken in seconds.items()}
 
 
-def assign(work: Sequence[Batch], cards: Sequence[Card], known: Mapping[Problem, Before] | None = None) -> list[int]:
-    """For each batch the index of its card.
+def assign(work: Sequence[Batch], cards: Sequence[Card], history: Mapping[Problem, Before] | None = None) -> list[int]:
+    """Return the index of the card for each batch.
 
-    A batch goes to the card that has measured its problem before; the others, the longest first, to the card with the
-    least to do. Where one has more than UNEVEN of the mean, batches move until none has more than EVEN.
+    A batch goes to the card that measured its problem before. The others go to the card with the least load, the
+    longest first. If a load exceeds `UNEVEN` times the mean, batches move until every load is within `EVEN`.
     """
-    known = known or {}
-    cells = sum(len(batch.jobs) for batch in work if batch.problem in known)
-    taken = sum(known[batch.problem].seconds for batch in work if batch.problem in known)
+    history = history or {}
+    cells = sum(len(batch.jobs) for batch in work if batch.problem in history)
+    taken = sum(history[batch.problem].seconds for batch in work if batch.problem in history)
     each = taken / cells if cells and taken else 1.0
-    costs = [known[b.problem].seconds if b.problem in known else each * len(b.jobs) for b in work]
+    costs = [history[b.problem].seconds if b.problem in history else each * len(b.jobs) for b in work]
     uuids = {card.machine.environment.gpu_uuid: number for number, card in enumerate(cards)}
     uuids.pop(None, None)
     loads = [0.0] * len(cards)
     chosen: dict[int, int] = {}
     for number, batch in enumerate(work):
-        home = uuids.get(known[batch.problem].gpu_uuid) if batch.problem in known else None
+        home = uuids.get(history[batch.problem].gpu_uuid) if batch.problem in history else None
         if home is not None:
             chosen[number] = home
             loads[home] += costs[number]

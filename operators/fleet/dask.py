@@ -1,7 +1,7 @@
-"""A fleet of hosts behind a Dask scheduler: one worker a GPU, found by what it says of its card.
+"""A fleet of hosts behind a Dask scheduler, with one worker for each GPU. Batches find workers by their resources.
 
-Dask keeps the workers and notices when one dies; this says what goes where. A card has one task at a time, so that a
-worker that dies takes one batch with it, which is given out again, once, to whichever worker of the kind is there.
+Dask keeps the workers and notices when one dies; this module assigns the batches. A card has one task at a time, so a
+worker that dies loses one batch. That batch is tried once more, on any worker of the same kind.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from groupbench.operators.measure.environment import interpreted
 from groupbench.tracker.record import Record
 
 GPU = "GPU"
-"""The resource that a worker has one of, and a task takes."""
+"""Resource of which a worker has one and a task takes one."""
 
 PATIENCE_S = 120.0
-"""How long a batch waits for its card, and then for any of its kind, once there is none."""
+"""Seconds that a batch waits for its card if that is gone, and then for any card of its kind."""
 
 LOOK_S = 2.0
-"""How often a batch that is waited for looks whether there still is a scheduler."""
+"""Seconds between two checks, while waiting for a batch, that the scheduler still exists."""
 
 
 class DaskFleet:
-    """The workers of a scheduler that have a card of the hardware asked for."""
+    """The workers of a scheduler that have a card of the requested hardware."""
 
     def __init__(
         self,
@@ -41,18 +41,18 @@ class DaskFleet:
         hardware: str | None = None,
         *,
         plugins: Sequence[str] = (),
-        known: Mapping[Problem, Before] | None = None,
+        history: Mapping[Problem, Before] | None = None,
         budget_s: float = math.inf,
         measure: Callable[[Batch], list[Record]] = batches.measure,
         look: Callable[[str], Card] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Connects, and asks every worker for its card.
+        """Connect, and get the card of every worker.
 
-        Raises UsageError: no scheduler or no worker there, none for the device, of several kinds of hardware, of other
-        code, or where a plugin does not load.
+        Raises UsageError if the scheduler does not answer, if it has no worker for the device, or if its workers have
+        several kinds of hardware, different code or a plugin that does not load.
         """
-        self.known, self._measure = known or {}, measure
+        self.history, self._measure = history or {}, measure
         self._until = time.monotonic() + budget_s
         self._numbers = itertools.count()
         self._missed: set[str] = set()
@@ -63,25 +63,25 @@ class DaskFleet:
         try:
             self.client.run_on_scheduler(_settle, patience_s=patience_s)
             workers = _for_device(self.client.run(device_here), device, address)
-            found = self.client.run(look or card_here, device, workers=workers) if workers else {}
-            self.cards = _usable(found, hardware, address)
+            cards = self.client.run(look or card_here, device, workers=workers) if workers else {}
+            self.cards = _usable(cards, hardware, address)
             if plugins:
-                asked = {worker: card.name for worker, card in found.items() if card in self.cards}
-                faults = self.client.run(batches.plugin_fault, plugins, workers=list(asked))
-                _check_plugins({asked[worker]: fault for worker, fault in faults.items()})
+                names = {worker: card.name for worker, card in cards.items() if card in self.cards}
+                faults = self.client.run(batches.plugin_fault, plugins, workers=list(names))
+                _check_plugins({names[worker]: fault for worker, fault in faults.items()})
         except BaseException:
             self.client.close()
             raise
         self._queues = [ThreadPoolExecutor(1, thread_name_prefix=card.name) for card in self.cards]
 
     def submit(self, work: Sequence[Batch]) -> list[Future[list[Record]]]:
-        places = batches.assign(work, self.cards, self.known)
+        places = batches.assign(work, self.cards, self.history)
         return [
             self._queues[place].submit(self._run, self.cards[place], b) for place, b in zip(places, work, strict=True)
         ]
 
     def _run(self, card: Card, batch: Batch) -> list[Record]:
-        """The batch on its card, and where that dies, or is gone, on another of its kind."""
+        """Measure the batch on its card, or on another of its kind if that dies or is gone."""
         from distributed import KilledWorker
         from distributed.client import CancelledError
         from distributed.scheduler import NoValidWorkerError, NoWorkerError
@@ -91,7 +91,7 @@ class DaskFleet:
         self._check_connected()
         died: list[str] = []
         try:
-            # One has waited for a worker of the kind and found none: the next need not wait as long.
+            # An earlier batch waited in vain for a worker of this kind, so this one need not wait as long.
             if self._deserted and not self.client.run_on_scheduler(_has, model=card.hardware):
                 raise NotReached(f"no worker with {card.hardware} is left")
             self._deserted = False
@@ -106,7 +106,7 @@ class DaskFleet:
                     if home is None:
                         self._deserted = True
                         break
-        except CancelledError:  # by Dask when the connection is lost
+        except CancelledError:  # Dask raises it when the connection is lost
             self._lost = True
             raise NotReached("the scheduler is gone, or the run has ended") from None
         except GroupbenchError:
@@ -120,7 +120,7 @@ class DaskFleet:
         raise WorkerDied(f"its worker died on {' and then '.join(died)}")
 
     def _ask(self, batch: Batch, model: str, home: Card | None) -> list[Record]:
-        """Wait for the batch. By resources and not by address, which is another once a worker was started again."""
+        """Submit the batch and wait for it. It is sent by resources, because a restarted worker has a new address."""
         resources = {GPU: 1, model: 1} | ({home.name: 1} if home else {})
         key = f"groupbench-{batch.run.id}-{next(self._numbers)}-{id(self):x}"
         future = self.client.submit(self._measure, batch, key=key, pure=False, resources=resources)
@@ -128,39 +128,44 @@ class DaskFleet:
             try:
                 return future.result(timeout=LOOK_S)
             except TimeoutError:
-                if future.done():  # the batch's own
+                if future.done():  # the batch raised it
                     raise
-                self._check_connected()  # what is sent while the connection is being lost gets no answer
+                self._check_connected()  # a message sent while the connection breaks is never answered
 
     def _check_connected(self) -> None:
-        """Raises NotReached once the scheduler is gone, or `close` was called."""
+        """Raise NotReached if the scheduler is gone or `close` was called."""
         if self._lost or self.client.status != "running":
             raise NotReached("the scheduler is gone, or the run has ended")
 
     def _gone(self, card: Card) -> bool:
-        """Asked of the scheduler only where the card has failed before."""
+        """Return whether a card's worker is gone. The scheduler is only asked if the card has failed before."""
         return card.name in self._missed and not self.client.run_on_scheduler(_knows, name=card.name)
 
     def close(self, at_once: bool = False) -> None:
-        """Workers stay for the next night; what is being measured is finished by its worker, and forgotten."""
+        """Disconnect. Workers stay for the next night; they finish their current batches, whose results are dropped."""
         self._lost = True
         for queue in self._queues:
             queue.shutdown(wait=False, cancel_futures=True)
-        with contextlib.suppress(Exception):  # a scheduler that is gone cannot be told
+        with contextlib.suppress(Exception):  # the scheduler may be gone
             self.client.close(timeout=5 if at_once else "10s")
 
 
 def check_address(address: str) -> None:
-    """Raises UsageError for what can be no scheduler's address. Client says so too, and hangs where it is let go."""
+    """Raise UsageError if this cannot be a scheduler's address.
+
+    Dask's Client rejects such an address too, but then hangs when it is closed.
+    """
     from distributed.comm.addressing import get_address_host_port
 
     try:
         host, port = get_address_host_port(address)
         if not host or not 0 < port < 65536:
-            raise ValueError(f"port {port} is not 1 to 65535" if host else "it names no host")
+            raise ValueError(f"port {port} is not 1 to 65535" if host else "the host is missing")
     except (ValueError, ImportError) as error:
-        said = " ".join(str(error).split())
-        raise UsageError(f"{address!r} is no scheduler's address ({said}): give one such as tcp://head:8786") from error
+        reason = " ".join(str(error).split())
+        raise UsageError(
+            f"{address!r} is not a scheduler's address ({reason}): pass one such as tcp://head:8786"
+        ) from error
 
 
 def _connect(address: str) -> Any:
@@ -172,16 +177,16 @@ def _connect(address: str) -> Any:
         raise UsageError("--scheduler needs Dask distributed: pip install 'groupbench[dask]'") from None
     import logging
 
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # what matters comes as a record's message
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # failures are reported in records
     try:
         return Client(address, timeout="15s", set_as_default=False)
     except (OSError, ValueError, ImportError) as error:
-        said = " ".join(str(error).split()) or type(error).__name__
-        raise UsageError(f"no Dask scheduler answers at {address}: {said}; start one by: dask scheduler") from error
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UsageError(f"no Dask scheduler answers at {address}: {reason}; start one with: dask scheduler") from error
 
 
 def _settle(dask_scheduler: Any, patience_s: float) -> None:
-    """On the scheduler: a worker's death is told at once, and nothing waits for ever for one that is gone."""
+    """Make the scheduler report a worker's death at once, and limit the wait for a worker. Runs on the scheduler."""
     dask_scheduler.allowed_failures = 0
     dask_scheduler.no_workers_timeout = patience_s
 
@@ -195,51 +200,53 @@ def _has(dask_scheduler: Any, model: str) -> bool:
 
 
 def device_here() -> str:
-    """On a worker: "cuda" or "cpu", whichever it was started for."""
+    """Return "cuda" or "cpu", the device that a worker was started for. Runs on the worker."""
     return "cpu" if interpreted() else "cuda"
 
 
-def _for_device(found: Mapping[str, str], device: str, address: str) -> list[str]:
-    """Addresses of the workers that are for the device; none where none has joined. Raises UsageError."""
-    workers = [worker for worker, of in found.items() if of == device]
-    if found and not workers:
+def _for_device(devices: Mapping[str, str], device: str, address: str) -> list[str]:
+    """Return the addresses of the workers for the device. Raises UsageError if all workers are for another device."""
+    workers = [worker for worker, of in devices.items() if of == device]
+    if devices and not workers:
         command = f"python -m groupbench.operators.fleet.worker {address}"
         if device == "cuda":
-            raise UsageError(f"the workers of {address} are CPUs: --device cpu measures on them; for GPUs: {command}")
+            raise UsageError(
+                f"the workers of {address} are CPUs: --device cpu measures on them; to add GPUs: {command}"
+            )
         raise UsageError(
-            f"the workers of {address} are GPUs: leave --device cpu out to measure on them; for CPUs: "
+            f"the workers of {address} are GPUs: omit --device cpu to measure on them; to add CPUs: "
             f"{command} --device cpu"
         )
     return workers
 
 
 def card_here(device: str, dask_worker: Any = None) -> Card:
-    """On a worker: its card, by the name that the scheduler knows it by. Raises GroupbenchError."""
+    """Return the card of a worker, with the scheduler's name of it. Runs on the worker. Raises GroupbenchError."""
     machine = batches.machine_here(device)
     return Card(str(dask_worker.name), machine, batches.code())
 
 
-def _usable(found: Mapping[str, Card], hardware: str | None, address: str) -> list[Card]:
-    """Raises UsageError."""
-    cards = sorted(found.values(), key=lambda card: card.name)
+def _usable(by_worker: Mapping[str, Card], hardware: str | None, address: str) -> list[Card]:
+    """Return the cards of the requested hardware by name. Raises UsageError."""
+    cards = sorted(by_worker.values(), key=lambda card: card.name)
     if not cards:
         command = f"python -m groupbench.operators.fleet.worker {address}"
-        raise UsageError(f"no worker has joined {address}; on each host: {command}")
+        raise UsageError(f"no worker has joined {address}; on each host, run: {command}")
     kinds = sorted({card.hardware for card in cards})
     cards = [card for card in cards if batches.matches(card.machine.environment, hardware)]
     if not cards:
         raise UsageError(f"--hardware {hardware}: the workers have {', '.join(kinds)}")
     kinds = sorted({card.hardware for card in cards})
     if len(kinds) > 1:
-        raise UsageError(f"the workers have {', '.join(kinds)}; say by --hardware which of them measure")
+        raise UsageError(f"the workers have {', '.join(kinds)}; choose one with --hardware")
     others = [card.name for card in cards if card.code != batches.code()]
     if others:
-        raise UsageError(f"worker {_first(others)} runs other code than this; start the workers again from this tree")
+        raise UsageError(f"different code on worker {_first(others)}; restart the workers from this tree")
     return cards
 
 
 def _check_plugins(faults: Mapping[str, str | None]) -> None:
-    """Of workers by name, why a plugin does not load there. Raises UsageError."""
+    """Raise UsageError for plugins that do not load. `faults` has the reason or None by the worker's name."""
     lacking = sorted(name for name, fault in faults.items() if fault)
     if lacking:
         raise UsageError(

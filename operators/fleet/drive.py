@@ -1,7 +1,7 @@
-"""A night on a fleet: batches out, records back as they come. Local processes, Dask and SLURM are one interface.
+"""Run a night on a fleet: send batches and yield their records. Local processes, Dask and SLURM share an interface.
 
-The client alone writes. A batch that comes back twice is delivered once; one that does not come back has its cells
-recorded, with the reason: `error` where it was tried on two workers, `skipped` where there was nobody left to try it.
+Only the client writes records. A batch that comes back twice is delivered once. If a batch does not come back, its
+cells are recorded with the reason: `error` if two workers tried it, `skipped` if no worker was left.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from groupbench.tracker.record import Environment, Record, Status
 
 
 class WorkerDied(GroupbenchError):
-    """A batch was given to two workers, and both died of it or with it: says which."""
+    """Two workers died while they had the batch; the message names them."""
 
 
 class NotReached(GroupbenchError):
-    """A batch that no worker has begun: the budget is over, the scheduler or the workers are gone."""
+    """No worker has begun the batch: the budget is spent, or the scheduler or the workers are gone."""
 
 
 class Fleet(Protocol):
     """An engine that measures batches somewhere.
 
-    cards   what it measures on, where that is known beforehand; the engine decides which batch goes where
-    submit  a future for every batch, in the batches' order: its records, or WorkerDied, NotReached, GroupbenchError
-    close   let go of everything; `at_once` without waiting for what is being measured
+    cards   the cards to measure on, if they are known in advance; the engine assigns the batches to them
+    submit  return a future of the records for every batch, in order; it raises WorkerDied, NotReached, GroupbenchError
+    close   release everything; with `at_once`, without waiting for running batches
     """
 
     @property
@@ -43,9 +43,9 @@ class Fleet(Protocol):
 
 
 def records(fleet: Fleet, work: Sequence[Batch], progress: Progress) -> Iterator[Record]:
-    """A record for every job of every batch, a batch at a time as they are finished. Closes the fleet.
+    """Yield a record for every job of every batch, in the order in which batches finish, and close the fleet.
 
-    On KeyboardInterrupt the cells that were not finished come out as `skipped`, and then the interrupt is raised.
+    On KeyboardInterrupt, the unfinished cells are yielded as `skipped` before the interrupt is raised.
     """
     waiting: dict[int, Batch] = dict(enumerate(work))
     machine = fleet.cards[0].machine if fleet.cards else None
@@ -78,13 +78,13 @@ def _outcome(future: Future[list[Record]], batch: Batch, machine: Machine | None
         return future.result()
     except NotReached as error:
         return instead(batch, machine, "skipped", one_line(str(error)))
-    except Exception as error:  # whatever an engine raises is one batch's fate, and no other's
-        said = str(error) if isinstance(error, GroupbenchError) else f"{type(error).__name__}: {error}"
-        return instead(batch, machine, "error", one_line(said) or type(error).__name__)
+    except Exception as error:  # an engine's error fails only this batch
+        reason = str(error) if isinstance(error, GroupbenchError) else f"{type(error).__name__}: {error}"
+        return instead(batch, machine, "error", one_line(reason) or type(error).__name__)
 
 
 def instead(batch: Batch, machine: Machine | None, status: Status, message: str) -> list[Record]:
-    """Records of cells that were not measured, which say why."""
+    """Return records of a batch's cells that were not measured, with the reason as their message."""
     machine = machine or Machine(Environment(device="cuda" if batch.jobs[0].device == "cuda" else "cpu"), None)
     return [executor.unmeasured(job, machine, batch.run, status, message) for job in batch.jobs]
 

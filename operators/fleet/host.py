@@ -1,4 +1,4 @@
-"""The built-in host on more than one GPU: `--gpus`, `--scheduler` and `--slurm`, as a session's records."""
+"""Measure with the built-in host on several GPUs: `--gpus`, `--scheduler` and `--slurm`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from groupbench.tracker.record import Environment
 
 @dataclass(frozen=True)
 class Place:
-    """Where cells are measured, as the user says; nothing said is one GPU here, in this process's own queue."""
+    """The place that the user chose to measure on. By default it is one GPU of this machine, without a fleet."""
 
     gpus: str | None = None
     scheduler: str | None = None
     slurm: str | None = None
     hardware: str | None = None
-    named: bool = True  # False where all GPUs are used without having been asked for
+    named: bool = True  # False if all GPUs are used by default
 
     @property
     def far(self) -> bool:
@@ -38,25 +38,25 @@ class Place:
 
 
 def place(options: dict[str, Any]) -> Place:
-    """Of the command line: a plan takes all of a host's GPUs, a table the first, unless told. Raises UsageError."""
-    given = Place(options["gpus"], options["scheduler"], options["slurm"], options["hardware"])
-    said = [name for name in ("gpus", "scheduler", "slurm") if options[name] is not None]
-    if len(said) > 1:
-        raise UsageError(f"--{said[0]} and --{said[1]} are two places to measure: give one")
-    if given.hardware is not None and not given.far:
-        raise UsageError("--hardware says which of a fleet's cards measure: it goes with --scheduler or --slurm")
-    return given
+    """Return the place that the command line names. Raises UsageError."""
+    chosen = Place(options["gpus"], options["scheduler"], options["slurm"], options["hardware"])
+    names = [name for name in ("gpus", "scheduler", "slurm") if options[name] is not None]
+    if len(names) > 1:
+        raise UsageError(f"--{names[0]} and --{names[1]} both choose where to measure: use one")
+    if chosen.hardware is not None and not chosen.far:
+        raise UsageError("--hardware selects cards of a fleet: use it with --scheduler or --slurm")
+    return chosen
 
 
 def for_plan(device: str) -> Place:
-    """Of a plan for which no place is said: all GPUs, where there are several."""
+    """Return the default place of a plan: all GPUs, if there are several."""
     from groupbench.operators.fleet import local
 
     if device != "cuda":
         return Place()
     try:
         several = len(local.visible_gpus()) > 1
-    except UsageError:  # cannot be counted: the one that torch opens is measured on
+    except UsageError:  # GPUs cannot be counted, so only the one that torch opens is used
         several = False
     return Place(gpus="all", named=False) if several else Place()
 
@@ -64,18 +64,18 @@ def for_plan(device: str) -> Place:
 def measure(selections: list[Selection], device: str, session: Session, where: Place) -> int:
     """Measure, show and write the selections. Returns the exit code."""
     jobs = builtin.list_jobs(selections, device)
-    known = {}
+    history = {}
     if session.previous is not None:
         late = resume.left_out(session.previous)
         jobs = executor.first_of(jobs, lambda job: resume.key_of_job(job) in late)
-        known = batches.before(resume.read_run(session.previous))
+        history = batches.before(resume.read_run(session.previous))
     fleet = _open(where, device, session, jobs)
     try:
         first = fleet.cards[0].machine.environment if fleet.cards else Environment(device=_device(device))
         session.open(_host(where, fleet), first, fleet=True)
         jobs = resume.not_done(jobs, session.records)
-        if hasattr(fleet, "known"):
-            fleet.known = known | batches.before(session.records)
+        if hasattr(fleet, "history"):
+            fleet.history = history | batches.before(session.records)
     except BaseException:
         fleet.close(at_once=True)
         raise
@@ -105,8 +105,8 @@ def _open(where: Place, device: str, session: Session, jobs: list[Job]) -> Fleet
         )
     from groupbench.operators.fleet import local
 
-    found, imports = local.slots(where.gpus or "all", device), executor.imports(jobs)
-    return local.LocalFleet(found, named=where.named, budget_s=session.budget_s, imports=imports, say=session.say)
+    chosen, imports = local.slots(where.gpus or "all", device), executor.imports(jobs)
+    return local.LocalFleet(chosen, named=where.named, budget_s=session.budget_s, imports=imports, say=session.say)
 
 
 def _host(where: Place, fleet: Fleet) -> str:

@@ -1,7 +1,7 @@
-"""All GPUs of one host: a queue and a process for each, which sees no other.
+"""Use all GPUs of one host, with a queue and a process for each GPU. The process sees only its own GPU.
 
-The process has CUDA_VISIBLE_DEVICES set and its share of the processors before it imports torch. Each GPU is locked
-for the run, as a night locks its own, so that two runs never measure on one card.
+CUDA_VISIBLE_DEVICES and the process's share of the CPUs are set before it imports torch. Each GPU is locked during the
+run, like the GPU of a nightly run, so that two runs never measure on one card.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from groupbench.tracker.device_lock import HELD, lock_file
 from groupbench.tracker.record import Record
 
 START_S = 300
-"""Importing torch and opening the GPU; the first time on a machine may take minutes."""
+"""Seconds to import torch and open the GPU. The first time on a machine may take minutes."""
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where one queue's process runs.
+    """The device and environment of one queue's process.
 
-    variables   of its environment, set before it imports anything
-    processors  that it may use; none given are all
+    variables   environment variables, set before the process imports anything
+    processors  CPUs that the process may use; an empty tuple means all
     """
 
     name: str
@@ -47,36 +47,36 @@ class Slot:
     processors: tuple[int, ...] = ()
 
 
-def slots(asked: str, device: str) -> list[Slot]:
-    """What `--gpus` names: `all`, or numbers by comma, as CUDA counts the visible ones. Raises UsageError.
+def slots(gpus: str, device: str) -> list[Slot]:
+    """Return the slots of `--gpus`: `all`, or numbers of visible GPUs joined by commas. Raises UsageError.
 
-    On a CPU each number is a process more beside the others, which spoils the times and tries everything else.
+    On a CPU each number is another process. They disturb each other's times, so this is only a trial of the rest.
     """
     if device == "cpu":
-        if asked == "all":
-            raise UsageError("--gpus all: there is no GPU here; --gpus 0,1 tries two processes side by side")
-        numbers = _numbers(asked)
+        if gpus == "all":
+            raise UsageError("--gpus all: no GPU is visible; --gpus 0,1 runs two processes side by side")
+        numbers = _numbers(gpus)
         return _share([Slot(f"cpu {number}", "cpu", {}) for number in numbers])
     visible = visible_gpus()
     if not visible:
-        said = "there is no GPU here, or CUDA_VISIBLE_DEVICES lets none through"
-        raise UsageError(f"--gpus {asked}: {said}; --device cpu measures without one")
-    numbers = list(range(len(visible))) if asked == "all" else _numbers(asked)
+        reason = "no GPU is visible (CUDA_VISIBLE_DEVICES can hide them)"
+        raise UsageError(f"--gpus {gpus}: {reason}; --device cpu measures without one")
+    numbers = list(range(len(visible))) if gpus == "all" else _numbers(gpus)
     for number in numbers:
         if number >= len(visible):
             here = counted(len(visible), "GPU")
-            raise UsageError(f"--gpus {asked}: there is no GPU {number}, but {here} here, numbered from 0")
+            raise UsageError(f"--gpus {gpus}: GPU {number} does not exist: {here} here, numbered from 0")
     return _share([Slot(visible[n], "cuda", {"CUDA_VISIBLE_DEVICES": visible[n]}) for n in numbers])
 
 
 def visible_gpus() -> list[str]:
-    """A name for each GPU that CUDA_VISIBLE_DEVICES lets through, such as it takes itself. Opens none of them.
+    """Return the names of the visible GPUs, as CUDA_VISIBLE_DEVICES accepts them, without opening the GPUs.
 
-    Raises UsageError if they cannot be counted.
+    Raises UsageError if the GPUs cannot be counted.
     """
-    said = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if said is not None:
-        return [name.strip() for name in said.split(",") if name.strip()]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [name.strip() for name in visible.split(",") if name.strip()]
     try:
         import pynvml
 
@@ -84,72 +84,75 @@ def visible_gpus() -> list[str]:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         uuids = [pynvml.nvmlDeviceGetUUID(handle) for handle in handles]
     except Exception as error:
-        said = f"{type(error).__name__}: {error}"
-        raise UsageError(f"cannot count this machine's GPUs ({said}); set CUDA_VISIBLE_DEVICES") from error
+        reason = f"{type(error).__name__}: {error}"
+        raise UsageError(f"cannot count this machine's GPUs ({reason}); set CUDA_VISIBLE_DEVICES") from error
     return [uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids]
 
 
-def _numbers(asked: str) -> list[int]:
-    texts = [text.strip() for text in asked.split(",")]
+def _numbers(gpus: str) -> list[int]:
+    texts = [text.strip() for text in gpus.split(",")]
     if not all(text.isascii() and text.isdecimal() for text in texts):
-        raise UsageError(f"--gpus {asked!r} is neither all nor numbers by comma")
+        raise UsageError(f"--gpus {gpus!r} is neither all nor numbers joined by commas")
     numbers = list(map(int, texts))
     twice = next((number for number in numbers if numbers.count(number) > 1), None)
     if twice is not None:
-        raise UsageError(f"--gpus {asked} names {twice} twice: one queue measures on a GPU, so give each once")
+        raise UsageError(f"--gpus {gpus} names {twice} twice: each GPU has one queue, so name it once")
     return numbers
 
 
-def _share(found: list[Slot]) -> list[Slot]:
-    """Each with its part of the processors: what one compiles does not take the time of what another launches."""
+def _share(chosen: list[Slot]) -> list[Slot]:
+    """Return the slots, each with a share of the CPUs, so that compiling in one does not slow launches in another."""
     processors = sorted(os.sched_getaffinity(0))
-    each = len(processors) // max(len(found), 1)
-    if len(found) < 2 or not each:
-        return found
+    each = len(processors) // max(len(chosen), 1)
+    if len(chosen) < 2 or not each:
+        return chosen
     return [
         Slot(slot.name, slot.device, slot.variables, tuple(processors[i * each : (i + 1) * each]))
-        for i, slot in enumerate(found)
+        for i, slot in enumerate(chosen)
     ]
 
 
 class LocalFleet:
-    """A process for each slot; a batch whose process dies is measured again on another, once."""
+    """A process for each slot. If a process dies, its batch is measured once more, on another."""
 
     def __init__(
         self,
-        found: Sequence[Slot],
+        chosen: Sequence[Slot],
         *,
-        named: bool = True,  # by the user: then none of them may be missing
-        known: Mapping[Problem, Before] | None = None,
+        named: bool = True,  # the user named the GPUs, so all must work
+        history: Mapping[Problem, Before] | None = None,
         budget_s: float = math.inf,
         imports: Sequence[str] = (worker.DYNAMO,),
         measure: Callable[[Batch], list[Record]] = batches.measure,
         look: Callable[[Slot], Card] | None = None,
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Raises UsageError, alone.Busy where another run has a card, GroupbenchError where one does not open."""
-        self.known, self._measure = known or {}, measure
+        """Open and lock the cards.
+
+        Raises UsageError, alone.Busy if another run has a card, and GroupbenchError if a card does not open.
+        """
+        self.history, self._measure = history or {}, measure
         self._until = time.monotonic() + budget_s
         self._closed = False
         self._processes: list[_Process] = []
         self._queues: list[ThreadPoolExecutor] = []
         self.cards: list[Card] = []
-        started = [_Process(slot, imports) for slot in found]
-        asked = [process.pool.submit(look or _card, process.slot) for process in started]
+        started = [_Process(slot, imports) for slot in chosen]
+        opening = [process.pool.submit(look or _card, process.slot) for process in started]
         try:
-            for process, card in zip(started, asked, strict=True):
+            for process, card in zip(started, opening, strict=True):
                 try:
                     opened = card.result(START_S)
                     _lock(opened)
                 except Exception as error:
-                    said = error if isinstance(error, GroupbenchError) else f"{type(error).__name__}: {error}"
+                    reason = error if isinstance(error, GroupbenchError) else f"{type(error).__name__}: {error}"
                     if named:
                         raise (
                             error
                             if isinstance(error, GroupbenchError)
-                            else GroupbenchError(f"GPU {process.slot.name}: {said}")
+                            else GroupbenchError(f"GPU {process.slot.name}: {reason}")
                         ) from error
-                    say(f"left out: GPU {process.slot.name}: {said}")
+                    say(f"skipped GPU {process.slot.name}: {reason}")
                     process.kill()
                     continue
                 self.cards.append(opened)
@@ -163,7 +166,7 @@ class LocalFleet:
         self._queues = [ThreadPoolExecutor(1, thread_name_prefix=card.name) for card in self.cards]
 
     def submit(self, work: Sequence[Batch]) -> list[Future[list[Record]]]:
-        places = batches.assign(work, self.cards, self.known)
+        places = batches.assign(work, self.cards, self.history)
         return [self._queues[place].submit(self._run, place, b) for place, b in zip(places, work, strict=True)]
 
     def _run(self, place: int, batch: Batch) -> list[Record]:
@@ -190,7 +193,7 @@ class LocalFleet:
 
 
 class _Process:
-    """One slot's process, begun again when it has died."""
+    """One slot's process, which is restarted when it dies."""
 
     def __init__(self, slot: Slot, imports: Sequence[str] = (worker.DYNAMO,)) -> None:
         self.slot, self._imports = slot, imports
@@ -198,12 +201,12 @@ class _Process:
         self.pool = self._new()
 
     def _new(self) -> ProcessPoolExecutor:
-        # Spawned: forked from here it would have this process's environment and whatever threads hold.
-        given = (self.slot, self._imports)
-        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=given)
+        # The process is spawned: a fork would inherit this process's environment and the locks of its threads.
+        arguments = (self.slot, self._imports)
+        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=arguments)
 
     def run(self, measure: Callable[[Batch], list[Record]], batch: Batch) -> list[Record]:
-        """Raises BrokenProcessPool if the process dies meanwhile."""
+        """Return the batch's records. Raises BrokenProcessPool if the process dies."""
         with self._guard:
             pool = self.pool
         try:
@@ -221,9 +224,9 @@ class _Process:
 
 
 def _begin(slot: Slot, imports: Sequence[str]) -> None:
-    """In the slot's process, before it imports torch."""
+    """Prepare the slot's process before it imports torch."""
     worker.preload(*imports)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's Ctrl-C is the client's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(slot.variables)
     if slot.processors:
@@ -231,18 +234,18 @@ def _begin(slot: Slot, imports: Sequence[str]) -> None:
     end_with_parent()
 
 
-def look(asked: str | None, device: str) -> list[tuple[Slot, Card]]:
-    """Slots with their cards, locked, for workers that live longer than a run; None are all GPUs, on a CPU one slot.
+def look(gpus: str | None, device: str) -> list[tuple[Slot, Card]]:
+    """Return slots with their locked cards, for workers that outlive a run. None means all GPUs, or one slot on a CPU.
 
-    Raises GroupbenchError; UsageError where there is no GPU and the CPU was not asked for.
+    Raises GroupbenchError, and UsageError if this needs a GPU and torch sees none.
     """
     from groupbench.operators.measure.environment import resolve_device
 
-    asked_device, device = device, resolve_device(device)
-    if device == "cpu" != asked_device:
-        raise UsageError("there is no GPU here that torch sees; --device cpu tries workers out without one")
-    found = slots(asked or ("0" if device == "cpu" else "all"), device)
-    processes = [_Process(slot) for slot in found]
+    requested, device = device, resolve_device(device)
+    if device == "cpu" != requested:
+        raise UsageError("torch sees no GPU here; --device cpu runs a trial without one")
+    chosen = slots(gpus or ("0" if device == "cpu" else "all"), device)
+    processes = [_Process(slot) for slot in chosen]
     try:
         cards = [process.pool.submit(_card, process.slot).result(START_S) for process in processes]
     finally:
@@ -250,7 +253,7 @@ def look(asked: str | None, device: str) -> list[tuple[Slot, Card]]:
             process.kill()
     for card in cards:
         _lock(card)
-    return list(zip(found, cards, strict=True))
+    return list(zip(chosen, cards, strict=True))
 
 
 def _card(slot: Slot) -> Card:
@@ -259,7 +262,7 @@ def _card(slot: Slot) -> Card:
 
 
 def _lock(card: Card) -> None:
-    """Hold the GPU for this process, unless the night that this is part of holds it. Raises Busy."""
+    """Lock the GPU for this process, unless the nightly run that it is part of holds it. Raises Busy."""
     uuid = card.machine.environment.gpu_uuid
     if uuid is not None and os.environ.get(HELD) != str(lock_file(uuid)):
         alone.take(uuid, ["tritonbench", "--gpus"])

@@ -1,7 +1,7 @@
-"""A SLURM cluster, through submitit: a job array, each of its jobs some batches on one GPU.
+"""Use a SLURM cluster through submitit: a job array, in which each job measures some batches on one GPU.
 
-Nothing is known of the cards beforehand: a job looks at its own, and refuses hardware that was not asked for. What a
-job has found it leaves in a file, which is why the folder must be on a file system that the nodes share.
+The cards are not known in advance: a job checks its own card, and refuses hardware that was not requested. A job writes
+its results to a file, so the folder must be on a file system that the nodes share.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from groupbench.tracker.record import Record
 
 LOCAL = "local"
 MAX_ARRAY = 1000
-"""SLURM's MaxArraySize is 1001 unless set."""
+"""Largest job array. SLURM's MaxArraySize is 1001 by default."""
 
 POLL_S = 0.5
 JOB_MINUTES = 240
@@ -33,61 +33,63 @@ Result = list[list[Record] | Exception]
 
 
 def parameters(text: str) -> dict[str, Any]:
-    """`partition=gpu,constraint=h100,timeout_min=60` as submitit takes it; `local` is its own executor here.
+    """Return the parameters in `partition=gpu,constraint=h100,timeout_min=60` by name, for submitit.
 
-    Raises UsageError.
+    `local` selects submitit's executor on this machine. Raises UsageError.
     """
     if text == LOCAL:
         return {"cluster": LOCAL}
     pairs = [pair.partition("=") for pair in text.split(",") if pair.strip()]
     bad = [name for name, equals, value in pairs if not equals or not name.strip() or not value.strip()]
     if bad or not pairs:
-        raise UsageError(f"--slurm {text!r} is not NAME=VALUE by comma, such as partition=gpu,constraint=h100")
+        raise UsageError(
+            f"--slurm {text!r} is not a list of NAME=VALUE joined by commas, such as partition=gpu,constraint=h100"
+        )
     return {name.strip(): int(value) if value.strip().isdecimal() else value.strip() for name, _, value in pairs}
 
 
-def executor(folder: Path, device: str, given: dict[str, Any]) -> Any:
-    """submitit's executor with these parameters; what SLURM alone has goes by its own name. Raises UsageError."""
+def executor(folder: Path, device: str, settings: dict[str, Any]) -> Any:
+    """Return submitit's executor with these settings; other names are SLURM's own. Raises UsageError."""
     try:
         import submitit
     except ModuleNotFoundError:
         raise UsageError("--slurm needs submitit: pip install 'groupbench[slurm]'") from None
-    given = dict(given)
-    cluster = given.pop("cluster", "slurm")
-    jobs = folder if cluster == LOCAL else folder / "%j"  # of which its own executor makes a folder of that name
+    settings = dict(settings)
+    cluster = settings.pop("cluster", "slurm")
+    jobs = folder if cluster == LOCAL else folder / "%j"  # the local executor makes a folder per job itself
     try:
-        found = submitit.AutoExecutor(folder=jobs, cluster=cluster, slurm_max_num_timeout=0)
-        common = {"timeout_min": given.pop("timeout_min", DEFAULTS["timeout_min"]), "name": "groupbench"}
+        submitter = submitit.AutoExecutor(folder=jobs, cluster=cluster, slurm_max_num_timeout=0)
+        common = {"timeout_min": settings.pop("timeout_min", DEFAULTS["timeout_min"]), "name": "groupbench"}
         if device == "cuda":
             common["gpus_per_node"] = 1
         if cluster != LOCAL:
-            common["cpus_per_task"] = given.pop("cpus_per_task", DEFAULTS["cpus_per_task"])
-            given.setdefault("array_parallelism", DEFAULTS["array_parallelism"])
-            common |= {f"slurm_{name}": value for name, value in given.items()}
-        found.update_parameters(**common)
+            common["cpus_per_task"] = settings.pop("cpus_per_task", DEFAULTS["cpus_per_task"])
+            settings.setdefault("array_parallelism", DEFAULTS["array_parallelism"])
+            common |= {f"slurm_{name}": value for name, value in settings.items()}
+        submitter.update_parameters(**common)
     except (RuntimeError, ValueError, NameError, TypeError) as error:
         raise UsageError(f"--slurm: {' '.join(str(error).split())}") from error
-    return found
+    return submitter
 
 
 class SlurmFleet:
-    """Job arrays on a cluster; a job that dies has its batches measured again by another, once."""
+    """Job arrays on a cluster. If a job dies, another one measures its batches, once."""
 
     cards: tuple[Card, ...] = ()
 
     def __init__(
         self,
-        found: Any,
+        submitter: Any,
         *,
         budget_s: float = math.inf,
         measure: Callable[[Batch], list[Record]] = batches.measure,
         max_array: int = MAX_ARRAY,
     ) -> None:
-        """`found` is submitit's executor."""
-        self._executor, self._measure, self._max_array = found, measure, max_array
-        self._until = time.time() + budget_s  # on every node's clock
+        """Make a fleet of `submitter`, which is submitit's executor."""
+        self._executor, self._measure, self._max_array = submitter, measure, max_array
+        self._until = time.time() + budget_s  # wall-clock time, which the nodes share
         self._closed = threading.Event()
-        self._jobs: dict[Any, tuple[list[int], bool]] = {}  # job -> (its batches, whether they died once)
+        self._jobs: dict[Any, tuple[list[int], bool]] = {}  # job -> (its batches, whether this is the second try)
         self._watch: threading.Thread | None = None
 
     def submit(self, work: Sequence[Batch]) -> list[Future[list[Record]]]:
@@ -109,7 +111,7 @@ class SlurmFleet:
         self._jobs.update((job, (chunk, again)) for job, chunk in zip(jobs, chunks, strict=True))
 
     def _follow(self) -> None:
-        """Ask submitit, which asks SLURM for all jobs at once, until every future has its records."""
+        """Poll submitit until every future has its records. submitit polls SLURM for all jobs at once."""
         while self._jobs and not self._closed.is_set():
             died: list[list[int]] = []
             for job in [job for job in self._jobs if job.done()]:
@@ -118,8 +120,8 @@ class SlurmFleet:
                     self._deliver(chunk, job)
                 except Exception as error:
                     if again or not _is_death(error):
-                        said = WorkerDied(f"SLURM jobs died of it twice, the last {job.job_id}: {job.paths.stderr}")
-                        self._fail(chunk, said if _is_death(error) else error)
+                        death = WorkerDied(f"two SLURM jobs died, the last one {job.job_id}: see {job.paths.stderr}")
+                        self._fail(chunk, death if _is_death(error) else error)
                     else:
                         died.append(chunk)
             try:
@@ -131,11 +133,11 @@ class SlurmFleet:
 
     def _deliver(self, chunk: list[int], job: Any) -> None:
         result: Result = job.result()
-        for number, found in zip(chunk, result, strict=True):
-            if isinstance(found, Exception):
-                self._futures[number].set_exception(found)
+        for number, outcome in zip(chunk, result, strict=True):
+            if isinstance(outcome, Exception):
+                self._futures[number].set_exception(outcome)
             else:
-                self._futures[number].set_result(found)
+                self._futures[number].set_result(outcome)
 
     def _fail(self, chunk: list[int], error: Exception) -> None:
         for number in chunk:
@@ -151,20 +153,20 @@ class SlurmFleet:
 
 
 def run(work: list[Batch], measure: Callable[[Batch], list[Record]], until: float) -> Result:
-    """In a job: the records of each batch, or why there are none."""
-    found: Result = []
+    """Return the records of each batch, or the exception that prevented them. Runs in a job."""
+    results: Result = []
     for batch in work:
         try:
             if time.time() >= until:
                 raise NotReached("not begun within the budget")
-            found.append(measure(batch))
+            results.append(measure(batch))
         except Exception as error:
-            found.append(error)
-    return found
+            results.append(error)
+    return results
 
 
 def _chunks(work: Sequence[Batch], most: int) -> list[list[int]]:
-    """Numbers of batches by job: each batch its own where the array is large enough, else even in cells."""
+    """Return the batch numbers of each job: one batch per job if the array allows it, otherwise evenly many cells."""
     chunks: list[list[int]] = [[] for _ in range(min(most, len(work)))]
     loads = [0] * len(chunks)
     for number in sorted(range(len(work)), key=lambda n: -len(work[n].jobs)):
@@ -175,7 +177,7 @@ def _chunks(work: Sequence[Batch], most: int) -> list[list[int]]:
 
 
 def _is_death(error: Exception) -> bool:
-    """The job has left no result, rather than an exception of ours."""
+    """Return whether the job ended without a result, in contrast to an exception of our code."""
     from submitit.core.utils import FailedJobError, UncompletedJobError
 
     return isinstance(error, UncompletedJobError) and not isinstance(error, FailedJobError)

@@ -1,9 +1,9 @@
-"""A Dask worker on each GPU of this host: `python -m groupbench.operators.fleet.worker tcp://SCHEDULER:8786`.
+"""Run a Dask worker on each GPU of this host: `python -m groupbench.operators.fleet.worker tcp://SCHEDULER:8786`.
 
-Each sees its own GPU alone, takes one batch at a time, and has resources by which batches find it: GPU=1, one named
-like its model, and one like itself. This process holds the GPUs' locks for as long as it runs, so that no night of the
-host's own measures beside it. A worker that dies is started again; when the scheduler goes, all end, for a service
-manager to start them again.
+Each worker sees only its own GPU and takes one batch at a time. Batches find it by its resources: GPU=1, one named
+like its model, and one named like the worker. This process holds the GPUs' locks while it runs, so no nightly run of
+this host measures at the same time. A worker that dies is restarted. When the scheduler ends, all workers end, and a
+service manager can start them again.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from groupbench.operators.sizes import counted
 from groupbench.tracker.exits import ExitCode
 
 PRELOAD = "groupbench.operators.fleet.worker"
-"""Imported by a worker before it takes a batch: `dask_setup` looks at the card and the code."""
+"""Module that a worker imports before it takes a batch, for `dask_setup`."""
 
 
 def worker_name(card: Card) -> str:
-    """What the scheduler knows it by: the same after it was started again."""
+    """Return the scheduler's name of a worker, which a restart does not change."""
     return f"{platform.node() or 'host'}-{card.name.replace(' ', '-')}"
 
 
 def dask_setup(worker: Any) -> None:
-    """On a worker, once: what the first client asks is found out before it asks."""
+    """Compute the digest of the code before the first client needs it. Dask calls this once on each worker."""
     from groupbench.operators.fleet import batch
 
     batch.code()
 
 
 def options(slot: Slot, card: Card) -> dict[str, Any]:
-    """Of one worker's nanny."""
+    """Return the options of one worker's nanny."""
     return {
         "nthreads": 1,
         "name": worker_name(card),
         "resources": {GPU: 1, card.hardware: 1, worker_name(card): 1},
         "env": dict(slot.variables),
-        "memory_limit": None,  # a cell has its own limit, and Dask's would end the worker for what a cell holds
+        "memory_limit": None,  # cells have their own limit; Dask's would end the worker for a cell's memory
         "preload": [PRELOAD],
     }
 
 
-async def serve(address: str, found: list[tuple[Slot, Card]]) -> None:
-    """Workers until the scheduler goes or this is told to end. Raises UsageError if no scheduler answers."""
+async def serve(address: str, cards: list[tuple[Slot, Card]]) -> None:
+    """Run the workers until the scheduler or this process is stopped. Raises UsageError if no scheduler answers."""
     import dask
     from distributed import Nanny
 
-    # A worker starts a cell's processes, which a daemon may not.
+    # Workers start processes for cells, which daemons may not do.
     dask.config.set({"distributed.worker.daemon": False})
     ended = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,7 +64,7 @@ async def serve(address: str, found: list[tuple[Slot, Card]]) -> None:
     nannies: list[Any] = []
     try:
         try:
-            nannies = list(await asyncio.gather(*(_start(Nanny(address, **options(*one))) for one in found)))
+            nannies = list(await asyncio.gather(*(_start(Nanny(address, **options(*one))) for one in cards)))
         except (OSError, TimeoutError) as error:
             raise UsageError(f"no Dask scheduler answers at {address}: {error or type(error).__name__}") from error
         print(f"groupbench: {counted(len(nannies), 'worker')} at {address}", flush=True)
@@ -82,12 +82,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m groupbench.operators.fleet.worker", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("scheduler", help="address of the scheduler, such as tcp://head:8786")
-    parser.add_argument("--gpus", help="which GPUs, a worker each [all]; on a CPU, 0,1 tries two workers out [0]")
+    parser.add_argument(
+        "--gpus", help="GPUs, with a worker on each [all]; on a CPU, 0,1 starts two workers as a trial [0]"
+    )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     try:
-        check_address(given.scheduler)
-        asyncio.run(serve(given.scheduler, local.look(given.gpus, given.device)))
+        check_address(arguments.scheduler)
+        asyncio.run(serve(arguments.scheduler, local.look(arguments.gpus, arguments.device)))
     except ModuleNotFoundError as error:
         print(f"groupbench: {error.name} is not installed: pip install 'groupbench[dask]'", file=sys.stderr)
         sys.exit(ExitCode.USAGE)

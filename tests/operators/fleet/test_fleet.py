@@ -1,4 +1,4 @@
-"""Cells on several cards of a host: which goes where, and what becomes of them when a process dies."""
+"""Measuring on several cards of a host: the choice of cards, and recovery when a process dies."""
 
 from __future__ import annotations
 
@@ -51,43 +51,45 @@ def test_all_cells_of_a_shape_are_one_batch() -> None:
 def test_a_problem_goes_back_to_its_card() -> None:
     work = cells.work(4)
     cards = [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")]
-    known = {b.problem: Before(uuid, 10.0) for b, uuid in zip(work, ("GPU-b", "GPU-b", "GPU-a", "GPU-a"), strict=True)}
-    assert batches.assign(work, cards, known) == [1, 1, 0, 0]
-    assert batches.assign(work, cards[::-1], known) == [0, 0, 1, 1]
+    history = {
+        b.problem: Before(uuid, 10.0) for b, uuid in zip(work, ("GPU-b", "GPU-b", "GPU-a", "GPU-a"), strict=True)
+    }
+    assert batches.assign(work, cards, history) == [1, 1, 0, 0]
+    assert batches.assign(work, cards[::-1], history) == [0, 0, 1, 1]
 
 
-def test_an_uneven_card_gives_away_as_little_as_evens_it_out() -> None:
+def test_an_overloaded_card_gives_away_as_few_shapes_as_possible() -> None:
     work = cells.work(5)
     cards = [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")]
-    known = {b.problem: Before("GPU-a", s) for b, s in zip(work, (40.0, 30.0, 10.0, 10.0, 10.0), strict=True)}
-    chosen = batches.assign(work, cards, known)
-    loads = [sum(known[b.problem].seconds for b, c in zip(work, chosen, strict=True) if c == i) for i in (0, 1)]
+    history = {b.problem: Before("GPU-a", s) for b, s in zip(work, (40.0, 30.0, 10.0, 10.0, 10.0), strict=True)}
+    chosen = batches.assign(work, cards, history)
+    loads = [sum(history[b.problem].seconds for b, c in zip(work, chosen, strict=True) if c == i) for i in (0, 1)]
     assert sorted(loads) == [50.0, 50.0]
     assert chosen.count(1) <= 2
 
 
 def test_a_night_of_one_card_is_spread_evenly_over_four() -> None:
-    """Cards within 5 % of each other would be 3.8 times one at best, before anything is lost to starting."""
+    """Loads that differ by 5 % would limit four cards to 3.8 times the speed of one, even without start-up time."""
     work = cells.work(200)
     cards = [cells.card(f"{i}", f"GPU-{i}") for i in range(4)]
-    known = {b.problem: Before("GPU-0", 3.5 + 0.003 * i) for i, b in enumerate(work)}
-    chosen = batches.assign(work, cards, known)
-    loads = [sum(known[b.problem].seconds for b, c in zip(work, chosen, strict=True) if c == i) for i in range(4)]
+    history = {b.problem: Before("GPU-0", 3.5 + 0.003 * i) for i, b in enumerate(work)}
+    chosen = batches.assign(work, cards, history)
+    loads = [sum(history[b.problem].seconds for b, c in zip(work, chosen, strict=True) if c == i) for i in range(4)]
     assert max(loads) <= 1.01 * sum(loads) / 4
-    assert chosen.count(0) >= 45  # and no more leave their card than must
+    assert chosen.count(0) >= 45  # no batch leaves its card without need
 
 
 def test_cards_that_are_nearly_even_keep_their_shapes() -> None:
     work = cells.work(10)
     cards = [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")]
-    known = {b.problem: Before("GPU-a" if i < 5 else "GPU-b", 10.4 if i < 5 else 9.6) for i, b in enumerate(work)}
-    assert batches.assign(work, cards, known) == [0] * 5 + [1] * 5
+    history = {b.problem: Before("GPU-a" if i < 5 else "GPU-b", 10.4 if i < 5 else 9.6) for i, b in enumerate(work)}
+    assert batches.assign(work, cards, history) == [0] * 5 + [1] * 5
 
 
-def test_a_card_that_is_gone_leaves_its_work_to_the_others() -> None:
+def test_the_other_cards_take_the_work_of_a_missing_card() -> None:
     work = cells.work(4)
-    known = {b.problem: Before("GPU-gone", 10.0) for b in work}
-    assert sorted(batches.assign(work, [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")], known)) == [0, 0, 1, 1]
+    history = {b.problem: Before("GPU-gone", 10.0) for b in work}
+    assert sorted(batches.assign(work, [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")], history)) == [0, 0, 1, 1]
 
 
 @given(
@@ -95,27 +97,27 @@ def test_a_card_that_is_gone_leaves_its_work_to_the_others() -> None:
     st.integers(1, 8),
     st.lists(st.integers(0, 8), min_size=40, max_size=40),
 )
-def test_no_card_is_loaded_by_more_than_its_longest_beyond_the_mean(
+def test_no_load_exceeds_the_mean_by_more_than_the_longest_batch(
     seconds: list[float], number: int, homes: list[int]
 ) -> None:
     work = cells.work(len(seconds))
     cards = [cells.card(f"{i}", f"GPU-{i}") for i in range(number)]
-    known = {b.problem: Before(f"GPU-{h}", s) for b, s, h in zip(work, seconds, homes[: len(work)], strict=True)}
-    chosen = batches.assign(work, cards, known)
+    history = {b.problem: Before(f"GPU-{h}", s) for b, s, h in zip(work, seconds, homes[: len(work)], strict=True)}
+    chosen = batches.assign(work, cards, history)
     assert len(chosen) == len(work)
     loads = [sum(s for s, c in zip(seconds, chosen, strict=True) if c == i) for i in range(number)]
     assert max(loads) <= batches.UNEVEN * sum(seconds) / number + max(seconds) + 1e-6
     again = {b.problem: Before(f"GPU-{c}", s) for b, s, c in zip(work, seconds, chosen, strict=True)}
-    assert batches.assign(work, cards, again) == chosen  # the second night moves nothing
+    assert batches.assign(work, cards, again) == chosen  # the second night moves no batch
 
 
-def test_what_was_measured_before_is_read_from_records(make: Callable[..., Record]) -> None:
+def test_card_and_duration_are_read_from_records(make: Callable[..., Record]) -> None:
     def record(backend: str, seconds: float, dtype: str = "fp16") -> Record:
-        found = make(backend, dtype=dtype, duration_s=seconds)
-        return msgspec.structs.replace(found, environment=Environment(device="cuda", gpu_uuid="GPU-a"))
+        measured = make(backend, dtype=dtype, duration_s=seconds)
+        return msgspec.structs.replace(measured, environment=Environment(device="cuda", gpu_uuid="GPU-a"))
 
-    found = batches.before([record("a", 3.0), record("b", 5.0), record("a", 2.0, "fp32")])
-    assert found == {("grouped_gemm", "G=1,M_g=2,N=3,K=4"): Before("GPU-a", 7.0)}
+    earlier = batches.before([record("a", 3.0), record("b", 5.0), record("a", 2.0, "fp32")])
+    assert earlier == {("grouped_gemm", "G=1,M_g=2,N=3,K=4"): Before("GPU-a", 7.0)}
 
 
 HARDWARE = {
@@ -136,18 +138,18 @@ def test_a_worker_refuses_other_code_and_other_hardware() -> None:
     (batch,) = cells.work(1)
     with pytest.raises(batches.OtherCode):
         batches.measure(_with(batch, code="x"))
-    with pytest.raises(GroupbenchError, match="asked for NVIDIA"):
+    with pytest.raises(GroupbenchError, match="the run needs NVIDIA"):
         batches.measure(_with(batch, hardware="NVIDIA *"))
 
 
-def test_a_worker_that_lacks_a_plugin_says_who_lacks_it() -> None:
+def test_a_missing_plugin_error_names_the_worker() -> None:
     (batch,) = batches.batches([cells.job(plugins=("my_kernels.mine",))], cells.RUN, 20.0, batches.code())
     with pytest.raises(GroupbenchError, match=f"^the worker on {platform.node()} cannot .*'my_kernels.mine' does not"):
         batches.measure(batch)
 
 
 def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Opening a GPU three times for every shape took four of five seconds of a night."""
+    """Otherwise most of a night goes into opening the GPU three times for every shape."""
     begun: list[Any] = []
 
     class Counted(executor.Worker):
@@ -164,7 +166,7 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
     deadline = time.monotonic() + 20
     while any(worker._process.is_alive() for worker in begun) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(worker._process.is_alive() for worker in begun)  # nobody asked for more
+    assert not any(worker._process.is_alive() for worker in begun)  # no batch came within IDLE_S
     monkeypatch.setattr(batches, "IDLE_S", 60.0)
     batches.measure(first)
     other = msgspec.structs.replace(cells.RUN, id="another")
@@ -185,7 +187,7 @@ def _with(batch: Any, **changes: Any) -> Any:
 
 
 class Scripted:
-    """A fleet whose futures are what a test says."""
+    """A fleet whose futures have the outcomes that a test passes."""
 
     cards = (cells.card("a"),)
 
@@ -213,31 +215,31 @@ FATES = {
     "died twice": (WorkerDied("its worker died on a and then b"), "error", "its worker died on a and then b"),
     "budget": (NotReached("not begun within the budget"), "skipped", "not begun within the budget"),
     "refused": (GroupbenchError("other code"), "error", "other code"),
-    "the engine's own": (KeyError("x"), "error", "KeyError: 'x'"),
-    "what no record holds": (GroupbenchError("a\n\udcff"), "error", r"a / \udcff"),
+    "an exception of the engine": (KeyError("x"), "error", "KeyError: 'x'"),
+    "an unencodable message": (GroupbenchError("a\n\udcff"), "error", r"a / \udcff"),
     "not reached": (NotReached("a \udcff"), "skipped", r"a \udcff"),
 }
 
 
 @pytest.mark.parametrize(("outcome", "status", "message"), FATES.values(), ids=FATES)
-def test_every_cell_has_a_record_whatever_becomes_of_its_batch(outcome: object, status: str, message: str) -> None:
+def test_every_cell_has_a_record_for_every_outcome_of_its_batch(outcome: object, status: str, message: str) -> None:
     fleet = Scripted(True, outcome)
-    found = list(drive.records(fleet, cells.work(2), Progress()))
-    assert sorted(r.cell.shape for r in found) == ["G=1,M_g=1,N=4,K=4"] * 2 + ["G=1,M_g=2,N=4,K=4"] * 2
-    assert {(r.status, r.message) for r in found if r.cell.shape.startswith("G=1,M_g=2")} == {(status, message)}
-    assert [decode(encode(record)) for record in found] == found
+    records = list(drive.records(fleet, cells.work(2), Progress()))
+    assert sorted(r.cell.shape for r in records) == ["G=1,M_g=1,N=4,K=4"] * 2 + ["G=1,M_g=2,N=4,K=4"] * 2
+    assert {(r.status, r.message) for r in records if r.cell.shape.startswith("G=1,M_g=2")} == {(status, message)}
+    assert [decode(encode(record)) for record in records] == records
     assert fleet.closed is False
 
 
-def test_an_interrupt_keeps_what_came_and_names_the_rest_skipped() -> None:
+def test_an_interrupt_keeps_finished_records_and_skips_the_rest() -> None:
     fleet = Scripted(True, None, None)
-    found: list[Record] = []
+    records: list[Record] = []
     with pytest.raises(KeyboardInterrupt):
         produced = drive.records(fleet, cells.work(3), Progress())
-        found.append(next(produced))
-        found.append(produced.throw(KeyboardInterrupt))
-        found.extend(produced)
-    assert [(r.cell.backend, r.status) for r in found] == [
+        records.append(next(produced))
+        records.append(produced.throw(KeyboardInterrupt))
+        records.extend(produced)
+    assert [(r.cell.backend, r.status) for r in records] == [
         ("torch_loop", "ok"),
         ("torch_grouped_mm", "ok"),
         *[("torch_loop", "skipped"), ("torch_grouped_mm", "skipped")] * 2,
@@ -249,18 +251,18 @@ def test_an_interrupt_keeps_what_came_and_names_the_rest_skipped() -> None:
 
 
 def on(number: int, measure: Callable[..., Any], **options: Any) -> list[Record]:
-    found = local.slots(",".join(map(str, range(number))), "cpu")
-    found = [local.Slot(s.name, s.device, {"CUDA_VISIBLE_DEVICES": s.name}, s.processors) for s in found]
+    slots = local.slots(",".join(map(str, range(number))), "cpu")
+    slots = [local.Slot(s.name, s.device, {"CUDA_VISIBLE_DEVICES": s.name}, s.processors) for s in slots]
     return list(
         drive.records(
-            local.LocalFleet(found, measure=measure, look=cells.look_at_slot, **options), cells.work(8), Progress()
+            local.LocalFleet(slots, measure=measure, look=cells.look_at_slot, **options), cells.work(8), Progress()
         )
     )
 
 
 @pytest.fixture(autouse=True)
-def findable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What is measured here can be imported by the processes; no torch is needed to look at a card."""
+def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the processes import the fake cells, which need no torch."""
     here = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
@@ -268,40 +270,39 @@ def findable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def test_each_slot_is_a_process_of_its_own_with_its_own_environment() -> None:
-    found = on(2, cells.instant)
-    assert len({(r.cell.shape, r.cell.backend) for r in found}) == len(found) == 16
-    where = {(r.environment.host or "").split(" ", 1)[1] for r in found}
-    assert where == {"cpu 0", "cpu 1"}
-    assert len({r.environment.host for r in found}) == 2
-    by_shape = {
-        shape: {r.environment.host for r in found if r.cell.shape == shape} for shape in {r.cell.shape for r in found}
-    }
+    records = on(2, cells.instant)
+    assert len({(r.cell.shape, r.cell.backend) for r in records}) == len(records) == 16
+    assert {(r.environment.host or "").split(" ", 1)[1] for r in records} == {"cpu 0", "cpu 1"}
+    assert len({r.environment.host for r in records}) == 2
+    by_shape: dict[str, set[str | None]] = {}
+    for record in records:
+        by_shape.setdefault(record.cell.shape, set()).add(record.environment.host)
     assert all(len(hosts) == 1 for hosts in by_shape.values())
 
 
 def test_a_batch_whose_worker_dies_is_measured_again_elsewhere() -> None:
-    found = on(2, cells.dies_once)
-    assert [r.status for r in found] == ["ok"] * 16
+    records = on(2, cells.dies_once)
+    assert [r.status for r in records] == ["ok"] * 16
 
 
 def test_a_batch_that_kills_two_workers_is_an_error_that_names_them() -> None:
-    found = on(2, cells.dies)
-    bad = [r for r in found if r.status != "ok"]
-    assert len(found) == 16
+    records = on(2, cells.dies)
+    bad = [r for r in records if r.status != "ok"]
+    assert len(records) == 16
     assert {(r.cell.shape, r.status) for r in bad} == {("G=1,M_g=3,N=4,K=4", "error")}
     assert all((r.message or "").startswith("its worker died on cpu ") for r in bad)
     assert all("cpu 0" in (r.message or "") and "cpu 1" in (r.message or "") for r in bad)
 
 
-def test_what_has_not_begun_within_the_budget_is_skipped() -> None:
+def test_batches_not_begun_within_the_budget_are_skipped() -> None:
     assert {r.status for r in on(1, cells.instant, budget_s=0)} == {"skipped"}
 
 
-def test_cells_are_measured_for_real() -> None:
+def test_a_fleet_measures_real_cells() -> None:
     fleet = local.LocalFleet(local.slots("0", "cpu"))
-    found = list(drive.records(fleet, cells.work(1), Progress()))
-    assert [r.status for r in found] == ["ok", "ok"]
-    assert all(r.latency is not None and r.latency.timing == "cpu" for r in found)
+    records = list(drive.records(fleet, cells.work(1), Progress()))
+    assert [r.status for r in records] == ["ok", "ok"]
+    assert all(r.latency is not None and r.latency.timing == "cpu" for r in records)
 
 
 def test_a_client_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
@@ -325,7 +326,7 @@ def test_a_client_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
         if not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
             return
         time.sleep(0.05)
-    pytest.fail("the process goes on")
+    pytest.fail("the process is still running")
 
 
 # --- GPUs -------------------------------------------------------------------------------------------------------------
@@ -342,49 +343,49 @@ GPUS = {
 }
 
 
-@pytest.mark.parametrize(("asked", "expected"), GPUS.values(), ids=GPUS)
-def test_gpus_are_those_that_are_visible(asked: str, expected: list[str], four: None) -> None:
-    found = local.slots(asked, "cuda")
-    assert [dict(slot.variables) for slot in found] == [{"CUDA_VISIBLE_DEVICES": name} for name in expected]
-    shares = [processor for slot in found for processor in slot.processors]
+@pytest.mark.parametrize(("gpus", "expected"), GPUS.values(), ids=GPUS)
+def test_gpus_are_numbered_among_the_visible_ones(gpus: str, expected: list[str], four: None) -> None:
+    slots = local.slots(gpus, "cuda")
+    assert [dict(slot.variables) for slot in slots] == [{"CUDA_VISIBLE_DEVICES": name} for name in expected]
+    shares = [processor for slot in slots for processor in slot.processors]
     assert len(shares) == len(set(shares))
 
 
-@pytest.mark.parametrize("asked", ["4", "a", "-1", "", "0,", "0 1"])
-def test_gpus_that_are_not_there(asked: str, four: None) -> None:
+@pytest.mark.parametrize("gpus", ["4", "a", "-1", "", "0,", "0 1"])
+def test_unknown_gpus_are_refused(gpus: str, four: None) -> None:
     with pytest.raises(UsageError, match="--gpus"):
-        local.slots(asked, "cuda")
+        local.slots(gpus, "cuda")
 
 
 @pytest.mark.parametrize(("visible", "here"), [("3", "1 GPU here"), ("3,4", "2 GPUs here")])
-def test_how_many_gpus_there_are(visible: str, here: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_for_a_gpu_number_counts_the_gpus(visible: str, here: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    with pytest.raises(UsageError, match=f"there is no GPU 7, but {here}, numbered from 0"):
+    with pytest.raises(UsageError, match=f"GPU 7 does not exist: {here}, numbered from 0"):
         local.slots("7", "cuda")
 
 
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_a_gpu_named_twice_is_named(device: str, four: None) -> None:
+def test_a_gpu_named_twice_is_refused(device: str, four: None) -> None:
     with pytest.raises(UsageError, match=r"^--gpus 1,0,2,00 names 0 twice"):
         local.slots("1,0,2,00", device)
 
 
-@pytest.mark.parametrize("asked", ["all", "0"])
-def test_no_gpu_is_visible(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gpus", ["all", "0"])
+def test_no_gpu_is_visible(gpus: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(UsageError, match=f"^--gpus {asked}: there is no GPU here.* --device cpu"):
-        local.slots(asked, "cuda")
+    with pytest.raises(UsageError, match=f"^--gpus {gpus}: no GPU is visible.* --device cpu"):
+        local.slots(gpus, "cuda")
 
 
-@pytest.mark.parametrize("asked", [None, "0,1"])
-def test_workers_are_cpus_only_where_that_was_asked_for(asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as on a host without one
+@pytest.mark.parametrize("gpus", [None, "0,1"])
+def test_workers_use_cpus_only_on_request(gpus: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as on a host without a GPU
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(local, "_card", cells.look_at_slot)
-    with pytest.raises(UsageError, match="no GPU here that torch sees; --device cpu"):
-        local.look(asked, "auto")
-    found = local.look(asked, "cpu")
-    assert [slot.name for slot, _ in found] == [f"cpu {n}" for n in (asked or "0").split(",")]
+    with pytest.raises(UsageError, match="torch sees no GPU here; --device cpu"):
+        local.look(gpus, "auto")
+    slots = [slot for slot, _ in local.look(gpus, "cpu")]
+    assert [slot.name for slot in slots] == [f"cpu {n}" for n in (gpus or "0").split(",")]
 
 
 def test_a_plan_takes_all_gpus_and_a_table_one(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +411,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
         lock.release()
 
 
-def test_a_card_is_locked_unless_the_night_around_holds_it(gpu: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_card_is_locked_unless_its_nightly_run_holds_the_lock(gpu: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     local._lock(gpu)
     with pytest.raises(alone.Busy, match="GPU-x"):
         local._lock(gpu)
@@ -418,19 +419,19 @@ def test_a_card_is_locked_unless_the_night_around_holds_it(gpu: Card, monkeypatc
     local._lock(gpu)
 
 
-def test_a_busy_card_is_left_out_aloud_unless_it_was_named(gpu: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_card_is_skipped_with_a_message_unless_it_was_named(gpu: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     def lock(card: Card) -> None:
         if card.name == "cpu 0":
             raise alone.Busy("cpu 0 is measured on by another")
 
     monkeypatch.setattr(local, "_lock", lock)
-    found, said = local.slots("0,1", "cpu"), []
-    fleet = local.LocalFleet(found, named=False, say=said.append, look=cells.look_at_slot)
+    slots, messages = local.slots("0,1", "cpu"), []
+    fleet = local.LocalFleet(slots, named=False, say=messages.append, look=cells.look_at_slot)
     fleet.close()
     assert [card.name for card in fleet.cards] == ["cpu 1"]
-    assert said == ["left out: GPU cpu 0: cpu 0 is measured on by another"]
+    assert messages == ["skipped GPU cpu 0: cpu 0 is measured on by another"]
     with pytest.raises(alone.Busy):
-        local.LocalFleet(found, look=cells.look_at_slot)
+        local.LocalFleet(slots, look=cells.look_at_slot)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
@@ -438,7 +439,7 @@ def test_a_busy_card_is_left_out_aloud_unless_it_was_named(gpu: Card, monkeypatc
 COMMAND = ("--host", "builtin", "--device", "cpu", "--op", "canary", "--bursts", "1", "--samples", "1")
 
 
-def test_the_command_measures_on_two_and_goes_on(tritonbench: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_command_measures_on_two_cards_and_resumes(tritonbench: Callable[..., Any], tmp_path: Path) -> None:
     records = tmp_path / "r.jsonl"
     arguments = (*COMMAND, "--gpus", "0,1", "--commit", "abcdef12", "--records", records)
     done = tritonbench(*arguments)
@@ -454,7 +455,7 @@ def test_the_command_measures_on_two_and_goes_on(tritonbench: Callable[..., Any]
     assert len({resume.key_of_cell(r.cell) for _, r in read(again)}) == len(again) == 2
 
 
-def test_a_fleets_run_is_gone_on_with_on_other_cards_but_not_with_other_software(
+def test_a_fleets_run_resumes_on_other_cards_but_not_with_other_software(
     make: Callable[..., Record], tmp_path: Path
 ) -> None:
     path = tmp_path / "r.jsonl"
@@ -467,8 +468,8 @@ def test_a_fleets_run_is_gone_on_with_on_other_cards_but_not_with_other_software
     run = msgspec.structs.replace(record.run, started=datetime.now(UTC))
     path.write_bytes(encode(msgspec.structs.replace(record, environment=measured, run=run)))
     elsewhere = msgspec.structs.replace(measured, gpu_uuid="GPU-b", host="two")
-    found = resume.go_on(path, run.commit, elsewhere, None, fleet=True)
-    assert found is not None and len(found[1]) == 1
+    resumed = resume.go_on(path, run.commit, elsewhere, None, fleet=True)
+    assert resumed is not None and len(resumed[1]) == 1
     with pytest.raises(resume.CannotResume):
         resume.go_on(path, run.commit, elsewhere, None)
     with pytest.raises(resume.CannotResume, match="torch"):

@@ -1,4 +1,4 @@
-"""A fleet behind a Dask scheduler: workers as their command starts them, and what is lost when something dies."""
+"""A fleet behind a Dask scheduler: its workers, started by their command, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ import fleet_marks as marks  # noqa: E402
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[marks.Engine]:
-    """A scheduler and two workers, as their commands start them."""
+    """Start a scheduler and two workers by their commands."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("engine")
         patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
         patch.setenv("FLEET_MARK", str(folder / "mark"))
-        with marks.engine() as found:
-            yield found
+        with marks.engine() as started:
+            yield started
 
 
 def measure(engine: marks.Engine, kind: Callable[..., Any], number: int = 8, **options: Any) -> list[Any]:
@@ -44,10 +44,10 @@ def measure(engine: marks.Engine, kind: Callable[..., Any], number: int = 8, **o
     return list(drive.records(fleet, cells.work(number), Progress()))
 
 
-def test_every_cell_once_on_two_workers(engine: marks.Engine) -> None:
-    found = measure(engine, cells.instant, 20)
-    assert len({(r.cell.shape, r.cell.backend) for r in found}) == len(found) == 40
-    assert len({r.environment.host for r in found}) == 2
+def test_every_cell_is_measured_once_on_two_workers(engine: marks.Engine) -> None:
+    records = measure(engine, cells.instant, 20)
+    assert len({(r.cell.shape, r.cell.backend) for r in records}) == len(records) == 40
+    assert len({r.environment.host for r in records}) == 2
 
 
 def test_a_batch_whose_worker_dies_is_measured_again(engine: marks.Engine) -> None:
@@ -56,19 +56,20 @@ def test_a_batch_whose_worker_dies_is_measured_again(engine: marks.Engine) -> No
 
 def test_a_batch_that_kills_two_workers_is_an_error_that_names_them(engine: marks.Engine) -> None:
     engine.start()
-    found = measure(engine, cells.dies)
-    assert len(found) == 16
-    assert {(r.cell.shape, r.status) for r in found if r.status != "ok"} == {("G=1,M_g=3,N=4,K=4", "error")}
-    assert all("its worker died on " in (r.message or "") for r in found if r.status != "ok")
+    records = measure(engine, cells.dies)
+    failed = [r for r in records if r.status != "ok"]
+    assert len(records) == 16
+    assert {(r.cell.shape, r.status) for r in failed} == {("G=1,M_g=3,N=4,K=4", "error")}
+    assert all("its worker died on " in (r.message or "") for r in failed)
 
 
-def test_hardware_that_nobody_has(engine: marks.Engine) -> None:
+def test_hardware_that_no_worker_has_is_refused(engine: marks.Engine) -> None:
     engine.start()
     with pytest.raises(UsageError, match=r"--hardware NVIDIA H100\*: the workers have "):
         dask.DaskFleet(engine.address, "cpu", "NVIDIA H100*", look=cells.look)
 
 
-def test_workers_on_cpus_are_not_for_a_client_that_wants_gpus(engine: marks.Engine) -> None:
+def test_cpu_workers_are_refused_if_the_client_needs_gpus(engine: marks.Engine) -> None:
     engine.start()
     with pytest.raises(UsageError, match=rf"the workers of {engine.address} are CPUs: --device cpu measures on them"):
         dask.DaskFleet(engine.address, "cuda")
@@ -77,18 +78,20 @@ def test_workers_on_cpus_are_not_for_a_client_that_wants_gpus(engine: marks.Engi
 def test_workers_without_a_plugin_are_refused(
     engine: marks.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It can be imported here, but not where the workers were started."""
+    """The client can import the plugin, but the workers cannot."""
     engine.start()
     (tmp_path / "only_here.py").write_text("BACKENDS = []")
     monkeypatch.syspath_prepend(str(tmp_path))
-    says = r"^worker .* and 1 more: plugin 'only_here.BACKENDS' does not load: ModuleNotFoundError.*; start workers in "
-    with pytest.raises(UsageError, match=says):
+    message = (
+        r"^worker .* and 1 more: plugin 'only_here.BACKENDS' does not load: ModuleNotFoundError.*; start workers in "
+    )
+    with pytest.raises(UsageError, match=message):
         dask.DaskFleet(engine.address, "cpu", look=cells.look, plugins=("only_here.BACKENDS",))
     dask.DaskFleet(engine.address, "cpu", look=cells.look, plugins=("faulty_backends.BACKENDS",)).close()
 
 
-def test_the_command_of_the_client_says_which_plugins(engine: marks.Engine, tmp_path: Path) -> None:
-    """As its user types it, in a folder with a plugin that the workers do not have."""
+def test_the_clients_command_reports_a_plugin_that_workers_lack(engine: marks.Engine, tmp_path: Path) -> None:
+    """Run the command in a folder with a plugin that the workers do not have."""
     engine.start()
     (tmp_path / "only_here.py").write_text("BACKENDS = []")
     command = [sys.executable, "-m", "groupbench.operators", "--op", "canary", "--device", "cpu", "--host", "builtin"]
@@ -98,13 +101,11 @@ def test_the_command_of_the_client_says_which_plugins(engine: marks.Engine, tmp_
     assert "plugin 'only_here.BACKENDS' does not load" in done.stderr
 
 
-def test_what_has_not_begun_within_the_budget_is_skipped(engine: marks.Engine) -> None:
+def test_batches_not_begun_within_the_budget_are_skipped(engine: marks.Engine) -> None:
     assert {r.status for r in measure(engine, cells.instant, budget_s=0)} == {"skipped"}
 
 
-def test_a_scheduler_that_goes_leaves_the_rest_skipped_and_a_resumed_run_measures_it(
-    engine: marks.Engine, tmp_path: Path
-) -> None:
+def test_a_resumed_run_measures_the_cells_skipped_when_the_scheduler_died(engine: marks.Engine, tmp_path: Path) -> None:
     engine.start()
     records = tmp_path / "r.jsonl"
     first = marks._client(engine, records, 80, pause=True)
@@ -143,34 +144,34 @@ def test_cards_of_one_kind_and_this_code_are_used() -> None:
     assert usable(card("b"), card("a")) == ["a", "b"]
     assert usable(card("a", "X 1"), card("b", "Y 1"), hardware="X*") == ["a"]
     with pytest.raises(
-        UsageError, match=r"on each host: python -m groupbench\.operators\.fleet\.worker tcp://head:8786"
+        UsageError, match=r"on each host, run: python -m groupbench\.operators\.fleet\.worker tcp://head:8786"
     ):
         usable()
-    with pytest.raises(UsageError, match="X, Y; say by --hardware"):
+    with pytest.raises(UsageError, match="X, Y; choose one with --hardware"):
         usable(card("a", "X"), card("b", "Y"))
-    with pytest.raises(UsageError, match="b and 1 more runs other code"):
+    with pytest.raises(UsageError, match="different code on worker b and 1 more;"):
         usable(card("a"), card("b", code="x"), card("c", code="x"))
 
 
-def test_a_worker_is_found_by_its_model_and_by_itself() -> None:
+def test_a_workers_resources_name_its_model_and_itself() -> None:
     from groupbench.operators.fleet.local import Slot
 
-    found = worker.options(Slot("3", "cuda", {"CUDA_VISIBLE_DEVICES": "3"}), card("GPU-a", "NVIDIA H100 80GB HBM3"))
-    assert found["resources"] == {"GPU": 1, "NVIDIA H100 80GB HBM3": 1, found["name"]: 1}
-    assert found["env"] == {"CUDA_VISIBLE_DEVICES": "3"}
-    assert found["nthreads"] == 1
+    options = worker.options(Slot("3", "cuda", {"CUDA_VISIBLE_DEVICES": "3"}), card("GPU-a", "NVIDIA H100 80GB HBM3"))
+    assert options["resources"] == {"GPU": 1, "NVIDIA H100 80GB HBM3": 1, options["name"]: 1}
+    assert options["env"] == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert options["nthreads"] == 1
 
 
-def test_workers_for_the_device_are_asked_and_no_others() -> None:
-    found = {"tcp://a:1": "cuda", "tcp://b:1": "cpu", "tcp://c:1": "cuda"}
-    assert dask._for_device(found, "cuda", "tcp://head:8786") == ["tcp://a:1", "tcp://c:1"]
-    assert dask._for_device(found, "cpu", "tcp://head:8786") == ["tcp://b:1"]
+def test_only_workers_for_the_device_are_used() -> None:
+    devices = {"tcp://a:1": "cuda", "tcp://b:1": "cpu", "tcp://c:1": "cuda"}
+    assert dask._for_device(devices, "cuda", "tcp://head:8786") == ["tcp://a:1", "tcp://c:1"]
+    assert dask._for_device(devices, "cpu", "tcp://head:8786") == ["tcp://b:1"]
     assert dask._for_device({}, "cuda", "tcp://head:8786") == []
-    with pytest.raises(UsageError, match=r"are GPUs: leave --device cpu out .*worker tcp://head:8786 --device cpu$"):
+    with pytest.raises(UsageError, match=r"are GPUs: omit --device cpu .*worker tcp://head:8786 --device cpu$"):
         dask._for_device({"tcp://a:1": "cuda"}, "cpu", "tcp://head:8786")
 
 
-def test_a_worker_says_what_it_was_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_reports_the_device_it_was_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert dask.device_here() == "cuda"
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -184,33 +185,33 @@ ADDRESSES = {
     "no number": ("tcp://a:x", "'x'"),
     "port 0": ("tcp://a:0", "port 0 is not"),
     "a port too large": ("a:99999", "port 99999 is not"),
-    "no host": ("tcp://:8786", "names no host"),
+    "no host": ("tcp://:8786", "the host is missing"),
     "of this process alone": ("inproc://x/1", "inproc"),
 }
 
 
-@pytest.mark.parametrize(("address", "says"), ADDRESSES.values(), ids=ADDRESSES)
-def test_an_address_is_looked_at_before_there_is_a_client(
-    address: str, says: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("address", "reason"), ADDRESSES.values(), ids=ADDRESSES)
+def test_an_address_is_checked_before_a_client_is_made(
+    address: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import distributed
 
     def client(*args: Any, **options: Any) -> None:
-        pytest.fail("a client was made, which waits 30 s when it is let go")
+        pytest.fail("a client was made, which takes 30 s to close")
 
     monkeypatch.setattr(distributed, "Client", client)
-    with pytest.raises(UsageError, match=r"is no scheduler's address .*give one such as tcp://head:8786") as caught:
+    with pytest.raises(UsageError, match=r"is not a scheduler's address .*pass one such as tcp://head:8786") as caught:
         dask.DaskFleet(address, "cpu")
-    assert says in str(caught.value)
+    assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize("address", ["tcp://head:8786", "head:8786", "tls://10.0.0.1:1", "tcp://[::1]:65535"])
-def test_addresses_that_can_be(address: str) -> None:
+def test_valid_addresses_are_accepted(address: str) -> None:
     dask.check_address(address)
 
 
 def worker_command(*arguments: str) -> tuple[int, str]:
-    """Exit code and standard error of the workers' command, on a host without a GPU."""
+    """Run the workers' command as on a host without a GPU. Return the exit code and standard error."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "groupbench.operators.fleet.worker", *arguments],
@@ -221,22 +222,22 @@ def worker_command(*arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_host_without_a_gpu_says_how_to_try_workers_out() -> None:
-    code, said = worker_command("tcp://127.0.0.1:1")
-    assert (code, said.count("\n")) == (2, 1)
-    assert "there is no GPU here that torch sees; --device cpu" in said
-    code, said = worker_command("udp://a:1")
-    assert (code, said.count("\n")) == (2, 1)
-    assert "'udp://a:1' is no scheduler's address" in said
+def test_the_worker_command_without_a_gpu_suggests_the_cpu() -> None:
+    code, errors = worker_command("tcp://127.0.0.1:1")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "torch sees no GPU here; --device cpu" in errors
+    code, errors = worker_command("udp://a:1")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "'udp://a:1' is not a scheduler's address" in errors
 
 
-def test_the_workers_help_says_what_its_numbers_are() -> None:
+def test_the_workers_help_explains_gpus_on_a_cpu() -> None:
     command = [sys.executable, "-m", "groupbench.operators.fleet.worker", "--help"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert "on a CPU, 0,1 tries two workers out [0]" in " ".join(said.split())
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "on a CPU, 0,1 starts two workers as a trial [0]" in " ".join(text.split())
 
 
-def test_no_scheduler_is_a_usage_error() -> None:
+def test_bad_gpu_numbers_are_a_usage_error() -> None:
     done = subprocess.run(
         [
             sys.executable,
@@ -251,4 +252,4 @@ def test_no_scheduler_is_a_usage_error() -> None:
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stderr) == (2, "groupbench: --gpus 'a' is neither all nor numbers by comma\n")
+    assert (done.returncode, done.stderr) == (2, "groupbench: --gpus 'a' is neither all nor numbers joined by commas\n")

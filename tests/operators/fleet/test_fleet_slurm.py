@@ -1,4 +1,4 @@
-"""Job arrays through submitit, whose own executor stands in for a cluster."""
+"""Job arrays through submitit, with its local executor instead of a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import fleet_cells as cells  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def findable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     here = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
     monkeypatch.setenv("FLEET_MARK", str(tmp_path / "mark"))
@@ -29,43 +29,44 @@ def findable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def measure(kind: Any, tmp_path: Path, number: int = 4, **options: Any) -> list[Any]:
-    found = slurm.SlurmFleet(slurm.executor(tmp_path, "cpu", {"cluster": "local"}), measure=kind, **options)
-    return list(drive.records(found, cells.work(number), Progress()))
+    fleet = slurm.SlurmFleet(slurm.executor(tmp_path, "cpu", {"cluster": "local"}), measure=kind, **options)
+    return list(drive.records(fleet, cells.work(number), Progress()))
 
 
 def test_batches_are_jobs_of_an_array(tmp_path: Path) -> None:
-    found = measure(cells.instant, tmp_path, 5, max_array=2)
-    assert len({(r.cell.shape, r.cell.backend) for r in found}) == len(found) == 10
-    assert len({r.environment.host for r in found}) == 2
+    records = measure(cells.instant, tmp_path, 5, max_array=2)
+    assert len({(r.cell.shape, r.cell.backend) for r in records}) == len(records) == 10
+    assert len({r.environment.host for r in records}) == 2
 
 
 def test_a_job_that_dies_is_measured_again_once(tmp_path: Path) -> None:
     assert {r.status for r in measure(cells.dies_once, tmp_path)} == {"ok"}
-    found = measure(cells.dies, tmp_path, max_array=4)
-    assert {(r.cell.shape, r.status) for r in found if r.status != "ok"} == {("G=1,M_g=3,N=4,K=4", "error")}
-    assert len(found) == 8
-    assert all("SLURM jobs died of it twice" in (r.message or "") for r in found if r.status != "ok")
+    records = measure(cells.dies, tmp_path, max_array=4)
+    failed = [r for r in records if r.status != "ok"]
+    assert {(r.cell.shape, r.status) for r in failed} == {("G=1,M_g=3,N=4,K=4", "error")}
+    assert len(records) == 8
+    assert all("two SLURM jobs died" in (r.message or "") for r in failed)
 
 
-def test_what_one_batch_raises_is_no_others_fate(tmp_path: Path) -> None:
+def test_an_exception_fails_only_its_own_batch(tmp_path: Path) -> None:
     assert {(r.status, (r.message or "")[:9]) for r in measure(cells.refuses, tmp_path, 2)} == {("error", "not here:")}
     assert {r.status for r in measure(cells.instant, tmp_path, 1, budget_s=-1)} == {"skipped"}
 
 
-def test_chunks_hold_every_batch_once_and_are_even() -> None:
+def test_chunks_are_even_and_contain_every_batch_once() -> None:
     chunks = slurm._chunks(cells.work(10), 3)
     assert sorted(n for chunk in chunks for n in chunk) == list(range(10))
     assert sorted(map(len, chunks)) == [3, 3, 4]
     assert slurm._chunks(cells.work(2), 1000) == [[0], [1]]
 
 
-SAID = {
+PARAMETERS = {
     "local": ("local", {"cluster": "local"}),
     "a partition": ("partition=gpu,timeout_min=60", {"partition": "gpu", "timeout_min": 60}),
 }
 
 
-@pytest.mark.parametrize(("text", "expected"), SAID.values(), ids=SAID)
+@pytest.mark.parametrize(("text", "expected"), PARAMETERS.values(), ids=PARAMETERS)
 def test_parameters(text: str, expected: dict[str, Any]) -> None:
     assert slurm.parameters(text) == expected
 
@@ -82,8 +83,8 @@ def test_no_slurm_here_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.Monk
         slurm.executor(tmp_path, "cuda", {"partition": "gpu"})
 
 
-def test_local_jobs_measure_on_what_this_machine_has(tmp_path: Path) -> None:
-    """As its user types it, where there may be no GPU."""
+def test_local_jobs_measure_on_this_machine(tmp_path: Path) -> None:
+    """Run the command of a user, on a machine with or without a GPU."""
     command = [sys.executable, "-m", "groupbench.operators", "--op", "grouped_gemm", "--host", "builtin"]
     command += ["--only", "torch_loop", "--shapes", "2,8,8,8", "--slurm", "local", "--bursts", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
