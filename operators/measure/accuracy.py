@@ -1,4 +1,4 @@
-"""Is the output right? Compared with a reference in higher precision, on memory that was poisoned beforehand."""
+"""Compare outputs with a reference in higher precision, after poisoning memory to reveal unwritten elements."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def judge(
     tolerance: Tolerance,
     local: float = 1.0,
 ) -> tuple[Accuracy, str | None]:
-    """Return the errors of an output in a cell of this dtype, and a text on what exceeds the tolerance, or None.
+    """Return the errors of an output in a cell of this dtype, and a text that names the exceeded tolerance, or None.
 
     local  limit for a row or block, in units of the tolerance's relative RMS
     Raises TypeError or ValueError if the output does not have the reference's shape and the operator's dtype.
@@ -120,7 +120,7 @@ def check_backend(
     seen: Seen | None = None,
     given: Given | None = None,
 ) -> tuple[Accuracy, str | None]:
-    """`check` against the tolerance of a backend of that name, in the dtype that the operator's outputs have."""
+    """Call `check` with the tolerance of the backend of that name and the dtype of the operator's outputs."""
     tolerance = tolerance_of(operator, backend, dtype).with_overrides(rtol, atol)
     decode = operator.decode
     if decode is not None:
@@ -168,7 +168,7 @@ def _sums(outputs: Mapping[str, Tensor]) -> dict[str, list[int]]:
 def _compare_each(
     outputs: Mapping[str, Tensor], reference: Tensor | Mapping[str, Tensor], tolerance: Tolerance, local: float = 1.0
 ) -> tuple[Accuracy, str | None]:
-    """`compare` of every output with its own reference: the worst of each number, the first problem and whose it is."""
+    """Compare every output with its own reference. Return the worst of each number, and the first named fault."""
     if not isinstance(reference, Mapping):
         return compare(outputs[""], reference, tolerance, local)
     errors = {name: compare(out, reference[name], tolerance, local) for name, out in outputs.items()}
@@ -194,7 +194,7 @@ def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
 
 
 def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0) -> tuple[Accuracy, str | None]:
-    """Return the errors of `out` [M, N] from `reference` [M, N], and a text on what exceeds the tolerance, or None."""
+    """Return the errors of `out` [M, N] from `reference` [M, N], and the exceeded tolerance as text, or None."""
     import torch
 
     if out.numel() == 0:
@@ -235,7 +235,7 @@ def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float =
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Within, floating-point tensors that Python code allocates without filling them hold NaN."""
+    """Fill floating-point tensors that Python code allocates in this context, but does not initialize, with NaN."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -265,7 +265,7 @@ def poisoned() -> Iterator[None]:
 
 
 def _outputs(out: Any, reference: Tensor | Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, Tensor]:
-    """Outputs by the reference's names; the name of a lone one is empty."""
+    """Return outputs by the reference's names; the name of a single output is empty."""
     if not isinstance(reference, Mapping):
         return {"": _output(out, reference, dtype)}
     if not isinstance(out, (tuple, list)):
@@ -276,7 +276,7 @@ def _outputs(out: Any, reference: Tensor | Mapping[str, Tensor], dtype: torch.dt
 
 
 def _output(out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """The output as one [M, N] tensor; a list of each group's is put together."""
+    """Return the output as one [M, N] tensor; a list of one tensor per group is concatenated."""
     import torch
 
     if isinstance(out, (list, tuple)) and out and all(isinstance(part, torch.Tensor) for part in out):

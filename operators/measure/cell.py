@@ -123,13 +123,13 @@ class Restored(msgspec.Struct, frozen=True, tag=True):
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """Answer to whatever has no other."""
+    """Answer to requests without a result."""
 
     what: str
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """Any answer may be this instead: the cell is over."""
+    """Answer to any request that failed, after which the cell is over."""
 
     status: str  # error, oom, unavailable
     message: str
@@ -240,7 +240,7 @@ class _Cell:
         self.kept: list[tuple[int, str, list[Any]]] | None = None
 
     def load(self) -> Done:
-        """Open the device, make the inputs: nothing of it is timed."""
+        """Open the device and make the inputs. None of this is timed."""
         job = self.job
         self.shape = job.shape_of(self.operator)
         self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
@@ -334,7 +334,7 @@ class _Cell:
         return Done("forgotten")
 
     def restore(self) -> Restored:
-        """Give the inputs their first values again, and look whether a backend has changed any."""
+        """Restore the first values of the inputs, and check whether a backend has changed any."""
         self.moves.set(None)
         changed = self.given.misuse()
         return Restored(f"after its timed runs: {changed}" if changed else seal.problem())
@@ -384,7 +384,7 @@ class _Cell:
         return Burst(tuple(samples), self.nvml.telemetry() if self.nvml else None, len(kept.kept), problem)
 
     def show(self, number: int) -> Shown:
-        """The output of one of the timed calls of the last burst."""
+        """Return the output of one of the timed calls of the last burst."""
         assert self.kept
         step, form, parts = self.kept[number]
         return Shown(exchange.send(form, parts, self.file, by_handle=True), step)

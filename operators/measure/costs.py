@@ -150,7 +150,7 @@ class Memory(Protocol):
     """The memory counters that `workspace_mib` needs: those of torch's allocator, and the device's free memory."""
 
     def allocated(self) -> int:
-        """Bytes of live tensors."""
+        """Return the bytes of live tensors."""
 
     def reset_peak(self) -> None:
         """Begin to look for the largest number of them."""
@@ -159,10 +159,10 @@ class Memory(Protocol):
         """The largest number of bytes of tensors since then."""
 
     def reserved(self) -> int:
-        """Bytes that torch holds of the device."""
+        """Return the bytes of the device that torch has reserved."""
 
     def used(self) -> int:
-        """Bytes that are used of the device, by whomever."""
+        """Return the used bytes of the device, including other processes."""
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""

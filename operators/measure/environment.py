@@ -113,8 +113,8 @@ def _cuda_of_torch() -> int | None:
     for folder in (torch and torch.submodule_search_locations) or ():
         with contextlib.suppress(OSError):
             text = (Path(folder) / "version.py").read_text(errors="replace")
-            found = re.search(r"^cuda\b.*= *['\"](\d+)\.", text, re.MULTILINE)
-            return int(found[1]) if found else None
+            match = re.search(r"^cuda\b.*= *['\"](\d+)\.", text, re.MULTILINE)
+            return int(match[1]) if match else None
     return None
 
 
@@ -123,7 +123,7 @@ def _succeeds(*arguments: str) -> bool:
 
 
 def detect(device: str) -> Environment:
-    """The environment of this process. Torch is asked, which opens the GPU where the device is "cuda"."""
+    """Return the environment of this process. This imports torch, and opens the GPU if the device is "cuda"."""
     facts: dict[str, Any] = {}
     if device == "cuda":
         import torch

@@ -1,4 +1,4 @@
-"""Exceptions of a backend as its author wants them: type, message, and the line of their file that raised."""
+"""Describe a backend's exception for its author: type, message, and the line of their file that raised it."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SUMMED = 1 << 22
-"""Elements that are summed at once."""
+"""Number of elements that are summed at once."""
 MIXING = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))
-"""Of Steele and others' SplitMix64 (2014): places become weights that add up to no others."""
+"""Constants of SplitMix64 (Steele et al., 2014), which turns positions into weights."""
 
 FEW = 3
-"""Inputs that a message names."""
+"""Number of inputs that a message names."""
 
 
 class Given:

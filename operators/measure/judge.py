@@ -93,7 +93,7 @@ class _Judge:
         self.reference: Any = None
 
     def gauge(self) -> Gauged:
-        """Time known work on the problem's device: other work there stretches it."""
+        """Time known work on the problem's device, which other work there slows down."""
         assert self.job is not None
         return Gauged(witness.stretch(self.job.device))
 
@@ -126,9 +126,10 @@ class _Judge:
     def compare(
         self, sent: Sent, path: str, at: At, row: str | None, rtol: float | None, atol: float | None, slack: float
     ) -> Judged:
-        """An output of a backend whose row of the tolerance table is `row`, for inputs that were `at`.
+        """Compare the output of a backend with the reference for inputs in the state `at`.
 
-        slack  by which the tolerance is multiplied
+        row    the backend's row of the tolerance table
+        slack  factor for the tolerance
         """
         assert self.job is not None
         job = self.job
@@ -145,7 +146,7 @@ class _Judge:
         return Judged(measured, problem)
 
     def _reference(self, at: At) -> Any:
-        """The reference for inputs that were `at`, computed once."""
+        """Return the reference for inputs in the state `at`, which is computed once."""
         assert self.job is not None
         if at != self.at:
             self.at = self.reference = None
@@ -163,7 +164,7 @@ class _Judge:
         return self.reference
 
     def unload(self) -> Done:
-        """Give the memory back."""
+        """Release the memory of the problem."""
         if self.job is not None:
             device = self.job.device
             self.__dict__.clear()
@@ -178,19 +179,19 @@ def _problem(job: Job) -> tuple[Any, ...]:
 
 
 def _operator(job: Job) -> Any:
-    """The operator, without the plugins' backends; a plugin is imported only where the operator itself is in one."""
+    """Return the operator without the plugins' backends. Imports a plugin only if it defines the operator."""
     alone = getattr(registry, "operator_alone", None)
     if alone is not None:
         return alone(job.operator, job.plugins).in_mode(job.mode)
-    own = getattr(registry, "catalog_operator", registry.get_operator)  # a tree from before operators were plugins
+    get = getattr(registry, "catalog_operator", registry.get_operator)  # a tree from before operators were plugins
     try:
-        return own(job.operator).in_mode(job.mode)
+        return get(job.operator).in_mode(job.mode)
     except UsageError:
         return registry.get_operator(job.operator, job.plugins).in_mode(job.mode)
 
 
 def _tolerance(operator: Any, row: str | None, dtype: str) -> Tolerance:
-    """The row of the table that a backend is held to. Raises ValueError for one of another dtype."""
+    """Return the tolerance in the backend's row of the table. Raises ValueError for a row of another dtype."""
     dtype_: str = operator.output_dtype(dtype)
     name = (row or "{dtype}").format(dtype=dtype_)
     table = TOLERANCES | dict(getattr(operator, "tolerances", {}))

@@ -28,7 +28,7 @@ from groupbench.tracker.record import Accuracy
 from groupbench.tracker.text.scratch import Scratch
 
 FIRST = At()
-"""Inputs as a seed alone makes them: those of a record's accuracy, which histories compare."""
+"""The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
 
 
 ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "restore": Restored}
@@ -112,7 +112,7 @@ class Live:
         return self.prepared is not None and self.prepared.timing == "interpreted"
 
     def ask(self, verb: str, *arguments: Any) -> Any:
-        """The answer of the verb's type, or a Failure, which is noted too."""
+        """Return the reply of the verb's type, or a Failure, which is also stored."""
         reply = self.worker.ask(Request(verb, arguments=arguments))
         if not isinstance(reply, (Failure, ANSWERS.get(verb, Done))):
             self.worker.kill()
@@ -120,7 +120,7 @@ class Live:
         return self.take(reply)
 
     def take(self, reply: Any) -> Any:
-        """The answer; a failure is noted too."""
+        """Return the reply; a failure is also stored."""
         if isinstance(reply, Failure):
             self.failure = reply
         return reply
@@ -239,12 +239,12 @@ class Live:
             with Scratch("cache") as folder:
                 begun = witness.now()
                 requests = (Request("adopt", self.job), Request("load"), Request("first", arguments=(str(folder),)))
-                answers = [answer for request in requests if not isinstance(answer := fresh.ask(request), Failure)]
+                replies = [reply for request in requests if not isinstance(reply := fresh.ask(request), Failure)]
                 took_ms = 1e3 * (witness.now() - begun)
         finally:
             fresh.close()
-        if len(answers) == len(requests) and isinstance(answers[-1], Costs):
-            self.metrics |= answers[-1].metrics | {"first_result_ms": took_ms}
+        if len(replies) == len(requests) and isinstance(replies[-1], Costs):
+            self.metrics |= replies[-1].metrics | {"first_result_ms": took_ms}
 
     def find_routing(self) -> bool:
         """Return whether the callable follows another routing in the same buffers; False if its routing is fixed.
@@ -287,16 +287,16 @@ class Live:
         return loaded if isinstance(loaded, Failure) else judge.ask(request)
 
     def _forget(self) -> None:
-        """On a GPU the outputs that were shown are memory that others want."""
+        """Free the GPU memory of outputs that were shown."""
         if self.failure is None and self.job.device == "cuda":
             self.ask("forget")
 
 
 def _draw(seed: int, among: int, most: int) -> list[int]:
-    """Numbers below `among`, each once: the same for all backends of a round, whose references then are the same."""
+    """Draw distinct numbers below `among`, the same for all backends of a round, so that they share references."""
     return random.Random(seed).sample(range(among), min(most, among))
 
 
 def median_ms(bursts: Sequence[Burst]) -> float:
-    """Median over bursts of each burst's median."""
+    """Return the median of the bursts' medians."""
     return statistics.median(statistics.median(burst.samples_ms) for burst in bursts)

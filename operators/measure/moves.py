@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 WINDOW_BYTES = {"cuda": 16 << 20, "cpu": 1 << 20}
-"""The part of an input that a step changes."""
+"""Bytes of an input that a step changes, by device."""
 
 SHARE = 8
 """In an input smaller than eight windows, an eighth is changed, so that sampling a few places misses most changes."""
 
 MOST = 6
-"""Inputs that one step changes."""
+"""Number of inputs that one step changes."""
 
 # dtype: (bits in all, sign, lower bits of the mantissa; the quiet bit of a NaN is not among them)
 _BITS = {

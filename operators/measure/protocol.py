@@ -30,7 +30,7 @@ MAX_LEAD_MS = 40.0
 ATTEMPTS = 4
 CPU_BURST_S = 0.25
 LEAST_ENQUEUED, MOST_ENQUEUED, ENQUEUE_S = 7, 60, 0.05
-"""Calls that the host's time of one is taken from."""
+"""Limits for the calls that measure the host's time of one call: fewest, most, and their total in seconds."""
 
 # Bound here before any plugin is imported, so that a backend that replaces them does not change a measurement.
 _now = time.perf_counter
@@ -48,7 +48,7 @@ class Protocol:
     idle_s: float = 0.3
     warm_s: float = 1.0
     cudagraph: bool = False
-    test_only: bool = False  # one sample says that a backend runs; it belongs to no series of latencies
+    test_only: bool = False  # one sample shows that a backend runs; it does not belong to a series of latencies
 
     def __post_init__(self) -> None:
         if self.name not in ("cooled", "sustained"):
@@ -76,10 +76,10 @@ class Watch:
     """Return whether a call came back while a thread that it had started was still running."""
 
     def before(self) -> None:
-        """Before each call, warm-ups included."""
+        """Run before each call, including warm-ups."""
 
     def warm(self, out: Any) -> None:
-        """After a warm-up."""
+        """Run after a warm-up."""
 
     def after(self, out: Any) -> None:
         """Run after a timed call, outside the timed interval. On a GPU it must not wait for the device."""
@@ -99,7 +99,7 @@ class GpuTimer:
         self.enqueue_ms = self.host_ms()
 
     def burst(self, watch: Watch | None = None) -> list[float]:
-        """Milliseconds of each run, the L2 overwritten before each.
+        """Return the milliseconds of each run, with the L2 overwritten before each.
 
         The GPU spins until the host has queued the burst, so that the GPU's work is timed: otherwise a call that takes
         longer to launch than to run would be timed by its launch. If the GPU starts a run before the host has queued
@@ -145,7 +145,7 @@ class GpuTimer:
             if len(clean) == samples:
                 break
         taken = (clean + late)[:samples]
-        # The event clock ticks in steps; an empty kernel may read 0, which is no latency.
+        # The event clock ticks in steps, so an empty kernel may read 0, which is not a valid latency.
         return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
 
     def witness(self, calls: int) -> list[float]:
@@ -232,7 +232,7 @@ PERSISTING_L2_LIMIT = 6
 
 
 def _reset_persisting_l2() -> None:
-    """Give back the part of the L2 that someone may have set apart for its own data, which no flush would reach."""
+    """Release the part of the L2 that a backend may have reserved for its own data, which a flush does not reach."""
     driver = _driver()
     if driver is not None:
         driver.cuCtxSetLimit(PERSISTING_L2_LIMIT, ctypes.c_size_t(0))

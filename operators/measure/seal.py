@@ -2,7 +2,7 @@
 
 The harness holds its own references to clocks, taken before any plugin is imported, so that replacing
 `time.perf_counter` does not change a measurement. A backend that replaces such a function, on purpose or by a test
-helper left in, is reported all the same: what else it changed is not known.
+helper left in, is still reported, because its other changes are unknown.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CUDA = ("synchronize", "current_stream", "default_stream", "set_stream", "stream
 TORCH = ("empty", "empty_like", "randint", "Generator", "Tensor", "equal", "no_grad", "is_tensor")
 BUILTINS = ("type", "isinstance", "len", "id", "getattr", "setattr", "min", "max", "sum", "range")
 OWN = ("_now", "_threads", "now")
-"""Names under which modules of the harness keep clocks of their own."""
+"""Names under which modules of the harness keep their own clocks."""
 STATISTICS = ("median", "mean", "fmean")
 PACKAGES = ("groupbench.operators.", "groupbench.tracker.record", "groupbench.tracker.physics")
-"""Of whose modules every function and every method is watched."""
+"""Packages in whose modules every function and method is watched."""
 
 _GONE = object()
 _first: dict[str, Any] = {}

@@ -46,7 +46,7 @@ from groupbench.operators.measure.worker import Judge, Worker, call
 from groupbench.tracker.exits import ExitCode
 
 LOOK = 4
-"""One burst in so many is judged."""
+"""One in this many bursts is judged."""
 
 
 class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -81,7 +81,7 @@ class Side:
         return call(list_cells, self._device, self._capability, selection)
 
     def offers(self, candidate: str, plugins: list[str]) -> list[dict[str, Any]]:
-        """The backends that a plugin adds to those of other plugins and of groupbench."""
+        """Return the backends that a plugin adds to those of other plugins and of groupbench."""
         return call(list_offers, candidate, tuple(plugins))
 
     def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
@@ -96,7 +96,7 @@ class Side:
         for request in (Request("adopt", self._job), Request("load")):
             reply = self._checker.ask(request)
             if isinstance(reply, Failure):
-                return self._answer(reply)
+                return self._end_on_failure(reply)
         self._held_to = self._as_held(cell)
         live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
         live.prepare()
@@ -106,7 +106,7 @@ class Side:
         if live.failure is None:
             live.ask("unload")
         if live.failure is not None:
-            self._answer(live.failure)
+            self._end_on_failure(live.failure)
             return live.failure
         assert live.prepared is not None
         self._is_right = live.problem is None
@@ -140,14 +140,14 @@ class Side:
         return "reloaded"
 
     def burst(self) -> list[float] | Failure:
-        """Samples in ms. A Failure where a call that was right in `prepare` is wrong when it is timed."""
+        """Return samples in ms, or a Failure if the output was right in `prepare` and is wrong when timed."""
         live = self._live
         if self._timed is None or live is None:
             return Failure("error", "asked to burst before anything was loaded")
         looked_at = self._is_right and (not live.bursts or secrets.randbelow(LOOK) == 0)
         taken = live.burst(new_secret(), secrets.randbits(31) if looked_at else None)
         if isinstance(taken, Failure):
-            self._answer(taken)
+            self._end_on_failure(taken)
             return taken
         if self._is_right and live.problem is not None:
             return Failure("wrong", live.problem)
@@ -181,9 +181,9 @@ class Side:
     def _ask(self, request: Request) -> Any:
         if self._timed is None:
             return Failure("error", f"asked to {request.verb} before anything was loaded")
-        return self._answer(self._timed.ask(request))
+        return self._end_on_failure(self._timed.ask(request))
 
-    def _answer(self, reply: Any) -> Any:
+    def _end_on_failure(self, reply: Any) -> Any:
         if isinstance(reply, Failure):
             self.end()
         return reply
@@ -250,7 +250,7 @@ def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
 
 
 def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]]:
-    """The candidate's backends: operator, name, and the operator's baseline; whether the operator is its own.
+    """Return the operator, name and baseline of the candidate's backends, and whether it defines the operator.
 
     Raises UsageError if it does not load.
     """
@@ -264,13 +264,13 @@ def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]
     ]
     answers = []
     for operator, backend in offers:
-        known = registry.get_operator(operator, (*plugins, candidate))
-        own = operator in registry.operator_names((*plugins, candidate)) and not registry.has_operator(
+        extended = registry.get_operator(operator, (*plugins, candidate))
+        defines = operator in registry.operator_names((*plugins, candidate)) and not registry.has_operator(
             operator, plugins
         )
-        if own and backend == known.baseline and len(offers) > 1:
+        if defines and backend == extended.baseline and len(offers) > 1:
             continue
-        answers.append({"operator": operator, "backend": backend, "baseline": known.baseline, "own": own})
+        answers.append({"operator": operator, "backend": backend, "baseline": extended.baseline, "own": defines})
     return answers
 
 
@@ -281,7 +281,7 @@ def _added(plugins: tuple[str, ...]) -> list[str]:
 
 
 def amounts(job: Job) -> tuple[int, int]:
-    """(operations, bytes) that the job's problem takes at least."""
+    """Return the smallest (operations, bytes) that the job's problem needs."""
     from groupbench.operators.registry import get_operator
 
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
@@ -346,7 +346,7 @@ def serve(side: Side, questions: Any, answers: Any) -> None:
 
 
 def end_with_driver(questions: int, over: threading.Event) -> None:
-    """Wait until the driver closes its end of the questions; where one is being answered then, end this process."""
+    """Wait until the driver closes its end of the questions. End this process if it is still answering one then."""
     poll = select.poll()
     poll.register(questions, 0)  # which still reports that the other end is closed
     poll.poll()

@@ -38,7 +38,7 @@ class Nvml:
         return self._handle is not None
 
     def get(self, function: str, *args: Any) -> Any:
-        """The value of an NVML function of the device, or None where this card does not offer it."""
+        """Return the value of an NVML function for the device, or None if the card does not support it."""
         if self._handle is None:
             return None
         try:
@@ -52,7 +52,7 @@ class Nvml:
         return None if millijoules is None else millijoules / 1000
 
     def telemetry(self) -> Telemetry | None:
-        """The card as it is now."""
+        """Return the current state of the card."""
         if self._handle is None:
             return None
         power = self.get("nvmlDeviceGetPowerUsage")

@@ -1,4 +1,4 @@
-"""Texts that came from elsewhere, an exception or a command line, as a record can hold them."""
+"""Convert texts of exceptions and command lines to a form that a record can hold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def storable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """A message, storable, its lines with ` / ` between them."""
+    """Return a storable message in one line, with its lines joined by ` / `."""
     return cut(storable(joined_lines(text)), LONGEST)
 
 

@@ -30,7 +30,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 LOOK_S = 0.1
-"""Seconds between two looks at the memory that is used."""
+"""Seconds between two checks of the memory in use."""
 LOOK_SHARE = 0.02
 """Largest share of one core that the looks may take: a slow look, on a machine of many processes, is a rare one."""
 
@@ -138,12 +138,12 @@ def _end_children() -> None:
 
 
 def children(parent: int) -> list[int]:
-    """Processes whose parent is `parent`."""
+    """Return the processes whose parent is `parent`."""
     return _children().get(parent, [])
 
 
 def descendants(ancestor: int) -> list[int]:
-    """Processes below `ancestor`, each before its children."""
+    """Return the processes below `ancestor`, each before its children."""
     by_parent = _children()
     processes = list(by_parent.get(ancestor, []))
     for process in processes:  # grows

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from groupbench.operators.measure.cell import Failure, Witnessed
 
 WINDOW_MS = 50.0
-"""How long the calls take together that are timed from outside."""
+"""Milliseconds that the calls timed from outside take together."""
 FIRST_CALLS, MOST_CALLS = 64, 4000
 ATTEMPTS = 6
 """Windows, each twice as long as the one before: on a busy machine a process may wait for milliseconds to go on."""
@@ -41,10 +41,10 @@ def watch(
     enqueue_ms: float | None,
     gauge: Callable[[], float | Failure],
 ) -> str | Failure | None:
-    """Have consecutive calls made, and time them from outside. Return the fault, or None.
+    """Make the process run consecutive calls, and time them from outside. Return the fault, or None.
 
-    A Failure where other work on the device can explain it: processes that take turns on a GPU stretch calls in a row
-    and leave single ones as they are, and no backend is to blame for that.
+    Returns a Failure if other work on the device can explain the times: processes that share a GPU by turns slow down
+    consecutive calls but not single ones, which is not the backend's fault.
 
     ask         makes so many calls, and waits until the device is idle
     median_ms   median of the bursts
@@ -57,14 +57,14 @@ def watch(
     for _ in range(ATTEMPTS):
         while True:
             begun = now()
-            answer = ask(calls)
+            reply = ask(calls)
             took_ms = 1e3 * (now() - begun)
-            if isinstance(answer, Failure):
-                return answer
+            if isinstance(reply, Failure):
+                return reply
             if took_ms >= WINDOW_MS or calls >= most:
                 break
             calls = min(4 * calls, most)
-        row = (answer.samples_ms, took_ms, calls, single_ms)
+        row = (reply.samples_ms, took_ms, calls, single_ms)
         problem = _problem(*row)
         if problem is None:
             return None

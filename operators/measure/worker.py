@@ -42,15 +42,15 @@ PRELOAD = (
 DYNAMO = "torch._dynamo"
 _besides = [DYNAMO]
 LOG_TAIL = 1 << 20
-"""Bytes at the end of a cell's log in which its last words are looked for."""
+"""Bytes at the end of a cell's log that are searched for its last output."""
 LAST_WORDS = 300
-"""Characters of them that are reported."""
+"""Maximum number of reported characters of that output."""
 MEASURING = "/groupbench/operators/measure/"
-"""Where frames are this package's way to a backend, and back when it is watched."""
+"""Folder of this package's own frames in a backend's stack."""
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
-"""As Python's fault handler writes a frame."""
+"""A frame in the output of Python's fault handler."""
 SIGNALS = ("Bus error", "Illegal instruction", "Floating-point exception", "Aborted", "Segmentation fault")
-"""Its texts for signals that the exit code already names."""
+"""The fault handler's texts for signals that the exit code already names."""
 
 DOING = {
     "adopt": "its imports",
@@ -190,7 +190,7 @@ class Worker:
 
     @property
     def path(self) -> str:
-        """The path at which another process of this user can open the file for outputs."""
+        """Return the path at which another process of this user can open the file for outputs."""
         return self._file.path
 
     def begin_log(self) -> None:

@@ -1,4 +1,4 @@
-"""Right outputs pass, and no wrong one does, however small a part of it is wrong."""
+"""Right outputs pass, and wrong ones fail, even if only a small part is wrong."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_wrong_anywhere_is_wrong(fault: Callable[[Tensor], None], dtype: str) ->
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_one_element_outside_that_no_mean_shows(dtype: str) -> None:
+def test_one_wrong_element_that_the_mean_hides_is_detected(dtype: str) -> None:
     reference, tolerance = product(250, 230).float(), TOLERANCES[dtype]
     out = reference.clone()
     allowed = tolerance.atol * reference.square().mean().sqrt() + tolerance.rtol * reference[100, 100].abs()
@@ -215,11 +215,11 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize(("out", "error", "says"), ODD.values(), ids=ODD)
-def test_what_is_no_output_raises(out: object, error: type[Exception], says: str) -> None:
+@pytest.mark.parametrize(("out", "error", "message"), ODD.values(), ids=ODD)
+def test_an_invalid_output_raises(out: object, error: type[Exception], message: str) -> None:
     with pytest.raises(error) as caught:
         check(lambda: out, REFERENCE, TOLERANCES["fp32"])
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_list_of_groups_is_one_output() -> None:
@@ -278,14 +278,14 @@ def test_poison_leaves_filled_tensors_and_integers_alone() -> None:
     assert not torch.empty(1000).fill_(1).isnan().any()
 
 
-def test_a_buffer_that_is_written_once_is_found_out() -> None:
+def test_a_buffer_that_is_written_once_is_detected() -> None:
     buffer = REFERENCE.clone()
     measured, problem = check(lambda: buffer, REFERENCE, TOLERANCES["fp32"])
     assert measured.unwritten == 1
     assert problem is not None
 
 
-def test_a_list_of_buffers_that_are_written_once_is_found_out() -> None:
+def test_a_list_of_buffers_that_are_written_once_is_detected() -> None:
     buffers = [REFERENCE[:10].clone(), REFERENCE[10:].clone()]
     measured, problem = check(lambda: buffers, REFERENCE, TOLERANCES["fp32"])
     assert measured.unwritten == 1
@@ -300,7 +300,7 @@ def test_a_buffer_that_is_written_each_time_is_right() -> None:
 
 
 def test_an_output_of_another_dtype_is_refused() -> None:
-    """A backend that answers in fp32 what was asked in fp16 moves twice the bytes and is compared with no one."""
+    """An fp32 output moves twice the bytes of fp16, so its latency is not comparable."""
     reference = torch.ones(4, 4)
     with pytest.raises(TypeError, match=r"float32, expected torch\.float16"):
         check(lambda: torch.ones(4, 4), reference, TOLERANCES["fp16"], torch.float16)
@@ -321,7 +321,7 @@ LATER = {
 
 
 @pytest.mark.parametrize(("change", "same"), LATER.values(), ids=LATER)
-def test_a_later_run_is_known_to_be_the_same(change: Callable[[Tensor], Tensor], same: bool) -> None:
+def test_a_later_run_is_compared_bitwise(change: Callable[[Tensor], Tensor], same: bool) -> None:
     seen = Seen()
     assert check(REFERENCE.clone, REFERENCE, TOLERANCES["fp32"], seen=seen)[1] is None
     assert seen.again(lambda: change(REFERENCE.clone()), GROUPED_GEMM) == same
@@ -345,7 +345,7 @@ def test_places_count_in_one_dimension_and_where_sums_are_equal(monkeypatch: pyt
     assert seen.again(empty.clone, GROUPED_GEMM)
 
 
-def test_of_several_outputs_each_is_seen() -> None:
+def test_each_of_several_outputs_is_remembered() -> None:
     reference = {"dA": REFERENCE, "dB": REFERENCE[:5]}
     seen = Seen()
     check(lambda: (REFERENCE.clone(), REFERENCE[:5].clone()), reference, TOLERANCES["fp32"], seen=seen)

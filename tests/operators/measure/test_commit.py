@@ -1,4 +1,4 @@
-"""Which commit is measured, in repositories made for the test."""
+"""Finding the measured commit, in repositories that the tests make."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Git = Callable[..., str]
 
 @pytest.fixture
 def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
-    """A repository with two commits on `main`, and git to go on with."""
+    """Make a repository with two commits on `main`, and return a function that runs git in it."""
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
     for who in ("AUTHOR", "COMMITTER"):
@@ -83,8 +83,8 @@ def test_a_name_that_git_knows(git: Git, tmp_path: Path, name: str) -> None:
     full = git("rev-parse", "HEAD~1")
     git("tag", "light", full)
     git("tag", "-a", "annotated", "-m", "A tag\n\nof two lines", full)
-    said = {"short": full[:7], "full": full, "upper": full.upper()}.get(name, name)
-    commit = find_commit(said, tmp_path)
+    revision = {"short": full[:7], "full": full, "upper": full.upper()}.get(name, name)
+    commit = find_commit(revision, tmp_path)
     assert commit.hash == full
     assert commit.subject == "First"
     assert commit.branch is None
@@ -127,10 +127,10 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("said", GARBAGE.values(), ids=GARBAGE)
-def test_garbage_is_a_usage_error(git: Git, tmp_path: Path, said: str) -> None:
+@pytest.mark.parametrize("revision", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_is_a_usage_error(git: Git, tmp_path: Path, revision: str) -> None:
     with pytest.raises(UsageError, match="--commit"):
-        find_commit(said, tmp_path)
+        find_commit(revision, tmp_path)
     assert not (tmp_path / "written").exists()
 
 

@@ -1,4 +1,4 @@
-"""The hash of a kernel's code: the same unless the GPU would run something else."""
+"""Records of compiled kernels, and the hash of their code, which changes only if the GPU runs different code."""
 
 from __future__ import annotations
 
@@ -90,24 +90,24 @@ def test_each_kernel_launched_is_listed_once(monkeypatch: pytest.MonkeyPatch) ->
     launched = iter([kernel(), kernel(), kernel(PTX.replace("add", "sub"), name="other")])
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: next(launched))
     before = JITFunction.run
-    with compiled.watched() as found:
+    with compiled.watched() as kernels:
         for _ in range(3):
             JITFunction.run(None, grid=(1,), warmup=False, BLOCK_M=64, SOME=None)  # type: ignore[arg-type]
-        assert found == []
+        assert kernels == []
     assert JITFunction.run is before
-    assert [k.name for k in found] == ["kernel", "other"]
-    assert found[0].hash == code_hash(PTX)
-    assert (found[0].registers, found[0].spills, found[0].shared_bytes) == (40, 0, 1024)
-    assert found[0].config == {"num_warps": 4, "num_stages": 3, "BLOCK_M": 64}
+    assert [k.name for k in kernels] == ["kernel", "other"]
+    assert kernels[0].hash == code_hash(PTX)
+    assert (kernels[0].registers, kernels[0].spills, kernels[0].shared_bytes) == (40, 0, 1024)
+    assert kernels[0].config == {"num_warps": 4, "num_stages": 3, "BLOCK_M": 64}
 
 
-def test_what_is_no_compiled_kernel_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_results_are_not_listed_as_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.jit import JITFunction
 
     monkeypatch.setattr(JITFunction, "run", lambda self, *args, **kwargs: None)
-    with compiled.watched() as found:
+    with compiled.watched() as kernels:
         assert JITFunction.run(None) is None  # type: ignore[call-arg, arg-type]
-    assert found == []
+    assert kernels == []
 
 
 def test_the_watch_ends_with_an_exception() -> None:
@@ -119,8 +119,8 @@ def test_the_watch_ends_with_an_exception() -> None:
     assert JITFunction.run is before
 
 
-def test_kernels_that_the_interpreter_runs_are_named() -> None:
-    """In a process of its own, since only one that was started so interprets."""
+def test_interpreted_kernels_are_listed() -> None:
+    """Runs in its own process, because TRITON_INTERPRET must be set when Triton is imported."""
     code = """
 import torch, triton, triton.language as tl
 from groupbench.kernels.variants import Choice
@@ -145,7 +145,7 @@ print(*found, x.item())
     assert done.stdout.split() == ["zero", "0.0"]
 
 
-def test_a_kernel_says_which_variant_ran_and_why() -> None:
+def test_a_kernel_lists_its_variant_and_the_reason() -> None:
     kernels = [Kernel(name="plain", config={"num_warps": 4}), Kernel(name="other")]
     assert compiled.with_variants(kernels, []) == tuple(kernels)
     choices = [Choice("fp8", "plain", (("specialized", "its instructions are Hopper's"),)), Choice("flat", "tma")]

@@ -1,4 +1,4 @@
-"""What a call costs besides latency: on devices and counters that the tests play."""
+"""Costs of a call besides latency, on fake devices and counters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from groupbench.operators.measure.costs import MIB, building, energy, idle_watts
 
 
 class Device:
-    """A caching allocator, and what others have of the device."""
+    """A caching allocator, on a device that other processes use too."""
 
     def __init__(self, inputs: int) -> None:
         self.live = self.highest = inputs
@@ -46,7 +46,7 @@ class Device:
 
 
 class Out:
-    """An output: its memory is free again when nobody holds it."""
+    """An output, whose memory is freed with the last reference to it."""
 
     def __init__(self, device: Device, size: int) -> None:
         self.device, self.size = device, size
@@ -67,18 +67,18 @@ def call(device: Device, output: int, workspace: int) -> Callable[[], Any]:
 
 
 @given(st.integers(0, 2000), st.integers(0, 2000), st.integers(0, 2000))
-def test_a_workspace_is_what_neither_inputs_nor_the_output_take(inputs: int, output: int, workspace: int) -> None:
+def test_a_workspace_excludes_inputs_and_the_output(inputs: int, output: int, workspace: int) -> None:
     device = Device(inputs * MIB)
     assert workspace_mib(call(device, output * MIB, workspace * MIB), device) == workspace
 
 
-def test_an_output_that_is_kept_from_call_to_call_is_no_workspace() -> None:
+def test_an_output_kept_between_calls_is_not_a_workspace() -> None:
     device = Device(0)
     out = Out(device, 64 * MIB)
     assert workspace_mib(lambda: out, device) == 0
 
 
-def test_a_workspace_that_torch_does_not_know_is_seen_on_the_device() -> None:
+def test_a_workspace_outside_torchs_allocator_is_measured() -> None:
     device = Device(0)
 
     def run() -> None:
@@ -100,7 +100,7 @@ class Event:
 
 
 class Clock:
-    """The host's time and the GPU's: calls are enqueued, a reading of the counter takes a while, and it ticks."""
+    """The time of the host and the GPU, with queued calls and a slow energy counter that moves in steps."""
 
     def __init__(self, watts: float, tick_s: float = 0.05, call_s: float = 0.001, read_s: float = 0.005) -> None:
         self.watts, self.tick_s, self.call_s, self.read_s = watts, tick_s, call_s, read_s
@@ -130,8 +130,8 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Clock]:
-    def make(*args: Any, **given: Any) -> Clock:
-        made = Clock(*args, **given)
+    def make(*args: Any, **options: Any) -> Clock:
+        made = Clock(*args, **options)
         monkeypatch.setattr(costs, "_now", made)
         return made
 
@@ -150,22 +150,22 @@ def test_energy_is_power_times_the_time_of_a_call(
     watts: float, tick_s: float, call_s: float, clock: Callable[..., Clock]
 ) -> None:
     made = clock(watts, tick_s, call_s)
-    found = energy(made.run, 1e3 * call_s, made.joules, made.event, made.synchronize)
-    assert found is not None
-    assert found.joules == pytest.approx(watts * call_s, rel=0.03)
-    assert found.watts == pytest.approx(watts, rel=0.03)
-    assert found.ms == pytest.approx(1e3 * call_s, rel=0.02)
+    result = energy(made.run, 1e3 * call_s, made.joules, made.event, made.synchronize)
+    assert result is not None
+    assert result.joules == pytest.approx(watts * call_s, rel=0.03)
+    assert result.watts == pytest.approx(watts, rel=0.03)
+    assert result.ms == pytest.approx(1e3 * call_s, rel=0.02)
     assert made.waited < 0.001, "the GPU is never idle, however long a reading takes"
     assert made.now < costs.WARM_S + costs.LONGEST_S + 0.3
 
 
-def test_a_counter_that_does_not_move_tells_no_energy(clock: Callable[..., Clock]) -> None:
+def test_a_counter_that_does_not_move_gives_no_energy(clock: Callable[..., Clock]) -> None:
     made = clock(0.0)
     assert energy(made.run, 1.0, made.joules, made.event, made.synchronize) is None
     assert idle_watts(made.joules, made.sleep) is None
 
 
-def test_power_at_rest(clock: Callable[..., Clock]) -> None:
+def test_idle_power(clock: Callable[..., Clock]) -> None:
     made = clock(70.0)
     assert idle_watts(made.joules, made.sleep) == pytest.approx(70.0, rel=0.1)
 
@@ -174,12 +174,12 @@ class Times:
     total = 250_000
 
 
-def test_what_triton_compiles_and_tunes_is_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_and_tuning_times_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     from triton.runtime.autotuner import Autotuner
 
     heard: list[bool] = []
-    before = lambda **given: heard.append(given["cache_hit"])  # noqa: E731
+    before = lambda **event: heard.append(event["cache_hit"])  # noqa: E731
     monkeypatch.setattr(triton.knobs.compilation, "listener", before)
 
     def bench(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
@@ -187,17 +187,17 @@ def test_what_triton_compiles_and_tunes_is_added_up(monkeypatch: pytest.MonkeyPa
         return [1.0]
 
     def listener(cache_hit: bool) -> None:
-        given = {"src": None, "metadata": {}, "metadata_group": {}, "times": Times(), "cache_hit": cache_hit}
-        triton.knobs.compilation.listener(**given)
+        event = {"src": None, "metadata": {}, "metadata_group": {}, "times": Times(), "cache_hit": cache_hit}
+        triton.knobs.compilation.listener(**event)
 
     monkeypatch.setattr(Autotuner, "_bench", bench)
-    with building() as found:
+    with building() as times:
         listener(cache_hit=True)
-        assert found.metrics == {}
+        assert times.metrics == {}
         listener(cache_hit=False)
-        assert found.metrics == {"compile_ms": 250}
+        assert times.metrics == {"compile_ms": 250}
         Autotuner._bench(None, config=None)  # type: ignore[arg-type]
-    assert found.metrics == {"compile_ms": 500, "tune_ms": 0}
+    assert times.metrics == {"compile_ms": 500, "tune_ms": 0}
     assert Autotuner._bench is bench
     assert triton.knobs.compilation.listener is before
     assert heard == [True, False, False]

@@ -1,4 +1,4 @@
-"""Where a run happens, as far as it can be found out here."""
+"""Detection of the environment, on a machine without a GPU."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from groupbench.tracker.record import Environment
 
 
 def test_detect_on_a_cpu() -> None:
-    found = environment.detect("cpu")
-    assert found.device == "cpu"
-    assert found.gpu is None
-    assert found.gpu_uuid is None
-    assert found.cpu
-    assert found.cpu_count == os.cpu_count()
-    assert found.cpu_threads == torch.get_num_threads()
-    assert found.memory_mib
-    assert found.memory_mib > 100
-    assert found.python == platform.python_version()
-    assert found.torch == version("torch")
-    assert found.triton == version("triton")
-    assert found.groupbench == version("groupbench")
-    assert msgspec.json.decode(msgspec.json.encode(found), type=Environment) == found
+    detected = environment.detect("cpu")
+    assert detected.device == "cpu"
+    assert detected.gpu is None
+    assert detected.gpu_uuid is None
+    assert detected.cpu
+    assert detected.cpu_count == os.cpu_count()
+    assert detected.cpu_threads == torch.get_num_threads()
+    assert detected.memory_mib
+    assert detected.memory_mib > 100
+    assert detected.python == platform.python_version()
+    assert detected.torch == version("torch")
+    assert detected.triton == version("triton")
+    assert detected.groupbench == version("groupbench")
+    assert msgspec.json.decode(msgspec.json.encode(detected), type=Environment) == detected
 
 
-def test_settings_are_those_that_change_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_the_variables_that_change_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(environment.SETTING_PREFIXES):
             monkeypatch.delenv(name)
@@ -49,7 +49,7 @@ def test_settings_are_those_that_change_what_is_measured(monkeypatch: pytest.Mon
         "HELION_AUTOTUNE_EFFORT": "none",
         "NVIDIA_TF32_OVERRIDE": "0",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
-        "TRITON_CACHE_DIR": "/somewhere",  # says where, not what
+        "TRITON_CACHE_DIR": "/somewhere",  # a location does not change the measurement
         "TRITON_PTXAS_PATH": "/somewhere",
         "HOME": "/somewhere",
         "SECRET_TOKEN": "x",
@@ -67,7 +67,7 @@ def test_a_package_that_is_not_installed_has_no_version() -> None:
     assert environment._version("no-such-package-at-all") is None
 
 
-def test_a_machine_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detection_works_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
     read_text = Path.read_text
 
     def missing(self: Path, *args: Any, **kwargs: Any) -> str:
@@ -99,12 +99,12 @@ def test_an_interpreter_that_numpy_breaks_is_named(
         return {"triton": str(triton), "numpy": numpy}[name]
 
     monkeypatch.setattr(environment, "version", version)
-    found = environment.interpreter_problem.__wrapped__()
-    assert (found is None) == (problem is None)
-    assert problem is None or str(found).startswith(problem)
+    reason = environment.interpreter_problem.__wrapped__()
+    assert (reason is None) == (problem is None)
+    assert problem is None or str(reason).startswith(problem)
 
 
-def test_no_kernel_is_interpreted_where_the_interpreter_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_backends_are_unavailable_if_the_interpreter_is_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "interpreter_problem", lambda: "broken")
     operator = get_operator("grouped_gemm")
     assert why_unavailable(operator, "triton_flat", Target("cpu", "fp16", interpreted=True)) == "broken"
@@ -117,7 +117,7 @@ int cuInit(unsigned flags) {{ return {init}; }}
 int cuDeviceGetCount(int *count) {{ *count = {gpus}; return 0; }}
 int cuDriverGetVersion(int *version) {{ *version = {version}; return 0; }}
 """
-# (driver or None, its GPUs, its CUDA, torch's CUDA, what torch finds when it is asked) -> (answer, torch was asked)
+# ((cuInit, GPUs, CUDA version) of the driver or None, torch's CUDA, torch sees a GPU, result, torch is imported)
 DRIVERS = {
     "a GPU": ((0, 1, 13000), "'13.0'", False, True, False),
     "a newer driver": ((0, 8, 13010), '"12.8"', False, True, False),
@@ -131,13 +131,13 @@ DRIVERS = {
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="NOT TESTED: the CUDA driver's answers. It needs a C compiler")
-@pytest.mark.parametrize(("driver", "cuda", "found", "answer", "asked"), DRIVERS.values(), ids=DRIVERS)
-def test_torch_is_imported_only_where_the_driver_does_not_answer(
+@pytest.mark.parametrize(("driver", "cuda", "visible", "result", "imported"), DRIVERS.values(), ids=DRIVERS)
+def test_torch_is_imported_only_if_the_driver_is_not_conclusive(
     driver: tuple[int, int, int] | None,
     cuda: str,
-    found: bool,
-    answer: bool,
-    asked: bool,
+    visible: bool,
+    result: bool,
+    imported: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -145,14 +145,14 @@ def test_torch_is_imported_only_where_the_driver_does_not_answer(
     folder.mkdir()
     (folder / "version.py").write_text(f"debug = False\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = None\n")
     (folder / "__init__.py").write_text(
-        f"""open({str(tmp_path / "asked")!r}, "w").close()
+        f"""open({str(tmp_path / "imported")!r}, "w").close()
 class cuda:
-    is_available = staticmethod(lambda: {found})
+    is_available = staticmethod(lambda: {visible})
 """
     )
     library = tmp_path / "libcuda.so.1"
     if driver is None:
-        library.write_text("")  # found before this machine's own, and cannot be loaded
+        library.write_text("")  # precedes this machine's own driver, and cannot be loaded
     else:
         init, gpus, version = driver
         (tmp_path / "driver.c").write_text(DRIVER.format(init=init, gpus=gpus, version=version))
@@ -160,8 +160,8 @@ class cuda:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=[folder]))
-    assert environment._torch_sees_gpu() is answer
-    assert (tmp_path / "asked").exists() is asked
+    assert environment._torch_sees_gpu() is result
+    assert (tmp_path / "imported").exists() is imported
 
 
 def test_the_cuda_of_torch_is_read_without_importing_it() -> None:

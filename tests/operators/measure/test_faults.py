@@ -1,4 +1,4 @@
-"""Exceptions in one line that says where they were raised."""
+"""Exceptions described in one line, with the place that raised them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_lines_never_run_together(text: str, expected: str) -> None:
 
 
 def raised(source: str, file: Path) -> BaseException:
-    """What running a file raises."""
+    """Run a file and return the exception that it raises."""
     file.write_text(source)
     with pytest.raises(Exception) as caught:
         exec(compile(source, str(file), "exec"), {"json": json})
@@ -49,13 +49,13 @@ SOURCES = {
 }
 
 
-@pytest.mark.parametrize(("source", "says", "line", "function"), SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize(("source", "message", "line", "function"), SOURCES.values(), ids=SOURCES)
 def test_the_line_of_the_authors_file_is_named(
-    source: str, says: str, line: int, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: str, message: str, line: int, function: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     error = raised(source, tmp_path / "mine.py")
-    assert located(error).startswith(says)
+    assert located(error).startswith(message)
     assert located(error).endswith(f", at mine.py:{line} in {function}")
 
 
@@ -67,6 +67,6 @@ def test_a_long_message_leaves_room_for_the_place(tmp_path: Path) -> None:
     assert located(error).endswith("mine.py:1 in <module>")
 
 
-def test_nobodys_frame_is_no_place() -> None:
+def test_library_frames_are_not_reported() -> None:
     assert located(ValueError("no traceback")) == "ValueError: no traceback"
     assert authors_frame([(json.__file__, 3, "loads"), ("<string>", 1, "f")]) == ""

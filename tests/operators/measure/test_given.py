@@ -1,4 +1,4 @@
-"""A backend that changes or returns what it was given is found out, and told so."""
+"""Detection of backends that change or return their inputs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def nested() -> Nested:
 
 
 def set_between(x: Nested) -> None:
-    """What lies between strided elements is memory of the input too."""
+    """Write between the strided elements, which is memory of the input too."""
     x.x.x.untyped_storage()[5] = 1
 
 
@@ -51,7 +51,7 @@ CHANGES: dict[str, tuple[Callable[[Nested], object], str | None]] = {
     "between": (set_between, "the backend changed its input x.x"),
     "the_last_byte": (lambda x: x.x.y[-1:].zero_(), "the backend changed its input x.y"),
     "a_small_dtype": (lambda x: x.parts[1][2, 2].zero_(), "the backend changed its input parts[1]"),
-    "what_is_shared": (lambda x: x.shared[0, 3, 5].zero_(), "the backend changed its input shared"),
+    "shared_memory": (lambda x: x.shared[0, 3, 5].zero_(), "the backend changed its input shared"),
     "two": (lambda x: (x.x.x.zero_(), x.shared[0].zero_()), "the backend changed its inputs x.x, shared"),
     "many": (
         lambda x: [part.zero_() for part in (x.x.x, x.x.y, *x.parts, x.shared[0])],
@@ -61,18 +61,18 @@ CHANGES: dict[str, tuple[Callable[[Nested], object], str | None]] = {
 
 
 @pytest.mark.parametrize("summed", [given.SUMMED, 100])
-@pytest.mark.parametrize(("change", "told"), CHANGES.values(), ids=CHANGES)
-def test_a_change_is_told_by_the_inputs_names(
-    change: Callable[[Nested], object], told: str | None, summed: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("change", "message"), CHANGES.values(), ids=CHANGES)
+def test_a_change_is_reported_with_the_inputs_names(
+    change: Callable[[Nested], object], message: str | None, summed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(given, "SUMMED", summed)
     x = nested()
     before = Given(x)
     change(x)
-    assert before.misuse() == told
+    assert before.misuse() == message
 
 
-def test_what_has_no_memory_of_its_own_is_passed_over() -> None:
+def test_tensors_without_storage_are_skipped() -> None:
     values = torch.eye(4)
     before = Given([values.to_sparse(), Nested, torch.ones(3, device="meta"), values])
     assert before.misuse() is None
@@ -80,7 +80,7 @@ def test_what_has_no_memory_of_its_own_is_passed_over() -> None:
     assert before.misuse() == "the backend changed its input [3]"
 
 
-def test_an_input_that_needs_a_gradient_is_looked_at_and_left_alone() -> None:
+def test_an_input_that_requires_grad_is_checked_and_not_changed() -> None:
     x = torch.ones(3, requires_grad=True)
     before = Given([x])
     (2 * x).sum().backward()
@@ -101,16 +101,16 @@ MISUSES = {
 }
 
 
-@pytest.mark.parametrize(("run", "told"), MISUSES.values(), ids=MISUSES)
-def test_misuse_of_the_inputs_is_the_reason_that_is_told(run: Callable[[VectorInputs], Tensor], told: str) -> None:
-    """The numbers alone would say that the output was never written, which it was."""
+@pytest.mark.parametrize(("run", "message"), MISUSES.values(), ids=MISUSES)
+def test_misuse_is_reported_before_wrong_numbers(run: Callable[[VectorInputs], Tensor], message: str | None) -> None:
+    """The wrong numbers would be reported as unwritten output, which is misleading."""
     x = VECTOR_ADD.make_inputs(VECTOR_ADD.parse_shape("N=5"), "fp32", "cpu", 0)
     reference, before = VECTOR_ADD.reference(x), Given(x)
     kept = (x.x.clone(), x.y.clone())
     problem = check(lambda: run(x), reference, TOLERANCES["fp32"], given=before)[1]
-    assert (problem or "").startswith(told or "")
-    assert (problem is None) == (told is None)
-    if told is None or "changed" not in told:  # what the check itself does leaves the inputs as they are
+    assert (problem or "").startswith(message or "")
+    assert (problem is None) == (message is None)
+    if message is None or "changed" not in message:  # the check itself must not change the inputs
         assert torch.equal(x.x, kept[0])
         assert torch.equal(x.y, kept[1])
 

@@ -1,4 +1,4 @@
-"""The process that judges, asked without a process."""
+"""The judge, called directly instead of in its process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_inputs_that_did_not_fit_are_made_for_the_next_backend(monkeypatch: pyte
     assert judge._reference(At()) is not None
 
 
-def test_an_idle_cpu_stretches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_cpu_has_no_slowdown(monkeypatch: pytest.MonkeyPatch) -> None:
     from groupbench.operators.measure import witness
 
     clock = iter([0.0, 0.05])
@@ -44,5 +44,5 @@ def test_an_idle_cpu_stretches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ("text", "expected"),
     [("CUDA error: out of memory\nSearch for it", True), ("CUDA error: an illegal instruction", False)],
 )
-def test_memory_that_cuda_does_not_get_is_oom(text: str, expected: bool) -> None:
+def test_cuda_memory_errors_are_oom(text: str, expected: bool) -> None:
     assert is_oom(RuntimeError(text)) is expected

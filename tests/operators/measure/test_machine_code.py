@@ -1,4 +1,4 @@
-"""Static facts of compiled kernels: of kernels that Triton compiles for Hopper here, and of made-up code."""
+"""Analysis of compiled kernels: kernels that Triton compiles for Hopper, and hand-written code."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_without_a_disassembler_ptx_is_counted(monkeypatch: pytest.MonkeyPatch) 
     assert (kernel.counted_in, kernel.arch, kernel.counts["TMA load"]) == ("ptx", "sm_90a", 1)
 
 
-def test_what_no_disassembler_reads_is_counted_in_ptx() -> None:
+def test_without_a_readable_cubin_ptx_is_counted() -> None:
     assert machine_code.count(PTX, b"no cubin")[0] == "ptx"
     assert machine_code.count("", None) == (None, {})
 
@@ -155,9 +155,9 @@ for block, stages, registers in ((64, 3, None), (64, 2, None), (128, 3, 160)):
     made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     code = compiled._code_of(compiled.code_hash(made.asm["ptx"]), made, kernel)
     described = compiled._describe(made, {})
-    (told,) = machine_code.described([described], [code])
-    found.append({"counts": told.counts, "in": told.counted_in, "arch": told.arch, "hash": told.hash,
-                  "stages": machine_code.stages(told), "located": "loc(" in code.ttgir or ".loc" in code.ptx,
+    (analysed,) = machine_code.described([described], [code])
+    found.append({"counts": analysed.counts, "in": analysed.counted_in, "arch": analysed.arch, "hash": analysed.hash,
+                  "stages": machine_code.stages(analysed), "located": "loc(" in code.ttgir or ".loc" in code.ptx,
                   "source": code.source, "cubin": len(code.cubin)})
 print(json.dumps(found))
 """

@@ -1,4 +1,4 @@
-"""New values in the same buffers: the same in every process, undone without a copy, and of the same kind."""
+"""New values in the same buffers: equal in every process, reversible without a copy, and of the same kind."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_values_change_and_stay_within_a_factor_of_two(dtype: torch.dtype) -> No
     assert inputs.ids.equal(torch.arange(5))
 
 
-def test_the_same_secret_gives_the_same_inputs_elsewhere_and_another_others() -> None:
+def test_equal_secrets_give_equal_inputs_and_others_do_not() -> None:
     one, two, three = make(), make(), make()
     stepwise = Moves(one)
     stepwise.set(SECRET)
@@ -84,7 +84,7 @@ def test_only_named_inputs_move() -> None:
     assert inputs.a.equal(make().a) and not inputs.b.equal(make().b)
 
 
-def test_what_is_positive_stays_positive_and_nan_stays_nan() -> None:
+def test_positive_values_stay_positive_and_nan_stays_nan() -> None:
     inputs = make()
     inputs.a.abs_()
     inputs.b[3:5] = torch.nan
@@ -113,7 +113,7 @@ def test_copies_in_another_layout_follow() -> None:
     ],
     ids=["no input", "another dtype", "into an input", "a subclass"],
 )
-def test_what_is_no_copy_of_an_input_is_refused(pair: object) -> None:
+def test_tensors_that_are_not_copies_of_an_input_are_refused(pair: object) -> None:
     inputs = make()
     with pytest.raises(TypeError):
         moves.within([pair(inputs)], inputs)  # type: ignore[operator]
@@ -140,7 +140,7 @@ def test_another_routing_has_as_many_rows(name: str) -> None:
     assert changed
 
 
-def test_rows_that_are_nobodys_stay_so() -> None:
+def test_rows_without_an_owner_stay_without_one() -> None:
     shape = MOE_UNPERMUTE.parse_shape("elsewhere")
     inputs = MOE_UNPERMUTE.make_inputs(shape, "fp32", "cpu", 0)
     moves.reroute(MOE_UNPERMUTE, shape, inputs, 5)

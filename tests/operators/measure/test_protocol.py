@@ -1,4 +1,4 @@
-"""How latency is taken, and what of it a series is named by."""
+"""Latency protocols: their labels, which identify series, and the CPU timer."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_bad_values_are_usage_errors(fields: dict[str, object]) -> None:
 
 
 class Clock:
-    """A callable that moves the clock by what a call is said to take."""
+    """A callable that advances a fake clock by its duration."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
         self.now, self.calls, self.seconds = 100.0, 0, seconds
@@ -56,7 +56,7 @@ class Clock:
         self.now += self.seconds
 
 
-def test_cpu_timer_takes_the_samples_asked_for_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_timer_takes_the_requested_samples_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Clock(monkeypatch, 0.001)
     timer = CpuTimer(run, Protocol(samples=7), interpreted=False)
     assert run.calls == 0

@@ -1,4 +1,4 @@
-"""One side of a comparison, asked as the tracker asks it: lines of JSON, one answer a question, whatever happens."""
+"""One side of a comparison, driven like the tracker does: each line of JSON gets one answer, even after a crash."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_a_cell_that_fails_costs_an_answer(ask: Ask, backend: str) -> None:
     assert "value" in prepare(ask)
 
 
-def test_what_is_wrong_is_prepared_and_said(ask: Ask) -> None:
+def test_a_wrong_result_is_prepared_and_reported(ask: Ask) -> None:
     value = prepare(ask, backend="one_percent", shape="G=2,M_g=32,N=16,K=16")["value"]
     assert "RMS error" in value["problem"]
     stale = prepare(ask, backend="goes_stale")["value"]
@@ -107,30 +107,30 @@ def test_what_is_wrong_is_prepared_and_said(ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(
-    ("facts", "says"),
+    ("facts", "message"),
     [
         ({"backend": "nope"}, "has no backend 'nope'"),
         ({"operator": "nope"}, "no operator 'nope'"),
         ({"plugins": ["faulty_backends.does_not_load"]}, r"raised RuntimeError: caf\udce9"),
     ],
 )
-def test_what_this_side_lacks_is_a_usage_failure(ask: Ask, facts: dict[str, str], says: str) -> None:
+def test_unknown_names_are_usage_failures(ask: Ask, facts: dict[str, str], message: str) -> None:
     failure = prepare(ask, **facts)["failure"]
-    assert failure["status"] == "usage" and says in failure["message"]
+    assert failure["status"] == "usage" and message in failure["message"]
 
 
-def test_what_a_backend_prints_does_not_reach_the_answers(ask: Ask) -> None:
+def test_a_backends_output_does_not_reach_the_answers(ask: Ask) -> None:
     assert "value" in prepare(ask, backend="chatty")
     assert "value" in ask("adopt", seed=1, samples=2)
     assert len(ask("burst")["value"]) == 2
 
 
 def test_cells_are_listed(ask: Ask) -> None:
-    found = ask("cells", operator="grouped_gemm", shapes=["2,16,8,8"], dtypes=["fp32", "fp16"])["value"]
-    assert {cell["shape"] for cell in found} == {"G=2,M_g=16,N=8,K=8"}
-    assert {cell["dtype"] for cell in found} == {"fp32", "fp16"}
-    assert {"torch_loop", "triton_flat"} <= {cell["backend"] for cell in found}
-    assert all(cell["unavailable"] is None for cell in found if cell["backend"] == "torch_loop")
+    cells = ask("cells", operator="grouped_gemm", shapes=["2,16,8,8"], dtypes=["fp32", "fp16"])["value"]
+    assert {cell["shape"] for cell in cells} == {"G=2,M_g=16,N=8,K=8"}
+    assert {cell["dtype"] for cell in cells} == {"fp32", "fp16"}
+    assert {"torch_loop", "triton_flat"} <= {cell["backend"] for cell in cells}
+    assert all(cell["unavailable"] is None for cell in cells if cell["backend"] == "torch_loop")
     every = ask("cells", operator="canary")["value"]
     assert [cell["shape"] for cell in every] == ["copy,N=2048", "matmul,N=512"]
 
@@ -139,19 +139,19 @@ def test_cells_are_listed(ask: Ask) -> None:
     "selection",
     [{"operator": "nope"}, {"shapes": ["1,2"]}, {"suites": ["nope"]}, {"dtypes": ["fp7"]}, {"mode": "sideways"}],
 )
-def test_what_cannot_be_listed(ask: Ask, selection: dict[str, Any]) -> None:
+def test_an_invalid_selection_is_a_usage_failure(ask: Ask, selection: dict[str, Any]) -> None:
     assert ask("cells", **{"operator": "grouped_gemm"} | selection)["failure"]["status"] == "usage"
 
 
-def test_a_burst_of_nothing_and_a_verb_that_is_none(ask: Ask) -> None:
+def test_a_burst_before_loading_and_an_unknown_verb_fail(ask: Ask) -> None:
     prepare(ask, backend="raises")
     assert "before anything was loaded" in ask("burst")["failure"]["message"]
     assert "failure" in ask("dance")
 
 
 @pytest.mark.parametrize("killed", ["driver", "side"])
-def test_all_of_a_side_ends_with_its_driver_and_with_itself(killed: str, tmp_path: Path) -> None:
-    """In the middle of a question: a backend that never returns."""
+def test_all_processes_end_with_the_driver_or_the_side(killed: str, tmp_path: Path) -> None:
+    """The side is killed during a question, whose backend never returns."""
     mark = f"killed-{os.getpid()}-{killed}"
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TEST_MARK": mark, "TMPDIR": str(tmp_path)}
@@ -186,12 +186,12 @@ def test_all_of_a_side_ends_with_its_driver_and_with_itself(killed: str, tmp_pat
 
 
 def marked(mark: str) -> list[int]:
-    """Processes whose environment has the mark; those that have ended have none."""
-    found = []
+    """Return the running processes whose environment contains the mark."""
+    pids = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             if f"TEST_MARK={mark}".encode() in (process / "environ").read_bytes():
-                found.append(int(process.name))
+                pids.append(int(process.name))
         except OSError:
             continue
-    return found
+    return pids

@@ -1,4 +1,4 @@
-"""NVML, played by a module of the test's own."""
+"""Telemetry from a fake NVML module."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def raises(*args: Any) -> Any:
     raise NVMLError("Not Supported")
 
 
-def test_what_the_card_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_state_of_the_card_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", fake())
     nvml = Nvml("GPU-1")
     assert nvml
@@ -51,7 +51,7 @@ def test_what_the_card_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 REASONS = {
     "none": (0, ()),
-    "idle is no throttling": (1, ()),
+    "idle is not throttling": (1, ()),
     "power": (4, ("SwPowerCap",)),
     "heat, hardware and software": (0x60, ("SwThermalSlowdown", "HwThermalSlowdown")),
     "all": (
@@ -67,7 +67,7 @@ REASONS = {
             "DisplayClockSetting",
         ),
     ),
-    "a bit that nobody knows": (1 << 40, ()),
+    "an unknown bit": (1 << 40, ()),
 }
 
 
@@ -79,7 +79,7 @@ def test_throttle_reasons(bits: int, names: tuple[str, ...], monkeypatch: pytest
     assert telemetry.throttle == names
 
 
-def test_what_a_card_does_not_offer_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_values_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         sys.modules,
         "pynvml",
@@ -101,7 +101,7 @@ NOT_THERE = {
 
 
 @pytest.mark.parametrize("module", NOT_THERE.values(), ids=NOT_THERE)
-def test_measuring_goes_on_without(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_works_without_nvml(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", module)
     nvml = Nvml("GPU-1")
     assert not nvml

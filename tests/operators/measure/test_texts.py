@@ -1,4 +1,4 @@
-"""Texts from elsewhere, in a record."""
+"""Texts of exceptions and command lines in a record."""
 
 from __future__ import annotations
 
