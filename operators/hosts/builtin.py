@@ -11,13 +11,13 @@ from groupbench.operators.session import Session
 
 
 def list_jobs(selections: list[Selection], device: str) -> list[Job]:
-    """Every cell of the selections, each once."""
+    """Return the cells of the selections, each once."""
     jobs = [job for selection in selections for job in plan.jobs(selection, device, interpreted=device == "cpu")]
     return list(dict.fromkeys(jobs))
 
 
 def record_failure(selections: list[Selection], device: str, session: Session, reason: str) -> int:
-    """Write a record of every cell that says why the commit could not be measured. Returns the exit code."""
+    """Write a record for every cell with the reason why the commit could not be measured. Return the exit code."""
     jobs = list_jobs(selections, device)
     machine = executor.probe(device)
     session.shows_table = False
@@ -30,7 +30,7 @@ def record_failure(selections: list[Selection], device: str, session: Session, r
 
 
 def measure(selections: list[Selection], device: str, session: Session) -> int:
-    """Measure, show and write the selections. Returns the exit code."""
+    """Measure, show and record the selections. Return the exit code."""
     jobs = list_jobs(selections, device)
     late = resume.left_out(session.previous) if session.previous is not None else frozenset()
     jobs = executor.first_of(jobs, lambda job: resume.key_of_job(job) in late)

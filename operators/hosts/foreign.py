@@ -1,9 +1,9 @@
-"""Operators that are not ours: what their inputs are called, and how far their backends' outputs lie apart.
+"""Names of the inputs of TritonBench's own operators, and the distance of their backends' outputs.
 
-Of TritonBench's own operators there is no reference in higher precision, and their outputs are whatever their authors
-return. So the numbers are a distance from the baseline, two roundings apart at best, for a history to watch. The
-verdict is that of TritonBench's check where someone chose its tolerance; elsewhere only what is far off is wrong, and
-NaN where the baseline has a number.
+TritonBench's operators have no reference in higher precision, and return whatever their authors chose. So the accuracy
+in a record is the distance from the baseline, at best two roundings, whose history can be watched. The verdict is that
+of TritonBench's check if someone chose a tolerance for it. Otherwise an output is wrong if it is far from the
+baseline's, or NaN in an element that the baseline computes.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ SIZES = (
     *("hidden_size", "in_features", "k", "m", "n", "n_heads", "n_heads_kv", "n_heads_q", "out_features"),
     *("seq_len", "seq_len_kv", "seq_len_q", "seqlen", "sparsity", "vocab_size"),
 )
-"""Options of TritonBench's operators that are a size of the inputs: not said again where its number stands there."""
+"""Options that are a size of the inputs. A problem's name leaves them out if it already contains the number."""
 
 CHOICES = (
     *("batch_scaling_shapes", "custom_shapes_attr", "custom_shapes_file", "input", "input_types", "large_k_shapes"),
     *("llama", "mod_type", "non_square", "only_fb_shapes", "persistent_tutorial_shapes", "plot_benchmarks"),
     *("prefill", "quack_shapes", "shapes", "splitk", "v_range", "verbose_autotune"),
 )
-"""Options that choose among inputs, each of which has its own name, or say what is printed."""
+"""Options that choose among inputs, each with a name of its own, or that only affect the output."""
 
 
 FAR = 10
-"""Times what the table of tolerances allows: two backends are compared, of which each may round between its steps."""
+"""Multiple of the tolerance table's limit for the distance of two backends, since each may round between steps."""
 
 
 def shape_text(x_val: Any, example_inputs: Any, options: dict[str, Any] | None = None) -> str:
-    """A problem's name: TritonBench's x_val, what it leaves out of the inputs, and the operator's options.
+    """Return a problem's name: TritonBench's x_val, the inputs unless x_val describes them, and the options.
 
-    TritonBench's tables are content with x_val, but several inputs of a run may share one (jagged_sum's is one size of
-    four), and a history needs a name that is theirs alone: `4 [4x*x512, 4, 512, 512, 0.1]`. x_val is enough where it
-    says every number of each input as often as that has it. Options are those that the operator's parser found unlike
-    their defaults: `512 [512x512] input_dim=2,reduce_dim=0`.
+    Several inputs of a run may have the same x_val (jagged_sum's is one of four sizes), and a history needs unique
+    names: `4 [4x*x512, 4, 512, 512, 0.1]`. x_val describes an input if it has each of its numbers as often as the
+    input does. `options` are the operator's options that differ from their defaults:
+    `512 [512x512] input_dim=2,reduce_dim=0`.
     """
     leaves = tree_leaves(example_inputs)
     numbers = Counter(map(str, tree_leaves(x_val)))
@@ -59,7 +59,7 @@ def shape_text(x_val: Any, example_inputs: Any, options: dict[str, Any] | None =
 
 
 def options_text(options: dict[str, Any], name: str) -> str:
-    """Options in the order of their names, `causal,layout=nn`, without those that the problem's name says already."""
+    """Return options sorted by name, `causal,layout=nn`, without sizes that the problem's name already contains."""
     numbers = set(re.findall(r"\d+(?:\.\d+)?", name))
     texts = {key: _value(value) for key, value in sorted(options.items()) if key not in CHOICES}
     return ",".join(
@@ -80,14 +80,14 @@ def _numbers(leaf: Any) -> list[Any]:
 
 
 def _text(leaf: Any) -> str:
-    """Sizes as 4x128, a ragged one, which differs between runs, as *; other objects have no name."""
+    """Return a tensor's sizes as 4x128, with * for a ragged size, which differs between runs; "" for other objects."""
     if isinstance(leaf, Tensor):
         return "x".join(str(size) if type(size) is int else "*" for size in leaf.shape) or "scalar"
     return str(leaf) if isinstance(leaf, (bool, int, float, str)) else ""
 
 
 def input_dtype(example_inputs: Any) -> str | None:
-    """The name of the first floating-point tensor's dtype, or None: for operators that say no precision of theirs."""
+    """Return the name of the first floating-point tensor's dtype, or None, for operators without a precision."""
     dtypes = [
         leaf.dtype for leaf in tree_leaves(example_inputs) if isinstance(leaf, Tensor) and leaf.is_floating_point()
     ]
@@ -95,17 +95,17 @@ def input_dtype(example_inputs: Any) -> str | None:
 
 
 def tensors(output: Any) -> list[Tensor]:
-    """Copies of all tensors in an output, in whatever tuples, lists and dicts they come."""
+    """Return copies of all tensors in an output, which may nest tuples, lists and dicts."""
     return [leaf.detach().clone() for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 def compare_outputs(
     run: Callable[[], Any], expected: list[Tensor] | None
 ) -> tuple[Accuracy | None, str | None, list[Tensor]]:
-    """(errors, the worst of all tensors', or None; what is wrong, or None; the first run's tensors).
+    """Return (errors of the worst tensor or None, the problem or None, the first run's tensors).
 
-    Runs twice, without poisoning memory: an output may share it with the inputs. Without `expected` what is known is
-    whether the runs agreed. Tensors of other number or shape than `expected` cannot be compared.
+    Runs twice, and does not poison memory, since an output may share it with the inputs. Without `expected`, or if the
+    tensors differ from it in number or shape, the errors only state whether both runs agreed.
     """
     first, second = tensors(run()), tensors(run())
     if not first:
@@ -123,7 +123,7 @@ def compare_outputs(
 
 
 def is_distant(accuracy: Accuracy, dtype: str) -> bool:
-    """Return whether an output is so far from the baseline's that no order of additions explains it."""
+    """Return whether an output is further from the baseline's than any order of additions explains."""
     return accuracy.rms is None or accuracy.rms > FAR * TOLERANCES.get(dtype, TOLERANCES["fp32"]).rms
 
 

@@ -1,4 +1,4 @@
-"""What the process that runs TritonBench tells its parent, a line of JSON at a time."""
+"""Messages between the launcher and the process that runs TritonBench: its setup, and its events as JSON lines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from groupbench.tracker.record import Accuracy, Cell, Code, Kernel, Latency, Sta
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """A cell that an earlier process dealt with: TritonBench's metrics (pickled), or the text of what went wrong."""
+    """A cell that an earlier process completed: TritonBench's metrics, pickled, or the error message."""
 
     input_id: int
     backend: str
@@ -20,12 +20,12 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What the child must know beyond TritonBench's own flags.
+    """The child's settings in addition to TritonBench's own flags.
 
     own     the operator is ours, not TritonBench's of that name
-    mode    fwd, or bwd or fwd_bwd where the operator is ours and has it
-    alone   no other operator is asked for, which could have the backends that this one lacks
-    lists   print these of the operator (operators, backends, metrics), and measure nothing
+    mode    fwd; also bwd or fwd_bwd if the operator is ours and has that mode
+    alone   this is the only selected operator, so a backend that it lacks is an error
+    lists   print these facts about the operator (operators, backends, metrics) and measure nothing
     """
 
     op: str
@@ -42,11 +42,11 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A cell begins (`begun`), or is done (`cell`); neither where one with a record already has been run again.
+    """A cell began (`begun`) or finished (`cell`). Neither is set for a cell with a record that ran again.
 
-    left      inputs behind this one
-    strays    backends that were asked for and that this operator has not, told before the first cell
-    refused   why nothing more is measured: the last that is told
+    left      number of inputs after this one
+    strays    selected backends that this operator lacks, sent before the first cell
+    refused   why nothing more is measured; the last event
     """
 
     input_id: int = -1
@@ -67,7 +67,7 @@ class Event(msgspec.Struct, frozen=True):
     metrics: bytes | None = None
 
 
-def tell(setup: Setup, event: Event) -> None:
+def send(setup: Setup, event: Event) -> None:
     """Add an event to the journal."""
     with Path(setup.journal).open("ab") as file:
         file.write(msgspec.json.encode(event) + b"\n")

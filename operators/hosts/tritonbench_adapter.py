@@ -1,10 +1,10 @@
-"""TritonBench with our operators and backends in it, and a record of each cell: the ways in.
+"""Entry points of TritonBench with our operators and backends, and a record of each cell.
 
-With our launcher this module runs as the child process. With TritonBench's own run.py, `plugin` is the way in:
+Our launcher runs this module as its child process. TritonBench's own run.py calls `plugin`:
 
     python run.py --op grouped_gemm --plugin groupbench.operators.hosts.tritonbench_adapter.plugin
 
-What touches TritonBench's internals is in adapter/.
+Code that depends on TritonBench's internals is in adapter/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from groupbench.operators.hosts.adapter.arguments import check_metrics, refuse
 from groupbench.operators.hosts.adapter.internals import PACKAGE, operator_list, run_utils
 from groupbench.operators.hosts.adapter.own import add_backends, add_operator, own_operator
 from groupbench.operators.hosts.adapter.recording import recording
-from groupbench.operators.hosts.journal import Event, Setup, tell
+from groupbench.operators.hosts.journal import Event, Setup, send
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.plugins import load, operators_in
 from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names, unknown_operator
@@ -32,7 +32,7 @@ from groupbench.tracker.exits import ExitCode
 
 
 def plugin() -> None:
-    """Add our backends to those of TritonBench's operators that we have backends for."""
+    """Add our backends to the TritonBench operators that we have backends for."""
     for name in CATALOG:
         module = sys.modules.get(f"{PACKAGE}.{name}")
         if module is not None:
@@ -96,13 +96,13 @@ def _run(setup: Setup, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Run TritonBench on the arguments behind the setup file's name; what ends it is told in a line."""
+    """Run TritonBench with the arguments after the setup file's name. Report an error as one event."""
     setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
     argparse.ArgumentParser.error = refuse  # type: ignore[assignment,method-assign]
     try:
         _run(setup, sys.argv[2:])
     except Exception as error:
-        tell(setup, Event(refused=str(error) if isinstance(error, GroupbenchError) else describe(error)))
+        send(setup, Event(refused=str(error) if isinstance(error, GroupbenchError) else describe(error)))
         sys.exit(ExitCode.USAGE)
 
 

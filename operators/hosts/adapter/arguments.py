@@ -1,4 +1,4 @@
-"""TritonBench's arguments: what of them names a protocol, and what would be passed over in silence."""
+"""TritonBench's arguments: the name of their protocol, and errors for those that it would ignore."""
 
 from __future__ import annotations
 
@@ -10,45 +10,47 @@ from typing import Any, NoReturn
 from groupbench.operators.errors import UsageError
 from groupbench.operators.hosts.adapter.internals import run_utils, triton_op
 from groupbench.operators.hosts.adapter.lists import known_metrics
-from groupbench.operators.hosts.journal import Event, Setup, tell
+from groupbench.operators.hosts.journal import Event, Setup, send
 
 TIMER = (
     *("cudagraph", "skip_cache_clearing", "warmup", "rep", "repcnt", "entropy_criterion", "entropy_max_angle"),
     *("entropy_min_r2", "entropy_window_size", "entropy_max_samples"),
 )
-"""TritonBench's arguments that say how it times; our operators are timed by our protocol."""
+"""TritonBench's arguments for its timing. Our operators are timed by our protocol."""
 
 LEVEL = (
     *("sleep", "gpu_lockdown", "gpu_lock_clock_mhz", "allow_tf32", "helion_backend", "autotune_warmup"),
     *("autotune_rep", "test_only"),
 )
-"""Its other arguments that shift the level of what is timed."""
+"""Its other arguments that affect latencies."""
 
 
 def protocol_name(tb_args: Any, setup: Setup) -> str:
-    """How latency is taken, as a record says it: with the arguments that move it, where they are not the default."""
+    """Return the protocol's name for records, with the arguments that affect latency and are not the default."""
     defaults = run_utils.get_parser().parse_args([])
 
-    def given(names: tuple[str, ...]) -> Iterator[str]:
+    def changed(names: tuple[str, ...]) -> Iterator[str]:
         for name in names:
             value = getattr(tb_args, name)
             if value != getattr(defaults, name):
                 yield name if value is True else f"{name}={value}"
 
-    timer = list(given(TIMER))
+    timer = list(changed(TIMER))
     mode = tb_args.latency_measure_mode
     if not setup.own:
-        return "+".join([f"tritonbench:{mode}", *timer, *given(LEVEL)])
-    timer += given(("latency_measure_mode",))
+        return "+".join([f"tritonbench:{mode}", *timer, *changed(LEVEL)])
+    timer += changed(("latency_measure_mode",))
     if timer:
         flag = timer[0].split("=")[0].replace("_", "-")
-        raise UsageError(f"--{flag} is for TritonBench's own operators: this one has --protocol, --bursts, --samples")
-    return "+".join([setup.protocol.label, *given(LEVEL)])
+        raise UsageError(
+            f"--{flag} works only with TritonBench's own operators; this one has --protocol, --bursts, --samples"
+        )
+    return "+".join([setup.protocol.label, *changed(LEVEL)])
 
 
 @contextlib.contextmanager
 def parsed(arguments: list[str] | None) -> Iterator[tuple[dict[str, Any], list[str]]]:
-    """Yield (options that are not the default, arguments that no parser knew) of an operator that parses its own."""
+    """Yield (options that are not the default, unknown arguments) of an operator with a parser of its own."""
     options: dict[str, Any] = {}
     unknown = list(arguments or ())
     real = argparse.ArgumentParser.parse_known_args
@@ -69,7 +71,7 @@ def parsed(arguments: list[str] | None) -> Iterator[tuple[dict[str, Any], list[s
 
 
 def check_inputs(op: Any) -> None:
-    """TritonBench passes over an input that there is not."""
+    """Raise UsageError for an input that does not exist, which TritonBench would ignore."""
     count = op._available_num_inputs
     for number in map(int, op.tb_args.input_id.split(",")):
         if count and not 0 <= number < count:
@@ -77,7 +79,7 @@ def check_inputs(op: Any) -> None:
 
 
 def check_backends(op: Any, setup: Setup) -> None:
-    """TritonBench passes over backends that it does not know."""
+    """Raise UsageError for unknown backends, which TritonBench would ignore."""
     registered = list(triton_op.REGISTERED_BENCHMARKS.get(op.name, ()))
     there_are = f"there are: {', '.join(registered)}"
     prefixes = op.tb_args.only_match_mode != "exact"
@@ -87,7 +89,7 @@ def check_backends(op: Any, setup: Setup) -> None:
     if prefixes:
         strays = [name for name in strays if name in skip or not any(text.startswith(name) for text in registered)]
     wrong = [name for name in baselines if name not in registered] + (strays if setup.alone else [])
-    tell(setup, Event(strays=tuple(strays)))
+    send(setup, Event(strays=tuple(strays)))
     if wrong:
         raise UsageError(f"no backend {wrong[0]!r}; {there_are}")
     if only and not set(only) - set(strays):
@@ -97,17 +99,17 @@ def check_backends(op: Any, setup: Setup) -> None:
 
 
 def check_metrics(setup: Setup, arguments: list[str]) -> None:
-    """A metric that TritonBench has not would leave its column blank."""
+    """Raise UsageError for a metric that TritonBench does not have: its column would be blank."""
     names = arguments[arguments.index("--metrics") + 1].split(",") if "--metrics" in arguments else []
     available = known_metrics(setup.op)
     for name in names:
         if name not in available:
             raise UsageError(
                 f"TritonBench has no metric {name!r}; it has: {', '.join(available)}. --host builtin has others, "
-                "which records hold in any case"
+                "which records always contain"
             )
 
 
 def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
-    """In place of a page of usage."""
+    """Raise UsageError, instead of printing the usage."""
     raise UsageError(message)

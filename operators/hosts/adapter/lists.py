@@ -1,4 +1,4 @@
-"""Lists of what there is of an operator of TritonBench's."""
+"""Lists of the backends, metrics and modes of TritonBench's own operators."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def known_metrics(op: str) -> list[str]:
 
 
 def show(setup: Setup, cls: Any) -> None:
-    """Print what there is of an operator of TritonBench's."""
+    """Print the facts about a TritonBench operator that `setup.lists` selects."""
     op = setup.op
     if "operators" in setup.lists:
         modes = "fwd" if cls.FWD_ONLY else "fwd, bwd, fwd_bwd"
         precision = "its inputs' precision" if cls.DEFAULT_PRECISION == NO_PRECISION else cls.DEFAULT_PRECISION
-        print(f"{op}: TritonBench's; modes {modes}; {precision} unless --precision says another")
+        print(f"{op}: TritonBench's; modes {modes}; {precision} unless --precision names another")
     if "backends" in setup.lists:
         print(f"{op}:")
         for name, backend in triton_op.REGISTERED_BENCHMARKS.get(op, {}).items():

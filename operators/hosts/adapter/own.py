@@ -31,11 +31,11 @@ from groupbench.operators.operator import Backend, Example, Operator, Target
 
 @dataclass(frozen=True)
 class Context:
-    """What the methods of a class for TritonBench have to know, as its attribute `groupbench`.
+    """The attribute `groupbench` of a class for TritonBench, from which its methods take their settings.
 
-    ours      our operator, or ours of which the backends are added to TritonBench's; None if there is none
-    metrics   columns that the operator shows unless it is told which
-    finished  cells that an earlier process dealt with, by input and backend
+    ours      our operator, or the one whose backends are added to TritonBench's; None if we have no such operator
+    metrics   columns that the operator shows by default
+    finished  cells that an earlier process completed, by input and backend
     """
 
     setup: Setup
@@ -52,8 +52,8 @@ class Context:
 def add_backends(cls: type, tb_name: str, operator: Operator, shapes: Sequence[str] | None = None) -> None:
     """Register the operator's backends as methods of a TritonBench operator class.
 
-    shapes: those that a class of ours measures, whose baseline is the baseline there too, and whose mode may be bwd.
-            None for a class of TritonBench's, which keeps its own methods.
+    shapes  shapes that a class of ours measures; their baseline is the class's, and its mode may be bwd. None for a
+            class of TritonBench's, which keeps its own methods
     """
     own = shapes is not None
     baselines = {operator.baseline_of(operator.parse_shape(text)) for text in shapes or ()}
@@ -66,7 +66,7 @@ def add_backends(cls: type, tb_name: str, operator: Operator, shapes: Sequence[s
             func_name=backend.name,
             baseline=own and backend.name == baseline,
             enabled=not own or not backend.only_as_baseline or backend.name == baseline,
-            fwd_only=not own,  # ours are in the mode asked for already
+            fwd_only=not own,  # ours are prepared for the requested mode
             cls=cls,
         )(_method(operator, backend))
 
@@ -92,7 +92,7 @@ def _method(operator: Operator, backend: Backend) -> Any:
         example = example_of(operator, example_inputs)
         reason = why_unavailable(operator, backend.name, _target(example.dtype))
         if reason is not None:
-            raise NotImplementedError(reason)  # what TritonBench shows in the cell and goes on after
+            raise NotImplementedError(reason)  # TritonBench shows it in the cell and continues
         try:
             return backend.prepare(example.inputs)
         except Unavailable as unavailable:
@@ -103,18 +103,18 @@ def _method(operator: Operator, backend: Backend) -> Any:
 
 
 class Own(triton_op.BenchmarkOperator):
-    """One of our operators as TritonBench's, on the suites chosen."""
+    """One of our operators as a TritonBench operator, on the selected suites."""
 
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "tflops"]  # noqa: RUF012 - TritonBench's spelling
     groupbench: Context
     mode: Any
 
     def get_bwd_fn(self, fwd_fn: Any) -> Any:
-        """What a backend of ours has prepared in mode bwd is the backward; TritonBench would derive one."""
+        """Return the function as it is: in mode bwd our backends prepare the backward pass themselves."""
         return fwd_fn
 
     def _get_bm_func(self, bm_func_name: str) -> Any:
-        """What it has prepared in mode fwd_bwd is both; TritonBench would run it as one and as the other."""
+        """Present mode fwd_bwd as bwd: our function runs both passes, and TritonBench would call it for each."""
         if self.mode != triton_op.Mode.FWD_BWD:
             return super()._get_bm_func(bm_func_name)
         self.mode = triton_op.Mode.BWD
@@ -128,7 +128,7 @@ class Own(triton_op.BenchmarkOperator):
             yield self.groupbench_inputs(self.groupbench.operator.parse_shape(text))
 
     def groupbench_inputs(self, shape: Any) -> tuple[Any]:
-        """As a function, which TritonBench hands on untouched; it refuses types that it does not know."""
+        """Return the example in a function: TritonBench passes functions through and refuses unknown types."""
         dtype = dtype_of(self)
         example = Example(
             shape, dtype, self.groupbench.operator.make_inputs(shape, dtype, self.device, self.groupbench.setup.seed)
@@ -149,11 +149,11 @@ class Own(triton_op.BenchmarkOperator):
         )
 
     def accuracy(self, fn: Any, baseline_fn: Any) -> bool:
-        """Against the reference in higher precision, not against another backend."""
+        """Compare with the reference in higher precision, not with another backend."""
         return self.groupbench_accuracy(fn)[1] is None
 
     def _measure_latency(self, fn: Any, warmup: Any, rep: Any, repcnt: Any) -> Any:
-        """Cooled bursts; outliers stay in. None where Triton interprets: what that took is the record's alone."""
+        """Time cooled bursts and keep outliers. Return None for an interpreted kernel: only its record has the time."""
         protocol = self.groupbench.setup.protocol
         interpreted = interpreted_here() and self.groupbench.operator.backend(self._cur_backend_name).kind != "torch"
         timer = GpuTimer(fn, protocol) if self.device == "cuda" else CpuTimer(fn, protocol, interpreted)
@@ -170,7 +170,7 @@ class Own(triton_op.BenchmarkOperator):
 
 
 def own_operator(setup: Setup, operator: Operator) -> type:
-    """Return a TritonBench operator class that runs one of ours on the suites chosen."""
+    """Return a TritonBench operator class that runs one of our operators on the selected suites."""
     facts = {
         "DEFAULT_PRECISION": operator.dtypes[0],
         "FWD_ONLY": operator.modes == ("fwd",),
@@ -193,12 +193,12 @@ def add_operator(tb_name: str, cls: type) -> None:
     sys.modules[module.__name__] = module
     setattr(sys.modules[PACKAGE], tb_name, module)
     listed = operator_list._list_opbench_paths
-    # TritonBench takes the last part of each path as the operator's name, and no two may be equal.
+    # TritonBench takes the last part of each path as an operator's name, and names must be unique.
     operator_list._list_opbench_paths = lambda: [*(path for path in listed() if Path(path).name != tb_name), tb_name]
 
 
 def example_of(ours: Operator, example_inputs: Any) -> Example:
-    """The inputs as our backends take them: our own operator's, or TritonBench's converted."""
+    """Return the inputs in the form that our backends take; those of TritonBench are converted."""
     if callable(example_inputs[0]):
         return example_inputs[0]()
     assert ours.from_tritonbench is not None
@@ -206,12 +206,12 @@ def example_of(ours: Operator, example_inputs: Any) -> Example:
 
 
 def inputs_of(example_inputs: Any) -> Any:
-    """What a backend may change: our operator's inputs, or TritonBench's, which are those of all its backends."""
+    """Return the inputs that a backend could change: our operator's, or TritonBench's, which all backends share."""
     return example_inputs[0]().inputs if callable(example_inputs[0]) else example_inputs
 
 
 def dtype_of(op: Any) -> str:
-    """The name of an operator's precision, else of what its inputs are; TritonBench has no torch dtype for fp8."""
+    """Return the name of the operator's precision, or of its inputs' dtype. TritonBench has no torch dtype for fp8."""
     precision: str = op.tb_args.precision
     if precision == NO_PRECISION:
         return foreign.input_dtype(op.example_inputs) or precision

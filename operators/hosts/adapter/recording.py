@@ -28,7 +28,7 @@ from groupbench.operators.hosts.adapter.own import (
     inputs_of,
     interpreted_here,
 )
-from groupbench.operators.hosts.journal import Event, Finished, Setup, tell
+from groupbench.operators.hosts.journal import Event, Finished, Setup, send
 from groupbench.operators.measure import accuracy, compiled
 from groupbench.operators.measure.faults import describe, is_oom, located
 from groupbench.operators.measure.given import Given
@@ -47,18 +47,18 @@ TIMED = {"latency", "tflops", "gbps", "speedup", "compile_time"}
 OUTPUTS = (triton_op.Mode.FWD, triton_op.Mode.FWD_NO_GRAD)
 """Modes in which a backend's function returns its output."""
 
-NO_BASELINE = "no baseline was measured beside it"
-UNLIKE_ITSELF = "the baseline's own runs differ by more than the tolerance"
+NO_BASELINE = "no baseline was measured with it"
+UNLIKE_ITSELF = "two runs of the baseline differ by more than the tolerance"
 
 
 class SpoiltInputs(RuntimeError):
-    """Another backend has changed the inputs. No line of this one is at fault, so its record names none."""
+    """Another backend has changed the inputs. No line of this backend is at fault, so its record does not name one."""
 
 
 def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
-    """Return a subclass of a TritonBench operator that tells the parent of each cell."""
+    """Return a subclass of a TritonBench operator that reports each cell to the parent."""
     metrics = tuple(base.DEFAULT_METRICS)
-    # A record is of a latency, which launch_latency, for one, measures where it is asked to.
+    # A record needs a latency, which the default metrics of launch_latency, for one, lack.
     wanted = [*metrics] if TIMED & {*metrics} else [*metrics, "latency"]
     finished = {(done.input_id, done.backend): done for done in setup.finished}
     context = Context(setup, ours, metrics, finished)
@@ -75,14 +75,14 @@ class Recording(Base):
     groupbench_interpreted = False
     example_inputs: Any
     _groupbench_reference: tuple[int | None, Any] = (None, None)
-    # The input's number, what is known of it, and the backend that had it last.
-    _groupbench_given: tuple[int | None, Given, str] | None = None
+    # The input's number, its checksums, and the last backend that had it.
+    _groupbench_inputs_seen: tuple[int | None, Given, str] | None = None
 
     def __init__(self, tb_args: Any = None, extra_args: Any = None) -> None:
-        if tb_args.output_dir:  # TritonBench finds out that there is none when it has measured
+        if tb_args.output_dir:  # TritonBench misses it only after measuring
             Path(tb_args.output_dir).mkdir(parents=True, exist_ok=True)
         self.groupbench_names: Counter[str] = Counter()
-        self.groupbench_told: set[tuple[str, str]] = set()
+        self.groupbench_reported: set[tuple[str, str]] = set()
         self.groupbench_protocol = protocol_name(tb_args, self.groupbench.setup)
         with parsed(extra_args) as (self.groupbench_options, unknown):
             super().__init__(tb_args=tb_args, extra_args=extra_args)
@@ -92,7 +92,7 @@ class Recording(Base):
     def __post__init__(self) -> None:
         try:
             super().__post__init__()
-        except Exception as error:  # of which the loader's text does not say what it is about
+        except Exception as error:  # the loader's message does not name the option
             if self.tb_args.input_loader:
                 raise UsageError(f"--input-loader {self.tb_args.input_loader}: {describe(error)}") from error
             raise
@@ -102,12 +102,12 @@ class Recording(Base):
     def run(self, *args: Any, **kwargs: Any) -> None:
         try:
             super().run(*args, **kwargs)
-        except Exception as error:  # which TritonBench drops when it has shown the table so far
-            tell(self.groupbench.setup, Event(refused=describe(error)))
+        except Exception as error:  # TritonBench shows its table and drops the error
+            send(self.groupbench.setup, Event(refused=describe(error)))
             raise
 
     def get_example_inputs(self) -> Any:
-        """Gives each input its name; two of one name, whichever of them are measured, are told apart."""
+        """Name each input. Inputs with equal names are numbered, whichever of them are measured."""
         inputs = super().get_example_inputs()
         if inputs is not None:
             if self.groupbench.ours is not None:
@@ -121,9 +121,9 @@ class Recording(Base):
 
     def _get_bm_func(self, bm_func_name: str) -> Any:
         if self.groupbench.ours is not None:
-            self._groupbench_look(bm_func_name)
+            self._groupbench_check_inputs(bm_func_name)
         start = time.perf_counter()
-        # Watched here and not while TritonBench times: looking at a kernel takes longer than running it.
+        # Not while TritonBench times: describing a kernel takes longer than running it.
         self.groupbench_code = {}
         with compiled.watched(self.groupbench_code) as self.groupbench_kernels, compiled.interpreted() as launched:
             fn = super()._get_bm_func(bm_func_name)
@@ -135,20 +135,20 @@ class Recording(Base):
         self.groupbench_fn = fn
         return fn
 
-    def _groupbench_look(self, backend: str) -> None:
-        """At the inputs, which TritonBench hands to all backends: one may have changed what the next is to have."""
-        key, given, before = self._groupbench_given or (None, None, "")
-        if given is None or key != self._cur_input_id:
-            given = Given(inputs_of(self.example_inputs))
-        elif given.misuse():
+    def _groupbench_check_inputs(self, backend: str) -> None:
+        """Check that no backend changed the inputs, which TritonBench passes to all of them; make ours again."""
+        key, checksums, before = self._groupbench_inputs_seen or (None, None, "")
+        if checksums is None or key != self._cur_input_id:
+            checksums = Given(inputs_of(self.example_inputs))
+        elif checksums.misuse():
             if not self.groupbench.setup.own:
                 raise SpoiltInputs(f"not measured: {before} has changed the inputs, which all backends share")
             self.example_inputs = self.groupbench_inputs(
                 example_of(self.groupbench.operator, self.example_inputs).shape
             )
             self._groupbench_reference = (None, None)
-            given = Given(inputs_of(self.example_inputs))
-        self._groupbench_given = (self._cur_input_id, given, backend)
+            checksums = Given(inputs_of(self.example_inputs))
+        self._groupbench_inputs_seen = (self._cur_input_id, checksums, backend)
 
     def _do_bench(self, input_id: int, fn_name: str, *args: Any, **kwargs: Any) -> Any:
         baseline = bool(kwargs.get("baseline"))
@@ -157,7 +157,7 @@ class Recording(Base):
             return _restored(done)
         left = len(self._input_ids) - self._input_ids.index(input_id) - 1
         event = Event(input_id, fn_name, left=left, baseline=baseline, begun=_cell(self, fn_name))
-        tell(self.groupbench.setup, event)
+        send(self.groupbench.setup, event)
         start = time.perf_counter()
         self.groupbench_bursts = self.groupbench_fn = None
         self.groupbench_kernels, self.groupbench_code = [], {}
@@ -171,10 +171,10 @@ class Recording(Base):
             facts = {"status": "oom" if is_oom(error) else "error", "message": message}
         if not facts:
             facts = self._groupbench_facts(metrics, baseline)
-        if done is not None:  # a baseline run again for its output has its record already
-            tell(self.groupbench.setup, msgspec.structs.replace(event, begun=None))
+        if done is not None:  # a baseline that ran again for its output already has a record
+            send(self.groupbench.setup, msgspec.structs.replace(event, begun=None))
         else:
-            tell(
+            send(
                 self.groupbench.setup,
                 msgspec.structs.replace(
                     event,
@@ -209,26 +209,27 @@ class Recording(Base):
         return {"status": status, "message": problem, "latency": latency, "accuracy": measured}
 
     def _groupbench_compared(self) -> tuple[Accuracy | None, str | None]:
-        """A backend of TritonBench's own operator against its baseline, where the mode returns outputs."""
+        """Compare a backend of TritonBench's own operator with its baseline, in modes that return outputs."""
         if self.mode not in OUTPUTS or self.groupbench_fn is None:
             return None, None
         kept = getattr(self, "_groupbench_baseline", None)
         try:
             if kept is None or kept[0] != self._cur_input_id:
                 baseline = getattr(self, "baseline_fn", None)
-                # The baseline is measured first, and this is it, unless there is none.
+                # The baseline is measured first, so this function is it, unless the operator lacks a baseline.
                 kept = (self._cur_input_id, foreign.tensors(baseline()) if baseline else None)
                 self._groupbench_baseline = kept
             return foreign.compare_outputs(self.groupbench_fn, kept[1])[:2]
-        except Exception as error:  # what cannot be compared is no fault of the backend
+        except Exception as error:  # outputs that cannot be compared are not the backend's fault
             print(f"groupbench: {self._cur_backend_name} is not compared: {describe(error)}", file=sys.stderr)
             return None, None
 
     def _groupbench_judged(self, right: bool | None, measured: Accuracy | None) -> str | None:
-        """What is wrong with a backend's output, whichever columns are shown; why nobody can say is told once.
+        """Return why a backend's output is wrong, or None. Print once why it cannot be judged.
 
-        By TritonBench's check, whose result is `right` where its column is shown, if its author or the user chose a
-        tolerance: torch's own for elements that are to be equal says nothing of a sum in another order.
+        If the operator's author or the user chose a tolerance, TritonBench's check decides; `right` is its result if
+        its column is shown. Without one, torch's default tolerance would apply, which is for elements that should be
+        equal and fails sums in another order. So the output's distance from the baseline's decides then.
         """
         args = self.tb_args
         checked = type(self).accuracy != triton_op.BenchmarkOperator.accuracy or "accuracy" in self.groupbench.metrics
@@ -240,8 +241,8 @@ class Recording(Base):
             why = str(reason)
         except Exception as error:
             why = describe(error)
-        if (self._cur_backend_name, why) not in self.groupbench_told:
-            self.groupbench_told.add((self._cur_backend_name, why))
+        if (self._cur_backend_name, why) not in self.groupbench_reported:
+            self.groupbench_reported.add((self._cur_backend_name, why))
             print(f"groupbench: {self._cur_backend_name} is not judged: {why}", file=sys.stderr)
         return None
 
@@ -249,7 +250,7 @@ class Recording(Base):
         fn, baseline = self.groupbench_fn, getattr(self, "baseline_fn", None)
         if fn is None or baseline is None:
             raise Unavailable(NO_BASELINE)
-        if self.mode in OUTPUTS:  # the check writes NaN into an output, which may share memory with the inputs
+        if self.mode in OUTPUTS:  # the check writes NaN to outputs, which may share memory with the inputs
             fn, baseline = _copying(fn), _copying(baseline)
         if right is None:
             right = self.accuracy(fn, baseline)
@@ -279,7 +280,6 @@ class Recording(Base):
                 self.groupbench.operator.reference(example_of(self.groupbench.operator, self.example_inputs).inputs),
             )
         backend, args = self._cur_backend_name, self.tb_args
-        given = self._groupbench_given[1] if self._groupbench_given else None
         return accuracy.check_backend(
             fn,
             self._groupbench_reference[1],
@@ -288,7 +288,7 @@ class Recording(Base):
             dtype_of(self),
             args.rtol,
             args.atol,
-            given=given,
+            given=self._groupbench_inputs_seen[1] if self._groupbench_inputs_seen else None,
         )
 
 

@@ -544,7 +544,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "an option's value": (("--op", "sum", "--input-dim", "x"), "sum: argument --input-dim: invalid int value: 'x'"),
     "an option of its host": (("--op", "sum", "--rep", "x"), "sum: argument --rep: invalid int value: 'x'"),
-    "its timing of ours": ((*OURS, "--rep", "5"), "grouped_gemm: --rep is for TritonBench's own operators"),
+    "its timing of ours": ((*OURS, "--rep", "5"), "grouped_gemm: --rep works only with TritonBench's own operators"),
     "our timing of its": (("--op", "sum", "--bursts", "2"), "--bursts works only with groupbench's operators; sum is"),
     "a backend": (("--op", "sum", "--only", "torch_sum,summ"), "sum: no backend 'summ'; there are: triton_sum, "),
     "a backend to skip": (("--op", "sum", "--skip", "summ"), "sum: no backend 'summ'; there are: triton_sum, "),
@@ -611,7 +611,7 @@ def test_a_tritonbench_that_lacks_what_it_needs(tmp_path: Path) -> None:
     env = os.environ | {"PYTHONPATH": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.returncode == 1
-    assert done.stderr.startswith("TritonBench does not import here: No module named 'no_such_yaml'; install what")
+    assert done.stderr.startswith("TritonBench does not import here: No module named 'no_such_yaml'; install its")
     assert done.stderr.count("\n") == 1
 
 
