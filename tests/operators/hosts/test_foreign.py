@@ -22,7 +22,7 @@ NAMES: dict[str, tuple[Any, Any, str]] = {
     "a flag": (7, {"x": torch.ones(7), "causal": True}, "7 [7, True]"),
     "ragged": (2, (JAGGED, 2, 8, 3), "2 [2x*x8, 2, 8, 3]"),
     "lists": (2, ([torch.ones(2, 3), torch.ones(4, 3)], None), "2 [2x3, 4x3]"),
-    "what has no name": (2, (torch.ones(2), print), "2"),
+    "an input without a name": (2, (torch.ones(2), print), "2"),
     "a size twice": (512, (torch.ones(512, 512),), "512 [512x512]"),
     "of each input": ((8, 8, 8), (torch.ones(8, 8), torch.ones(8, 8)), "(8, 8, 8)"),
     "a scalar among others": (2, (torch.tensor(1.0), torch.ones(3)), "2 [scalar, 3]"),
@@ -39,11 +39,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a flag": ({"causal": True}, " causal"),
     "a flag that is off": ({"fast": False}, " fast=False"),
     "in the order of their names": ({"reduce_dim": 0, "input_dim": 2}, " input_dim=2,reduce_dim=0"),
-    "a size that is said": ({"M": 64, "n_heads": 8}, ""),
+    "a size in the name": ({"M": 64, "n_heads": 8}, ""),
     "one that is not": ({"M": 64, "n_heads": 4}, " n_heads=4"),
-    "a number that is no size": ({"window_size": 8}, " window_size=8"),
+    "a number other than a size": ({"window_size": 8}, " window_size=8"),
     "several sizes": ({"seq_len": [8, 64], "batch": [8, 9]}, " batch=8|9"),
-    "what chooses inputs": ({"shapes": "64,8", "llama": True}, ""),
+    "options that choose inputs": ({"shapes": "64,8", "llama": True}, ""),
 }
 
 
@@ -56,7 +56,7 @@ def test_what_is_distant() -> None:
     assert not is_distant(Accuracy(rms=1e-3), "fp16")
     assert is_distant(Accuracy(rms=2e-2), "fp16")
     assert is_distant(Accuracy(rms=1e-3), "fp32")
-    assert is_distant(Accuracy(), "bf16"), "its error is no number"
+    assert is_distant(Accuracy(), "bf16"), "an error of NaN"
 
 
 def test_two_problems_of_one_x_val_have_two_names() -> None:
@@ -96,7 +96,7 @@ def test_equal_outputs(wrap: Any) -> None:
 
 def test_the_worst_of_several() -> None:
     accuracy, problem, _ = compare_outputs(lambda: (X, X * 1.01), [X, X])
-    assert problem is None, "a distance is no verdict"
+    assert problem is None, "a distance gives no verdict"
     assert accuracy is not None
     assert accuracy.rms == pytest.approx(0.01, rel=1e-3)
     assert accuracy.mismatch == 1

@@ -140,24 +140,24 @@ def test_metrics_have_the_fields_that_records_come_from() -> None:
 
 def test_mode_bwd_measures_our_backward(measured: Callable[..., Any]) -> None:
     args = ("--op", "grouped_gemm", "--mode", "bwd", "--precision", "fp16", "--only", "torch_loop,triton_pointer")
-    done, found = measured(*args, "--shapes", "ragged", *ON_CPU[2:], "--host", "tritonbench")
+    done, records = measured(*args, "--shapes", "ragged", *ON_CPU[2:], "--host", "tritonbench")
     assert done.returncode == 0, done.stderr
-    assert [(r.cell.backend, r.cell.mode, r.status, r.message) for r in found] == [
+    assert [(r.cell.backend, r.cell.mode, r.status, r.message) for r in records] == [
         ("torch_loop", "bwd", "ok", None),
         ("triton_pointer", "bwd", "unavailable", "triton_pointer has no backward"),
     ]
-    assert found[0].latency is not None
-    assert found[0].accuracy is not None
-    assert found[0].cell.flops == 2 * 2 * 99 * 96 * 80
+    assert records[0].latency is not None
+    assert records[0].accuracy is not None
+    assert records[0].cell.flops == 2 * 2 * 99 * 96 * 80
 
 
 def test_an_operator_that_names_no_precision_has_that_of_its_inputs(measured: Callable[..., Any]) -> None:
     """TritonBench's vector_add, for which no --precision is chosen; our backends are listed next to its own."""
     args = ("--op", "vector_add", "--only", "torch_add,torch", "--num-inputs", "1")
-    done, found = measured(*args, *HOST)
+    done, records = measured(*args, *HOST)
     assert done.returncode == 0, done.stderr
     assert "fewer cheats are detected than with --host builtin" in done.stderr
-    assert [(r.cell.backend, r.cell.dtype, r.cell.min_bytes, r.status) for r in found] == [
+    assert [(r.cell.backend, r.cell.dtype, r.cell.min_bytes, r.status) for r in records] == [
         (name, "fp32", 3 * 4 * 4096, "ok") for name in ("torch_add", "torch")
     ]
 
@@ -176,11 +176,11 @@ def both(measured: Callable[..., Any], measured_apart: Callable[..., Any]) -> di
         "ragged",
         "single",
     )
-    found = {}
+    records = {}
     for host, run in (("tritonbench", measured_apart), ("builtin", measured)):
-        done, found[host] = run(*args, *ON_CPU[2:], "--host", host)
+        done, records[host] = run(*args, *ON_CPU[2:], "--host", host)
         assert done.returncode == 0, done.stderr
-    return found
+    return records
 
 
 @pytest.mark.parametrize("flags", [("--bwd",), ("--mode", "fwd", "--bwd")], ids=" ".join)
@@ -217,12 +217,12 @@ SQUARES = (("--input-dim", "2", "--reduce-dim", "0"), "512 [512x512] input_dim=2
 def test_options_are_in_a_problems_identity(
     args: tuple[str, ...], shape: str, protocol: str, measured: Callable[..., Any]
 ) -> None:
-    done, found = measured("--op", "sum", "--only", "torch_sum", "--num-inputs", "1", *args, *HOST)
+    done, records = measured("--op", "sum", "--only", "torch_sum", "--num-inputs", "1", *args, *HOST)
     assert done.returncode == 0, done.stderr
-    assert [(r.cell.shape, r.cell.protocol) for r in found] == [(shape, f"tritonbench:triton_do_bench{protocol}")]
+    assert [(r.cell.shape, r.cell.protocol) for r in records] == [(shape, f"tritonbench:triton_do_bench{protocol}")]
 
 
-def test_inputs_of_one_name_are_told_apart(measured: Callable[..., Any]) -> None:
+def test_inputs_of_one_name_are_numbered(measured: Callable[..., Any]) -> None:
     """By their place among all inputs, whichever of them are measured."""
     args = ("--op", "gemm", "--only", "aten_matmul", "--shapes", "8x8x8,8x8x8,16x8x8", "--warmup", "1", "--rep", "1")
     names = [[r.cell.shape for r in measured(*args, *which, *HOST)[1]] for which in ((), ("--input-id", "1,0"))]
@@ -251,17 +251,17 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
 def test_a_wrong_result_is_wrong_whatever_columns_are_shown(
     args: tuple[str, ...], status: str, says: str, measured: Callable[..., Any], faulty: str
 ) -> None:
-    done, found = measured(*args, "--plugin", "faulty_backends.off_in_tritonbench", *BRIEF, *HOST)
-    assert {r.cell.backend: r.status for r in found}["off"] == status, done.stderr
+    done, records = measured(*args, "--plugin", "faulty_backends.off_in_tritonbench", *BRIEF, *HOST)
+    assert {r.cell.backend: r.status for r in records}["off"] == status, done.stderr
     assert done.returncode == (1 if status == "wrong" else 0), done.stderr
     assert ("groupbench: off is not judged: " in done.stderr) is bool(says)
     assert says in done.stderr
 
 
-def test_what_ends_it_midway_is_no_pass(measured: Callable[..., Any]) -> None:
-    """TritonBench shows what it has, and ends with 0; sum has no name for a vector of a length that is said."""
-    done, found = measured("--op", "sum", "--only", "torch_sum", "--M", "8", *HOST)
-    assert (done.returncode, found) == (3, [])
+def test_an_error_midway_is_a_failure(measured: Callable[..., Any]) -> None:
+    """TritonBench shows its partial table and exits with 0: sum cannot name an input of one dimension."""
+    done, records = measured("--op", "sum", "--only", "torch_sum", "--M", "8", *HOST)
+    assert (done.returncode, records) == (3, [])
     last = done.stderr.splitlines()[-1]
     assert (
         last == "tritonbench: sum: TritonBench ended before it measured anything: IndexError: tuple index out of range"
@@ -280,16 +280,16 @@ def test_lists_of_tritonbenchs_operators(warm: Command) -> None:
 
 
 def test_a_backend_that_no_operator_has(measured: Callable[..., Any]) -> None:
-    """A name that another operator has is none of its faults."""
-    done, found = measured("--op", "sum,test_op", "--only", "torch_sum,test_op,summ", "--num-inputs", "1", *HOST)
-    assert [r.cell.backend for r in found] == ["torch_sum", "test_op"]
+    """A name that another operator has is not reported."""
+    done, records = measured("--op", "sum,test_op", "--only", "torch_sum,test_op,summ", "--num-inputs", "1", *HOST)
+    assert [r.cell.backend for r in records] == ["torch_sum", "test_op"]
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1] == "tritonbench: none of the selected operators has a backend 'summ'"
 
 
-def test_what_an_operator_that_does_not_start_has_nobody_knows(measured: Callable[..., Any]) -> None:
-    done, found = measured("--op", "nosuchop,sum", "--only", "torch_sum,theirs", "--num-inputs", "1", *HOST)
-    assert [r.cell.backend for r in found] == ["torch_sum"]
+def test_backends_of_an_operator_that_does_not_start_are_unknown(measured: Callable[..., Any]) -> None:
+    done, records = measured("--op", "nosuchop,sum", "--only", "torch_sum,theirs", "--num-inputs", "1", *HOST)
+    assert [r.cell.backend for r in records] == ["torch_sum"]
     assert done.returncode == 3
     assert "no operator 'nosuchop'" in done.stderr
     assert "has a backend" not in done.stderr
@@ -297,9 +297,9 @@ def test_what_an_operator_that_does_not_start_has_nobody_knows(measured: Callabl
 
 def test_operators_of_ours_take_their_own_of_only(measured: Callable[..., Any]) -> None:
     args = ("--op", "grouped_gemm,vector_add", "--suite", "smoke", "--num-inputs", "1", "--only", "torch_loop,torch")
-    done, found = measured(*args, *ON_CPU)
+    done, records = measured(*args, *ON_CPU)
     assert done.returncode == 0, done.stderr
-    assert [(r.cell.operator, r.cell.backend) for r in found] == [
+    assert [(r.cell.operator, r.cell.backend) for r in records] == [
         ("grouped_gemm", "torch_loop"),
         ("vector_add", "torch"),
     ]
@@ -323,17 +323,17 @@ def test_our_operator_is_right_under_tritonbench(both: dict[str, list[Record]]) 
 
 def test_records_are_of_the_built_in_hosts_kind(both: dict[str, list[Record]]) -> None:
     """All but the times and the host's name, field by field."""
-    for theirs, ours in zip(both["tritonbench"], both["builtin"], strict=True):
-        assert (theirs.cell.host, ours.cell.host) == ("tritonbench", "builtin")
+    for guest, ours in zip(both["tritonbench"], both["builtin"], strict=True):
+        assert (guest.cell.host, ours.cell.host) == ("tritonbench", "builtin")
         for name in ("operator", "backend", "shape", "dtype", "mode", "protocol", "seed", "dims", "flops", "min_bytes"):
-            assert getattr(theirs.cell, name) == getattr(ours.cell, name), name
-        assert theirs.accuracy == ours.accuracy
-        assert theirs.baseline == ours.baseline
-        assert theirs.latency is not None
+            assert getattr(guest.cell, name) == getattr(ours.cell, name), name
+        assert guest.accuracy == ours.accuracy
+        assert guest.baseline == ours.baseline
+        assert guest.latency is not None
         assert ours.latency is not None
-        assert theirs.latency.timing == ours.latency.timing
-        assert [len(b) for b in theirs.latency.bursts_ms] == [len(b) for b in ours.latency.bursts_ms]
-        assert theirs.latency.prepare_ms
+        assert guest.latency.timing == ours.latency.timing
+        assert [len(b) for b in guest.latency.bursts_ms] == [len(b) for b in ours.latency.bursts_ms]
+        assert guest.latency.prepare_ms
 
 
 FAULTS = {
@@ -404,7 +404,7 @@ def test_tritonbenchs_flags_reach_it(measured: Callable[..., Any], tmp_path: Pat
 
 
 def test_tritonbenchs_own_operator(measured: Callable[..., Any]) -> None:
-    """Of which we have no line: latency, whether its time is a CPU's or the interpreter's, and how far it is off."""
+    """Its records have a latency, whether a CPU or the interpreter took it, and the distance from the baseline."""
     brief = ("--only", "torch_sum,triton_sum", "--num-inputs", "1", "--warmup", "1", "--rep", "1")
     done, records = measured("--op", "sum", "--device", "cpu", "--host", "tritonbench", *brief)
     assert done.returncode == 0, done.stderr
@@ -532,13 +532,13 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--op", "row_softmx", "--plugin", "examples/operators/row_softmax.py"),
         "row_softmx: no operator 'row_softmx' (did you mean 'row_softmax'?); there are: grouped_gemm, ",
     ),
-    "a mode of ours that there is not": (
+    "a mode that ours lacks": (
         (*OURS, "--fwd-bwd"),
         "grouped_gemm has no mode 'fwd_bwd'; there are: fwd, bwd",
     ),
     "an option of ours": ((*OURS, "--numinputs", "2"), "grouped_gemm: unknown option or argument: --numinputs 2"),
     "an option": (("--op", "sum", "--input-dimm", "2"), "sum: unrecognized arguments: --input-dimm 2"),
-    "an option where there are none": (
+    "an option of an operator without options": (
         ("--op", "vector_add", "--size", "2"),
         "vector_add: unknown option or argument: --size 2",
     ),

@@ -44,8 +44,8 @@ def again(name):
 
 @pytest.fixture
 def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Record]]:
-    """Records of a run whose child does as the script says."""
-    found: list[Record] = []
+    """Return a function that runs a script as the child and returns the records."""
+    records: list[Record] = []
 
     def run(script: str, timeout_s: float = 60) -> list[Record]:
         path = tmp_path / "child.py"
@@ -57,19 +57,19 @@ def follow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., lis
 
         monkeypatch.setattr(tritonbench, "_Follower", follower)
         for record in tritonbench._operator_records(Setup(op="o"), [], MACHINE, RUN, timeout_s, []):
-            found.append(record)
-        return found
+            records.append(record)
+        return records
 
-    run.found = found  # type: ignore[attr-defined]
+    run.records = records  # type: ignore[attr-defined]
     return run
 
 
-def told(records: list[Record]) -> list[tuple[str, str]]:
+def outcomes(records: list[Record]) -> list[tuple[str, str]]:
     return [(record.cell.backend, record.status) for record in records]
 
 
 def test_all_is_well(follow: Callable[..., list[Record]]) -> None:
-    assert told(follow("for n in 'ab':\n  begin(n)\n  finish(n)")) == [("a", "ok"), ("b", "ok")]
+    assert outcomes(follow("for n in 'ab':\n  begin(n)\n  finish(n)")) == [("a", "ok"), ("b", "ok")]
 
 
 def test_what_it_started_ends_with_it(follow: Callable[..., list[Record]], tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ for name in "abc":
             os._exit(9)
         finish(name)
 """)
-    assert told(records) == [("a", "ok"), ("b", "error"), ("c", "ok")]
+    assert outcomes(records) == [("a", "ok"), ("b", "error"), ("c", "ok")]
     assert records[1].message == "TritonBench's process died (exit code 9) at this cell"
 
 
@@ -114,16 +114,16 @@ else:
     begin("b")
     os.kill(os.getpid(), 11)
 """)
-    assert told(records) == [("a", "ok"), ("b", "error")]
+    assert outcomes(records) == [("a", "ok"), ("b", "error")]
 
 
 def test_killed_for_memory(follow: Callable[..., list[Record]]) -> None:
-    assert told(follow("if not done:\n  begin('a')\n  os.kill(os.getpid(), 9)")) == [("a", "oom")]
+    assert outcomes(follow("if not done:\n  begin('a')\n  os.kill(os.getpid(), 9)")) == [("a", "oom")]
 
 
 def test_silence_is_a_timeout(follow: Callable[..., list[Record]]) -> None:
     records = follow("if not done:\n  begin('a')\n  time.sleep(3600)", timeout_s=5)
-    assert told(records) == [("a", "timeout")]
+    assert outcomes(records) == [("a", "timeout")]
 
 
 def test_an_end_before_anything_is_a_usage_error(follow: Callable[..., list[Record]]) -> None:
@@ -146,7 +146,7 @@ def test_an_interrupt_records_the_cell_and_says_what_is_left(
 ) -> None:
     def interrupt(seconds: float) -> None:
         polls.append(seconds)
-        if follow.found and len(polls) > 1:  # type: ignore[attr-defined]
+        if follow.records and len(polls) > 1:  # type: ignore[attr-defined]
             raise KeyboardInterrupt
         time.sleep(seconds)
 
@@ -154,20 +154,19 @@ def test_an_interrupt_records_the_cell_and_says_what_is_left(
     monkeypatch.setattr(tritonbench, "time", SimpleNamespace(monotonic=time.monotonic, sleep=interrupt))
     with pytest.raises(KeyboardInterrupt, match=r"^input 0 was not finished, and 3 inputs not started$"):
         follow("begin('a')\nfinish('a')\ntell(backend='b', begun=cell('b'), left=3)\ntime.sleep(3600)")
-    found = follow.found  # type: ignore[attr-defined]
-    assert told(found) == [("a", "ok"), ("b", "skipped")]
-    assert found[1].message == "interrupted before it was measured"
+    records = follow.records  # type: ignore[attr-defined]
+    assert outcomes(records) == [("a", "ok"), ("b", "skipped")]
+    assert records[1].message == "interrupted before it was measured"
 
 
-# What operators end with, None where they are measured, and the backends that they have not, None where nobody knows:
-# what is told, and raised.
+# For each operator: its error and the backends that it lacks, or None if unknown -> errors reported and raised.
 ENDS: dict[str, tuple[Any, list[str], str | None]] = {
     "well": (((None, {"x"}), (None, set())), [], None),
     "one": (((UsageError("why"), set()), (None, set())), ["o0: why"], None),
     "several": (((UsageError("y"), set()), (None, set()), (Incomplete("n"), set())), ["o0: y", "o2: n"], None),
     "all": (((UsageError("y"), set()), (Incomplete("n"), set())), [], "o0: y; o1: n"),
     "a backend": (((None, {"x", "y"}), (None, {"y"})), ["none of the selected operators has a backend 'y'"], None),
-    "a backend of who knows whom": (((UsageError("why"), None), (None, {"y"})), ["o0: why"], None),
+    "a backend of an unknown operator": (((UsageError("why"), None), (None, {"y"})), ["o0: why"], None),
     "interrupted": (
         ((UsageError("y"), set()), (KeyboardInterrupt("3 left"), set()), (None, set())),
         ["o0: y", "interrupted: o1: 3 left", "not started: o2"],
@@ -177,7 +176,7 @@ ENDS: dict[str, tuple[Any, list[str], str | None]] = {
 
 
 @pytest.mark.parametrize(("ends", "failures", "raised"), ENDS.values(), ids=ENDS)
-def test_what_one_operator_ends_with_is_told_after_the_others(
+def test_an_operators_error_is_reported_after_the_others(
     ends: Any, failures: list[str], raised: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rest = iter(ends)
@@ -192,14 +191,14 @@ def test_what_one_operator_ends_with_is_told_after_the_others(
 
     monkeypatch.setattr(tritonbench, "_operator_records", records)
     setups = [(Setup(op=f"o{number}"), []) for number, _ in enumerate(ends)]
-    said: list[str] = []
-    run = tritonbench._records(setups, MACHINE, RUN, 1, said)
+    reported: list[str] = []
+    run = tritonbench._records(setups, MACHINE, RUN, 1, reported)
     if raised is None:
         assert list(run) == ["record"] * sum(failure is None for failure, _ in ends)
     else:
         with pytest.raises((GroupbenchError, KeyboardInterrupt), match=raised):
             list(run)
-    assert said == failures
+    assert reported == failures
 
 
 OPTIONS: dict[str, Any] = {
@@ -213,7 +212,7 @@ OPTIONS: dict[str, Any] = {
     "output_json": None,
 }
 
-# What the command line says, and what of it TritonBench is to have.
+# Options on the command line -> options for TritonBench.
 UNDERSTOOD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "a flag for a mode": ({"rest": ("--bwd", "--causal")}, {"mode": "bwd", "rest": ["--causal"]}),
     "several": ({"rest": ("--fwd-no-grad", "--bwd"), "mode": "fwd_bwd"}, {"mode": "fwd_no_grad", "rest": []}),
@@ -222,10 +221,10 @@ UNDERSTOOD: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "understood"), UNDERSTOOD.values(), ids=UNDERSTOOD)
-def test_options_as_tritonbench_has_them(given: dict[str, Any], understood: dict[str, Any]) -> None:
-    found = tritonbench._understood(OPTIONS | given, "cpu")
-    assert {name: found[name] for name in understood} == understood
+@pytest.mark.parametrize(("options", "understood"), UNDERSTOOD.values(), ids=UNDERSTOOD)
+def test_options_are_translated_for_tritonbench(options: dict[str, Any], understood: dict[str, Any]) -> None:
+    translated = tritonbench._understood(OPTIONS | options, "cpu")
+    assert {name: translated[name] for name in understood} == understood
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -236,7 +235,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an A/B": ({"rest": ("--side-a=--bwd",)}, "--side-a cannot be combined with records: "),
     "graphs on a CPU": ({"cudagraph": True}, "a CPU has no CUDA graphs"),
     "a file of two": ({"ops": ("sum", "gemm"), "output_json": "x"}, "--output-json takes one operator on TritonBench"),
-    "a number that is none": ({"input_id": ("x",)}, "--input-id 'x' is not a number"),
+    "no number": ({"input_id": ("x",)}, "--input-id 'x' is not a number"),
     "inputs twice": ({"input_id": ("1", "2"), "num_inputs": 1}, "with at most one --input-id"),
     "our timing": (
         {"on_command_line": ["device", "idle"]},
@@ -246,18 +245,18 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("given", "says"), REFUSED.values(), ids=REFUSED)
-def test_refused(given: dict[str, Any], says: str) -> None:
-    options = OPTIONS | {"suites": (), "on_command_line": [], "plugins": ()} | given
-    with pytest.raises(UsageError, match=says):
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(changes: dict[str, Any], message: str) -> None:
+    options = OPTIONS | {"suites": (), "on_command_line": [], "plugins": ()} | changes
+    with pytest.raises(UsageError, match=message):
         tritonbench._setups(tritonbench._understood(options, "cpu"), "cpu")
 
 
-def test_an_end_between_cells_is_no_pass(follow: Callable[..., list[Record]]) -> None:
+def test_an_end_between_cells_is_a_failure(follow: Callable[..., list[Record]]) -> None:
     with pytest.raises(Incomplete, match=r"exit code 3 after 1 cell$") as caught:
         follow("begin('a')\nfinish('a')\nsys.exit(3)")
     assert caught.value.exit_code == 3
-    assert told(follow.found) == [("a", "ok")]  # type: ignore[attr-defined]
+    assert outcomes(follow.records) == [("a", "ok")]  # type: ignore[attr-defined]
 
 
 def test_a_line_half_written_is_waited_for(follow: Callable[..., list[Record]]) -> None:
@@ -269,7 +268,7 @@ for part in (line[:20], line[20:]):
         file.write(part)
     time.sleep(0.5)
 """)
-    assert told(records) == [("a", "error")]
+    assert outcomes(records) == [("a", "error")]
 
 
 # Where TritonBench has operators of these names too.
@@ -282,7 +281,7 @@ ASKED = {
     "a shape's text": ("vector_add", {"shapes": ("N=257",)}, "cuda", True),
     "its spelling of shapes": ("grouped_gemm", {"shapes": ("4,64,64,64",)}, "cuda", False),
     "a mode of ours": ("grouped_gemm", {"mode": "bwd"}, "cuda", True),
-    "no inputs that ours know": ("split_k_matmul", {}, "cuda", True),
+    "no inputs that ours takes": ("split_k_matmul", {}, "cuda", True),
     "no operator of that name": ("canary", {}, "cuda", True),
 }
 
