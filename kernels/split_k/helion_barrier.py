@@ -87,7 +87,7 @@ def prepare_barrier(
     """
     require_product(a, b)
     if a.device.type != "cuda":
-        raise ValueError("a barrier of the whole grid cannot be interpreted: its programs run one after the other")
+        raise ValueError("a grid-wide barrier cannot be interpreted, since programs run one after the other")
     (M, K), N = a.shape, b.size(1)
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)

@@ -158,7 +158,7 @@ def _latency_histories(
 
 def _with_verdict(history: ShownHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> ShownHistory:
     """Return the history with a mark at a change that the gate sees and history alone does not show yet."""
-    verdict_rows = verdict["told"] if verdict else []
+    verdict_rows = verdict["rows"] if verdict else []
     row = next((row for row in verdict_rows if row["what"] == "latency" and Verdict(row["verdict"]).changed), None)
     if row is None or row["change"] is None:
         return history
@@ -218,7 +218,7 @@ def _verdict(site: Site, session: Session, key: int) -> dict[str, Any] | None:
     if not isinstance(job, Known) or key not in job.value.by_series:
         return None
     rows = [row for row in job.value.rows if row["series"] == key]
-    return {"run": newest[0].id, "verdict": job.value.by_series[key], "stale": job.stale, "told": rows}
+    return {"run": newest[0].id, "verdict": job.value.by_series[key], "stale": job.stale, "rows": rows}
 
 
 def _other_backends(session: Session, row: SeriesRow) -> list[SeriesRow]:

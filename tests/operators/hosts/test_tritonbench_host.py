@@ -71,13 +71,13 @@ def _measured(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Cal
 
 @pytest.fixture(scope="module")
 def measured(warm: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """(process, records) of a run."""
+    """Return a function that runs a command and returns its process and records."""
     return _measured(warm, tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def measured_apart(tritonbench_apart: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """(process, records) of a run in processes of its own, as users start it."""
+    """Do the same in processes of the command's own, as users start it."""
     return _measured(tritonbench_apart, tmp_path_factory)
 
 
@@ -114,7 +114,7 @@ def test_every_name_that_the_adapter_touches_exists(module: str, name: str) -> N
 
 
 def test_attributes_that_instances_have() -> None:
-    """Set in methods of TritonBench, so that only its source shows them."""
+    """Attributes that methods of TritonBench set are found in its source."""
     source = Path(importlib.import_module("tritonbench.utils.triton_op").__file__ or "").read_text()
     for name in (
         "self._cur_backend_name",
@@ -164,7 +164,7 @@ def test_an_operator_that_names_no_precision_has_that_of_its_inputs(measured: Ca
 
 @pytest.fixture(scope="module")
 def both(measured: Callable[..., Any], measured_apart: Callable[..., Any]) -> dict[str, list[Record]]:
-    """The same cells under either host."""
+    """Return the records of the same cells by host."""
     args = (
         "--op",
         "grouped_gemm",
@@ -223,7 +223,7 @@ def test_options_are_in_a_problems_identity(
 
 
 def test_inputs_of_one_name_are_numbered(measured: Callable[..., Any]) -> None:
-    """By their place among all inputs, whichever of them are measured."""
+    """Numbers count all inputs, whichever of them are measured."""
     args = ("--op", "gemm", "--only", "aten_matmul", "--shapes", "8x8x8,8x8x8,16x8x8", "--warmup", "1", "--rep", "1")
     names = [[r.cell.shape for r in measured(*args, *which, *HOST)[1]] for which in ((), ("--input-id", "1,0"))]
     assert names == [["(8, 8, 8)", "(8, 8, 8) #2", "(16, 8, 8)"], ["(8, 8, 8)", "(8, 8, 8) #2"]]
@@ -247,15 +247,15 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("args", "status", "says"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("args", "status", "message"), WRONG.values(), ids=WRONG)
 def test_a_wrong_result_is_wrong_whatever_columns_are_shown(
-    args: tuple[str, ...], status: str, says: str, measured: Callable[..., Any], faulty: str
+    args: tuple[str, ...], status: str, message: str, measured: Callable[..., Any], faulty: str
 ) -> None:
     done, records = measured(*args, "--plugin", "faulty_backends.off_in_tritonbench", *BRIEF, *HOST)
     assert {r.cell.backend: r.status for r in records}["off"] == status, done.stderr
     assert done.returncode == (1 if status == "wrong" else 0), done.stderr
-    assert ("groupbench: off is not judged: " in done.stderr) is bool(says)
-    assert says in done.stderr
+    assert ("groupbench: off is not judged: " in done.stderr) is bool(message)
+    assert message in done.stderr
 
 
 def test_an_error_midway_is_a_failure(measured: Callable[..., Any]) -> None:
@@ -322,7 +322,7 @@ def test_our_operator_is_right_under_tritonbench(both: dict[str, list[Record]]) 
 
 
 def test_records_are_of_the_built_in_hosts_kind(both: dict[str, list[Record]]) -> None:
-    """All but the times and the host's name, field by field."""
+    """Compare all fields but the times and the host's name."""
     for guest, ours in zip(both["tritonbench"], both["builtin"], strict=True):
         assert (guest.cell.host, ours.cell.host) == ("tritonbench", "builtin")
         for name in ("operator", "backend", "shape", "dtype", "mode", "protocol", "seed", "dims", "flops", "min_bytes"):
@@ -429,7 +429,7 @@ def test_tritonbenchs_own_operator(measured: Callable[..., Any]) -> None:
     assert sum(record.baseline for record in records) == 1
 
 
-def test_our_backends_stand_beside_those_of_tritonbenchs_namesake(measured: Callable[..., Any]) -> None:
+def test_our_backends_join_those_of_tritonbenchs_operator_of_that_name(measured: Callable[..., Any]) -> None:
     args = ("--only", "torch_add,triton_add,torch,triton", "--num-inputs", "1", "--warmup", "1", "--rep", "1")
     done, records = measured("--op", "vector_add", "--device", "cpu", "--host", "tritonbench", *args)
     assert done.returncode == 0, done.stderr
@@ -456,9 +456,7 @@ def test_a_backend_that_changes_the_inputs_spoils_no_others(measured: Callable[.
     }
 
 
-def test_a_backend_that_changes_tritonbenchs_inputs_is_the_one_that_is_blamed(
-    measured: Callable[..., Any], faulty: str
-) -> None:
+def test_a_backend_that_changes_tritonbenchs_inputs_is_named(measured: Callable[..., Any], faulty: str) -> None:
     only = ("--only", "torch_add,adds_in_place,adds", "--plugin", "faulty_backends.ADDERS")
     args = ("--num-inputs", "2", "--warmup", "1", "--rep", "1")
     done, records = measured("--op", "vector_add", "--device", "cpu", "--host", "tritonbench", *only, *args)
@@ -468,7 +466,7 @@ def test_a_backend_that_changes_tritonbenchs_inputs_is_the_one_that_is_blamed(
     assert [(r.status, r.message) for r in records] == [("ok", None), blamed, spoilt] * 2
 
 
-def test_a_file_that_cannot_be_written_is_told(measured: Callable[..., Any]) -> None:
+def test_a_file_that_cannot_be_written_is_reported(measured: Callable[..., Any]) -> None:
     args = ("--shapes", "N=5", "--only", "torch", "--output", "/dev/full")
     done, records = measured("--op", "vector_add", *ON_CPU, *args)
     assert (done.returncode, len(records)) == (3, 1)
@@ -486,21 +484,21 @@ def test_a_suite_of_ours_runs_our_operator(measured: Callable[..., Any]) -> None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is not None, reason="its swiglu imports here")
-def test_an_operator_that_does_not_import_says_why(measured: Callable[..., Any]) -> None:
+def test_an_operator_that_does_not_import_has_a_reason(measured: Callable[..., Any]) -> None:
     done, records = measured("--op", "swiglu", "--device", "cpu", "--host", "tritonbench")
     assert (done.returncode, records) == (2, [])
     assert "operator swiglu does not import here: ModuleNotFoundError: No module named 'transformers'" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_an_operator_none_of_whose_backends_is_installed_says_so(measured: Callable[..., Any]) -> None:
+def test_an_operator_without_installed_backends_is_reported(measured: Callable[..., Any]) -> None:
     done, records = measured("--op", "mx4_to_fp32", *HOST, "--num-inputs", "1")
     assert (done.returncode, records) == (3, [])
     assert "measured nothing: none of the selected backends of mx4_to_fp32 is installed" in done.stderr
 
 
-def test_the_other_operators_are_measured_all_the_same(measured: Callable[..., Any]) -> None:
-    """Behind one that measures nothing, and one that there is not; each once, however often it is named."""
+def test_operators_after_a_failure_are_measured(measured: Callable[..., Any]) -> None:
+    """One measures nothing and one does not exist. Each operator runs once, however often it is named."""
     done, records = measured("--op", "mx4_to_fp32,test_op,no_such,test_op", *HOST, "--num-inputs", "1")
     assert done.returncode == 3, done.stderr
     assert [r.cell.operator for r in records] == ["test_op"]
@@ -513,7 +511,7 @@ def test_the_other_operators_are_measured_all_the_same(measured: Callable[..., A
     assert no_such.startswith("tritonbench: no_such: no operator 'no_such'; there are: grouped_gemm, ")
 
 
-def test_an_operator_that_asks_for_no_latency_has_one(measured: Callable[..., Any]) -> None:
+def test_latency_is_measured_even_if_the_operator_does_not_select_it(measured: Callable[..., Any]) -> None:
     """TritonBench's launch_latency, which wants a GPU, asks for its wall time; its test_op for a number of its own."""
     done, records = measured("--op", "test_op", *HOST, "--num-inputs", "1")
     assert done.returncode == 0, done.stderr
@@ -524,7 +522,7 @@ OURS = ("--op", "grouped_gemm", "--suite", "smoke")
 
 # Arguments that are refused, and the start of the last line.
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "an operator that there is not": (
+    "an unknown operator": (
         ("--op", "moe_permut"),
         "moe_permut: no operator 'moe_permut' (did you mean 'moe_permute'?); there are: grouped_gemm, ",
     ),
@@ -560,7 +558,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--op", "sum", "--input-id", "0,1", "--num-inputs", "1"),
         "--num-inputs must be at least 1, with",
     ),
-    "inputs of a file that is not there": (
+    "inputs of a missing file": (
         ("--op", "sum", "--input-loader", "no.json"),
         "sum: --input-loader no.json: ",
     ),
@@ -585,16 +583,16 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize(("args", "says"), REFUSED.values(), ids=REFUSED)
-def test_refused(args: tuple[str, ...], says: str, measured: Callable[..., Any], faulty: str) -> None:
+@pytest.mark.parametrize(("args", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused(args: tuple[str, ...], message: str, measured: Callable[..., Any], faulty: str) -> None:
     done, records = measured(*args, *HOST)
     assert (done.returncode, records) == (2, [])
-    assert done.stderr.splitlines()[-1].startswith(f"tritonbench: {says}")
+    assert done.stderr.splitlines()[-1].startswith(f"tritonbench: {message}")
     assert "Traceback" not in done.stderr
 
 
-def test_what_the_interpreter_took_is_no_latency(measured: Callable[..., Any]) -> None:
-    """In TritonBench's table; the record has the reason."""
+def test_an_interpreted_kernel_has_no_latency(measured: Callable[..., Any]) -> None:
+    """TritonBench's table leaves it blank, and the record has the reason."""
     args = ("--op", "vector_add", "--shapes", "N=257", "--csv", "--metrics", "latency,speedup,tflops")
     done, (torchs, tritons) = measured(*args, *ON_CPU)
     assert done.returncode == 0, done.stderr
@@ -604,7 +602,7 @@ def test_what_the_interpreter_took_is_no_latency(measured: Callable[..., Any]) -
     assert (torchs.status, tritons.status) == ("ok", "ok")
 
 
-def test_a_tritonbench_that_lacks_what_it_needs(tmp_path: Path) -> None:
+def test_a_tritonbench_without_its_dependencies(tmp_path: Path) -> None:
     (tmp_path / "tritonbench").mkdir()
     (tmp_path / "tritonbench" / "__init__.py").write_text("import no_such_yaml\n")
     code = "import groupbench.operators.hosts.tritonbench_adapter"

@@ -102,7 +102,7 @@ def test_who_connects_and_asks_nothing_is_sent_away(nights: Any, monkeypatch: An
 
 @pytest.mark.sqlite
 @pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, (0, 130)), (signal.SIGTERM, (0,))], ids=["int", "term"])
-def test_it_runs_by_its_command_and_ends_when_it_is_told_to(
+def test_it_runs_by_its_command_and_ends_when_asked_to(
     nights: Any, tmp_path: Path, number: int, codes: tuple[int, ...]
 ) -> None:
     import socket

@@ -80,13 +80,13 @@ def test_what_the_gate_says_of_the_newest_change_is_marked(nights: Any, serve: C
 
 
 @pytest.mark.usefixtures("plain_statistics")
-def test_two_changes_of_a_series_are_both_told(stored: Any, make: Any, serve: Client) -> None:
+def test_two_changes_of_a_series_are_both_shown(stored: Any, make: Any, serve: Client) -> None:
     slow = [make(night, ms=1.5, rms=2e-3 if night < 8 else 9e-3) for night in range(6, 10)]
     stored([*[make(night, ms=1 + 0.001 * (night % 3)) for night in range(6)], *slow])
     client = serve()
     client.get("/")
     body = client.get("/series/1.json").json()
-    assert [row["what"] for row in body["verdict"]["told"]] == ["latency", "accuracy"]
+    assert [row["what"] for row in body["verdict"]["rows"]] == ["latency", "accuracy"]
     assert "+49." in client.get("/series/1").text
     assert "rms 0.002" in client.get("/series/1").text
 

@@ -54,7 +54,7 @@ def test_a_database_that_cannot_be_served_is_named(tmp_path: Path, cli: Cli, nig
 
 
 @pytest.mark.sqlite
-def test_a_locked_database_is_told_and_not_waited_for_long(
+def test_a_locked_database_is_reported_without_a_long_wait(
     nights: Any, serve: Client, monkeypatch: Any, bearer: Any, token: str, act: Act
 ) -> None:
     monkeypatch.setattr(database, "BUSY_MS", 50)
