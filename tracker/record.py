@@ -69,6 +69,9 @@ It starts with a literal character, which the search can skip to; a leading char
 _NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
 """Matches a NUL character in JSON, but not the same letters after an escaped backslash."""
 
+BACKFILL = "backfill"
+"""The trigger of runs that measure past commits."""
+
 
 class RecordError(ValueError):
     """A line is not a valid record. The message has the reason and the place in the object."""

@@ -68,17 +68,15 @@ def interpreter_problem() -> str | None:
 
     Triton before 3.7 calls int() on an array of one element for the bounds of a loop. NumPy 2.5 refuses that.
     """
+    from packaging.version import Version
+
     try:
         triton, numpy = version("triton"), version("numpy")
     except PackageNotFoundError:
         return None
-    if _release(triton) < (3, 7) and _release(numpy) >= (2, 5):
+    if Version(triton).release < (3, 7) and Version(numpy).release >= (2, 5):
         return f"the interpreter of triton {triton} needs numpy before 2.5, not {numpy}: pip install 'numpy<2.5'"
     return None
-
-
-def _release(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", text)[:2])
 
 
 def _gpu_driver() -> bool:

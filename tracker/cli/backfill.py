@@ -21,6 +21,7 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.record import BACKFILL
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def backfill(
     places.make()
     files = BackfillFiles(places.records.absolute(), lock.stem, project)
     with plan_of(project) as plan:
-        options = ["--plan", str(plan), "--trigger", "backfill", "--device", device or project.settings.device]
+        options = ["--plan", str(plan), "--trigger", BACKFILL, "--device", device or project.settings.device]
         run = Backfill(context, project, places, files, options, math.inf if budget is None else budget)
         try:
             run(by_halving(selected) if bisect else selected, again)

@@ -24,8 +24,6 @@ from groupbench.tracker.project import NAME, Project
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.scratch import Scratch
 
-TRIGGER = "backfill"
-
 
 class BackfillError(TrackerError):
     """The range is unknown to git or has no commits, or a file cannot be written."""

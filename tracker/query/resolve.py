@@ -17,6 +17,7 @@ from groupbench.tracker.query.lines import every_line, line_through
 from groupbench.tracker.query.patterns import starts
 from groupbench.tracker.query.rows import RunRow, State
 from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_rows, run_select
+from groupbench.tracker.record import BACKFILL
 from groupbench.tracker.store.schema import Commit, Run
 from groupbench.tracker.text.wording import counted, some
 
@@ -35,7 +36,7 @@ def find_run(session: Session, text: str | None = None) -> RunRow:
         if row is None:
             raise QueryError("the database has no runs; `groupbench ingest FILE` stores one")
         run = run_row(row)
-        if run.trigger == "backfill":
+        if run.trigger == BACKFILL:
             newest = line_through(session, run, git.first_parents).runs[0]
             run = run_rows(session, [newest])[newest]
         return run

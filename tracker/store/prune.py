@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.record import BACKFILL
 from groupbench.tracker.store.schema import Alert, Commit, Environment, KernelSet, Pin, Point, Run, Series
 
 _ALERTS = select(Point.id).join(
@@ -34,9 +35,6 @@ _PINNED = (
     .join(Pin, and_(Pin.commit == Commit.hash, Pin.ended.is_(None)))
 )
 """The reference of later runs: every point of a pinned commit."""
-
-BACKFILL = "backfill"
-"""The trigger of runs that measure past commits."""
 
 _SERIES_AT_ONCE = 1000
 _DELETED_AT_ONCE = 500
