@@ -40,7 +40,7 @@ from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.record import Code, Kernel, Telemetry, Timing
 
 KEEP_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
-"""Number of outputs of timed calls that are kept until the parent has chosen one of them."""
+"""Memory, by device, for outputs of timed calls. They are kept until the parent has chosen one of them."""
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR", "CUDA_CACHE_PATH")
 """Environment variables with the folders of compilers' caches."""
@@ -78,7 +78,7 @@ class Job:
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):
-    """Reply to `prepare`: all results except latency and accuracy.
+    """The reply to `prepare`: all results except latency and accuracy.
 
     sent  the output of the second of two calls on poisoned memory, followed by that of the first if they differ
     """
@@ -95,7 +95,7 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
 
 
 class Burst(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `burst`. Outputs of `kept` timed calls can be shown."""
+    """The reply to `burst`. `show` can return the outputs of `kept` timed calls."""
 
     samples_ms: tuple[float, ...]
     telemetry: Telemetry | None
@@ -104,32 +104,32 @@ class Burst(msgspec.Struct, frozen=True, tag=True):
 
 
 class Shown(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `show` and `reroute`: an output, and how many steps its inputs had moved."""
+    """The reply to `show` and `reroute`: an output, and the number of steps that its inputs had moved."""
 
     sent: Sent
     step: int
 
 
 class Witnessed(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `witness`."""
+    """The reply to `witness`."""
 
     samples_ms: tuple[float, ...]
 
 
 class Restored(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `restore`: the inputs have their first values again, unless a backend changed them."""
+    """The reply to `restore`. Unless `problem` is set, the inputs have their initial values again."""
 
     problem: str | None = None
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
-    """Answer to requests without a result."""
+    """The reply to requests that have no result."""
 
     what: str
 
 
 class Failure(msgspec.Struct, frozen=True, tag=True):
-    """Answer to any request that failed, after which the cell is over."""
+    """The reply to a request that failed. The cell cannot be used afterwards."""
 
     status: str  # error, oom, unavailable
     message: str
@@ -140,7 +140,7 @@ Answer = Prepared | Burst | Shown | Witnessed | Restored | Costs | Done | Failur
 
 @dataclass(frozen=True)
 class Request:
-    """A method of _Cell and its arguments; adopt comes with a job. Its answer begins with the token."""
+    """A call of one of _Cell's methods. `adopt` also sets the job; the reply starts with the token."""
 
     verb: str
     job: Job | None = None
@@ -149,12 +149,15 @@ class Request:
 
 
 def serve(connection: Connection, file: int) -> None:
-    """Answer requests until the pipe closes. Outputs are sent through `file`, a descriptor."""
+    """Answer requests until the pipe closes. `file` is the descriptor of the file for outputs."""
     answer_requests(connection, lambda request, cell: _Cell(request.job, file) if request.job is not None else cell)
 
 
 def answer_requests(connection: Connection, take: Callable[[Request, Any], Any]) -> None:
-    """The loop of a process that is asked. `take` gives the object whose methods answer a request."""
+    """Answer requests until the pipe closes, each with the method of that name of the object that `take` returns.
+
+    take  returns the object for a request, given the object of the previous request
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     handler: Any = None
@@ -178,7 +181,7 @@ def answer_requests(connection: Connection, take: Callable[[Request, Any], Any])
 
 
 def _flush() -> None:
-    """Flush the output of Python, C and CUDA; kernels' output appears when the device is synchronized."""
+    """Flush the standard streams of Python and C. Output of CUDA kernels arrives when the device is synchronized."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # a backend may have closed it
             stream.flush()
@@ -186,7 +189,7 @@ def _flush() -> None:
 
 
 class _Kept(Watch):
-    """Moves the inputs before each call of a burst, and keeps outputs of timed calls."""
+    """Move the inputs before each call of a burst, and keep outputs of timed calls."""
 
     def __init__(self, inputs: moves.Moves, device: str, samples: int) -> None:
         self.inputs, self.device, self.samples = inputs, device, samples
@@ -199,7 +202,7 @@ class _Kept(Watch):
         self.inputs.advance()
 
     def warm(self, out: Any) -> None:
-        """Make room for outputs, so that nothing is allocated while the GPU's queue is filled."""
+        """Allocate buffers for outputs, so that nothing is allocated while the GPU's queue is being filled."""
         if not self.buffers and self.device == "cuda":
             _, parts = exchange.plain_parts(out, self.device)
             import torch
@@ -208,7 +211,10 @@ class _Kept(Watch):
             self.buffers = [[torch.empty_like(part) for part in parts] for _ in range(room)]
 
     def after(self, out: Any) -> None:
-        """Keep the output, or do not: which are kept is drawn when the call is over, so that no call can know."""
+        """Keep a random sample of the outputs.
+
+        The draw follows the call, so that a backend cannot know during a call whether its output will be checked.
+        """
         form, parts = exchange.plain_parts(out, self.device)
         self.room = self.room or self._room(parts)
         self.timed += 1
@@ -248,7 +254,7 @@ class _Cell:
         return Done("loaded")
 
     def adopt(self) -> Done:
-        """Import the modules that the cell needs, without making inputs, which `load` or `reload` does."""
+        """Set the job, and import the modules that it needs. `load` or `reload` makes the inputs."""
         import torch
 
         torch.cuda.Event  # noqa: B018 - import it before the backend
@@ -261,7 +267,7 @@ class _Cell:
         return Done("adopted")
 
     def unload(self) -> Done:
-        """Drop everything but imported modules, so that the device's memory is free for other processes."""
+        """Drop everything except imported modules, so that other processes can use the device's memory."""
         job = self.job
         self.__dict__.clear()
         gc.collect()
@@ -299,7 +305,10 @@ class _Cell:
         )  # fmt: skip
 
     def _prepared(self) -> tuple[Any, list[Any]]:
-        """(the callable, after one call; the copies of inputs in other layouts that it reads)"""
+        """Prepare the backend and call it once. Return the callable, and the pairs (copy, source) of inputs it reads.
+
+        Raises TypeError if `prepare` does not return a callable, or registers a copy of something other than an input.
+        """
         moves.registered_copies()  # discard those of the previous cell
         with compiled.interpreted() as launched:
             run = self.backend.prepare(self.inputs)
@@ -311,7 +320,7 @@ class _Cell:
         return run, moves.within(moves.registered_copies(), self.inputs)
 
     def first(self, folder: str) -> Costs:
-        """Prepare and make one call with the caches of compilers in an empty folder, as on the first day."""
+        """Prepare the backend and call it once, with all compiler caches in `folder`, which is empty."""
         os.environ |= {name: str(Path(folder) / name.lower()) for name in CACHES}
         start = _now()
         with costs.building() as built:
@@ -319,7 +328,7 @@ class _Cell:
         return Costs(built.metrics | {"cold_prepare_ms": 1e3 * (_now() - start)})
 
     def costs(self, wanted: tuple[str, ...], call_ms: float) -> Costs:
-        """Return the costs of a call besides its latency, without those that cannot be measured."""
+        """Return the costs of a call other than its latency. Costs that cannot be measured are omitted."""
         if self.job.device != "cuda":
             return Costs({})
         self.moves.set(None)
@@ -328,19 +337,22 @@ class _Cell:
         return msgspec.structs.replace(measured, enqueue_ms=enqueue_ms)
 
     def forget(self) -> Done:
-        """Drop the outputs that were shown."""
+        """Drop the outputs of timed calls, including those that `show` returned."""
         self.shown = self.kept = None
         _release(self.job.device)
         return Done("forgotten")
 
     def restore(self) -> Restored:
-        """Restore the first values of the inputs, and check whether a backend has changed any."""
+        """Restore the initial values of the inputs, and report any that the backend has changed."""
         self.moves.set(None)
         changed = self.given.misuse()
         return Restored(f"after its timed runs: {changed}" if changed else seal.problem())
 
     def reroute(self, seed: int, secret: int) -> Shown:
-        """The output for another routing of as many rows, in the same buffers, and other values. The last request."""
+        """Return the output for other values and another routing of the same number of rows, in the same buffers.
+
+        This must be the cell's last request, because it does not restore the inputs.
+        """
         self.moves.set(None)
         moves.reroute(self.operator, self.shape, self.inputs, seed)
         self.moves.set(secret)
@@ -350,7 +362,7 @@ class _Cell:
         return Shown(exchange.send(form, self.shown, self.file, by_handle=True), 0)
 
     def reload(self, seed: int, samples: int) -> Done:
-        """Load the same problem at other addresses, after an allocation of random size.
+        """Make the inputs again at other addresses, after allocations of random sizes, and prepare the backend.
 
         The addresses of the inputs change a kernel's time by up to 0.4 % (0.7 % at 13 us), within and across processes.
         """
@@ -363,7 +375,7 @@ class _Cell:
         self.shape = job.shape_of(self.operator)
         self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
         run, copies = self._prepared()
-        self.nvml = None  # telemetry is a record's, not a comparison's
+        self.nvml = None  # records contain telemetry, comparisons do not
         self.moves = moves.of(self.operator, self.inputs, copies)
         self.timer = self._timer(run, replace(job.protocol, samples=samples))
         return Done("reloaded")
@@ -374,7 +386,10 @@ class _Cell:
         return CpuTimer(run, protocol, self.interpreted)
 
     def burst(self, secret: int | None) -> Burst:
-        """Times of calls, each on inputs that are new: the secret's full move, and a step before each call."""
+        """Time a burst of calls, each on new input values: one full move by `secret`, then one step before each call.
+
+        Without a secret, the full move is omitted. The calls are as many as the protocol's samples.
+        """
         self.kept = self.shown = None
         self.moves.set(secret)
         kept = _Kept(self.moves, self.job.device, self.job.protocol.samples)
@@ -384,7 +399,7 @@ class _Cell:
         return Burst(tuple(samples), self.nvml.telemetry() if self.nvml else None, len(kept.kept), problem)
 
     def show(self, number: int) -> Shown:
-        """Return the output of one of the timed calls of the last burst."""
+        """Return the output of the timed call `number` of the last burst, counted among those that were kept."""
         assert self.kept
         step, form, parts = self.kept[number]
         return Shown(exchange.send(form, parts, self.file, by_handle=True), step)
@@ -394,7 +409,7 @@ class _Cell:
 
 
 def _choices() -> Any:
-    """Return a context that records the chosen kernel variants; it does nothing in a tree without variants."""
+    """Return a context that lists the kernel variants chosen in it. The list stays empty in trees without variants."""
     try:
         from groupbench.kernels.variants import choices
     except ImportError:
@@ -422,7 +437,7 @@ def _release(device: str) -> None:
 
 
 def _pads(seed: int, device: str) -> list[Any]:
-    """Allocate memory that is never used: some small pieces and one of up to 64 MiB, with sizes from the seed."""
+    """Return unused allocations that shift the addresses of later ones: up to seven small ones, one of up to 64 MiB."""
     import torch
 
     draw = random.Random(seed)

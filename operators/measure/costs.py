@@ -153,10 +153,10 @@ class Memory(Protocol):
         """Return the bytes of live tensors."""
 
     def reset_peak(self) -> None:
-        """Begin to look for the largest number of them."""
+        """Set the peak to the current number of bytes."""
 
     def peak(self) -> int:
-        """The largest number of bytes of tensors since then."""
+        """Return the peak of `allocated` since `reset_peak`."""
 
     def reserved(self) -> int:
         """Return the bytes of the device that torch has reserved."""
@@ -169,7 +169,7 @@ class Memory(Protocol):
 
 
 class CudaMemory:
-    """The current CUDA device."""
+    """The memory counters of the current CUDA device."""
 
     def __init__(self) -> None:
         import torch
@@ -180,8 +180,8 @@ class CudaMemory:
     def fresh(self) -> int:
         """Return the bytes of live tensors before a backend is prepared.
 
-        Without cuBLAS's workspaces, which an earlier cell of this process may have allocated and which count as kept
-        where this one uses cuBLAS. Never call it after `prepare`: a graph that was captured there may use them.
+        cuBLAS's workspaces are freed first: an earlier cell of this process may have allocated them, and they count as
+        kept if this cell uses cuBLAS. Do not call this after `prepare`, since a captured graph may use them.
         """
         self._cuda.synchronize()
         self._clear()
@@ -253,11 +253,11 @@ def workspace_mib(run: Callable[[], Any], memory: Memory) -> float:
 # ---- kernels launched
 
 _KERNEL, _MEMCPY, _MEMSET = 0, 1, 2
-"""CUgraphNodeType."""
+"""Values of CUDA's enum CUgraphNodeType."""
 
 
 class _KernelNode(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2"""
+    """CUDA's struct CUDA_KERNEL_NODE_PARAMS_v2."""
 
     _fields_ = (
         ("func", ctypes.c_void_p),
@@ -288,7 +288,7 @@ def launched(run: Callable[[], Any]) -> tuple[str, ...] | None:
             run()
         names = _names(ctypes.CDLL("libcuda.so.1"), graph.raw_cuda_graph())
         graph.reset()
-    except Exception:  # of the capture, whatever the backend does in it
+    except Exception:  # a backend may do anything that a capture does not allow
         return None
     finally:
         with contextlib.suppress(Exception):
@@ -331,17 +331,17 @@ def _name(driver: Any, node: int) -> str:
 REST_S, IDLE_S = 0.3, 0.3
 WARM_S, WINDOW_S, LONGEST_S = 0.3, 0.8, 2.5
 BATCH_S = 0.03
-"""Calls that are enqueued together, in seconds of the GPU's time. A reading of the counter may take the host 5 ms, and
-a batch must last for several: with batches of 2 ms the GPU waited half of the time."""
+"""GPU time in seconds of the calls that are enqueued together. It must exceed several readings of the counter, each of
+which may take the host 5 ms: with batches of 2 ms the GPU was idle half of the time."""
 BACKLOG = 2
-"""Batches that are enqueued beyond the one that runs, so that the GPU never waits for the host."""
+"""Batches enqueued behind the running one, so that the GPU never waits for the host."""
 LEAST_TICKS = 4
-"""Of the counter, which moves every 20 to 100 ms: power is the slope over them."""
+"""Minimum number of changes of the counter, which changes every 20 to 100 ms. Power is the slope over them."""
 
 
 @dataclass(frozen=True)
 class Energy:
-    """Return the energy of a call in mJ, from consecutive calls that keep the GPU busy."""
+    """Energy and power of a call, from consecutive calls that keep the GPU busy."""
 
     joules: float
     watts: float
@@ -349,7 +349,7 @@ class Energy:
 
 
 def idle_watts(joules: Callable[[], float], sleep: Callable[[float], None] = time.sleep) -> float | None:
-    """Return the power of the GPU with nothing to do, after a rest. None where the counter does not move."""
+    """Return the power of the idle GPU in watts, after a rest. None if the counter does not change."""
     sleep(REST_S)
     ticks = _Ticks(joules)
     end = _now() + IDLE_S
@@ -366,10 +366,10 @@ def energy(
     event: Callable[[], Any],  # records an event; its `query` returns whether it is done
     synchronize: Callable[[], None],
 ) -> Energy | None:
-    """Return the energy of a call from the GPU's counter, over calls in a row.
+    """Return the energy of a call, measured by the GPU's counter over consecutive calls.
 
-    Power is the slope of the counter between its own ticks while the GPU is never idle; a call's energy is that times
-    the time from one call to the next. None where the counter does not move.
+    The GPU is kept busy. Power is the slope of the counter between its changes; the energy of a call is this power
+    times the mean time from one call to the next. None if the counter does not change.
     """
     batch = max(1, round(1e3 * BATCH_S / max(call_ms, 1e-3)))
     pending: deque[Any] = deque()
@@ -389,7 +389,7 @@ def energy(
             if now - begun >= WARM_S:
                 ticks, counted_from = _Ticks(joules), now
             continue
-        calls += batch  # of a batch that ended: counting begins and ends with the end of one
+        calls += batch  # both ends of the interval are ends of batches
         passed = now - counted_from
         if (passed >= WINDOW_S and len(ticks.at) >= LEAST_TICKS) or passed >= LONGEST_S:
             break
@@ -401,7 +401,7 @@ def energy(
 
 
 class _Ticks:
-    """Readings of a counter at the moments when it moved."""
+    """Readings of a counter at the moments when it changed."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self._read = read
@@ -415,7 +415,7 @@ class _Ticks:
         self._last, self._looked = value, now
 
     def watts(self) -> float | None:
-        """Return the slope, in units of the counter a second; None with fewer than two ticks."""
+        """Return the slope in units of the counter per second; None with fewer than two changes."""
         if len(self.at) < 2:
             return None
         first = self.at[0]

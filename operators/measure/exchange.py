@@ -1,6 +1,6 @@
 """Send outputs from a backend's process to the judging process, through CUDA's IPC handles or a file.
 
-The data next to the bytes is plain and its types are checked. Nothing from a backend's process is unpickled.
+The description of the tensors is plain data, whose types are checked. Nothing from a backend's process is unpickled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One tensor: dtype without `torch.`, sizes, and where its bytes are: an offset in the file, or a CUDA handle."""
+    """One tensor: its dtype without `torch.`, its sizes, and its location, either a file offset or a CUDA handle."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Sent(msgspec.Struct, frozen=True):
-    """An output. `form` is tensor, tuple or list."""
+    """An output, as one process describes it to another. `form` is tensor, tuple or list."""
 
     form: str
     parts: tuple[Part, ...]
@@ -82,7 +82,10 @@ def _plain(part: Any, device: str) -> Tensor:
 
 
 def send(form: str, parts: Sequence[Tensor], file: int, by_handle: bool) -> Sent:
-    """Offer tensors to another process. Those sent by handle must live until that process is done with them."""
+    """Make tensors readable by another process: by CUDA's IPC handles if `by_handle` and possible, else in the file.
+
+    Tensors sent by handle must stay alive until the other process has read them.
+    """
     if by_handle and all(part.is_cuda for part in parts):
         try:
             return Sent(form, tuple(map(_by_handle, parts)))
@@ -115,7 +118,12 @@ def _by_handle(part: Tensor) -> Part:
 
 
 def receive(sent: Sent, path: str, device: str) -> Any:
-    """The output that was sent, in this process: a tensor, or a tuple or list of them. Raises ValueError."""
+    """Return the output in this process: a tensor, or a tuple or list of tensors, copied to `device`.
+
+    path  the file of `send`
+
+    Raises ValueError if the data does not describe tensors, or if the file is too short for them.
+    """
     import torch
 
     tensors = []
@@ -139,7 +147,10 @@ def receive(sent: Sent, path: str, device: str) -> Any:
 
 
 def _read(path: str, offset: int, size: int, device: str) -> Tensor:
-    """Bytes of the file, copied: it is the other process's to change."""
+    """Return a copy of `size` bytes at `offset`, since the other process may still change the file.
+
+    Raises ValueError if the file is too short.
+    """
     import torch
 
     file = os.open(path, os.O_RDONLY)

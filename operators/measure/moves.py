@@ -1,12 +1,12 @@
 """Write new values to the input buffers, so that a cached, fingerprinted or stale result becomes wrong.
 
-Before each call some bits of each floating-point input are flipped in place: the sign, where the input has negative
-values, and the lower bits of the mantissa. A value keeps its magnitude to within a factor of two, so that neither the
-accuracy that can be expected nor the power that a GPU draws changes. A full move flips bits all over an input, a step
-those of a window of it, which is cheap enough to be done between timed calls.
+A move flips bits of floating-point inputs in place: the lower bits of the mantissa, and the sign if the input has
+negative values. Values keep their magnitude to within a factor of two, so that neither the expected accuracy nor the
+GPU's power changes. A full move flips bits everywhere in each input; a step flips those of a window, which is cheap
+enough to do between timed calls.
 
-Moves follow from a secret that the parent draws after a backend has been prepared. The process that judges makes the
-same moves on inputs of its own. Flipping bits twice restores them, so that no copy of the inputs is needed.
+The parent draws a secret after a backend has been prepared, and the moves follow from it. The judging process makes
+the same moves on its own inputs. Flipping bits twice restores them, so that no copy of the inputs is needed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ WINDOW_BYTES = {"cuda": 16 << 20, "cpu": 1 << 20}
 """Bytes of an input that a step changes, by device."""
 
 SHARE = 8
-"""In an input smaller than eight windows, an eighth is changed, so that sampling a few places misses most changes."""
+"""A step changes at most one eighth of an input, so that a backend that samples a few places misses most changes."""
 
 MOST = 6
-"""Number of inputs that one step changes."""
+"""Maximum number of inputs that one step changes."""
 
-# dtype: (bits in all, sign, lower bits of the mantissa; the quiet bit of a NaN is not among them)
+# dtype: (width in bits, sign bit, lower bits of the mantissa without the quiet bit of a NaN)
 _BITS = {
     "float16": (16, 0x8000, 0x01FF),
     "bfloat16": (16, 0x8000, 0x003F),
@@ -43,22 +43,22 @@ _BITS = {
 
 @dataclass
 class _Part:
-    """An input's memory as integers, and the bits that may be flipped."""
+    """The memory of an input as integers, and the mask of the bits that may be flipped."""
 
-    words: Tensor  # [n], of as many bits as the values
+    words: Tensor  # [n], integers as wide as the input's values
     bits: int
 
     @property
     def kind(self) -> tuple[Any, int]:
-        """The key of its mask."""
+        """The key of this part's random mask in `Moves._masks`; parts of equal kind share one."""
         return self.words.dtype, self.bits
 
 
 class Moves:
-    """The inputs of one problem, at their first values or moved.
+    """The inputs of a problem, with their initial values or moved.
 
-    names   of the inputs that may move (`a`, `x.weights`), all with floating-point values if empty
-    copies  pairs (copy, source) of operators/relayout.py, which are refreshed
+    names   inputs that may move, such as `a` or `x.weights`; if empty, all with floating-point values
+    copies  pairs (copy, source) of operators/relayout.py; each copy is updated after a move of its source
     """
 
     def __init__(self, inputs: Any, names: Collection[str] = (), copies: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
@@ -71,11 +71,11 @@ class Moves:
 
     @property
     def any(self) -> bool:
-        """Return whether there is anything that can move."""
+        """Whether any input can move."""
         return bool(self._parts)
 
     def set(self, secret: int | None, step: int = 0) -> None:
-        """Bring the inputs to a secret's full move and `step` steps from there; to their first values with None."""
+        """Set the inputs to the full move by `secret` plus `step` steps, or to their initial values if it is None."""
         if secret != self._secret or step < self._step:
             self._undo()
             if secret is not None:
@@ -126,16 +126,16 @@ class Moves:
         for part in draw.sample(self._parts, min(MOST, len(self._parts))):
             mask = self._masks[part.kind]
             size = min(max(1, len(part.words) // SHARE), len(mask) // 2)
-            at, of = draw.randrange(len(part.words) - size + 1), draw.randrange(len(mask) - size + 1)
-            part.words[at : at + size].bitwise_xor_(mask[of : of + size])
+            start, offset = draw.randrange(len(part.words) - size + 1), draw.randrange(len(mask) - size + 1)
+            part.words[start : start + size].bitwise_xor_(mask[offset : offset + size])
 
     def _refresh(self) -> None:
         for copy, source in self._copies:
-            copy.data.copy_(source.data)  # not a change that a saved forward would notice
+            copy.data.copy_(source.data)  # .data, so that autograd does not reject tensors saved by a forward pass
 
 
 def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
-    """One for the memory of each input, in the order of the inputs, which is that of every process."""
+    """Return one part per distinct storage, in the order of the inputs, which is the same in every process."""
     import torch
 
     integers = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -157,21 +157,24 @@ def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
 
 
 def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return the valid pairs. Raises TypeError for one that is not a copy of an input."""
+    """Return the pairs (copy, source) as a list. Raises TypeError if one is not a copy of an input."""
     import torch
 
     addresses = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
     for copy, source in copies:
         plain = type(copy) is torch.Tensor and type(source) is torch.Tensor
         if not plain or copy.shape != source.shape or copy.dtype != source.dtype:
-            raise TypeError("a copy of an input in another layout has the input's shape and dtype")
+            raise TypeError("laid_out: the copy and the input must be plain tensors of the same shape and dtype")
         if source.untyped_storage().data_ptr() not in addresses or copy.untyped_storage().data_ptr() in addresses:
             raise TypeError("laid_out must copy an input of the operator into memory of its own")
     return list(copies)
 
 
 def of(operator: Any, inputs: Any, copies: Iterable[tuple[Tensor, Tensor]] = ()) -> Moves:
-    """The moves of an operator's inputs; none in a tree from before backends could register copies of them."""
+    """Return the moves of an operator's inputs.
+
+    Nothing moves in trees from before operators/relayout.py, whose backends may read copies that are not registered.
+    """
     able = hasattr(operator, "moves") and _relayout() is not None
     return Moves(inputs if able else (), operator.moves if able else (), copies)
 
@@ -185,15 +188,16 @@ def registered_copies() -> list[tuple[Any, Any]]:
 def _relayout() -> Any:
     try:
         from groupbench.operators import relayout
-    except ImportError:  # an older tree, whose backends pack inputs without saying so
+    except ImportError:  # an older tree, whose backends do not register copies
         return None
     return relayout
 
 
 def reroute(operator: Any, shape: Any, inputs: Any, seed: int) -> list[tuple[Tensor, Tensor]] | None:
-    """Give the inputs another routing of as many rows, in place. Returns (tensor, old contents) of index tensors.
+    """Change the routing of the inputs in place, to another one with the same number of rows.
 
-    Returns None if the operator has no routing, or this shape no other routing.
+    Returns (tensor, old contents) of each index tensor. Returns None if the operator has no routing, or if the shape
+    has only one.
     """
     rerouted = getattr(operator, "reroute", None)
     if rerouted is None:

@@ -1,12 +1,13 @@
-"""Measure latency.
+"""Measure latency in short bursts of calls.
 
-A GPU's power management is the noise of a benchmark: a compute-bound kernel's time depends on what ran in the half
-second before it. Within a burst, samples agree to 0.2 %; bursts taken back to back differ by 5 %. So the GPU idles
-before each burst, a burst is short, several bursts are taken with other backends' in between, and the burst is the
-unit. Measured on an H100 with clocks not locked, medians of such bursts repeat to 0.04-0.4 % at 0.1-0.6 ms.
+Most noise of a GPU benchmark comes from power management: the time of a compute-bound kernel depends on the work of
+the preceding half second. Samples within a burst agree to 0.2 %, but bursts taken back to back differ by 5 %.
+Therefore the GPU idles before each burst, bursts are short and alternate with those of other backends, and statistics
+treat a burst, not a sample, as one observation. On an H100 with unlocked clocks, the medians of such bursts repeat to
+0.04-0.4 % for kernels of 0.1-0.6 ms.
 
-`cooled` is that. `sustained` warms the GPU with the same kernel first, and is 18 % slower for the same kernel. Every
-record names its protocol.
+This is the protocol `cooled`. `sustained` first loads the GPU with the kernel itself, whose latency is then 18 %
+higher. Every record names its protocol.
 """
 
 from __future__ import annotations
@@ -39,7 +40,13 @@ _threads = _thread._count
 
 @dataclass(frozen=True)
 class Protocol:
-    """name: cooled or sustained; idle_s before each burst; warmups and samples in each; warm_s of load if sustained."""
+    """The settings of a measurement. Raises UsageError if a value is out of range.
+
+    name     cooled or sustained
+    warmups  untimed calls at the start of each burst
+    idle_s   seconds of idle GPU before each burst
+    warm_s   seconds of load before each burst, if sustained
+    """
 
     name: str = "cooled"
     bursts: int = 4
@@ -58,7 +65,7 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """The text in a series' identity: settings that shift the level, without the number of bursts."""
+        """The protocol in a series' identity: only settings that shift the latency, so not the number of bursts."""
         parts = [self.name]
         if self.name == "cooled" and self.idle_s != Protocol.idle_s:
             parts.append(f"idle={self.idle_s:g}s")
@@ -73,7 +80,7 @@ class Watch:
     """Hooks around each call of a burst, which may move inputs and keep outputs; by default they do nothing."""
 
     left_thread = False
-    """Return whether a call came back while a thread that it had started was still running."""
+    """Whether a call returned while a thread that it had started was still running."""
 
     def before(self) -> None:
         """Run before each call, including warm-ups."""
@@ -86,7 +93,7 @@ class Watch:
 
 
 class GpuTimer:
-    """Times one callable on the current CUDA device."""
+    """Time a callable on the current CUDA device."""
 
     def __init__(self, run: Callable[[], Any], protocol: Protocol) -> None:
         import torch
@@ -99,7 +106,7 @@ class GpuTimer:
         self.enqueue_ms = self.host_ms()
 
     def burst(self, watch: Watch | None = None) -> list[float]:
-        """Return the milliseconds of each run, with the L2 overwritten before each.
+        """Return the time of each call in ms. The L2 cache is overwritten before each call.
 
         The GPU spins until the host has queued the burst, so that the GPU's work is timed: otherwise a call that takes
         longer to launch than to run would be timed by its launch. If the GPU starts a run before the host has queued
@@ -149,9 +156,9 @@ class GpuTimer:
         return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
 
     def witness(self, calls: int) -> list[float]:
-        """Return the ms of each of `calls` consecutive calls, without hooks, so that an outer clock sees their sum.
+        """Return the times of `calls` consecutive calls in ms, without hooks: an outer clock checks their sum.
 
-        Returns when the whole device is idle, whichever streams the calls have used.
+        Waits until the whole device is idle, whichever streams the calls have used.
         """
         begun = _now()
         start, end = self.torch.cuda.Event(enable_timing=True), self.torch.cuda.Event(enable_timing=True)
@@ -173,7 +180,10 @@ class GpuTimer:
             self.torch.cuda.synchronize()
 
     def host_ms(self) -> float:
-        """Return the lower quartile of the host's time for calls on an idle GPU, since disturbances only slow it."""
+        """Return the host time in ms to launch a call on an idle GPU.
+
+        It is the lower quartile of several calls, because disturbances only make them slower.
+        """
         times: list[float] = []
         begun = _now()
         while len(times) < LEAST_ENQUEUED or (len(times) < MOST_ENQUEUED and _now() - begun < ENQUEUE_S):
@@ -186,7 +196,7 @@ class GpuTimer:
 
 
 class CpuTimer:
-    """Times one callable by the wall clock: real for torch on a CPU, a mere record for an interpreted kernel."""
+    """Time a callable by the wall clock. For an interpreted kernel, this is the interpreter's time, not a latency."""
 
     def __init__(self, run: Callable[[], Any], protocol: Protocol, interpreted: bool) -> None:
         self.run = run
@@ -195,7 +205,7 @@ class CpuTimer:
         self.enqueue_ms = None
 
     def burst(self, watch: Watch | None = None) -> list[float]:
-        """Return the milliseconds of each run. `watch` is called around each, outside the timed interval."""
+        """Return the time of each call in ms. The hooks of `watch` run around it, outside the timed interval."""
         watch = watch or Watch()
         if self.warm:
             watch.before()
@@ -214,7 +224,7 @@ class CpuTimer:
         return times
 
     def witness(self, calls: int) -> list[float]:
-        """Return the milliseconds of each of `calls` consecutive calls, so that an outer clock sees their sum."""
+        """Return the times of `calls` consecutive calls in ms, so that an outer clock can check their sum."""
         times = []
         for _ in range(calls):
             start = _now()

@@ -1,11 +1,15 @@
-"""One side of an A/B comparison: `python -m groupbench.operators.measure.side`, asked over its standard input.
+"""One side of an A/B comparison: `python -m groupbench.operators.measure.side` answers requests on standard input.
 
-One question and one answer a line of JSON. The process itself opens no device and runs no backend: it keeps the cell's
-processes (see worker.py), so that a cell that crashes or hangs costs an answer, and a fresh process costs no import.
-The one that is timed is replaced now and then, since each is a few tenths of a per cent off for as long as it lives.
-Results are checked in one of their own that stays: a fresh one takes seconds on a GPU. Outputs are judged in a third,
-which no backend runs in: those of the first calls, and those of timed calls of the first burst after each start, and of
-one in four at random from then on.
+A request and its answer are one line of JSON each. This process neither opens a device nor runs a backend. It keeps
+three worker processes (worker.py), so that a crash or hang costs one answer and a new process needs no imports:
+
+- The checking process runs the first calls and their checks. It is kept, since a new one takes seconds on a GPU.
+- The timed process runs the bursts. The driver replaces it from time to time, because each process has its own offset
+  of a few tenths of a per cent as long as it lives.
+- The judging process compares outputs with the reference; no backend runs there. It judges the first calls, the first
+  burst after each start, and from then on one burst in four, chosen at random.
+
+Requests:
 
     hello   device            -> device, capability, environment
     cells   operator, ...     -> the cells that can be compared
@@ -16,8 +20,8 @@ one in four at random from then on.
     unload
     quit
 
-An answer is {"value": ...} or {"failure": {"status", "message"}}. Whatever a backend prints goes elsewhere: the answers
-have a file descriptor of their own.
+An answer is {"value": ...} or {"failure": {"status", "message"}}. Answers have their own file descriptor, so that a
+backend's output does not mix with them.
 """
 
 from __future__ import annotations
@@ -55,7 +59,7 @@ class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Side:
-    """Answers by verb. Each method's keyword arguments are the question's, its result is JSON."""
+    """Answers questions: each verb is a method, its arguments are keyword arguments, and its result becomes JSON."""
 
     def __init__(self) -> None:
         self._checker: Worker | None = None
@@ -68,7 +72,7 @@ class Side:
         self._timeout_s = 300.0
         self._device = "cpu"
         self._capability: tuple[int, int] | None = None
-        self._able: set[Job] = set()  # a comparison that is repeated need not ask again
+        self._able: set[Job] = set()  # jobs known to be available, so that a repeated comparison need not check again
 
     def hello(self, device: str) -> dict[str, Any]:
         check_contract()
@@ -140,7 +144,7 @@ class Side:
         return "reloaded"
 
     def burst(self) -> list[float] | Failure:
-        """Return samples in ms, or a Failure if the output was right in `prepare` and is wrong when timed."""
+        """Return the samples in ms, or a Failure if the output was right in `prepare` but is wrong in a timed call."""
         live = self._live
         if self._timed is None or live is None:
             return Failure("error", "asked to burst before anything was loaded")
@@ -161,7 +165,7 @@ class Side:
         return reply.what if isinstance(reply, Done) else reply
 
     def end(self) -> None:
-        """End the cell's processes, at once."""
+        """Kill the cell's processes."""
         for worker in (self._checker, self._timed, self._judge):
             _end(worker)
         self._checker = self._timed = self._judge = self._live = None
@@ -189,9 +193,9 @@ class Side:
         return reply
 
     def _as_held(self, cell: dict[str, Any]) -> HeldTo:
-        """Return the facts that the judge needs, from the cell's backend or the one that replaces it.
+        """Return the facts that the judge needs, from the cell's backend or from base's, if head's is not trusted.
 
-        This process, whose clock bounds the times, imports no plugin.
+        Runs in another process: this one, whose clock bounds the times, imports no plugin.
         """
         assert self._job is not None
         if cell.get("trusted") is None:
@@ -226,7 +230,10 @@ def check_contract() -> None:
 
 
 def probe(device: str) -> dict[str, Any]:
-    """Return the environment of this side, from a process of its own, since that opens the device."""
+    """Return this side's environment. Run it in a separate process, because it opens the device.
+
+    Raises UsageError if CUDA is requested and not available.
+    """
     import torch
 
     from groupbench.kernels.device import cuda_capability
@@ -239,7 +246,7 @@ def probe(device: str) -> dict[str, Any]:
 
 
 def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
-    """Return why the job's backend cannot run here, or None. Raises UsageError if this side has no such thing."""
+    """Return why the job's backend cannot run here, or None. Raises UsageError if operator or backend is unknown."""
     from groupbench.operators.measure.selection import why_unavailable
     from groupbench.operators.operator import Target
     from groupbench.operators.registry import get_backend, get_operator
@@ -252,7 +259,7 @@ def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
 def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the operator, name and baseline of the candidate's backends, and whether it defines the operator.
 
-    Raises UsageError if it does not load.
+    Raises UsageError if the candidate does not load.
     """
     from groupbench.operators import registry
 
@@ -326,7 +333,7 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
 
 
 def serve(side: Side, questions: Any, answers: Any) -> None:
-    """Answer lines of `questions` on `answers` until `quit` or the end."""
+    """Answer each line of `questions` on `answers` until `quit` or the end of the input."""
     for line in questions:
         try:
             question = msgspec.json.decode(line, type=Question)
@@ -346,9 +353,9 @@ def serve(side: Side, questions: Any, answers: Any) -> None:
 
 
 def end_with_driver(questions: int, over: threading.Event) -> None:
-    """Wait until the driver closes its end of the questions. End this process if it is still answering one then."""
+    """Wait until the driver closes its end of `questions`. End this process if it is still busy one second later."""
     poll = select.poll()
-    poll.register(questions, 0)  # which still reports that the other end is closed
+    poll.register(questions, 0)  # an empty event mask still reports that the other end is closed
     poll.poll()
     if not over.wait(1):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -378,5 +385,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # By its own name, which is where the processes it starts look for its functions.
+    # Import this module by its full name, under which worker processes find its functions.
     importlib.import_module("groupbench.operators.measure.side").main()

@@ -32,7 +32,7 @@ PR_SET_CHILD_SUBREAPER = 36
 LOOK_S = 0.1
 """Seconds between two checks of the memory in use."""
 LOOK_SHARE = 0.02
-"""Largest share of one core that the looks may take: a slow look, on a machine of many processes, is a rare one."""
+"""Maximum share of one core for these checks: each is slow on a machine with many processes, so they are rarer."""
 
 
 def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: int) -> NoReturn:
@@ -48,7 +48,7 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: in
     os.dup2(log, 2)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a signal is passed on, and one dump is enough
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the signal is raised again below; one core dump is enough
     _close_all_but({0, 1, 2, *keep})
     child = os.fork()
     if child == 0:
@@ -64,7 +64,7 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: in
         os.close(descriptor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _give_up)
-    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the fork server ends with its client, however that ends
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the fork server ends when its client does, even if that is killed
     status = _wait_for(child, memory)
     _end_children()
     if os.WIFSIGNALED(status):
@@ -77,14 +77,14 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: in
 
 
 def _give_up(number: int, frame: FrameType | None) -> NoReturn:
-    """When the parent asks for it."""
+    """Handle SIGTERM, by which the parent ends a cell."""
     _end_children()
     os._exit(ExitCode.TERMINATED)
 
 
 def _wait_for(child: int, memory: int) -> int:
-    """Return the child's exit status; other processes that end are orphans of its making."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # in the warden alone: its child exists already
+    """Reap processes until `child` ends, and return its exit status. Kill all of them if they exceed `memory` bytes."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # not inherited: the child exists already
     next_look = time.monotonic() + LOOK_S
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
@@ -94,13 +94,13 @@ def _wait_for(child: int, memory: int) -> int:
         if now >= next_look:
             began = time.process_time()
             if host_memory.may_exceed(memory):
-                _end_hogs(memory)
+                _enforce_limit(memory)
             next_look = time.monotonic() + max(LOOK_S, (time.process_time() - began) / LOOK_SHARE)
         elif pid == 0:
             signal.sigtimedwait({signal.SIGCHLD}, next_look - now)
 
 
-def _end_hogs(memory: int) -> None:
+def _enforce_limit(memory: int) -> None:
     """Kill all processes of the cell if they use more than `memory` bytes together."""
     processes = descendants(os.getpid())
     used = host_memory.used_by(processes, memory)
@@ -114,7 +114,7 @@ def _end_hogs(memory: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Have a thread end this process when the one that started it through multiprocessing has ended."""
+    """Start a thread that ends this process when its multiprocessing parent has ended."""
     parent = multiprocessing.parent_process()
 
     def wait() -> None:
@@ -126,7 +126,7 @@ def end_with_parent() -> None:
 
 
 def _end_children() -> None:
-    """Kill children until none is left: the children of a killed child become ours."""
+    """Kill children until there are no more: the children of a killed child become ours."""
     while True:
         for pid in children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -170,7 +170,7 @@ def end(pid: int, alive: bool) -> None:
 
 
 def kill_group(pid: int) -> None:
-    """End a process and the group it leads, without asking."""
+    """Kill a process and the process group that it leads."""
     kill_left(pid)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)

@@ -11,24 +11,24 @@ from collections.abc import Callable, Sequence
 from groupbench.operators.measure.cell import Failure, Witnessed
 
 WINDOW_MS = 50.0
-"""Milliseconds that the calls timed from outside take together."""
+"""Minimum duration in ms of the consecutive calls that the parent times."""
 FIRST_CALLS, MOST_CALLS = 64, 4000
 ATTEMPTS = 6
-"""Windows, each twice as long as the one before: on a busy machine a process may wait for milliseconds to go on."""
+"""Number of attempts, each with twice the calls: on a busy machine a process may be descheduled for milliseconds."""
 SHARE, SLACK_MS = 0.5, 5.0
-"""Time that may be missing from the samples: this share of their sum, or the time of a request."""
+"""Time that may be missing from the samples: this share of their sum, but at least SLACK_MS, for the request itself."""
 FACTOR, LAUNCH_MS = 3.0, 0.05
-"""How far the calls of a window may be above those of the bursts, whose inputs are colder, and by how much at least."""
+"""A consecutive call may take FACTOR times as long as a timed one, plus LAUNCH_MS in ms."""
 
 STRETCHED, UNEVEN = 1.3, 2.0
-"""The stretch from which on a device counts as shared, and the factor by which it may change from call to call."""
+"""Slowdown from which a device counts as shared, and the factor by which the slowdown may vary between calls."""
 GAUGE_SPINS, GAUGE_CYCLES = 50, 1_000_000
 
 now = time.monotonic
 
 
 def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
-    """Return the fault in the samples of a burst that took `took_s` in all, or None."""
+    """Return why the samples of a burst are implausible, given that the whole burst took `took_s`, or None."""
     total = sum(samples_ms)
     if total <= 1e3 * took_s * 1.01 + 1:
         return None
@@ -41,12 +41,12 @@ def watch(
     enqueue_ms: float | None,
     gauge: Callable[[], float | Failure],
 ) -> str | Failure | None:
-    """Make the process run consecutive calls, and time them from outside. Return the fault, or None.
+    """Time consecutive calls by this process's clock. Return why the reported times are implausible, or None.
 
     Returns a Failure if other work on the device can explain the times: processes that share a GPU by turns slow down
     consecutive calls but not single ones, which is not the backend's fault.
 
-    ask         makes so many calls, and waits until the device is idle
+    ask         makes the process run this many calls and wait until the device is idle
     median_ms   median of the bursts
     enqueue_ms  host time to launch a call without waiting for it
     gauge       returns the slowdown of work on the device compared with an idle device
@@ -84,7 +84,7 @@ def watch(
 def _problem(
     samples_ms: Sequence[float], took_ms: float, calls: int, single_ms: float, stretched: float = 1.0
 ) -> str | None:
-    """Return the fault in the times of consecutive calls on a device with this slowdown, or None."""
+    """Return why the times of consecutive calls are implausible on a device with this slowdown, or None."""
     total = sum(samples_ms)
     if len(samples_ms) != calls:
         return f"implausible: {len(samples_ms)} times are reported for {calls} calls"

@@ -88,11 +88,11 @@ def _context() -> ForkServerContext:
 
 
 def _start_quietly() -> None:
-    """Start the fork server with SIGINT blocked, for it and for its children, as it ignores it once it has imported.
+    """Start the fork server with SIGINT blocked, so that a Ctrl-C during its imports does not interrupt it.
 
-    A Ctrl-C is this process's to handle, and reaches it once it is through here.
+    This process handles Ctrl-C, and receives a pending one when SIGINT is unblocked at the end.
     """
-    resource_tracker.ensure_running()  # which unblocks SIGINT, and so must not be begun below
+    resource_tracker.ensure_running()  # starting it unblocks SIGINT, so it must already run
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
@@ -114,14 +114,14 @@ class _Log:
         return _descriptor, (DupFd(self._file.fileno()),)
 
     def begin(self) -> None:
-        """Start the output of the next cell."""
+        """Mark the start of the next cell's output."""
         self._begun = os.fstat(self._file.fileno()).st_size
 
     def tail(self) -> str:
         """Return the end of the output for this cell."""
-        descriptor = self._file.fileno()  # read without seeking: the position is the process's too
+        descriptor = self._file.fileno()  # read without seeking: the process shares the position
         size = os.fstat(descriptor).st_size
-        begun = self._begun if self._begun <= size else 0  # emptied by a shell of the backend's
+        begun = self._begun if self._begun <= size else 0  # a shell that the backend started has truncated the file
         end = os.pread(descriptor, LOG_TAIL, max(begun, size - LOG_TAIL))
         return storable(end.decode(errors="replace"))
 
@@ -147,7 +147,7 @@ def last_words(log: str) -> str:
 
 
 def _backends_frame(stack: str) -> str:
-    """ ", at FILE:LINE in FUNCTION", or nothing where no frame is a backend's."""
+    """Return ", at FILE:LINE in FUNCTION" of the backend's innermost frame, or "" if no frame is the backend's."""
     frames = FRAME.findall(stack)
     way = next((n for n, (file, _, _) in enumerate(frames) if file.endswith(f"{MEASURING}cell.py")), None)
     inner = [frame for frame in frames[:way] if MEASURING not in frame[0]]
@@ -158,16 +158,16 @@ def _backends_frame(stack: str) -> str:
 
 
 def _descriptor(sent: Any) -> int:
-    """A log as its process gets it."""
+    """Return the descriptor of a log or shared file in the process that receives it."""
     return sent.detach()
 
 
 MOST_BYTES = 64 << 20
-"""Of one answer."""
+"""Maximum size of one reply."""
 
 
 class Worker:
-    """One cell's process. Every question is answered, by it or, when it cannot, by a Failure in its place."""
+    """The process of one cell. Every request gets a reply: if the process dies or hangs, the reply is a Failure."""
 
     answers: Any = Answer
     serves: Callable[..., None] = staticmethod(cell.serve)
@@ -194,7 +194,7 @@ class Worker:
         return self._file.path
 
     def begin_log(self) -> None:
-        """Assign the process's output from now on to another cell."""
+        """Attribute the process's output from now on to the next cell."""
         self._log.begin()
 
     @property
@@ -208,17 +208,20 @@ class Worker:
         return not self._lives()
 
     def send(self, request: Request) -> None:
-        """Ask without waiting; `receive` gets the answer."""
+        """Send a request without waiting. `receive` returns the reply."""
         self._doing = DOING.get(request.verb, request.verb)
         with contextlib.suppress(OSError):  # a dead process is noticed by receive
-            self._token = os.urandom(8)  # an answer without it is to no question, or to an earlier one
+            self._token = os.urandom(8)  # a reply without it is forged, or belongs to an earlier request
             self._connection.send(replace(request, token=self._token))
 
     def receive(self) -> Any:
-        """Return the reply after checking its types, since data from a backend's process is not trusted."""
+        """Return the reply to the last request, or a Failure on a timeout, a death or an invalid reply.
+
+        The types of the reply are checked, since data from a backend's process is not trusted.
+        """
         try:
-            # A child of the process may keep the pipe open after its death, so its death is checked as well, through
-            # the operating system, since multiprocessing's knowledge of it ends with the fork server.
+            # A child of the process may keep the pipe open after the process has died. A pidfd reports the death even
+            # if the fork server, on which multiprocessing's sentinel depends, has died as well.
             over = self._process.sentinel if self._alive is None else self._alive
             if not wait([self._connection, over], self.timeout_s):
                 self.kill()
@@ -234,17 +237,18 @@ class Worker:
             return self._obituary(error)
 
     def ask(self, request: Request) -> Any:
+        """Send a request and return its reply, as `receive` does."""
         self.send(request)
         return self.receive()
 
     def kill(self) -> None:
-        """End the process, now, and whatever it started, which may outlive it."""
+        """Kill the process and all processes that it has started."""
         if self._process.pid is not None:
             warden.end(self._process.pid, self._process.is_alive() and self._lives())
         self._process.join(10)
 
     def close(self) -> None:
-        """End the process and the processes that it leaves behind; kill them if they do not end."""
+        """Let the process end, kill it after 5 s, and kill the processes that it leaves behind."""
         self._connection.close()
         self._process.join(5)
         self.kill()
@@ -255,7 +259,7 @@ class Worker:
             self._alive = None
 
     def _lives(self) -> bool:
-        """Return whether the kernel knows the process still: its number may be another's by now."""
+        """Return whether the process is alive, by its pidfd: the PID alone may have been reused."""
         return self._alive is None or not wait([self._alive], 0)
 
     def _obituary(self, error: Exception) -> Failure:
@@ -270,14 +274,14 @@ class Worker:
 
 
 class Judge(Worker):
-    """The process that judges outputs, asked in the same way."""
+    """The judging process, with the same interface."""
 
     answers = JudgeAnswer
     serves = staticmethod(judge.serve)
 
 
 class _SharedFile:
-    """Memory that two processes can open as a file, without a name that someone who is killed would leave behind."""
+    """Memory that two processes open as a file. It has no name, so that a killed process does not leave it behind."""
 
     def __init__(self) -> None:
         self._file = os.memfd_create("groupbench")
@@ -293,7 +297,10 @@ class _SharedFile:
 def _serve_limited(
     serves: Callable[..., None], device: str, connection: Connection, log: int, file: int, memory: int
 ) -> None:
-    """Run `serves` below a warden, as the first to be killed when host memory runs out. It gets `memory` bytes."""
+    """Run `serves` below a warden with at most `memory` bytes.
+
+    If the host runs out of memory, Linux kills this process first (oom_score_adj).
+    """
     multiprocessing.current_process().daemon = False  # a backend may compile in processes; the warden ends those
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
@@ -308,7 +315,7 @@ def _cause_of_death(code: int) -> str:
 
 
 def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> Any:
-    """Return the result of a function that runs in a process of its own, so that this one never opens the GPU.
+    """Return the result of a function that runs in a new process, so that this process never opens the GPU.
 
     Raises GroupbenchError with the process's message if it fails, WorkerLost if it dies or does not answer.
     """
@@ -336,7 +343,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], connection: Conne
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     warden.end_with_parent()
     with contextlib.suppress(OSError):  # the pipe is closed if the caller was interrupted
-        if connection.poll():  # closed, since nothing is ever sent: interrupted while this process was being started
+        if connection.poll():  # nothing is ever sent, so the caller was interrupted and closed the pipe
             return
         try:
             connection.send((True, function(*args)))
