@@ -42,7 +42,7 @@ LARGE_SHARE = 0.98
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellLatency:
     """One backend on one shape."""
 
     record: Record
@@ -130,7 +130,7 @@ torch's best is the fastest torch backend in the table. *% of cuBLAS* is TFLOP/s
 such a measurement or for another dtype. More than 100 % of cuBLAS is possible: smaller products draw less power, and a
 shared B stays in L2. *RMS* is the relative error of the best of ours, divided by the baseline's."""
 
-Shapes = dict[str, dict[str, Cell]]  # shape text -> backend -> cell
+Shapes = dict[str, dict[str, CellLatency]]  # shape text -> backend -> cell
 
 
 def main() -> None:
@@ -254,10 +254,10 @@ def _provenance(records: Sequence[Record]) -> list[str]:
     return list(dict.fromkeys(lines))
 
 
-def _cell(record: Record) -> Cell:
+def _cell(record: Record) -> CellLatency:
     assert record.latency is not None
     medians = [statistics.median(burst) for burst in record.latency.bursts_ms]
-    return Cell(record, statistics.median(medians), min(medians), max(medians))
+    return CellLatency(record, statistics.median(medians), min(medians), max(medians))
 
 
 def _by_shape(records: Iterable[Record]) -> Shapes:
@@ -271,7 +271,7 @@ def _by_shape(records: Iterable[Record]) -> Shapes:
     return shapes
 
 
-def _canaries(records: Iterable[Record]) -> dict[tuple[str | None, str, str], Cell]:
+def _canaries(records: Iterable[Record]) -> dict[tuple[str | None, str, str], CellLatency]:
     """Return the cells of the canary by (card, shape, dtype)."""
     cells = {}
     for record in records:
@@ -280,7 +280,7 @@ def _canaries(records: Iterable[Record]) -> dict[tuple[str | None, str, str], Ce
     return cells
 
 
-def _dense(cell: Cell, canaries: dict[tuple[str | None, str, str], Cell]) -> Cell | None:
+def _dense(cell: CellLatency, canaries: dict[tuple[str | None, str, str], CellLatency]) -> CellLatency | None:
     """Return torch's dense product with as many operations on the same card, or None."""
     dims = cell.record.cell.dims
     size = f"matmul,M={dims.get('M')},N={dims.get('N')},K={dims.get('K')}"
@@ -289,12 +289,12 @@ def _dense(cell: Cell, canaries: dict[tuple[str | None, str, str], Cell]) -> Cel
     return next((canaries[card, size + w, dtype] for w in order if (card, size + w, dtype) in canaries), None)
 
 
-def _rate(cells: Iterable[Cell], amount: Callable[[Record], int | None]) -> float | None:
+def _rate(cells: Iterable[CellLatency], amount: Callable[[Record], int | None]) -> float | None:
     rates = [(amount(cell.record) or 0) / cell.ms for cell in cells]
     return max(rates, default=None)
 
 
-def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> str:
+def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], CellLatency]) -> str:
     baseline = TORCH.get(operator, "torch_grouped_mm")
     backends = list(dict.fromkeys(name for cells in shapes.values() for name in cells))
     backends.sort(key=lambda name: (name != baseline, not name.startswith("torch")))  # torch's first
@@ -323,10 +323,10 @@ def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, 
 
 
 def _verdict(
-    best: Cell | None,
-    cells: dict[str, Cell],
-    baseline: Cell | None,
-    canaries: dict[tuple[str | None, str, str], Cell],
+    best: CellLatency | None,
+    cells: dict[str, CellLatency],
+    baseline: CellLatency | None,
+    canaries: dict[tuple[str | None, str, str], CellLatency],
 ) -> list[str]:
     if best is None:
         return [""] * 8
@@ -351,7 +351,7 @@ def _verdict(
     ]
 
 
-def _marks(operator: str, mode: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> str:
+def _marks(operator: str, mode: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], CellLatency]) -> str:
     rows = []
     for mark in MARKS:
         ratios = {} if (mark.operator, mark.mode) != (operator, mode) else _ratios(mark, shapes)
@@ -391,13 +391,13 @@ def _ratios(mark: Mark, shapes: Shapes) -> dict[str, float]:
     return ratios
 
 
-def _fastest(side: str, cells: dict[str, Cell]) -> Cell | None:
+def _fastest(side: str, cells: dict[str, CellLatency]) -> CellLatency | None:
     names = side.removeprefix("best:").split("|")
     among = [c for c in cells.values() if (c.kind if side.startswith("best:") else c.backend) in names]
     return min((cell for cell in among if cell.right), key=lambda cell: cell.ms, default=None)
 
 
-def _large(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> dict[str, float]:
+def _large(shapes: Shapes, canaries: dict[tuple[str | None, str, str], CellLatency]) -> dict[str, float]:
     """Return dense cuBLAS's latency over ours by shape, for large balanced shapes."""
     shares = {}
     for text, cells in shapes.items():
@@ -409,7 +409,7 @@ def _large(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) ->
     return shares
 
 
-def _decode(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> dict[str, float]:
+def _decode(shapes: Shapes, canaries: dict[tuple[str | None, str, str], CellLatency]) -> dict[str, float]:
     """Return our bandwidth over that of the device's copy by shape, for groups of few rows."""
     shares = {}
     for text, cells in shapes.items():
@@ -423,7 +423,9 @@ def _decode(shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -
     return shares
 
 
-def _of_copy(mark: CopyMark, shapes: Shapes, canaries: dict[tuple[str | None, str, str], Cell]) -> dict[str, float]:
+def _of_copy(
+    mark: CopyMark, shapes: Shapes, canaries: dict[tuple[str | None, str, str], CellLatency]
+) -> dict[str, float]:
     """Return our fastest backend's bandwidth over that of the device's copy by shape."""
     wanted = _problems(mark.operator, mark.suites)
     shares = {}
@@ -435,7 +437,7 @@ def _of_copy(mark: CopyMark, shapes: Shapes, canaries: dict[tuple[str | None, st
     return shares
 
 
-def _copy_share(cell: Cell, canaries: dict[tuple[str | None, str, str], Cell]) -> float | None:
+def _copy_share(cell: CellLatency, canaries: dict[tuple[str | None, str, str], CellLatency]) -> float | None:
     card, dtype = cell.record.environment.gpu_uuid, cell.record.cell.dtype
     copies = (c for (uuid, shape, of), c in canaries.items() if (uuid, of) == (card, dtype) and shape[:4] == "copy")
     copy = _rate(copies, lambda r: r.cell.min_bytes)
@@ -520,7 +522,7 @@ def _side(side: str) -> str:
     return f"fastest {kinds} backend" if side.startswith("best:") else side.replace("|", " or ")
 
 
-def _milliseconds(cell: Cell | None) -> str:
+def _milliseconds(cell: CellLatency | None) -> str:
     if cell is None:
         return ""
     digits = max(0, 3 - math.floor(math.log10(cell.ms))) if cell.ms < 1000 else 0

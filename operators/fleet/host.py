@@ -20,7 +20,7 @@ from groupbench.tracker.record import Environment
 
 
 @dataclass(frozen=True)
-class Place:
+class DeviceChoice:
     """The place that the user chose to measure on. By default it is one GPU of this machine, without a fleet."""
 
     gpus: str | None = None
@@ -37,9 +37,9 @@ class Place:
         return self.gpus is not None or self.far
 
 
-def place(options: dict[str, Any]) -> Place:
+def place(options: dict[str, Any]) -> DeviceChoice:
     """Return the place that the command line names. Raises UsageError."""
-    chosen = Place(options["gpus"], options["scheduler"], options["slurm"], options["hardware"])
+    chosen = DeviceChoice(options["gpus"], options["scheduler"], options["slurm"], options["hardware"])
     names = [name for name in ("gpus", "scheduler", "slurm") if options[name] is not None]
     if len(names) > 1:
         raise UsageError(f"--{names[0]} and --{names[1]} both choose where to measure: use one")
@@ -48,20 +48,20 @@ def place(options: dict[str, Any]) -> Place:
     return chosen
 
 
-def for_plan(device: str) -> Place:
+def for_plan(device: str) -> DeviceChoice:
     """Return the default place of a plan: all GPUs, if there are several."""
     from groupbench.operators.fleet import local
 
     if device != "cuda":
-        return Place()
+        return DeviceChoice()
     try:
         several = len(local.visible_gpus()) > 1
     except UsageError:  # GPUs cannot be counted, so only the one that torch opens is used
         several = False
-    return Place(gpus="all", named=False) if several else Place()
+    return DeviceChoice(gpus="all", named=False) if several else DeviceChoice()
 
 
-def measure(selections: list[Selection], device: str, session: Session, where: Place) -> int:
+def measure(selections: list[Selection], device: str, session: Session, where: DeviceChoice) -> int:
     """Measure, show and write the selections. Returns the exit code."""
     jobs = builtin.list_jobs(selections, device)
     history = {}
@@ -89,7 +89,7 @@ def measure(selections: list[Selection], device: str, session: Session, where: P
     )
 
 
-def _open(where: Place, device: str, session: Session, jobs: list[Job]) -> Fleet:
+def _open(where: DeviceChoice, device: str, session: Session, jobs: list[Job]) -> Fleet:
     if where.scheduler is not None:
         from groupbench.operators.fleet.dask import DaskFleet
 
@@ -109,7 +109,7 @@ def _open(where: Place, device: str, session: Session, jobs: list[Job]) -> Fleet
     return local.LocalFleet(chosen, named=where.named, budget_s=session.budget_s, imports=imports, say=session.say)
 
 
-def _host(where: Place, fleet: Fleet) -> str:
+def _host(where: DeviceChoice, fleet: Fleet) -> str:
     if where.slurm is not None:
         return "built-in host through SLURM"
     through = f" behind {where.scheduler}" if where.scheduler else ""

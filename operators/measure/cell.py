@@ -140,7 +140,7 @@ Answer = Prepared | Burst | Shown | Witnessed | Restored | Costs | Done | Failur
 
 @dataclass(frozen=True)
 class Request:
-    """A call of one of _Cell's methods. `adopt` also sets the job; the reply starts with the token."""
+    """A call of one of _CellHandler's methods. `adopt` also sets the job; the reply starts with the token."""
 
     verb: str
     job: Job | None = None
@@ -150,7 +150,9 @@ class Request:
 
 def serve(connection: Connection, file: int) -> None:
     """Answer requests until the pipe closes. `file` is the descriptor of the file for outputs."""
-    answer_requests(connection, lambda request, cell: _Cell(request.job, file) if request.job is not None else cell)
+    answer_requests(
+        connection, lambda request, cell: _CellHandler(request.job, file) if request.job is not None else cell
+    )
 
 
 def answer_requests(connection: Connection, take: Callable[[Request, Any], Any]) -> None:
@@ -238,7 +240,7 @@ class _Kept(Watch):
         return max(1, min(self.samples, KEEP_BYTES[self.device] // max(size, 1)))
 
 
-class _Cell:
+class _CellHandler:
     def __init__(self, job: Job, file: int) -> None:
         self.job = job
         self.file = file

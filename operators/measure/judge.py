@@ -38,7 +38,7 @@ class At(msgspec.Struct, frozen=True):
     rerouted: int | None = None
 
 
-class Judged(msgspec.Struct, frozen=True, tag=True):
+class OutputJudgement(msgspec.Struct, frozen=True, tag=True):
     """Reply to `compare`: the errors, and the fault as text, or None."""
 
     accuracy: Accuracy
@@ -57,7 +57,7 @@ class Gauged(msgspec.Struct, frozen=True, tag=True):
     stretch: float
 
 
-JudgeAnswer = Judged | Rerouted | Gauged | Done | Failure
+JudgeAnswer = OutputJudgement | Rerouted | Gauged | Done | Failure
 
 
 def serve(connection: Connection, file: int) -> None:
@@ -125,7 +125,7 @@ class _Judge:
 
     def compare(
         self, sent: Sent, path: str, at: At, row: str | None, rtol: float | None, atol: float | None, slack: float
-    ) -> Judged:
+    ) -> OutputJudgement:
         """Compare the output of a backend with the reference for inputs in the state `at`.
 
         row    the backend's row of the tolerance table
@@ -143,7 +143,7 @@ class _Judge:
         measured, problem = accuracy.judge(outputs, reference, self.operator, job.dtype, tolerance, local)
         del outputs, reference
         _release(job.device)
-        return Judged(measured, problem)
+        return OutputJudgement(measured, problem)
 
     def _reference(self, at: At) -> Any:
         """Return the reference for inputs in the state `at`, which is computed once."""

@@ -21,7 +21,7 @@ from groupbench.operators.measure import seal, witness
 from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown
 from groupbench.operators.measure.costs import COLD, Costs
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import At, Gauged, Judged, Rerouted
+from groupbench.operators.measure.judge import At, Gauged, OutputJudgement, Rerouted
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.record import Accuracy
@@ -263,13 +263,13 @@ class Live:
         if not isinstance(shown, Shown):
             return False
         judged = self._ask_judge(self._comparison(shown.sent, At(secret, 0, seed)))
-        self.dynamic = isinstance(judged, Judged) and judged.problem is None
+        self.dynamic = isinstance(judged, OutputJudgement) and judged.problem is None
         return True
 
-    def _judged(self, sent: Sent, at: At) -> Judged | None:
+    def _judged(self, sent: Sent, at: At) -> OutputJudgement | None:
         """Return the judge's verdict on an output; None if it cannot judge it, which fails the cell."""
         reply = self._ask_judge(self._comparison(sent, at))
-        if isinstance(reply, Judged):
+        if isinstance(reply, OutputJudgement):
             return reply
         self.failure = reply
         return None

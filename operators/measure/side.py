@@ -53,12 +53,12 @@ LOOK = 4
 """One in this many bursts is judged."""
 
 
-class Question(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class SideQuestion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     verb: str
     arguments: dict[str, Any] = {}
 
 
-class Side:
+class AbServer:
     """Answers questions: each verb is a method, its arguments are keyword arguments, and its result becomes JSON."""
 
     def __init__(self) -> None:
@@ -332,11 +332,11 @@ def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[
     ]
 
 
-def serve(side: Side, questions: Any, answers: Any) -> None:
+def serve(side: AbServer, questions: Any, answers: Any) -> None:
     """Answer each line of `questions` on `answers` until `quit` or the end of the input."""
     for line in questions:
         try:
-            question = msgspec.json.decode(line, type=Question)
+            question = msgspec.json.decode(line, type=SideQuestion)
             if question.verb == "quit":
                 return
             value = getattr(side, question.verb)(**question.arguments)
@@ -367,7 +367,7 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
-    side = Side()
+    side = AbServer()
     over = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:

@@ -76,7 +76,7 @@ class Workload(msgspec.Struct, frozen=True):
     uuid: str
 
 
-class Entry(msgspec.Struct, frozen=True):
+class WorkloadEntry(msgspec.Struct, frozen=True):
     """A line of a workload file: a trace without a result in FlashInfer, the workload itself in SOL-ExecBench."""
 
     workload: Workload | None = None
@@ -159,7 +159,7 @@ class PublishedProblem:
             for number, line in enumerate(file.read_bytes().splitlines(), 1):
                 if line.strip():
                     try:
-                        entry = msgspec.json.decode(line, type=Entry)
+                        entry = msgspec.json.decode(line, type=WorkloadEntry)
                         workload = entry.workload or msgspec.json.decode(line, type=Workload)
                     except msgspec.DecodeError as error:
                         raise UsageError(f"{file}: line {number}: {error}") from error

@@ -28,7 +28,7 @@ from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import host_memory, warden, witness, worker
 from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restored, Shown, Witnessed
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import Judged, Rerouted
+from groupbench.operators.measure.judge import OutputJudgement, Rerouted
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run, decode, encode
 
@@ -335,7 +335,7 @@ class ScriptedJudge:
 
     def ask(self, request: executor.Request) -> object:
         if request.verb == "compare":
-            return Judged(Accuracy(rms=0.0), None)
+            return OutputJudgement(Accuracy(rms=0.0), None)
         return Rerouted(False) if request.verb == "can_reroute" else Done(request.verb)
 
     def kill(self) -> None: ...

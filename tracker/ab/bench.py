@@ -211,7 +211,7 @@ class Bench(Closing):
         cannot be recorded.
         """
         seed = self.seed + len(self.results)
-        comparison = _Comparison(self, cell, seed)
+        comparison = _RunningComparison(self, cell, seed)
         try:
             result = comparison.run()
         except SideFailure as failure:
@@ -255,7 +255,7 @@ class Bench(Closing):
         return self._sides
 
 
-class _Comparison:
+class _RunningComparison:
     """One cell, from its preparation to its verdict."""
 
     def __init__(self, bench: Bench, cell: AbCell, seed: int) -> None:

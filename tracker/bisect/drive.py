@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from groupbench.tracker.ab.worktree import Recipe, checkout
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
-from groupbench.tracker.bisect.search import Finding, Question, Rates
+from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Rates
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.metrics import RMS
 from groupbench.tracker.stats.thresholds import RMS_RATIO
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Bench, SideAccuracy
     from groupbench.tracker.bisect.log import Header, Log
 
-Comparator = Callable[[Question], Finding]
+Comparator = Callable[[ComparisonRequest], AbFinding]
 
 MOST_CHECKOUTS = 4
 BUDGET_S = 120.0
@@ -37,7 +37,7 @@ ACCURACY_HALF = math.log(1.1)
 
 
 def drive(
-    hunting: Hunting, compare: Comparator, log: Log | None, report: Callable[[Question, Finding], None]
+    hunting: Hunting, compare: Comparator, log: Log | None, report: Callable[[ComparisonRequest, AbFinding], None]
 ) -> BisectResult:
     """Run a search to its end and return its result.
 
@@ -77,13 +77,13 @@ class AbComparator:
         self._cell: AbCell | None = None
         self._count = 0
 
-    def __call__(self, question: Question) -> Finding:
+    def __call__(self, question: ComparisonRequest) -> AbFinding:
         sides = {}
         for at, name in (("base", question.base), ("head", question.head)):
             try:
                 sides[at] = self._side(name)
             except TrackerError as error:
-                return Finding("failed", message=error.message, at=at)
+                return AbFinding("failed", message=error.message, at=at)
         return self._compare(question, sides["base"], sides["head"])
 
     def _side(self, name: str) -> AbSide:
@@ -92,7 +92,7 @@ class AbComparator:
 
         return AbSide(short(name), self._checkout(name), self._python, name, self._recipe.pythonpath)
 
-    def _compare(self, question: Question, base: AbSide, head: AbSide) -> Finding:
+    def _compare(self, question: ComparisonRequest, base: AbSide, head: AbSide) -> AbFinding:
         from groupbench.tracker.ab.bench import Bench
 
         bench = self._header.bench
@@ -177,7 +177,7 @@ class ReleaseComparator(AbComparator):
         return AbSide(name, self._repository, str(python), None, self._recipe.pythonpath)
 
 
-def finding_of_latency(result: AbResult) -> Finding:
+def finding_of_latency(result: AbResult) -> AbFinding:
     """Return the latency of an A/B as a finding. Raises BisectError if it was not timed, or does not exist."""
     if result.timing == "interpreted":
         raise BisectError("interpreted kernels have no latency: use --metric accuracy, or a GPU")
@@ -194,7 +194,7 @@ def finding_of_latency(result: AbResult) -> Finding:
     )
 
 
-def finding_of_accuracy(result: AbResult) -> Finding:
+def finding_of_accuracy(result: AbResult) -> AbFinding:
     """Return the accuracy of an A/B as a finding: the log ratio of relative errors.
 
     A wrong result is worse than any correct one.
@@ -228,11 +228,11 @@ def _level(accuracy: SideAccuracy) -> float:
     return RMS.log(1e3 if accuracy.rms is None else accuracy.rms)
 
 
-def _facts(result: AbResult) -> Finding:
+def _facts(result: AbResult) -> AbFinding:
     if result.failed_status == "usage" and result.failed_side == "both":
         raise BisectError(result.message or "no such cell")
     hashed = result.base_hash is not None and result.head_hash is not None
-    return Finding(
+    return AbFinding(
         result.verdict,
         pairs=result.pairs,
         seconds=result.seconds,

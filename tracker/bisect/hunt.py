@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from groupbench.tracker.bisect.search import (
+    AbFinding,
     Change,
-    Finding,
+    ComparisonRequest,
     GaveUp,
     Line,
-    Question,
     Rates,
     SearchResult,
     Trace,
@@ -118,7 +118,7 @@ class Culprit:
 
     commits: tuple[str, ...]  # oldest first; a single one is named
     parent: str
-    finding: Finding  # commit against parent, from a separate measurement
+    finding: AbFinding  # commit against parent, from a separate measurement
     confidence: float
     merges: tuple[str, ...] = ()  # merges that brought it in, outermost first
     note: str = ""
@@ -134,13 +134,13 @@ class BisectResult:
 
     outcome: Outcome
     message: str
-    total: Finding | None = None
+    total: AbFinding | None = None
     culprits: tuple[Culprit, ...] = ()  # the largest first
     unexplained: float | None = None  # part of the total that the culprits do not explain
     rest_searched: bool = False
 
 
-Hunting = Generator[Question, Finding, BisectResult]
+Hunting = Generator[ComparisonRequest, AbFinding, BisectResult]
 
 
 def hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
@@ -175,7 +175,7 @@ def _hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
     return hunter.result(ends, culprits)
 
 
-def _without_search(ends: Finding, settings: Settings, good: str, bad: str) -> BisectResult | None:
+def _without_search(ends: AbFinding, settings: Settings, good: str, bad: str) -> BisectResult | None:
     """Return the result if the comparison of the ends leaves nothing to search, else None."""
     if ends.verdict == "failed":
         which = {"base": f"GOOD ({short(good)})", "head": f"BAD ({short(bad)})"}.get(
@@ -200,7 +200,7 @@ def _without_search(ends: Finding, settings: Settings, good: str, bad: str) -> B
     return None
 
 
-def _inaccurate(ends: Finding, settings: Settings) -> BisectResult | None:
+def _inaccurate(ends: AbFinding, settings: Settings) -> BisectResult | None:
     """Return the result if BAD's result is wrong or less accurate, else None.
 
     No speed-up makes up for a wrong result. One may make up for a less accurate result, if an improvement is searched.
@@ -214,7 +214,9 @@ def _inaccurate(ends: Finding, settings: Settings) -> BisectResult | None:
     return BisectResult("inaccurate", f"BAD's result is {what}; --metric accuracy finds the commit", ends)
 
 
-def _check_base(history: History, ends: Finding, trace: Trace) -> Generator[Question, Finding, BisectResult | None]:
+def _check_base(
+    history: History, ends: AbFinding, trace: Trace
+) -> Generator[ComparisonRequest, AbFinding, BisectResult | None]:
     """Check that the merge base measures like GOOD, if GOOD is not an ancestor of BAD. Returns a result if not."""
     assert ends.effect is not None
     if history.key(history.base) == history.key(history.good):
@@ -239,8 +241,8 @@ class _Hunter:
         self.no_change = False
 
     def line(
-        self, line: Line, ends: Finding, merges: tuple[str, ...] = (), sure: float = 1.0
-    ) -> Generator[Question, Finding, list[Culprit]]:
+        self, line: Line, ends: AbFinding, merges: tuple[str, ...] = (), sure: float = 1.0
+    ) -> Generator[ComparisonRequest, AbFinding, list[Culprit]]:
         """Return the culprits of a line whose ends differ: the first, or those in its merge, and those of the rest."""
         assert ends.effect is not None
         result = yield from search(line, ends.effect, self.settings.rates, self.settings.confidence, self.trace)
@@ -267,7 +269,7 @@ class _Hunter:
         rests = yield from self.rests(line, ends, result, merges, sure)
         return inner + rests
 
-    def merged(self, culprit: Culprit) -> Generator[Question, Finding, list[Culprit]]:
+    def merged(self, culprit: Culprit) -> Generator[ComparisonRequest, AbFinding, list[Culprit]]:
         """Return the culprits in the branch that a merge brought in, or the culprit itself if it is not a merge."""
         if not culprit.named:
             return [culprit]
@@ -300,8 +302,8 @@ class _Hunter:
         return [replace(culprit, note="; ".join(notes))]
 
     def rests(
-        self, line: Line, ends: Finding, result: SearchResult, merges: tuple[str, ...], sure: float
-    ) -> Generator[Question, Finding, list[Culprit]]:
+        self, line: Line, ends: AbFinding, result: SearchResult, merges: tuple[str, ...], sure: float
+    ) -> Generator[ComparisonRequest, AbFinding, list[Culprit]]:
         """Return the culprits before and after the one of `result`.
 
         A part is searched if it may contain a larger change, or if all changes are requested.
@@ -335,7 +337,7 @@ class _Hunter:
 
     def _rest(
         self, part: Line, effect: float, merges: tuple[str, ...], sure: float
-    ) -> Generator[Question, Finding, list[Culprit]]:
+    ) -> Generator[ComparisonRequest, AbFinding, list[Culprit]]:
         self.searched_rest = True
         ends = yield from compare(part.good, part.bad, "rest", self.trace)
         if ends.verdict == "different" and ends.effect and ends.effect * self.sign > 0:
@@ -348,7 +350,7 @@ class _Hunter:
         """Return a part of a line, with the trees that equal its ends."""
         return self.history.line(part.good, [change.commit for change in part.changes], part.bad)
 
-    def result(self, ends: Finding, culprits: list[Culprit]) -> BisectResult:
+    def result(self, ends: AbFinding, culprits: list[Culprit]) -> BisectResult:
         culprits = sorted(culprits, key=lambda c: -abs(c.finding.effect or 0.0))
         rest = self.unexplained or None
         what, noun = "regression" if self.sign > 0 else "improvement", self.history.noun
@@ -372,7 +374,7 @@ class _Hunter:
         return BisectResult("found", text, ends, tuple(culprits), rest, self.searched_rest)
 
 
-def _half(finding: Finding) -> float:
+def _half(finding: AbFinding) -> float:
     if finding.low is None or finding.high is None:
         return 0.0
     return (finding.high - finding.low) / 2

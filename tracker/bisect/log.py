@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from groupbench.tracker.bisect.history import BisectError
-from groupbench.tracker.bisect.search import Finding, Question
+from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.files import append_whole
 
@@ -54,7 +54,7 @@ class LogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     head: str
     why: str
     budget: float
-    finding: Finding
+    finding: AbFinding
 
 
 class Log:
@@ -89,7 +89,7 @@ class Log:
             path.unlink(missing_ok=True)
             append_whole(path, msgspec.json.encode(header) + b"\n", UnwrittenError)
 
-    def replay(self, question: Question) -> Finding | None:
+    def replay(self, question: ComparisonRequest) -> AbFinding | None:
         """Return the next finding of the earlier run, or None after the last. Raises BisectError if it does not fit."""
         if self.replayed >= len(self._entries):
             return None
@@ -108,7 +108,7 @@ class Log:
         self.replayed += 1
         return entry.finding
 
-    def add(self, question: Question, finding: Finding) -> None:
+    def add(self, question: ComparisonRequest, finding: AbFinding) -> None:
         """Append a finding to the file at once, so that an interrupt does not lose it. Raises UnwrittenError."""
         entry = LogEntry(
             base=question.base, head=question.head, why=question.why, budget=question.budget, finding=finding

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from groupbench.tracker.bisect.hunt import BisectResult, Culprit, History, short
-from groupbench.tracker.bisect.search import Finding, Question, Trace
+from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Trace
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted
 
@@ -30,17 +30,17 @@ def percent(effect: float) -> float:
     return math.expm1(effect)
 
 
-def change_text(finding: Finding, metric: str) -> str:
+def change_text(finding: AbFinding, metric: str) -> str:
     """Return the change of a finding: `2.0 % slower (1.9 to 2.1), result wrong`."""
     return _with_result(_effect_text(finding, metric), finding)
 
 
-def _with_result(text: str, finding: Finding) -> str:
+def _with_result(text: str, finding: AbFinding) -> str:
     result = _RESULTS.get(finding.accuracy, finding.accuracy)
     return f"{text}, {result}" if result else text
 
 
-def _effect_text(finding: Finding, metric: str) -> str:
+def _effect_text(finding: AbFinding, metric: str) -> str:
     if finding.effect is None:
         return finding.verdict
     worse, better = _WORDS[metric]
@@ -58,7 +58,7 @@ def _digits(share: float) -> int:
     return 0 if abs(share) >= 1 else 1 if abs(share) >= 0.05 else 2
 
 
-def step_line(question: Question, finding: Finding, history: History, metric: str, number: int) -> str:
+def step_line(question: ComparisonRequest, finding: AbFinding, history: History, metric: str, number: int) -> str:
     """Return the progress line of one comparison."""
     titles = {"ends": "BAD against GOOD", "merge base": "merge base against GOOD", "confirm": "to confirm"}
     commit = history.commits.get(question.head)
@@ -75,7 +75,7 @@ def step_line(question: Question, finding: Finding, history: History, metric: st
     return f"{number}. {title}{again}: {short(question.head)}{subject}: {outcome}{pairs}, {finding.seconds:.0f} s"
 
 
-def cause(finding: Finding) -> str:
+def cause(finding: AbFinding) -> str:
     """Return where the change is, from the hashes of the compiled kernels; empty if they are unknown."""
     if finding.kernels_differ is None:
         return ""
@@ -136,7 +136,7 @@ def _culprit_lines(culprit: Culprit, history: History, metric: str, several: boo
         yield f"    came with merge {', '.join(short(merge) for merge in culprit.merges)}"
 
 
-def _between(finding: Finding, metric: str) -> str:
+def _between(finding: AbFinding, metric: str) -> str:
     unit = " ms" if metric == "latency" else ""
     text = change_text(finding, metric)
     if finding.base_value is None or finding.head_value is None:
@@ -188,7 +188,7 @@ def culprit_data(culprit: Culprit, history: History) -> dict[str, Any]:
     }
 
 
-def finding_data(finding: Finding) -> dict[str, Any]:
+def finding_data(finding: AbFinding) -> dict[str, Any]:
     """Return a comparison as data for JSON. Changes are relative."""
     ends = {"change": finding.effect, "low": finding.low, "high": finding.high}
     return {

@@ -10,8 +10,8 @@ Horstein's probabilistic bisection (1963), as in Waeber, Frazier and Henderson, 
 "Above" means beyond half of the difference between the ends. With one change in the line, every commit is at one of two
 levels, and half is as far as possible from both. With several, half is crossed at one of the larger changes.
 
-The searches are generators without I/O: they yield a Question and are sent its Finding. Their driver decides where
-findings come from: a measurement, a log or a simulation.
+The searches are generators without I/O: they yield a ComparisonRequest and are sent its AbFinding. Their driver gets
+findings from a measurement, a log or a simulation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CERTAIN = 1e-6
 
 
 @dataclass(frozen=True)
-class Finding:
+class AbFinding:
     """The result of one comparison of two commits. Effects are log(head / base): 0.02 is 2 % slower."""
 
     verdict: AbVerdict
@@ -61,7 +61,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Question:
+class ComparisonRequest:
     """A request for a new comparison of two commits, `budget` times as long as usual."""
 
     base: str
@@ -70,7 +70,7 @@ class Question:
     budget: float = 1.0
 
 
-Asking = Generator[Question, Finding, Finding]
+Asking = Generator[ComparisonRequest, AbFinding, AbFinding]
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class SearchResult:
     first: int
     last: int
     confidence: float
-    finding: Finding | None = None  # the last pair test that confirmed it
+    finding: AbFinding | None = None  # the last pair test that confirmed it
     note: str = ""
     decided: bool = True
 
@@ -128,7 +128,7 @@ class Trace:
 
     comparisons: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)  # commit: reason
-    levels: dict[str, Finding] = field(default_factory=dict)  # commit: newest comparison with the good end
+    levels: dict[str, AbFinding] = field(default_factory=dict)  # commit: newest comparison with the good end
     seconds: float = 0.0
 
 
@@ -169,7 +169,7 @@ class Posterior:
         return sums
 
 
-def side(finding: Finding, total: float) -> Position:
+def side(finding: AbFinding, total: float) -> Position:
     """Return the side of half on which a commit is, from its comparison with the good end.
 
     total  difference between the ends, as log(bad / good)
@@ -196,7 +196,7 @@ def side(finding: Finding, total: float) -> Position:
     return "unclear"
 
 
-def pooled(one: Finding, two: Finding) -> Finding:
+def pooled(one: AbFinding, two: AbFinding) -> AbFinding:
     """Return both findings as one: effects weighted by their precision, the verdict of the second."""
     if None in (one.effect, one.low, one.high, two.effect, two.low, two.high):
         return two
@@ -214,7 +214,7 @@ def pooled(one: Finding, two: Finding) -> Finding:
     )
 
 
-def chance_of_wrong_side(finding: Finding, total: float, rates: Rates) -> float:
+def chance_of_wrong_side(finding: AbFinding, total: float, rates: Rates) -> float:
     """Return the probability that a commit is on the other side of half: the normal tail, at most 0.45."""
     if finding.effect is None or finding.low is None or finding.high is None:
         return 0.45
@@ -223,7 +223,7 @@ def chance_of_wrong_side(finding: Finding, total: float, rates: Rates) -> float:
     return min(0.45, max(tail, rates.false_different, rates.missed))
 
 
-def ask(question: Question, trace: Trace) -> Asking:
+def ask(question: ComparisonRequest, trace: Trace) -> Asking:
     """Make one comparison. If the base fails, which has worked before, try once more."""
     for _ in range(2):
         finding = yield question
@@ -236,10 +236,10 @@ def ask(question: Question, trace: Trace) -> Asking:
 
 def compare(base: str, head: str, why: Why, trace: Trace) -> Asking:
     """Make a comparison; if it is unknown, make it again, twice as long, and pool both."""
-    finding = yield from ask(Question(base, head, why), trace)
+    finding = yield from ask(ComparisonRequest(base, head, why), trace)
     if finding.verdict != "unknown":
         return finding
-    again = yield from ask(Question(base, head, why, budget=2.0), trace)
+    again = yield from ask(ComparisonRequest(base, head, why, budget=2.0), trace)
     return again if again.verdict == "failed" else pooled(finding, again)
 
 
@@ -253,7 +253,7 @@ class _Search:
         self.tests: Counter[int] = Counter({self.n: 1})  # the ends were compared
         self.skipped: set[int] = set()
         self.confirmations: Counter[tuple[int, int]] = Counter()
-        self.confirmed: dict[tuple[int, int], Finding] = {}
+        self.confirmed: dict[tuple[int, int], AbFinding] = {}
         self.posterior.level(self.n, above=True)
         for j in sorted(line.same_as_good | line.same_as_bad):
             if j < self.n:
@@ -283,13 +283,13 @@ class _Search:
         at = QUANTILES[near] if near < len(QUANTILES) else 0.5
         return min(left, key=lambda j: (abs(sums[j] - at), j), default=None)
 
-    def test(self, j: int) -> Generator[Question, Finding, None]:
+    def test(self, j: int) -> Generator[ComparisonRequest, AbFinding, None]:
         """Compare the commit after change j with the good end."""
         commit = self.probe(j)
         finding = yield from compare(self.line.good, commit, "step", self.trace)
         position, wrong = side(finding, self.total), None
         if position == "unclear" and finding.verdict == "different":
-            more = yield from ask(Question(self.line.good, commit, "step", budget=2.0), self.trace)
+            more = yield from ask(ComparisonRequest(self.line.good, commit, "step", budget=2.0), self.trace)
             if more.verdict != "failed":
                 finding = pooled(finding, more)
                 position = side(finding, self.total)
@@ -307,12 +307,12 @@ class _Search:
         self.trace.levels[commit] = finding
         self.posterior.level(j, position == "above", wrong)
 
-    def confirm(self, group: tuple[int, int]) -> Generator[Question, Finding, None]:
+    def confirm(self, group: tuple[int, int]) -> Generator[ComparisonRequest, AbFinding, None]:
         """Compare the commits before and after a group, in a measurement independent of all earlier ones."""
         first, last = group
         direct = (self.line.changes[first - 1].parent, self.line.changes[last - 1].commit)
         pairs = [direct, (self.probe(first - 1), self.probe(last))]
-        finding = Finding("failed")
+        finding = AbFinding("failed")
         for base, head in dict.fromkeys(pairs if first == last else pairs[1:]):
             finding = yield from compare(base, head, "confirm", self.trace)
             if finding.verdict != "failed":
@@ -327,7 +327,7 @@ class _Search:
 
 def search(
     line: Line, total: float, rates: Rates, confidence: float, trace: Trace
-) -> Generator[Question, Finding, SearchResult]:
+) -> Generator[ComparisonRequest, AbFinding, SearchResult]:
     """Find the change on a line whose ends differ by `total`, as log(bad / good). Raises GaveUp."""
     state = _Search(line, total, rates, trace)
     most = 3 * math.ceil(math.log2(state.n + 1)) + 8

@@ -29,7 +29,7 @@ from groupbench.tracker.text.wording import counted, printable
 if TYPE_CHECKING:
     from groupbench.tracker.bisect.hunt import History
     from groupbench.tracker.bisect.log import Header
-    from groupbench.tracker.bisect.search import Finding, Question
+    from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
 
 COLUMNS = (
     Column("commit", "hash"),
@@ -198,7 +198,7 @@ def bisect(
     trace = Trace()
     numbers = itertools.count(1)
 
-    def print_step(question: Question, finding: Finding) -> None:
+    def print_step(question: ComparisonRequest, finding: AbFinding) -> None:
         say(report.step_line(question, finding, history, header.metric, next(numbers)))
 
     log = bisect_log.Log(path, header, resume=resume, replace=log_file is None)

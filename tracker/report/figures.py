@@ -22,7 +22,15 @@ from itertools import cycle
 from typing import Any
 
 from groupbench.tracker.metrics import Metric
-from groupbench.tracker.report.shown import Ceilings, Mark, ResultBursts, RoofPoint, RunLabel, ShownHistory, SpeedRow
+from groupbench.tracker.report.shown import (
+    CanaryCeilings,
+    Mark,
+    ResultBursts,
+    RoofPoint,
+    RunLabel,
+    ShownHistory,
+    SpeedRow,
+)
 
 Figure = dict[str, Any]
 
@@ -140,7 +148,7 @@ def _no_speedup(row: SpeedRow, backend: str, baseline: str) -> tuple[str, str]:
     return f"{ms:#.3g} ms", row.why.get(backend) or f"no speed of {baseline} to compare with"
 
 
-def roofline(points: Sequence[RoofPoint], ceilings: Ceilings) -> Figure:
+def roofline(points: Sequence[RoofPoint], ceilings: CanaryCeilings) -> Figure:
     """Return achieved TFLOP/s by arithmetic intensity, below the ceilings that canaries of the same run reached."""
     ridge = 1e3 * ceilings.tflops / ceilings.gbps
     intensities = [point.intensity for point in points]

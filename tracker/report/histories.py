@@ -18,7 +18,7 @@ from groupbench.tracker.judge.verdicts import CANARY, Judged
 from groupbench.tracker.metrics import carried
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.report.shown import Level, Mark, MarkKind, ResultBursts, ShownHistory
+from groupbench.tracker.report.shown import Mark, MarkKind, ResultBursts, ShownHistory, ShownLevel
 from groupbench.tracker.report.toolchain_lines import lines_of, names_of, toolchains_of
 from groupbench.tracker.stats.histories import PastChange
 from groupbench.tracker.store import comparisons
@@ -28,7 +28,7 @@ from groupbench.tracker.store.schema import Point
 
 
 @dataclass(frozen=True)
-class Context:
+class HistoryContext:
     """Data of a page's series besides their results, by series."""
 
     levels: Mapping[int, Levels]
@@ -44,13 +44,13 @@ def read_context(
     *,
     alerts: Iterable[AlertRow] = (),
     judged: Iterable[Judged] = (),
-) -> Context:
+) -> HistoryContext:
     """Return the context of `histories`. Levels are those that the gate would judge by."""
     rows = {row.series.pk: row for row in judged}
     of_series: dict[int, list[AlertRow]] = {}
     for alert in alerts:
         of_series.setdefault(alert.series.pk, []).append(alert)
-    return Context(
+    return HistoryContext(
         levels=_read_levels(session, points, runs, of_series, rows),
         alerts=of_series,
         judged=rows,
@@ -63,7 +63,7 @@ def places(runs: Sequence[RunRow]) -> dict[int, int]:
     return {run.pk: place for place, run in enumerate(runs)}
 
 
-def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Context) -> list[ShownHistory]:
+def histories(points: Sequence[PointRow], where: Mapping[int, int], context: HistoryContext) -> list[ShownHistory]:
     """Return each series over the runs. `points` are by series, then time; `where` is from `places`."""
     rows = []
     for key, group in groupby(points, key=lambda point: point.series.pk):
@@ -92,7 +92,7 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: Con
             interpreted=series_points[-1].timing == "interpreted",
             marks=tuple(sorted(marks, key=lambda mark: mark.at)),
             levels=tuple(
-                Level(where[level.first], where[level.last], level.ms, line_at.get(where[level.first], 0))
+                ShownLevel(where[level.first], where[level.last], level.ms, line_at.get(where[level.first], 0))
                 for level in levels.levels
                 if level.first in where and level.last in where
             ),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from groupbench.tracker.judge.verdicts import CANARY
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.report.shown import Ceilings, Roofline, RoofPoint, label_of
+from groupbench.tracker.report.shown import CanaryCeilings, Roofline, RoofPoint, label_of
 
 
 def find_roofline(
@@ -40,14 +40,14 @@ def find_roofline(
     )
 
 
-def _ceilings(run: RunRow, canaries: Sequence[PointRow]) -> Ceilings | None:
+def _ceilings(run: RunRow, canaries: Sequence[PointRow]) -> CanaryCeilings | None:
     products = [point for point in canaries if point.tflops]
     copies = [point for point in canaries if not point.series.flops and point.gbps]
     if not products or not copies:
         return None
     best = max(products, key=lambda point: point.tflops or 0.0)
     widest = max(point.gbps or 0.0 for point in copies)
-    return Ceilings(label_of(run), best.tflops or 0.0, widest, best.series.dtype)
+    return CanaryCeilings(label_of(run), best.tflops or 0.0, widest, best.series.dtype)
 
 
 def _roof_point(point: PointRow) -> RoofPoint:
@@ -57,7 +57,7 @@ def _roof_point(point: PointRow) -> RoofPoint:
     return RoofPoint(series.backend, problem, series.dtype, series.flops, series.min_bytes, point.median_ms)
 
 
-def _roof_note(alike: Sequence[PointRow], ceilings: Ceilings, held: RunRow, run: RunRow) -> str | None:
+def _roof_note(alike: Sequence[PointRow], ceilings: CanaryCeilings, held: RunRow, run: RunRow) -> str | None:
     notes = []
     if held.pk != run.pk:
         notes.append(f"Of the newest run that holds canaries too: {ceilings.run.text}.")

@@ -51,7 +51,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Level:
+class ShownLevel:
     """A stretch of a history within one environment and without a change, on one line of the chart."""
 
     first: int  # place of its first run
@@ -83,7 +83,7 @@ class ShownHistory:
     message: Mapping[int, str] = field(default_factory=dict)
     interpreted: bool = False  # its latencies do not measure speed
     marks: tuple[Mark, ...] = ()
-    levels: tuple[Level, ...] = ()
+    levels: tuple[ShownLevel, ...] = ()
     bursts: tuple[ResultBursts, ...] = ()  # of the newest timed result, and of the one before it; the newest last
     toolchains: tuple[str, ...] = ()  # differing packages of those measured in turns, a line each; else empty
     lines: tuple[int, ...] = ()  # place in `toolchains` of each result; empty if that is
@@ -142,7 +142,7 @@ class SpeedMap:
 
 
 @dataclass(frozen=True)
-class Ceilings:
+class CanaryCeilings:
     """Throughput that the canaries of a run reached."""
 
     run: RunLabel
@@ -175,7 +175,7 @@ class RoofPoint:
     def gbps(self) -> float:
         return self.min_bytes / self.ms / 1e6
 
-    def share(self, ceilings: Ceilings) -> float:
+    def share(self, ceilings: CanaryCeilings) -> float:
         """Return the share of the throughput that the ceilings allow at this intensity."""
         return self.tflops / min(ceilings.tflops, ceilings.gbps * self.intensity / 1e3)
 
@@ -185,7 +185,7 @@ class Roofline:
     """The points and ceilings of one run, or the reason why they are missing."""
 
     points: tuple[RoofPoint, ...] = ()
-    ceilings: Ceilings | None = None
+    ceilings: CanaryCeilings | None = None
     missing: str | None = None  # the reason, if there is nothing to draw
     note: str | None = None  # a remark on the plot
 

@@ -33,7 +33,7 @@ ONSET = 0.003
 
 
 @dataclass(eq=False)
-class Batch:
+class SeriesBatch:
     """m series of equal length n, each in one environment. `_segment` fills in the fields with defaults."""
 
     which: NDArray[np.int64]  # [m] index of the history
@@ -72,7 +72,7 @@ class Noise:
     count: NDArray[np.int64]
 
 
-def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np.int64]]) -> list[Batch]:
+def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np.int64]]) -> list[SeriesBatch]:
     lengths: dict[int, list[int]] = defaultdict(list)
     for number, place in enumerate(places):
         if len(place) >= MIN_POINTS:
@@ -90,16 +90,18 @@ def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np
         least = np.array([histories[i].min_effect for i in numbers])
         gross = np.array([histories[i].gross for i in numbers])
         worse = np.array([histories[i].worse for i in numbers], dtype=np.float64)
-        batch = Batch(np.array(numbers), y - shift[:, None], np.nan_to_num(error), floor, shift, least, gross, worse)
+        batch = SeriesBatch(
+            np.array(numbers), y - shift[:, None], np.nan_to_num(error), floor, shift, least, gross, worse
+        )
         batch.rough_rho = float(noise.rough_scale(batch.y)[1].mean())
         _segment(batch)
         made.append(batch)
     return made
 
 
-def as_of(batch: Batch, rows: NDArray[np.int64], ago: int) -> Batch:
+def as_of(batch: SeriesBatch, rows: NDArray[np.int64], ago: int) -> SeriesBatch:
     """Return some series as they were `ago` results earlier."""
-    made = Batch(
+    made = SeriesBatch(
         batch.which[rows], batch.y[rows, :-ago], batch.error[rows, :-ago], batch.floor[rows], batch.shift[rows],
         batch.least[rows], batch.gross[rows], batch.worse[rows], batch.rough_rho,
     )  # fmt: skip
@@ -109,7 +111,7 @@ def as_of(batch: Batch, rows: NDArray[np.int64], ago: int) -> Batch:
     return made
 
 
-def _segment(batch: Batch) -> None:
+def _segment(batch: SeriesBatch) -> None:
     """Partition a batch, choose the level to judge by, and compute residuals."""
     y, (m, n) = batch.y, batch.y.shape
     sigma, rho = noise.rough_scale(y)
@@ -202,7 +204,7 @@ class Shared:
     pool_tails: dict[Hashable, Floats] = field(default_factory=dict)  # [tails] by large pool
 
 
-def learn(batches: list[Batch], shared: Shared | None) -> list[Noise]:
+def learn(batches: list[SeriesBatch], shared: Shared | None) -> list[Noise]:
     """Return the noise of each batch. Pools span batches. With `shared` None, each series is estimated alone."""
     if not batches:
         return []
@@ -279,7 +281,7 @@ def _tail_weights(
     return weights
 
 
-def _tails(batch: Batch, scatter: Floats, freed: Floats) -> Floats:
+def _tails(batch: SeriesBatch, scatter: Floats, freed: Floats) -> Floats:
     """Return the log likelihood of the tails, [m, tails], from the series' own scatter, even below the floor."""
     scale = np.maximum(scatter, TICKS * batch.floor)[:, None]
     scale = np.where(batch.error > batch.floor[:, None], np.maximum(batch.error, scale), scale)

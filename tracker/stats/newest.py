@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from groupbench.tracker.stats import noise
-from groupbench.tracker.stats.batches import SETTLED, Batch, Noise
+from groupbench.tracker.stats.batches import SETTLED, Noise, SeriesBatch
 from groupbench.tracker.stats.records import RECENT
 
 Floats = NDArray[np.float64]
@@ -80,7 +80,7 @@ class Windows:
         return self.p.min(axis=1)
 
 
-def tests_of(batch: Batch, learnt: Noise) -> tuple[list[Windows], list[Windows]]:
+def tests_of(batch: SeriesBatch, learnt: Noise) -> tuple[list[Windows], list[Windows]]:
     """Test the newest points of the newest segment, and the newest segment itself if it has its own level."""
     n = batch.y.shape[1]
     newest = [windows(batch, learnt, rows, *ends) for ends, rows in _alike(batch.begin, batch.onset)]
@@ -99,7 +99,7 @@ def _alike(begin: NDArray[np.int64], onset: NDArray[np.int64]) -> list[tuple[tup
     return [((int(begin[rows[0]]), int(onset[rows[0]])), rows) for rows in np.split(order, cuts) if len(rows)]
 
 
-def windows(batch: Batch, learnt: Noise, rows: NDArray[np.int64], begin: int, onset: int) -> Windows:
+def windows(batch: SeriesBatch, learnt: Noise, rows: NDArray[np.int64], begin: int, onset: int) -> Windows:
     """Test all runs of points from `onset` to the end; for an old onset only the longest."""
     base, new = batch.y[rows, begin:onset], batch.y[rows, onset:]
     sigma, rho, df = learnt.sigma[rows], learnt.rho[rows], learnt.df[rows]

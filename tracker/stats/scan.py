@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from groupbench.tracker.stats import fdr, noise
-from groupbench.tracker.stats.batches import MIN_POINTS, Batch, Noise, Shared, learn, make_batches, segments
+from groupbench.tracker.stats.batches import MIN_POINTS, Noise, SeriesBatch, Shared, learn, make_batches, segments
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.histories import (
     FindingVerdict,
@@ -117,7 +117,9 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
     return [findings[number] for number in range(len(histories))]
 
 
-def _tonight(batch: Batch, tests: tuple[list[Windows], list[Windows]], limit: float) -> list[dict[int, Suspicion]]:
+def _tonight(
+    batch: SeriesBatch, tests: tuple[list[Windows], list[Windows]], limit: float
+) -> list[dict[int, Suspicion]]:
     """Return tonight's suspects: by the newest points, and by the newest segment."""
     standing: list[dict[int, Suspicion]] = [{}, {}]
     for family, suspects in zip(tests, standing, strict=True):
@@ -168,7 +170,7 @@ def _too_few(history: SeriesHistory, place: NDArray[np.int64]) -> SeriesFinding:
     )
 
 
-def _trends(batch: Batch, learnt: Noise) -> NDArray[np.bool_]:
+def _trends(batch: SeriesBatch, learnt: Noise) -> NDArray[np.bool_]:
     """Return whether the newest segment has a trend, [m]."""
     m, n = batch.y.shape
     climbs = np.zeros(m, dtype=bool)
@@ -183,7 +185,7 @@ def _trends(batch: Batch, learnt: Noise) -> NDArray[np.bool_]:
     return climbs
 
 
-def _calm_levels(batch: Batch, learnt: Noise) -> list[list[Segment]]:
+def _calm_levels(batch: SeriesBatch, learnt: Noise) -> list[list[Segment]]:
     """Return the levels of each series' segments, by places in the batch."""
     n = batch.y.shape[1]
     levels: list[list[Segment]] = [[] for _ in batch.starts]
@@ -229,7 +231,7 @@ class _Row:
 
     history: SeriesHistory
     place: NDArray[np.int64]  # indices of its points in the history
-    batch: Batch
+    batch: SeriesBatch
     row: int
     one: One
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from groupbench.tracker.stats import noise
-from groupbench.tracker.stats.batches import MIN_POINTS, Batch, Noise, Shared, as_of, learn
+from groupbench.tracker.stats.batches import MIN_POINTS, Noise, SeriesBatch, Shared, as_of, learn
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.newest import WORSE, Suspicion, k_weights, suspicions, tests_of
 from groupbench.tracker.stats.records import RECENT
@@ -39,7 +39,11 @@ LOOSE = 0.75
 
 
 def still_standing(
-    batches: list[Batch], noises: list[Noise], shared: Shared | None, limit: float, excluded: Sequence[Collection[int]]
+    batches: list[SeriesBatch],
+    noises: list[Noise],
+    shared: Shared | None,
+    limit: float,
+    excluded: Sequence[Collection[int]],
 ) -> list[dict[int, Suspicion]]:
     """Return uncleared suspects of earlier nights by row of each batch, without the rows `excluded`."""
     maybe = [_candidates(batch, learnt, limit) for batch, learnt in zip(batches, noises, strict=True)]
@@ -68,7 +72,7 @@ def still_standing(
     return standing
 
 
-def _suspicions(batch: Batch, learnt: Noise, limit: float) -> dict[int, Suspicion]:
+def _suspicions(batch: SeriesBatch, learnt: Noise, limit: float) -> dict[int, Suspicion]:
     suspects: dict[int, Suspicion] = {}
     for family in reversed(tests_of(batch, learnt)):
         for one in family:
@@ -99,7 +103,7 @@ def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
     return bool(np.all(evidence >= -np.log(ODDS)))
 
 
-def _candidates(batch: Batch, learnt: Noise, limit: float) -> NDArray[np.bool_]:
+def _candidates(batch: SeriesBatch, learnt: Noise, limit: float) -> NDArray[np.bool_]:
     """Return where a run of points ending that many nights ago may be a standing suspect, [m, RECENT]."""
     y, (m, n) = batch.y, batch.y.shape
     maybe = np.zeros((m, RECENT), dtype=bool)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from groupbench.tracker.stats import noise
-from groupbench.tracker.stats.batches import Batch, Noise
+from groupbench.tracker.stats.batches import Noise, SeriesBatch
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 
 Floats = NDArray[np.float64]
@@ -69,7 +69,7 @@ class Step:
     high_index: int
 
 
-def some_of(batch: Batch, learnt: Noise, rows: NDArray[np.int64]) -> list[One]:
+def some_of(batch: SeriesBatch, learnt: Noise, rows: NDArray[np.int64]) -> list[One]:
     curves = noise.score_curves(learnt.weights[rows], learnt.count[rows])
     k = np.arange(batch.y.shape[1] + 1)
     spread = noise.mean_variance(k, learnt.rho[rows, None])

@@ -30,7 +30,7 @@ from groupbench.operators.operator import Backend, Example, Operator, Target
 
 
 @dataclass(frozen=True)
-class Context:
+class OperatorContext:
     """The attribute `groupbench` of a class for TritonBench, from which its methods take their settings.
 
     ours      our operator, or the one whose backends are added to TritonBench's; None if we have no such operator
@@ -106,7 +106,7 @@ class Own(triton_op.BenchmarkOperator):
     """One of our operators as a TritonBench operator, on the selected suites."""
 
     DEFAULT_METRICS = ["latency", "speedup", "accuracy", "tflops"]  # noqa: RUF012 - TritonBench's spelling
-    groupbench: Context
+    groupbench: OperatorContext
     mode: Any
 
     def get_bwd_fn(self, fwd_fn: Any) -> Any:
@@ -174,7 +174,7 @@ def own_operator(setup: Setup, operator: Operator) -> type:
     facts = {
         "DEFAULT_PRECISION": operator.dtypes[0],
         "FWD_ONLY": operator.modes == ("fwd",),
-        "groupbench": Context(setup, operator),
+        "groupbench": OperatorContext(setup, operator),
     }
     return derived(setup.op, (Own,), facts)
 

@@ -21,7 +21,7 @@ from groupbench.operators.hosts import foreign
 from groupbench.operators.hosts.adapter.arguments import check_backends, check_inputs, parsed, protocol_name
 from groupbench.operators.hosts.adapter.internals import triton_op
 from groupbench.operators.hosts.adapter.own import (
-    Context,
+    OperatorContext,
     derived,
     dtype_of,
     example_of,
@@ -61,14 +61,14 @@ def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
     # A record needs a latency, which the default metrics of launch_latency, for one, lack.
     wanted = [*metrics] if TIMED & {*metrics} else [*metrics, "latency"]
     finished = {(done.input_id, done.backend): done for done in setup.finished}
-    context = Context(setup, ours, metrics, finished)
+    context = OperatorContext(setup, ours, metrics, finished)
     return derived(setup.op, (Recording, base), {"DEFAULT_METRICS": wanted, "groupbench": context})
 
 
 class Recording(Base):
     """A cell of a TritonBench operator, reported to the parent as a record; it survives a backend that raises."""
 
-    groupbench: Context
+    groupbench: OperatorContext
     groupbench_bursts: list[tuple[float, ...]] | None = None
     groupbench_enqueue_ms: float | None = None
     groupbench_code: dict[str, Code]

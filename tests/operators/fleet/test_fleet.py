@@ -389,7 +389,7 @@ def test_workers_use_cpus_only_on_request(gpus: str | None, monkeypatch: pytest.
 
 
 def test_a_plan_takes_all_gpus_and_a_table_one(four: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host.for_plan("cuda") == host.Place(gpus="all", named=False)
+    assert host.for_plan("cuda") == host.DeviceChoice(gpus="all", named=False)
     assert not host.for_plan("cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     assert not host.for_plan("cuda")

@@ -19,7 +19,7 @@ from groupbench.tracker.ab.result import AbVerdict, accuracy_change
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.history import BisectError, read_history, relevant_paths, resolve
 from groupbench.tracker.bisect.log import Header, Log, read_header
-from groupbench.tracker.bisect.search import Finding, Question
+from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
 from groupbench.tracker.errors import TrackerError
 
 Cli = Callable[..., Result]
@@ -74,7 +74,7 @@ class Lab:
 
     def __init__(self, folder: Path, planted: dict[str, float]) -> None:
         self.folder, self.planted = folder, planted
-        self.asked: list[Question] = []
+        self.asked: list[ComparisonRequest] = []
         self.stop_after = 10**6
         self.broken: set[str] = set()
         self.spoilt: dict[str, SideAccuracy] = {}  # by the commit from which on results are so
@@ -87,15 +87,15 @@ class Lab:
         above = set(git(self.folder, "rev-list", commit).split())
         return sum(change for name, change in self.planted.items() if name in above)
 
-    def __call__(self, question: Question) -> Finding:
+    def __call__(self, question: ComparisonRequest) -> AbFinding:
         if len(self.asked) >= self.stop_after:
             raise KeyboardInterrupt
         self.asked.append(question)
         if question.head in self.broken:
-            return Finding("failed", message="kernels/k.py: SyntaxError", at="head", seconds=2.0)
+            return AbFinding("failed", message="kernels/k.py: SyntaxError", at="head", seconds=2.0)
         effect = self.level(question.head) - self.level(question.base)
         verdict: AbVerdict = "different" if abs(effect) > 0.001 else "same"
-        return Finding(
+        return AbFinding(
             verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1.0 + effect, pairs=12,
             seconds=10.0, kernels_differ=True,
             accuracy=accuracy_change(self.result(question.base), self.result(question.head)),
@@ -320,24 +320,24 @@ def test_a_history_that_changed_is_not_mixed_with_its_log(line: tuple[Path, dict
     header = Header(
         repository="r", good="a", bad="b", cell={}, metric="latency", direction="worse", all=False, confidence=0.95
     )
-    Log(tmp_path / "l", header, resume=False).add(Question("a", "b", "ends"), Finding("same"))
+    Log(tmp_path / "l", header, resume=False).add(ComparisonRequest("a", "b", "ends"), AbFinding("same"))
     log = Log(tmp_path / "l", header, resume=True)
     with pytest.raises(BisectError, match="start again"):
-        log.replay(Question("a", "c", "ends"))
+        log.replay(ComparisonRequest("a", "c", "ends"))
 
 
 def test_a_comparison_that_cannot_be_kept_leaves_a_log_to_resume(tmp_path: Path, full_disk: Any) -> None:
     header = Header(
         repository="r", good="a", bad="b", cell={}, metric="latency", direction="worse", all=False, confidence=0.95
     )
-    path, question = tmp_path / "l", Question("a", "b", "ends")
+    path, question = tmp_path / "l", ComparisonRequest("a", "b", "ends")
     log = Log(path, header, resume=False)
-    log.add(question, Finding("same"))
+    log.add(question, AbFinding("same"))
     before = path.read_bytes()
     with full_disk(len(before) + 10), pytest.raises(BisectError, match=r"l: cannot be written: .") as failed:
-        log.add(question, Finding("same"))
+        log.add(question, AbFinding("same"))
     assert (failed.value.exit_code, path.read_bytes()) == (3, before)
-    assert Log(path, header, resume=True).replay(question) == Finding("same")
+    assert Log(path, header, resume=True).replay(question) == AbFinding("same")
 
 
 def test_series_gives_the_cell(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], stored: Any, make: Any) -> None:
@@ -484,14 +484,14 @@ class TestReleases:
                 raise TrackerError("no wheel for this platform")
             return Path("/kept") / packages[0]
 
-        def compare(self: drive.AbComparator, question: Question, base: AbSide, head: AbSide) -> Finding:
+        def compare(self: drive.AbComparator, question: ComparisonRequest, base: AbSide, head: AbSide) -> AbFinding:
             assert base.tree == head.tree == line[0]
             assert base.python == f"/kept/{question.base.replace(' ', '==')}"
             pairs.append((base.title, head.title))
             slow = [float(title.split()[1] >= "3.7.0") * 0.05 for title in (question.base, question.head)]
             effect = slow[1] - slow[0]
             verdict: AbVerdict = "different" if effect else "same"
-            return Finding(
+            return AbFinding(
                 verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1 + effect, pairs=9
             )
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from groupbench.tracker.bisect.hunt import BisectCommit, BisectResult, History, Settings, hunt
 from groupbench.tracker.bisect.search import (
+    AbFinding,
     Change,
-    Finding,
+    ComparisonRequest,
     GaveUp,
     Line,
     Posterior,
-    Question,
     Rates,
     Trace,
     pooled,
@@ -29,16 +29,16 @@ from groupbench.tracker.bisect.search import (
 from groupbench.tracker.bisect.search import side as side_of
 
 EXACT = Rates(1e-4, 1e-4)
-Compare = Callable[[Question], Finding]
+Compare = Callable[[ComparisonRequest], AbFinding]
 
 
-def finding(effect: float, verdict: str = "different", half: float = 0.002, **more: object) -> Finding:
-    return Finding(verdict, effect, effect - half, effect + half, **more)  # type: ignore[arg-type]
+def finding(effect: float, verdict: str = "different", half: float = 0.002, **more: object) -> AbFinding:
+    return AbFinding(verdict, effect, effect - half, effect + half, **more)  # type: ignore[arg-type]
 
 
 def finish(generator, compare: Compare, most: int = 500):  # type: ignore[no-untyped-def]
     """Run a search. Returns (its result, the questions that it asked)."""
-    questions: list[Question] = []
+    questions: list[ComparisonRequest] = []
     try:
         question = next(generator)
         while True:
@@ -86,13 +86,13 @@ class World:
     def level(self, name: str) -> float:
         return sum(self.planted.get(each, 0.0) for each in self.ancestors(name))
 
-    def compare(self, question: Question) -> Finding:
+    def compare(self, question: ComparisonRequest) -> AbFinding:
         for name, at in ((question.base, "base"), (question.head, "head")):
             if name in self.broken:
-                return Finding("failed", at=at, message="does not build", seconds=1.0)
+                return AbFinding("failed", at=at, message="does not build", seconds=1.0)
         effect = self.level(question.head) - self.level(question.base)
         if self.random.random() < self.unknown:
-            return Finding("unknown", effect, None, None, seconds=1.0)
+            return AbFinding("unknown", effect, None, None, seconds=1.0)
         differs = abs(effect) > 1e-9
         wrong = self.random.random() < (self.rates.missed if differs else self.rates.false_different)
         if wrong:
@@ -100,7 +100,7 @@ class World:
         measured = effect + self.random.gauss(0, 0.0003)
         return finding(measured, "different" if differs != wrong else "same", seconds=1.0)
 
-    def hunt(self, **settings: object) -> tuple[BisectResult, list[Question], Trace]:
+    def hunt(self, **settings: object) -> tuple[BisectResult, list[ComparisonRequest], Trace]:
         trace = Trace()
         chosen = replace(Settings(rates=self.rates), **settings)  # type: ignore[arg-type]
         result, questions = finish(hunt(self.history, chosen, trace), self.compare)
@@ -203,7 +203,7 @@ def test_a_long_broken_stretch_costs_few_steps() -> None:
 def test_a_pair_that_differs_the_other_way_does_not_confirm() -> None:
     world = World(straight(2), {"c1": 0.02})
 
-    def compare(question: Question) -> Finding:
+    def compare(question: ComparisonRequest) -> AbFinding:
         return finding(-0.02) if question.why == "confirm" else world.compare(question)
 
     result, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
@@ -228,9 +228,9 @@ def test_ends_that_stay_unknown_are_said_to() -> None:
 def test_a_step_that_stays_unknown_is_skipped() -> None:
     world = World(straight(16), {"c5": 0.02})
 
-    def compare(question: Question) -> Finding:
+    def compare(question: ComparisonRequest) -> AbFinding:
         if question.head == "c8" and question.why == "step":
-            return Finding("unknown", 0.01, -0.02, 0.04)
+            return AbFinding("unknown", 0.01, -0.02, 0.04)
         return world.compare(question)
 
     trace = Trace()
@@ -325,7 +325,7 @@ def test_many_small_changes_name_nobody() -> None:
     names = [f"c{i}" for i in range(1, 17)]
     world = World(straight(17), dict.fromkeys(names, 0.03 / 16))
 
-    def compare(question: Question) -> Finding:
+    def compare(question: ComparisonRequest) -> AbFinding:
         effect = world.level(question.head) - world.level(question.base)
         return finding(effect, "different" if abs(effect) > 0.004 else "same")
 
@@ -342,7 +342,7 @@ def test_one_wrong_answer_is_found_out(lie: str, where: int) -> None:
     world.rates = EXACT
     tested: list[str] = []
 
-    def compare(question: Question) -> Finding:
+    def compare(question: ComparisonRequest) -> AbFinding:
         correct = world.compare(question)
         if question.head == lie and question.why == "step" and not tested:
             tested.append(lie)
@@ -357,7 +357,7 @@ def test_one_wrong_answer_is_found_out(lie: str, where: int) -> None:
 def test_a_difference_that_does_not_come_again_is_none() -> None:
     world = World(straight(16), {})
 
-    def compare(question: Question) -> Finding:
+    def compare(question: ComparisonRequest) -> AbFinding:
         return finding(0.02) if question.why == "ends" else world.compare(question)
 
     result, _ = finish(hunt(world.history, Settings(rates=Rates(0.01, 0.05)), Trace()), compare)
@@ -368,9 +368,9 @@ def test_a_difference_that_does_not_come_again_is_none() -> None:
 def test_a_good_end_that_fails_midway_ends_it() -> None:
     world = World(straight(16), {"c5": 0.02})
 
-    def compare(question: Question) -> Finding:
+    def compare(question: ComparisonRequest) -> AbFinding:
         if question.why == "step":
-            return Finding("failed", at="base", message="out of memory")
+            return AbFinding("failed", at="base", message="out of memory")
         return world.compare(question)
 
     result, questions = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
@@ -473,7 +473,7 @@ def test_at_the_rates_of_the_ab_nobody_innocent_is_named() -> None:
     for seed in range(300):
         world = World(straight(2 + seed % 40), {}, rates, seed)
 
-        def compare(question: Question, world: World = world) -> Finding:
+        def compare(question: ComparisonRequest, world: World = world) -> AbFinding:
             return finding(0.02) if question.why == "ends" else world.compare(question)
 
         result, _ = finish(hunt(world.history, Settings(rates=rates), Trace()), compare)
@@ -504,13 +504,13 @@ def test_probabilities_stay_probabilities(n: int, levels: list[tuple[int, bool]]
         (finding(0.009, half=0.005), "unclear"),
         (finding(0.009, "unknown", half=0.005), "unclear"),
         (finding(0.001, "unknown", half=0.005), "below"),
-        (Finding("different", 0.02), "above"),
-        (Finding("unknown"), "unclear"),
-        (Finding("same"), "below"),
-        (Finding("failed"), "failed"),
+        (AbFinding("different", 0.02), "above"),
+        (AbFinding("unknown"), "unclear"),
+        (AbFinding("same"), "below"),
+        (AbFinding("failed"), "failed"),
     ],
 )
-def test_half_of_the_difference_decides(comparison: Finding, expected: str) -> None:
+def test_half_of_the_difference_decides(comparison: AbFinding, expected: str) -> None:
     assert side_of(comparison, 0.02) == expected
     if comparison.effect is not None and comparison.low is not None and comparison.high is not None:
         mirrored = replace(comparison, effect=-comparison.effect, low=-comparison.high, high=-comparison.low)
@@ -534,4 +534,4 @@ def test_rates_are_checked() -> None:
 def test_giving_up_reaches_the_caller_of_a_line() -> None:
     line = Line("g", tuple(Change(f"c{i}", f"c{i - 1}") for i in range(4)), "c3")
     with pytest.raises(GaveUp, match="lost"):
-        finish(search(line, 0.02, Rates(), 0.95, Trace()), lambda q: Finding("failed", at="base", message="lost"))
+        finish(search(line, 0.02, Rates(), 0.95, Trace()), lambda q: AbFinding("failed", at="base", message="lost"))

@@ -21,13 +21,13 @@ from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.report import figures, selection
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import (
-    Ceilings,
-    Level,
+    CanaryCeilings,
     Mark,
     ResultBursts,
     RoofPoint,
     RunLabel,
     ShownHistory,
+    ShownLevel,
     SpeedRow,
 )
 from groupbench.tracker.report.speed import problem_label
@@ -39,7 +39,7 @@ SERIES = SeriesRow(
     1, "gemm", "triton", "fwd", "bf16", "G=4,N=64", "builtin", "cooled", "H100", 0, {"G": 4, "N": 64}, 1, 1
 )
 RUNS = tuple(RunLabel(f"run-{n}", f"{n:010d}", f"2026-01-{n + 1:02d} 03:00", f"<b>{n}</b>") for n in range(20))
-CEILINGS = Ceilings(RUNS[0], tflops=800.0, gbps=3000.0, dtype="bf16")
+CEILINGS = CanaryCeilings(RUNS[0], tflops=800.0, gbps=3000.0, dtype="bf16")
 
 
 def history(ms: list[float | None], **fields: Any) -> ShownHistory:
@@ -117,7 +117,7 @@ def test_points_stand_below_the_roof_at_their_intensity() -> None:
 
 
 def test_a_roof_of_a_processor_is_told_in_digits_that_count() -> None:
-    low = Ceilings(RUNS[0], tflops=0.0421, gbps=9.6, dtype="fp32")
+    low = CanaryCeilings(RUNS[0], tflops=0.0421, gbps=9.6, dtype="fp32")
     figure = figures.roofline([RoofPoint("a", "p", "fp32", 10**9, 10**8, 20.0)], low)
     texts = [note["text"] for note in figure["layout"]["annotations"]]
     assert texts == ["0.042 TFLOP/s, fp32 matmul canary", "9.6 GB/s, copy canary"]
@@ -166,7 +166,7 @@ def test_each_kind_of_mark_has_a_line_a_symbol_and_words() -> None:
         Mark("verdict", 3, "suspect +9.0%"),
     )
     figure = figures.latency_history(
-        history([1.0] * 4, marks=marks, levels=(Level(0, 1, 1.0), Level(2, 3, 1.05))), RUNS
+        history([1.0] * 4, marks=marks, levels=(ShownLevel(0, 1, 1.0), ShownLevel(2, 3, 1.05))), RUNS
     )
     traces = by_name(figure)
     assert [traces[mark.kind]["x"] for mark in marks] == [[0.5], [1.5], [1.5], [2.5]]
