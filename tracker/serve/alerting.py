@@ -27,7 +27,7 @@ _SHOWN = ("open", "all", *stored.STATES)
 
 
 def alerts(site: Site, parameters: Parameters) -> Page:
-    """Alerts, the newest change first."""
+    """Return the page of alerts, sorted by the date of the change, newest first."""
     state, paging = parameters.choice("state", _SHOWN, "open"), paging_of(parameters)
     states = {"open": stored.OPEN, "all": ()}.get(state, (state,))
     with site.database.read() as session:
@@ -46,7 +46,7 @@ def alerts(site: Site, parameters: Parameters) -> Page:
 
 
 def alert(site: Site, parameters: Parameters, key: int) -> Page:
-    """One alert, with everything that happened to it."""
+    """Return the page of one alert, with all its changes of state. Raises NotFound."""
     parameters.done()
     with site.database.read() as session:
         row = _one(session, key)
@@ -61,9 +61,10 @@ def _one(session: Any, key: int) -> stored.AlertRow:
 
 
 def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dict[str, Any]], str]:
-    """Change alerts as a form or a program asks; return (the changed alerts, the address of the form).
+    """Change alerts as a request asks, and return (the changed alerts, the path to return to).
 
-    Raises BadRequest, QueryError, NotFound, StoreError.
+    Raises BadRequest or QueryError for invalid parameters, NotFound for an unknown alert, and StoreError if this server
+    is read-only or the database fails.
     """
     keys, action = parameters.keys("alert"), parameters.choice("action", ACTIONS, "")
     reason, until = parameters.text("reason"), parameters.text("until")
@@ -89,7 +90,8 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
             if key not in stored_keys:
                 raise NotFound(f"no alert {key}; /alerts?state=all lists them")
         if until is not None and (_HASH.fullmatch(until) or not filters.looks_like_date(until)):
-            until = resolve_parameter("until", partial(resolve_commit, session, until)).commit  # or git would be asked
+            # Resolved here, since `expect` would ask git for a commit that the database does not have.
+            until = resolve_parameter("until", partial(resolve_commit, session, until)).commit
         if action == "acknowledge":
             changed = alert_moves.acknowledge(session, keys, who, reason, now)
         elif action == "expect":
@@ -100,6 +102,6 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
 
 
 def local(path: str) -> str:
-    """A path of this server; anything else is the list of alerts."""
+    """Return the path if it is one of this server, else the path of the list of alerts."""
     plain = path.startswith("/") and not path.startswith("//") and "\\" not in path
     return path if plain and path.isprintable() else "/alerts"

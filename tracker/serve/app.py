@@ -1,7 +1,7 @@
-"""The application: addresses, answers in HTML or JSON, errors that name their cause.
+"""The web application: routes, responses in HTML or JSON, and errors that name their cause.
 
-Every page is a function of the database and the request's parameters that returns a `Page`. Its data is the body of
-the JSON response. A browser gets the same in HTML. Views are plain functions, and run in threads.
+A view is a plain function, run in a thread, that returns a `Page` from the database and the request's parameters. The
+page's data is the body of the JSON response; a browser gets the same data as HTML.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from groupbench.tracker.serve.site import Page, Site
 from groupbench.tracker.serve.static import static_file
 
 LARGEST_FORM = 64 * 1024
-"""Bytes of a form: a thousand alerts at once."""
+"""Maximum size of a form in bytes, enough for a thousand alerts."""
 
 FORM_S = 10.0
-"""How long the body of a request may take to arrive."""
+"""Maximum time in seconds for the body of a request to arrive."""
 
 _WARM_S = 3.0
-"""How long the server counts the points of the newest runs before it starts."""
+"""Time in seconds that the server spends on counting the points of the newest runs before it starts."""
 
 View = Callable[..., Page]
 
@@ -45,13 +45,13 @@ View = Callable[..., Page]
 def create_app(
     location: str,
     *,
-    token: str | None = None,  # with one, alerts can be dealt with
-    hosts: frozenset[str] | None = None,  # names that a request may ask for; None is any
-    numbers: bool = False,  # and any address
+    token: str | None = None,  # allows clients that have it to change alerts; without one, the server is read-only
+    hosts: frozenset[str] | None = None,  # accepted names in the Host header; None accepts all
+    numbers: bool = False,  # accept IP addresses in the Host header as well
     jobs: Jobs | None = None,
-    secure: bool = False,  # reached by HTTPS alone
+    secure: bool = False,  # the server is only reachable over HTTPS, so its cookies are marked Secure
 ) -> Starlette:
-    """The dashboard of a database. Raises StoreError."""
+    """Return the dashboard of a database. Raises StoreError if the database cannot be opened."""
     guard = Guard(token)
     site = Site(open_to_read(location), jobs or Jobs(), guard, open_to_write(location) if guard.writes else None)
     _warm(site)
@@ -93,7 +93,7 @@ def create_app(
 
 
 def _warm(site: Site) -> None:
-    """Load modules, templates, plotly and choices before the first request, and begin the newest verdict."""
+    """Load modules, templates, plotly and the choices of forms, and start judging the newest run."""
     import scipy.stats  # noqa: F401
 
     prepare()
@@ -138,7 +138,7 @@ def _response(request: Request, page: Page, person: Person | None) -> Response:
 
 
 async def change(request: Request) -> Response:
-    """Change the state of alerts, as a form asks."""
+    """Handle a form or JSON request that changes the state of alerts."""
     site: Site = request.app.state.site
     person = site.guard.writer(request)
     pairs = await _form(request)
@@ -160,7 +160,7 @@ async def login_form(request: Request) -> Response:
 
 
 async def login(request: Request) -> Response:
-    """Begin a session for a client that has the token."""
+    """Start a session for a client that sends the token."""
     site: Site = request.app.state.site
     if not site.guard.writes:
         raise Refused("this server only reads; `groupbench serve --write` lets alerts be dealt with", 403)
@@ -228,7 +228,7 @@ def _pairs_of_json(body: bytes) -> list[tuple[str, str]]:
 
 
 async def healthz(request: Request) -> Response:
-    """Whether the database answers."""
+    """Respond with 200 if the database can be read."""
     site: Site = request.app.state.site
 
     def look() -> None:

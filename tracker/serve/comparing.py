@@ -18,11 +18,11 @@ from groupbench.tracker.serve.parameters import BadRequest, Parameters
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
 
 COMMITS = 60
-"""Commits that the form offers."""
+"""Number of commits that the form offers."""
 
 
 def compare(site: Site, parameters: Parameters) -> Page:
-    """Two commits, branches, runs or dates: each series, judged as `groupbench compare` does."""
+    """Return the page that compares two commits, branches, runs or dates, as `groupbench compare` does."""
     a, b, force = parameters.text("a"), parameters.text("b"), parameters.flag("force")
     verdict = parameters.choice("verdict", ("", *ORDER), "")
     paging = paging_of(parameters)
@@ -44,7 +44,7 @@ def compare(site: Site, parameters: Parameters) -> Page:
         }
         if a is None or b is None:
             return Page("compare.html", {"a": None, "b": None, "state": "asking"}, shown)
-        places = (find_place(session, "a", a), find_place(session, "b", b))
+        places = (find_run_or_state(session, "a", a), find_run_or_state(session, "b", b))
         names: dict[str, Any] = dict(where.names)
         slice_ = Filter(**names, shape=where.shapes, where=where.sizes)
         of = ("compare", *places, force, slice_)
@@ -74,10 +74,10 @@ def compare(site: Site, parameters: Parameters) -> Page:
     return Page("compare.html", data, shown, again=2 if job.stale else None)
 
 
-def find_place(session: Session, name: str, word: str) -> work.Place:
-    """Return the place that a word names, as `sides.find_side` does, without files or names that only git knows.
+def find_run_or_state(session: Session, name: str, word: str) -> work.RunOrState:
+    """Return the side that `word` names, as `sides.find_side` does, but no files and no names that only git knows.
 
-    Raises BadRequest.
+    Raises BadRequest, with the name of the parameter, if the word names nothing in the database.
     """
     try:
         if word.startswith("run:"):
@@ -92,8 +92,8 @@ def find_place(session: Session, name: str, word: str) -> work.Place:
             return _run(run_at(session, filters.instant(word, end=True)))
     except QueryError as error:
         raise BadRequest(f"{name}: {error.message}") from error
-    return work.Place(str(state), state=state)
+    return work.RunOrState(str(state), state=state)
 
 
-def _run(run: Any) -> work.Place:
-    return work.Place(f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}", run=run.pk)
+def _run(run: Any) -> work.RunOrState:
+    return work.RunOrState(f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}", run=run.pk)

@@ -1,4 +1,4 @@
-"""Connections with requests: one that only stays open is closed, and leaves its place to others."""
+"""Close connections that send no request, so that they do not use up the server's connections."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import cast
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 PATIENCE_S = 10.0
-"""From connecting to the end of the first request's head; uvicorn itself waits for it as long as it takes."""
+"""Maximum time in seconds from connecting to the end of the first request's head. Uvicorn itself has no such limit."""
 
 MOST = 500
-"""Connections at once; later ones get 503. Below 1024 files, which a process may often open."""
+"""Maximum number of open connections; further ones get 503. Below 1024, a common limit of open files per process."""
 
 
 class Connection(H11Protocol):
-    """One whose first request must come within `PATIENCE_S`."""
+    """A connection that is closed if its first request does not arrive within `PATIENCE_S`."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))

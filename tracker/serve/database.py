@@ -1,6 +1,6 @@
-"""The database of the dashboard: for asking one that cannot be written through, for alerts one that can.
+"""Open the dashboard's database: read-only for pages, and writable for changes of alerts.
 
-Serving never migrates: readers must not change the database.
+A database of another revision is refused, not migrated: a server of pages must not change the tables.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from groupbench.tracker.store.engine import Store, open_store, revision_of
 from groupbench.tracker.store.schema import HEAD, REVISIONS, ABComparison, AlertEvent, Point, Run, Series
 
 BUSY_MS = 5_000
-"""How long a request waits for another process's lock before it fails."""
+"""Maximum time in ms that a request waits for the lock of another process."""
 
 READERS = 4
-"""Requests that ask the database at one time; others queue, and none is refused."""
+"""Maximum number of requests that read the database at once. Further ones wait; none is refused."""
 
 Version = tuple[int, ...]
-"""Equal as long as nothing was added: the key of cached results."""
+"""A value that changes whenever rows are added; cached results are valid for one version."""
 
 
 @dataclass(frozen=True)
 class Database:
-    """An open database, and how many may ask at once."""
+    """An open database that limits the number of concurrent readers."""
 
     location: str
     store: Store
@@ -38,7 +38,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session that sees one state of the database, and cannot write."""
+        """Open a read-only session, which sees one snapshot of the database. Waits while `READERS` are open."""
         with self._readers, self.store.read() as session:
             yield session
 
@@ -47,7 +47,7 @@ class Database:
 
 
 def open_to_read(location: str) -> Database:
-    """A database whose connections refuse to write. Raises StoreError, also for one of another revision."""
+    """Open a database read-only. Raises StoreError if that fails, or if the database has another revision."""
     _check_revision(location)
     store = open_store(location, create=False, read_only=True)
     _be_impatient(store)
@@ -55,7 +55,7 @@ def open_to_read(location: str) -> Database:
 
 
 def open_to_write(location: str) -> Store:
-    """The same for alerts alone. Raises StoreError."""
+    """Open a database for changes of alerts. Raises StoreError if that fails."""
     store = open_store(location, create=False)
     if store.engine.dialect.name == "sqlite":
         _be_impatient(store)
@@ -63,13 +63,13 @@ def open_to_write(location: str) -> Store:
 
 
 def version(session: Session) -> Version:
-    """Return a value that changes with every stored run, point, comparison and alert: a few look-ups by key."""
+    """Return the largest key of each table that grows: runs, series, points, comparisons and alert events."""
     keys = (Run.id, Series.id, Point.id, ABComparison.id, AlertEvent.id)
     return tuple(session.scalar(select(func.max(key))) or 0 for key in keys)
 
 
 def _check_revision(location: str) -> None:
-    """Raises StoreError for one that this version would have to migrate first."""
+    """Raise StoreError if the database has an older revision, which must be migrated first."""
     revision = revision_of(location)
     if revision in REVISIONS and revision != HEAD:
         raise StoreError(
@@ -78,7 +78,7 @@ def _check_revision(location: str) -> None:
 
 
 def _be_impatient(store: Store) -> None:
-    """Limit how long a connection waits: a request must not."""
+    """Limit how long a connection waits for locks (SQLite) or runs a statement (PostgreSQL)."""
     listen = {"sqlite": _wait_briefly, "postgresql": _ask_briefly}.get(store.engine.dialect.name)
     if listen is not None:
         store.engine.dispose()  # the connection that opened it has no limit

@@ -1,4 +1,4 @@
-"""Checks of every request and headers of every response, around the application."""
+"""Middleware that checks every request and adds security headers to every response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JSON = ".json"
 
 
 class Frame:
-    """Refuses requests that are too long or for another server; strips `.json`; adds security headers."""
+    """Refuse requests that are too long or name another server, strip `.json`, and add security headers."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None = None, numbers: bool = False) -> None:
         self.app, self.hosts, self.numbers = app, hosts, numbers
@@ -59,7 +59,7 @@ class Frame:
 
 
 def wants_json(request: Request) -> bool:
-    """By the end of the address, or because JSON is all that the client accepts."""
+    """Return whether the client wants JSON: the address ends in `.json`, or the client accepts JSON but not HTML."""
     if request.scope.get("state", {}).get("json"):
         return True
     accept = request.headers.get("accept", "")

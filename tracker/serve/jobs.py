@@ -1,8 +1,8 @@
-"""Work that takes longer than a page may: a run's verdict over all of its series, and two commits side by side.
+"""Run work in the background that takes too long for a page: the verdict on a run, and the comparison of two commits.
 
-Each kind of work has a process of its own (`worker.py`), so that comparisons never hold up verdicts. Answers are kept
-until something is stored: a page shows the known results, reports work in progress, and asks again. Work that no client
-asks for any more is stopped.
+Each kind of work has its own process (`worker.py`), so that comparisons never delay verdicts. An answer is kept until
+the database changes. Until it is ready, a page shows the rest, reports work in progress, and reloads. Work is stopped
+when no client asks for it any more.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from concurrent.futures import Executor, Future, TimeoutError
 from dataclasses import dataclass
 from typing import Any
 
-from groupbench.tracker.serve.worker import Worker
+from groupbench.tracker.serve.worker import JobWorker
 
 PATIENCE_S = 0.12
-"""How long a page waits for an answer before it is shown without."""
+"""Time in seconds that a page waits for an answer before it is sent without."""
 
 KEPT = 12
-"""Answers that are kept: the newest ones requested."""
+"""Number of answers that are kept, the most recently requested ones."""
 
 WAITING = 6
-"""Jobs of one kind that may queue; a request for one more is asked to come back."""
+"""Maximum number of queued jobs of one kind; a client that requests one more must ask again later."""
 
 LIMIT_S = 60.0
-"""CPU time that a job may take: six times as much as judging 20,000 series."""
+"""Maximum CPU time of a job in seconds, six times as much as judging 20,000 series takes."""
 
 UNWANTED_S = 5.0
-"""A job is stopped when no client has asked for it for so long. Pages ask again every second or two."""
+"""Time in seconds after which a job is stopped if no client asks for it. Pages ask every second or two."""
 
 
 @dataclass(frozen=True)
 class Working:
-    """Not known yet."""
+    """There is no answer yet."""
 
-    seconds: float  # since it was asked for
-    crowded: bool = False  # too many wait already: it was not even queued
+    seconds: float  # since the job was started
+    crowded: bool = False  # the queue was full, so the job was not queued
 
 
 @dataclass(frozen=True)
 class Known:
-    """An answer, and whether more has been stored since."""
+    """An answer. It is stale if the database has changed since."""
 
     value: Any
     stale: bool = False
@@ -51,7 +51,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Failed:
-    """No answer, and why."""
+    """There is no answer; `message` is the reason."""
 
     message: str
 
@@ -69,11 +69,11 @@ class _Running:
 
 
 class Jobs:
-    """Work in progress and the answers that are kept. Safe to be asked from several threads."""
+    """Run jobs and keep their answers. Thread-safe."""
 
     def __init__(self, executor: Executor | None = None, patience: float = PATIENCE_S) -> None:
         self._executor = executor
-        self._workers: dict[Callable[..., Any], Worker] = {}
+        self._workers: dict[Callable[..., Any], JobWorker] = {}
         self._patience = patience
         self._lock = threading.RLock()
         self._answers: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()  # of: (version, value)
@@ -88,11 +88,14 @@ class Jobs:
         patience: float | None = None,
         keep: bool = False,
     ) -> Known | Working:
-        """Return the answer of `work(*args)`, which must be picklable, for a version of the database.
+        """Return the result of `work(*args)` for this version of the database, or Working if it is not ready in time.
 
-        keep  finish it even if no client asks again
+        of        the key of the question; an older answer to it is returned as stale until the new one is ready
+        work      a function that can be pickled, like its arguments and its result
+        patience  seconds to wait for the answer
+        keep      finish the job even if no client asks again
 
-        While a new answer is computed, the one before is returned as stale. Exceptions of the work are raised here.
+        Exceptions of the work are raised here.
         """
         with self._lock:
             kept = self._answers.get(of)
@@ -122,13 +125,13 @@ class Jobs:
         if self._executor is not None:
             job.future = self._executor.submit(work, *args)
         else:
-            worker = self._workers.setdefault(work, Worker())
+            worker = self._workers.setdefault(work, JobWorker())
             job.future = worker.submit(work, *args, seconds=LIMIT_S, wanted=job.wanted)
         job.future.add_done_callback(lambda future: self._done(of, version, future))
         return job
 
     def _done(self, of: Hashable, version: Hashable, future: Future[Any]) -> None:
-        """Keep an answer, whether or not anybody waits for it; an error is not kept."""
+        """Keep the answer of a finished job, even if no client waits for it. Errors are not kept."""
         with self._lock:
             self._running.pop((of, version), None)
             if future.cancelled() or future.exception() is not None:
@@ -139,7 +142,7 @@ class Jobs:
                 self._answers.popitem(last=False)
 
     def close(self) -> None:
-        """End the processes, whatever they are doing: no client waits for them."""
+        """Stop all jobs and end their processes."""
         for worker in self._workers.values():
             worker.close()
         self._workers.clear()

@@ -1,7 +1,6 @@
-"""A lane for heavy requests: one at a time, so that the others stay fast.
+"""Run heavy requests one at a time, so that other requests stay fast.
 
-Python runs one thread at a time, and the pages share the processor. A few requests for 500 rows or for many patterns
-would therefore make every page wait.
+Python runs one thread at a time, so that a few requests for 500 rows or for many patterns would delay every page.
 """
 
 from __future__ import annotations
@@ -14,24 +13,24 @@ from groupbench.tracker.errors import StoreError
 from groupbench.tracker.serve.parameters import Parameters
 
 WAITING = 3
-"""Heavy requests that may wait; a further one is asked to come back."""
+"""Maximum number of waiting heavy requests; further ones are refused."""
 
 WAIT_S = 2.0
-"""How long a heavy request may wait before it is asked to come back."""
+"""Maximum time in seconds that a heavy request waits before it is refused."""
 
 REST = 2
-"""How long the lane rests after a heavy request, as a multiple of the time that it worked."""
+"""Pause after a heavy request, as a multiple of its duration."""
 
 REFUSED_S = 1.0
-"""How long such a refusal is held back: a client that repeats refused requests without end is work too."""
+"""Delay in seconds of a refusal, which limits the load by a client that repeats refused requests."""
 
 CROWDED_S = 0.15
-"""The same for a comparison that finds the queue full. It is shorter, since a page for a reader comes back so too."""
+"""Delay in seconds of the response for a comparison whose queue is full. Short, since the pages of readers wait too."""
 
 SWITCH_S = 0.0005
-"""How long a thread may hold Python's lock while another waits for it.
+"""Time in seconds for which a thread may hold Python's global lock while another waits for it.
 
-A page gives the lock up for each row that it reads, and would wait 5 ms, Python's default, to get it back each time.
+A page releases the lock for each row that it reads. With Python's default, it would wait 5 ms each time to get it back.
 """
 
 _LONGEST_PART, _LONGEST_HISTORY = 50, 500
@@ -41,11 +40,11 @@ ADVICE = "ask for less, or come back later"
 
 
 class CrowdedError(StoreError):
-    """Too many heavy requests wait already."""
+    """The queue of heavy requests is full, or its wait was too long."""
 
 
 def is_heavy(parameters: Parameters) -> bool:
-    """Return whether a request asks for much more than the forms and links of the pages do."""
+    """Return whether a request asks for far more than the pages' own forms and links do."""
     words = sum(len(text.split()) for text in parameters.raw("q"))
     terms = sum(1 + text.count(",") for name in ("shape", "where") for text in parameters.raw(name))
     return (
@@ -56,12 +55,12 @@ def is_heavy(parameters: Parameters) -> bool:
 
 
 def _number(text: str) -> float:
-    """Return the number in a text, or 0 if it is not one: the page will refuse it."""
+    """Return the number in a text, or 0 if it is not one. The view will refuse such a text."""
     return float(text) if text.isdecimal() else 0.0
 
 
 class Lane:
-    """Lets light requests pass and heavy ones take turns, with a rest after each."""
+    """Let light requests pass, and heavy ones take turns with a pause after each."""
 
     def __init__(self) -> None:
         self._turn = asyncio.Semaphore(1)
@@ -69,7 +68,7 @@ class Lane:
 
     @asynccontextmanager
     async def enter(self, parameters: Parameters) -> AsyncIterator[None]:
-        """Wait until the request may begin. Raises CrowdedError."""
+        """Wait until the request may start. Raises CrowdedError if the queue is full or the wait is too long."""
         if not is_heavy(parameters):
             yield
             return

@@ -1,4 +1,4 @@
-"""Pages of operators: which there are, and one's backends against each other by shape."""
+"""Pages of operators: the list, and the comparison of one operator's backends by shape."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from groupbench.tracker.serve.site import Page, Paging, Site, run_facts, slice_o
 from groupbench.tracker.store.schema import Series
 
 PROBLEMS = 40
-"""Rows of a heat map."""
+"""Number of rows of a heat map."""
 
 RUNS = 10
-"""Of the newest runs, as many are searched for results to compare."""
+"""Number of newest runs that are searched for results to compare."""
 
 
 def operators(site: Site, parameters: Parameters) -> Page:
-    """Every operator, with its backends."""
+    """Return the page of all operators, with their backends."""
     parameters.done()
     with site.database.read() as session:
         statement = select(Series.operator, Series.backend, func.count(), func.count(Series.shape.distinct()))
@@ -61,7 +61,7 @@ class _Contents:
 
     points: Sequence[PointRow]
     canaries: Sequence[PointRow]
-    problems: int  # how many there are in all
+    problems: int  # total number of problems, of which the page shows a part
 
     @property
     def newest(self) -> RunRow | None:
@@ -69,7 +69,10 @@ class _Contents:
 
 
 def operator(site: Site, parameters: Parameters, name: str) -> Page:
-    """One operator: the speed-up of each backend over a baseline, by shape, and how near they come to the roof."""
+    """Return the page of one operator: the speed-up of each backend over a baseline by shape, and the roofline.
+
+    Raises NotFound for an unknown operator.
+    """
     size = parameters.number("per_page", PROBLEMS, 1, 2 * PROBLEMS)
     paging = Paging(parameters.number("page", 1, 1, 10**6), size)
     question = _Question(name, parameters.text("baseline"), parameters.text("run"), paging)

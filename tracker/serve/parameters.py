@@ -1,4 +1,4 @@
-"""The parameters of a request, read strictly: a wrong, unknown or repeated one is an error, never guessed."""
+"""Parse the parameters of a request strictly: an invalid, unknown or repeated parameter is an error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from groupbench.tracker.errors import QueryError, TrackerError
 from groupbench.tracker.query import filters
 
 LONGEST_QUERY = 8_192
-"""Characters of a query string. A form sends a tenth of it at most."""
+"""Maximum length of a query string in characters, ten times the length that a form sends."""
 
 LONGEST_VALUE = 1_000
 LARGEST_KEY = 2**62
@@ -22,17 +22,18 @@ T = TypeVar("T")
 
 
 class BadRequest(TrackerError):
-    """A parameter that cannot be used: answered with 400."""
+    """A parameter is invalid. The response has status 400."""
 
 
 class NotFound(TrackerError):
-    """A page, or a row, that does not exist: answered with 404."""
+    """A page or a row does not exist. The response has status 404."""
 
 
 class Parameters:
-    """The parameters of a request. A view reads each by name and kind; `done` refuses those that no view has read.
+    """The parameters of a request. A view reads each by name and type, and then calls `done`, which refuses the others.
 
-    An empty value counts as missing: a form sends all of its fields.
+    An empty value counts as missing, since a form sends all of its fields. Every reading method raises BadRequest for
+    an invalid value.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -50,11 +51,11 @@ class Parameters:
         return cls(parse_qsl(query, keep_blank_values=True))
 
     def raw(self, name: str) -> list[str]:
-        """Return all values of a parameter, unchecked, without counting as its reader."""
+        """Return all values of a parameter without checking them. `done` does not count it as read."""
         return self._values.get(name, [])
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """All values of a parameter that may be repeated."""
+        """Return the distinct values of a parameter that may be repeated."""
         self._known.append(name)
         return tuple(dict.fromkeys(checked(name, value) for value in self._values.get(name, ())))
 
@@ -85,30 +86,30 @@ class Parameters:
         return self.choice(name, ("1", "0"), "0") == "1"
 
     def date(self, name: str, *, end: bool = False) -> datetime | None:
-        """A date, a date and time, or how long ago; see `filters.instant`."""
+        """Return the time that a date, a date and time, or an age means (`filters.instant`); None if missing."""
         text = self.text(name)
         return None if text is None else resolve_parameter(name, lambda: filters.instant(text, end=end))
 
     def keys(self, name: str) -> list[int]:
-        """Keys of rows."""
+        """Return the row keys of a parameter that may be repeated."""
         return [key_of(name, text) for text in self.texts(name)]
 
     def done(self) -> None:
-        """Raise BadRequest for a parameter that no view has read."""
+        """Raise BadRequest if the request has a parameter that the view has not read."""
         unknown = sorted(set(self._values) - set(self._known))
         if unknown:
             names = ", ".join(sorted(set(self._known))) or "none"
             raise BadRequest(f"no parameter {unknown[0][:80]!r} here; known: {names}")
 
     def url(self, path: str, **changed: object) -> str:
-        """The path with these parameters, some of them changed; None or '' leaves one out."""
+        """Return the path with this request's parameters and those of `changed`; None or "" removes a parameter."""
         values = {**self._values, **{name: [str(v)] if v not in (None, "") else [] for name, v in changed.items()}}
         query = urlencode([(name, value) for name in values for value in values[name]])
         return f"{path}?{query}" if query else path
 
 
 def checked(name: str, value: str) -> str:
-    """Return a text without control characters. Raises BadRequest."""
+    """Return the value without surrounding blanks. Raises BadRequest if it is too long or has a control character."""
     if len(value) > LONGEST_VALUE:
         raise BadRequest(f"{name} has {len(value)} characters; {LONGEST_VALUE} are the most")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
@@ -117,7 +118,7 @@ def checked(name: str, value: str) -> str:
 
 
 def key_of(name: str, text: str) -> int:
-    """A row's key. Raises BadRequest."""
+    """Return the row key in a text. Raises BadRequest if it is not a whole number."""
     if not re.fullmatch(r"\d{1,18}", text, re.ASCII):
         raise BadRequest(f"{name} {text[:40]!r} is not a key; keys are whole numbers")
     return int(text)

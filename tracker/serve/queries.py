@@ -1,6 +1,6 @@
-"""Questions of the pages: each reads no more rows than the page shows, and as few more as it can.
+"""Queries of the pages, which read few rows beyond those that a page shows.
 
-A database of a million points has tens of thousands of series, so that search, order and page are the database's.
+A database of a million points has tens of thousands of series, so the database itself searches, sorts and pages.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from groupbench.tracker.store.points import PPM
 from groupbench.tracker.store.schema import Alert, Commit, Point, Run, Series, table_of
 
 RECENT_RUNS = 40
-"""Of the newest runs, as many are looked at for the newest results of a page of series."""
+"""Number of newest runs that are searched for the newest results of the series on a page."""
 
 FACETS = (*EXACT, "hardware")
-"""Fields of a series that a page offers to choose from."""
+"""Fields of a series that forms offer as filters."""
 
 _TEXT = tuple(name for name in SHOWN if name != "seed")
 _SERIES = [getattr(Series, name) for name in SeriesRow.__dataclass_fields__ if name != "pk"]
@@ -45,7 +45,7 @@ _SAFE_INTEGER = 2**53  # sizes are compared as floats: no database then has to h
 
 @dataclass(frozen=True)
 class Slice:
-    """Which series a page is about: words that all occur, exact names, shapes with wildcards, and sizes."""
+    """A selection of series: by words that must all occur, exact names, shapes with wildcards, and sizes."""
 
     words: tuple[str, ...] = ()
     names: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (facet, the values that it may have)
@@ -53,11 +53,11 @@ class Slice:
     sizes: tuple[str, ...] = ()
 
     def conditions(self, session: Session) -> list[ColumnElement[bool]]:
-        """For a query of series. Raises QueryError for malformed sizes."""
+        """Return the conditions for a query of series. Raises QueryError for malformed sizes."""
         text: Any = Series.operator
         for name in _TEXT[1:]:
             text = text + " " + getattr(Series, name)
-        # LIKE knows no case on SQLite; elsewhere ILIKE is the one that knows none.
+        # LIKE ignores case on SQLite only.
         like = text.contains if session.get_bind().dialect.name == "sqlite" else _contains_any_case(text)
         clauses: list[ColumnElement[bool]] = [like(word, autoescape=True) for word in self.words]
         clauses += [getattr(Series, name).in_(values) for name, values in self.names if values]
@@ -72,17 +72,17 @@ def _contains_any_case(text: Any) -> Any:
 
 
 def facets(session: Session) -> dict[str, list[str]]:
-    """Every value of each field that a page offers to choose from."""
+    """Return all values of each field of FACETS."""
     return {name: names(session, name) for name in FACETS}
 
 
 def series_keys(session: Session, where: Slice) -> list[int]:
-    """Keys of all series of a slice, in the order of their names."""
+    """Return the keys of all series in a slice, sorted by the series' names."""
     return list(session.scalars(select(Series.id).where(*where.conditions(session)).order_by(*_SORT)))
 
 
 def problem_keys(session: Session, where: Slice) -> list[list[int]]:
-    """The same by problem, which is all of a series but its backend."""
+    """Return the keys of all series in a slice, grouped by problem: series that differ only in their backend."""
     statement = select(*_SORT).where(*where.conditions(session)).order_by(*_SORT)
     return [
         [row[-1] for row in of_problem]
@@ -98,7 +98,7 @@ def one_series(session: Session, key: int) -> SeriesRow:
 
 
 class Result(NamedTuple):
-    """The fields of a point that a list shows. A tuple, since a page makes thousands of them."""
+    """The fields of a point that a list shows. A named tuple, because a page creates thousands of them."""
 
     pk: int
     series: int
@@ -120,7 +120,7 @@ class Result(NamedTuple):
 
 
 def newest_runs(session: Session, number: int, until: RunRow | None = None) -> list[int]:
-    """Keys of runs, the newest first."""
+    """Return the keys of the newest runs, newest first; with `until`, of this run and earlier ones."""
     statement = select(Run.id).order_by(*NEWEST_FIRST).limit(number)
     if until is not None:
         statement = statement.where(not_after(until))
@@ -130,9 +130,9 @@ def newest_runs(session: Session, number: int, until: RunRow | None = None) -> l
 def recent_results(
     session: Session, keys: Sequence[int], *, runs: int = RECENT_RUNS, until: RunRow | None = None
 ) -> dict[int, list[Result]]:
-    """The newest results of each series, the oldest of them first; by series.
+    """Return the results of each series in the newest `runs` runs, oldest first, by the series' key.
 
-    Those of the newest `runs` runs; for a series that none of these holds, the newest that it has.
+    A series without a result in these runs has its newest result instead.
     """
     newest = newest_runs(session, runs, until)
     results: dict[int, list[Result]] = {}
@@ -174,13 +174,13 @@ _ERROR = Result._fields.index("error")
 
 
 def points(session: Session, keys: Iterable[int]) -> list[PointRow]:
-    """Points by key, in the order of their series' names, then of time."""
+    """Return the points with these keys, sorted by the names of their series, then by time."""
     rows = [point for chunk in chunks(keys) for point in points_where(session, Point.id.in_(chunk))]
     return sorted(rows, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
 
 
 def newest_points(session: Session, series: SeriesRow, number: int) -> list[PointRow]:
-    """Return the newest points of one series, the oldest first."""
+    """Return the newest points of one series, oldest first."""
     newest = select(Point.id).join(Run, Point.run_id == Run.id).where(Point.series_id == series.pk)
     keys = session.scalars(newest.order_by(*NEWEST_FIRST).limit(number))
     return points(session, list(keys))
@@ -189,9 +189,9 @@ def newest_points(session: Session, series: SeriesRow, number: int) -> list[Poin
 def latencies(
     session: Session, series: Sequence[int], runs: Sequence[int]
 ) -> dict[int, dict[int, tuple[float, str | None]]]:
-    """Return (median in ms, timing) of the ok points that these runs have of these series, by series and run.
+    """Return (median in ms, timing) of the ok points of these series in these runs, by series and run.
 
-    A whole row of a point takes ten times as long to read.
+    Reading whole points would take ten times as long.
     """
     columns = (_POINT.series_id, _POINT.run_id, _POINT.median_ms, _POINT.timing)
     statement = select(*columns).where(_POINT.status == "ok", _POINT.median_ms.is_not(None))
@@ -205,7 +205,7 @@ def latencies(
 
 
 def point_keys(session: Session, series: Iterable[int], runs: Collection[int]) -> list[int]:
-    """Return the keys of the points that these runs have of these series."""
+    """Return the keys of the points of these series in these runs."""
     statement = select(_POINT.id).where(_POINT.run_id.in_(sorted(runs)))
     return [
         key for chunk in chunks(series, 200) for key in session.scalars(statement.where(_POINT.series_id.in_(chunk)))
@@ -224,7 +224,7 @@ def counts_of_series(session: Session, keys: Sequence[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class RunCounts:
-    """The contents of a run, counted."""
+    """The numbers of a run's points by status, and the run's hardware and environments."""
 
     statuses: dict[str, int]
     hardware: tuple[str, ...]
@@ -232,7 +232,7 @@ class RunCounts:
 
 
 def count_run(session: Session, run: int) -> RunCounts:
-    """Read from the run's points alone: a join with their series would take ten times as long."""
+    """Return the counts of a run, from its points alone: a join with their series would take ten times as long."""
     statement = select(_POINT.environment_id, _POINT.status, func.count()).where(_POINT.run_id == run)
     rows = list(session.execute(statement.group_by(_POINT.environment_id, _POINT.status)))
     environments = environment_rows(session, {row[0] for row in rows})
@@ -246,7 +246,7 @@ def count_run(session: Session, run: int) -> RunCounts:
 
 
 def number_of_points(session: Session, run: int) -> int:
-    """Return the number of points of a run, read from an index alone."""
+    """Return the number of points of a run, from an index only."""
     return session.scalar(select(func.count()).where(_POINT.run_id == run)) or 0
 
 
@@ -277,7 +277,7 @@ def runs_since(session: Session, point: int) -> set[int]:
 def find_runs(
     session: Session, where: Sequence[ColumnElement[bool]], *, limit: int, offset: int
 ) -> tuple[int, list[RunRow]]:
-    """(how many there are, those of one page) the newest first."""
+    """Return (number of runs that meet the conditions, those of one page), newest first."""
     number = session.scalar(select(func.count()).select_from(Run).join(Commit).where(*where)) or 0
     statement = select(Run.id).join(Commit).where(*where).order_by(*NEWEST_FIRST)
     keys = list(session.scalars(statement.limit(limit).offset(offset)))
@@ -294,7 +294,7 @@ def run_conditions(
     since: datetime | None = None,
     until: datetime | None = None,
 ) -> list[ColumnElement[bool]]:
-    """Return the conditions on runs that a page's parameters set. Raises BadRequest for a commit without a run."""
+    """Return the conditions on runs for the given filters. Raises BadRequest if no run has the commit."""
     conditions: list[ColumnElement[bool]] = []
     if branches:
         conditions.append(Commit.branch.in_(branches))
@@ -313,7 +313,7 @@ def run_conditions(
 def results_of_run(
     session: Session, run: RunRow, where: Slice, statuses: Sequence[str], *, limit: int, offset: int
 ) -> tuple[int, list[tuple[SeriesRow, Result]]]:
-    """(how many there are, those of one page) in the order of the series' names."""
+    """Return (number of results of a run in a slice, those of one page), sorted by the series' names."""
     conditions: list[ColumnElement[bool]] = [Point.run_id == run.pk]
     if statuses:
         conditions.append(Point.status.in_(statuses))
@@ -336,7 +336,7 @@ def results_of_run(
 def alert_keys(
     session: Session, states: Sequence[str], where: Slice, *, limit: int, offset: int
 ) -> tuple[int, list[int]]:
-    """(how many there are, those of one page) the newest change first."""
+    """Return (number of alerts in these states and this slice, keys of one page), sorted by change, newest first."""
     conditions: list[ColumnElement[bool]] = [Alert.state.in_(states)] if states else []
     slice_ = where.conditions(session)
     statement = select(Alert.id).join(Run, Alert.run_id == Run.id)
@@ -350,13 +350,13 @@ def alert_keys(
 
 
 def alert_counts(session: Session) -> dict[str, int]:
-    """Alerts by state."""
+    """Return the number of alerts in each state."""
     rows = session.execute(select(Alert.state, func.count()).group_by(Alert.state))
     return {str(state): int(number) for state, number in rows}
 
 
 def newest_commits(session: Session, number: int) -> list[tuple[str, str | None]]:
-    """(hash, with + where the tree was dirty; subject) of the commits that were measured last."""
+    """Return (hash, subject) of the most recently measured commits; the hash of a dirty tree ends with +."""
     rows = run_rows(session, newest_runs(session, 4 * number)).values()
     ordered = sorted(rows, key=lambda row: (row.started, row.pk), reverse=True)
     return list({row.commit_text: row.subject for row in ordered}.items())[:number]

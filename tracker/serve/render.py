@@ -1,4 +1,4 @@
-"""HTML from a page's data. Every text is escaped by the template engine; numbers and dates get their form here."""
+"""Render pages as HTML. The template engine escapes every text; numbers and dates are formatted here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from groupbench.tracker.text import wording
 from groupbench.tracker.verdicts import TONES
 
 MARKS = {tone.name: tone.sign for tone in TONES}
-"""Colour is never alone."""
+"""The sign of each tone, shown with its colour, since not everyone can tell the colours apart."""
 
 TEMPLATES = (
     *("layout.html", "macros.html", "overview.html", "runs.html", "run.html", "search.html", "series.html"),
@@ -40,7 +40,7 @@ NAVIGATION = (
 
 
 def render(request: Request, page: Page, person: Person | None) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     site: Site = request.app.state.site
     shown = dict(page.shown)
     path = shown.get("path") or request.url.path
@@ -80,7 +80,7 @@ def _environment() -> jinja2.Environment:
 
 
 def prepare() -> None:
-    """Compile every template, and load every file that they name."""
+    """Compile every template and load every static file, so that the first request does not have to."""
     for name in TEMPLATES:
         _environment().get_template(name)
     for name in (*static.FILES, "plotly.js"):
@@ -123,7 +123,7 @@ def count(total: int, one: str, many: str | None = None) -> str:
 
 
 def value(fact: Any) -> str:
-    """Any fact, in a list of facts."""
+    """Return a fact of any type as text."""
     if isinstance(fact, bool):
         return "yes" if fact else "no"
     if isinstance(fact, float):
@@ -138,7 +138,10 @@ def value(fact: Any) -> str:
 
 
 def spark(values: Sequence[float | None], width: int = 110, height: int = 22) -> Markup:
-    """A line of the last latencies, never drawn steeper than its noise deserves: at least 3 % to each side."""
+    """Return a small line chart of latencies as SVG.
+
+    The vertical range is at least 3 % to each side of the median, so that noise does not look like a change.
+    """
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if len(numbers) < 2:
         return Markup("")

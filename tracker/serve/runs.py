@@ -1,4 +1,4 @@
-"""Pages of runs: the overview, which tells the newest one's verdict; the list; one run."""
+"""Pages of runs: the overview with the newest run's verdict, the list of runs, and one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AGAIN_S = 2
 
 
 def overview(site: Site, parameters: Parameters) -> Page:
-    """The newest run's verdict and changes, the open alerts, and the newest runs."""
+    """Return the overview: the newest run's verdict and changes, the open alerts, and the newest runs."""
     paging = paging_of(parameters)
     parameters.done()
     with site.database.read() as session:
@@ -52,7 +52,7 @@ def overview(site: Site, parameters: Parameters) -> Page:
 
 
 def runs(site: Site, parameters: Parameters) -> Page:
-    """The runs, the newest first."""
+    """Return the list of runs, newest first."""
     paging = paging_of(parameters)
     branches, commit, plan = parameters.texts("branch"), parameters.text("commit"), parameters.text("plan")
     since, until = parameters.date("since"), parameters.date("until", end=True)
@@ -67,7 +67,10 @@ def runs(site: Site, parameters: Parameters) -> Page:
 
 
 def run(site: Site, parameters: Parameters, identifier: str) -> Page:
-    """One run: its contents, and its verdict if that is requested or known."""
+    """Return the page of one run: its results, and its verdict if requested or if it is the newest run.
+
+    Raises NotFound for an unknown run.
+    """
     paging = paging_of(parameters)
     statuses, judge = parameters.texts("status"), parameters.flag("verdict")
     for status in statuses:
@@ -106,7 +109,7 @@ def run(site: Site, parameters: Parameters, identifier: str) -> Page:
 
 
 def count_newest(site: Site, seconds: float) -> None:
-    """Count the contents of the runs on the first page of the list, for as long as there is time."""
+    """Count the points of the runs on the first page of the list, for at most about so many seconds."""
     end = time.monotonic() + seconds
     with site.database.read() as session:
         _, rows = queries.find_runs(session, [], limit=PER_PAGE, offset=0)
@@ -117,7 +120,7 @@ def count_newest(site: Site, seconds: float) -> None:
 
 
 def find_run(session: Session, identifier: str) -> RunRow:
-    """The run whose id starts like this. Raises NotFound."""
+    """Return the run whose id starts with `identifier`. Raises NotFound."""
     try:
         return resolve.find_run(session, identifier)
     except QueryError as error:
@@ -141,7 +144,7 @@ def environment_data(row: Any) -> dict[str, Any]:
 
 
 def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
-    """A result in a list."""
+    """Return a result as a row of a list."""
     ms = result.median_ms
     series = series.with_amounts(result.amounts)
     return {
@@ -158,7 +161,7 @@ def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
 
 
 def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
-    """An alert as `groupbench alerts --json` gives it, with the series' key and its events apart."""
+    """Return an alert as in `groupbench alerts --json`, with the key of its series and a list of its events."""
     events = [{"at": e.at, "who": e.who, "state": e.state, "reason": e.reason} for e in alert.events]
     return {
         **alert.flat(),
@@ -170,7 +173,7 @@ def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
 
 
 def verdict_data(job: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:
-    """(a verdict as pages tell it, seconds until it is worth asking again)."""
+    """Return (the verdict as pages show it, seconds after which the page should ask again, or None)."""
     if isinstance(job, Working):
         return {"state": "crowded" if job.crowded else "judging", "seconds": round(job.seconds, 1)}, _AGAIN_S
     if isinstance(job, Failed):

@@ -1,9 +1,9 @@
-"""Rules for reading and writing.
+"""Decide who may read and who may write.
 
-Reading asks for nothing but a request that means this server, by its Host header: so a foreign page cannot reach it
-under a name of its own, which its name server points here. Writing asks for the token, in an Authorization
-header or, of a person, once in a form; the session then has a cookie that no script reads and no other site
-sends. The token is never kept in a cookie, an address or a log.
+Reading only requires that the Host header names this server, which prevents DNS rebinding: another site cannot reach
+the server under its own name. Writing requires the token. Programs send it in an Authorization header; people enter it
+once in a form, and their session then has a cookie that scripts cannot read and other sites cannot send. The token is
+never stored in a cookie, an address or a log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SESSION_S = 12 * 3600
 _MOST_SESSIONS = 1_000
 _MOST_WRONG = 64
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
-"""Before a wrong token is answered: at first, and when many were shown within a minute."""
+"""Delay in seconds of the response to a wrong token: for the first one, and after many within a minute."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -47,9 +47,9 @@ HEADERS = {
 
 
 class Refused(TrackerError):
-    """The client may not do this: answered with 401 or 403.
+    """The client lacks the permission for a request. The response has status 401 or 403.
 
-    wait_s  answer only after so many seconds: a wrong token was shown
+    wait_s  delay of the response in seconds, after a wrong token
     """
 
     def __init__(self, message: str, status: int, wait_s: float = 0.0) -> None:
@@ -60,35 +60,35 @@ class Refused(TrackerError):
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody who showed the token."""
+    """A person or program that has sent the token."""
 
-    who: str  # as they call themselves; empty where a program did not say
+    who: str  # the name that they entered; may be empty for a program
     csrf: str | None  # the token in their forms; None for a program, whose header no other site can send
     session: str | None = None
 
 
 class Guard:
-    """The token and the sessions that it opened, which end with the process."""
+    """The token, and the sessions that were started with it. Sessions end with this process."""
 
     def __init__(self, token: str | None = None) -> None:
         if token is not None and len(token) < SHORTEST_TOKEN:
             raise Refused(f"the token has {len(token)} characters, {SHORTEST_TOKEN} are the least; {MAKE_TOKEN}", 401)
         self._digest = None if token is None else _digest(token)
         self._lock = threading.Lock()
-        self._sessions: dict[str, tuple[Person, float]] = {}  # by digest of the cookie; until when
-        self._wrong: deque[float] = deque(maxlen=_MOST_WRONG)  # when the last wrong tokens were shown
+        self._sessions: dict[str, tuple[Person, float]] = {}  # (person, end of session) by digest of the cookie
+        self._wrong: deque[float] = deque(maxlen=_MOST_WRONG)  # times of the last wrong tokens
 
     @property
     def writes(self) -> bool:
-        """Whether anybody may write at all."""
+        """Whether this server accepts changes at all."""
         return self._digest is not None
 
     def knows(self, token: str) -> bool:
-        """In the same time for every wrong token."""
+        """Return whether the token is right. The comparison takes the same time for every wrong token."""
         return self._digest is not None and hmac.compare_digest(_digest(token), self._digest)
 
     def wrong_token(self, message: str) -> Refused:
-        """Return the refusal of a wrong token, later the more of them were shown in the last minute.
+        """Return the refusal of a wrong token. Its delay grows with the number of wrong tokens in the last minute.
 
         Clients are not distinguished; a right token is never delayed.
         """
@@ -99,7 +99,7 @@ class Guard:
         return Refused(message, 401, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(recent // 5, 10)))
 
     def begin(self, who: str) -> tuple[str, Person]:
-        """Begin a session; return (the cookie's value, the person)."""
+        """Start a session and return (the cookie's value, the person)."""
         cookie = secrets.token_urlsafe(32)
         person = Person(who, secrets.token_urlsafe(32), _digest(cookie).hex())
         with self._lock:
@@ -115,7 +115,7 @@ class Guard:
             self._sessions.pop(str(person.session), None)
 
     def person(self, request: Request) -> Person | None:
-        """Return the person of a request with a token or session, or None. Raises Refused for a wrong token."""
+        """Return the person of a request with a token or a session, else None. Raises Refused for a wrong token."""
         header = request.headers.get("authorization")
         if header is not None:
             scheme, _, token = header.partition(" ")
@@ -130,7 +130,10 @@ class Guard:
         return person if until > time.monotonic() else None
 
     def writer(self, request: Request) -> Person:
-        """Return who may write, before the form is read. Raises Refused; `check_form` is still to follow."""
+        """Return the person of a request to write, before its form is read. The caller then calls `check_form`.
+
+        Raises Refused if the server is read-only, or if the request has no valid token or session.
+        """
         if not self.writes:
             raise Refused("this server only reads; `groupbench serve --write` lets alerts be dealt with", 403)
         same_site(request)
@@ -140,7 +143,7 @@ class Guard:
         return person
 
     def check_form(self, person: Person, csrf: str | None) -> None:
-        """Raise Refused for a form of another session."""
+        """Raise Refused if the form does not contain the session's CSRF token."""
         if person.csrf is not None and not hmac.compare_digest((csrf or "").encode(), person.csrf.encode()):
             raise Refused("the form is not of this session; open its page again", 403)
 
@@ -149,7 +152,7 @@ MAKE_TOKEN = "`(umask 077; python -c 'import secrets; print(secrets.token_urlsaf
 
 
 def same_site(request: Request) -> None:
-    """Raises Refused for a form that another site sent."""
+    """Raise Refused if another site sent the request."""
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Refused("the request comes from another site", 403)
     origin = request.headers.get("origin")
@@ -158,7 +161,7 @@ def same_site(request: Request) -> None:
 
 
 def host_of(header: str) -> str:
-    """The name of a Host header, without its port."""
+    """Return the host name in a Host header, without the port; "" if the header is invalid."""
     try:
         return (urlsplit(f"//{header}").hostname or "").rstrip(".")
     except ValueError:
@@ -166,7 +169,7 @@ def host_of(header: str) -> str:
 
 
 def is_number(host: str) -> bool:
-    """Whether a host is an address rather than a name, which somebody else's name server could point here."""
+    """Return whether a host is an IP address. Unlike a name, no one else can make it refer to this server."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -175,7 +178,7 @@ def is_number(host: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether an address can only be reached from this machine."""
     return host == "localhost" or (is_number(host) and ipaddress.ip_address(host).is_loopback)
 
 

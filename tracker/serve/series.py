@@ -1,4 +1,4 @@
-"""Pages of series: the search, one series with its history, one point with its samples."""
+"""Pages of series: the search, one series with its history, and one point with its samples."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from groupbench.tracker.store.schema import Series
 from groupbench.tracker.verdicts import Verdict
 
 LAST = 500
-"""Points of a history that are drawn unless more are asked for."""
+"""Default number of points that a history shows."""
 
 MOST = 5_000
 
 CHARTED = 7
-"""Other backends that the chart of a problem shows: with the series itself, as many as there are colours."""
+"""Maximum number of other backends in a chart: with the series itself, as many as there are colours."""
 
 
 def search(site: Site, parameters: Parameters) -> Page:
-    """Series by words, names and sizes, with the newest result of each."""
+    """Return the search page: the series that match words, names and sizes, with the newest result of each."""
     paging = paging_of(parameters)
     with site.database.read() as session:
         where, form = slice_of(site, session, parameters)
@@ -52,7 +52,7 @@ def search(site: Site, parameters: Parameters) -> Page:
 
 
 def newest_data(session: Session, listed: Sequence[SeriesRow]) -> list[dict[str, Any]]:
-    """Each series with its newest result, the latencies before it, and how many points it has."""
+    """Return each series with its newest result, comparable earlier latencies, and its number of points."""
     keys = [row.pk for row in listed]
     results = queries.recent_results(session, keys)
     numbers = queries.counts_of_series(session, keys)
@@ -66,7 +66,7 @@ def newest_data(session: Session, listed: Sequence[SeriesRow]) -> list[dict[str,
             run = runs[of_series[-1].run]
             entry["newest"] = {"run": run.id, "started": run.started, "commit": run.commit_text,
                                **result_data(of_series[-1], row)}  # fmt: skip
-            # Only like with like: an environment or a kind of timing of before is another scale.
+            # Latencies in another environment or of another timing are not comparable.
             like = (of_series[-1].environment, of_series[-1].timing)
             entry["recent_ms"] = [r.median_ms for r in of_series if r.timed and (r.environment, r.timing) == like]
         rows.append(entry)
@@ -74,7 +74,7 @@ def newest_data(session: Session, listed: Sequence[SeriesRow]) -> list[dict[str,
 
 
 def series(site: Site, parameters: Parameters, key: int) -> Page:
-    """One series: its history with its events, and its points."""
+    """Return the page of one series: its history with changes and alerts, and its points. Raises NotFound."""
     last, paging = parameters.number("last", LAST, 1, MOST), paging_of(parameters)
     parameters.done()
     with site.database.read() as session:
@@ -116,7 +116,7 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
 def _figures(
     site: Site, history: ShownHistory, others: Sequence[SeriesRow], runs: Sequence[RunRow], labels: Sequence[RunLabel]
 ) -> dict[str, Any]:
-    """Return the figures of a series' page, on which other backends of its problem are shown too."""
+    """Return the figures of a series' page by name. One of them also shows other backends of the problem."""
     with site.database.read() as session:
         other_histories = _latency_histories(session, others, runs, history)
     drawn: dict[str, Any] = {}
@@ -136,7 +136,7 @@ def _figures(
 def _latency_histories(
     session: Session, rows: Sequence[SeriesRow], runs: Sequence[RunRow], own: ShownHistory
 ) -> list[ShownHistory]:
-    """Return the latencies that series have in these runs, without series whose newest latency is interpreted.
+    """Return the latencies of series in these runs. Series whose newest latency is interpreted are omitted.
 
     own  history over the same runs, whose toolchains are theirs
     """
@@ -157,7 +157,7 @@ def _latency_histories(
 
 
 def _with_verdict(history: ShownHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> ShownHistory:
-    """Return the history with a mark at a change that the gate sees and history alone does not show yet."""
+    """Return the history with a mark at the gate's change, if the history has no mark there yet."""
     verdict_rows = verdict["rows"] if verdict else []
     row = next((row for row in verdict_rows if row["what"] == "latency" and Verdict(row["verdict"]).changed), None)
     if row is None or row["change"] is None:
@@ -175,7 +175,7 @@ def point_data(row: HistoryRow) -> dict[str, Any]:
 
 
 def point(site: Site, parameters: Parameters, identifier: str) -> Page:
-    """Everything of one point, samples included."""
+    """Return the page of one point with its whole record, including samples. Raises NotFound."""
     parameters.done()
     with site.database.read() as session:
         try:
@@ -205,7 +205,7 @@ def point(site: Site, parameters: Parameters, identifier: str) -> Page:
 
 
 def _whole(row: msgspec.Struct) -> dict[str, Any]:
-    """With the fields that a record leaves out."""
+    """Return all fields of a struct, including those that JSON omits because they have their default."""
     return {name: getattr(row, name) for name in row.__struct_fields__}
 
 

@@ -31,9 +31,9 @@ T = TypeVar("T")
 PER_PAGE = 50
 MOST_PER_PAGE = 500
 MOST_WORDS = 16
-"""Words of a search: each is compared with every name, shape and hardware of every series."""
+"""Maximum number of words in a search. Each is compared with all names, shapes and hardware of every series."""
 RECOUNT_S = 60.0
-"""How long the counts of a run are shown before it is asked whether points were removed."""
+"""Time in seconds after which the counts of a run are checked for removed points."""
 
 _KEPT_RUNS = 2_000
 _KEPT_LISTS = 24
@@ -48,12 +48,12 @@ class Page:
     data: dict[str, Any]
     shown: Mapping[str, Any] = field(default_factory=dict)  # links, choices of a form
     status: int = 200
-    again: int | None = None  # seconds until it is worth asking again: something is being worked out
+    again: int | None = None  # seconds after which the page reloads, while a job is running
     figures: Callable[[], dict[str, Any]] = dict  # draws the figures by name, for HTML alone
 
 
 class Site:
-    """The open dashboard."""
+    """The state that the pages of a dashboard share."""
 
     def __init__(self, database: Database, jobs: Jobs, guard: Guard, writer: Store | None = None) -> None:
         self.database, self.jobs, self.guard, self.writer = database, jobs, guard, writer
@@ -64,24 +64,24 @@ class Site:
         self._lists, self._runs = _Kept(_KEPT_LISTS), _Kept(_KEPT_LINES)
 
     def series_keys(self, session: Session, where: queries.Slice) -> list[int]:
-        """Keys of all series of a slice, in their order: the next page asks for the same."""
+        """Return `queries.series_keys`, cached, because the next page of a list needs the same keys."""
         return self._lists.get(("series", where), _last_series(session), lambda: queries.series_keys(session, where))
 
     def problem_keys(self, session: Session, where: queries.Slice) -> list[list[int]]:
-        """The same by problem."""
+        """Return `queries.problem_keys`, cached."""
         return self._lists.get(("problems", where), _last_series(session), lambda: queries.problem_keys(session, where))
 
     def every_line(self, session: Session) -> lines.CommitLine:
-        """Return the runs of all branches in order, which takes the ancestry of every commit."""
+        """Return `lines.every_line`, cached, because it reads the ancestry of every commit."""
         return self._runs.get("every", queries.version_of_runs(session), lambda: lines.every_line(session))
 
     def line_through(self, session: Session, run: RunRow) -> lines.CommitLine:
-        """Return the line of a run: series measured by one run share it."""
+        """Return `lines.line_through`, cached, because all series of a run share it."""
         of = ("through", run.pk)
         return self._runs.get(of, queries.version_of_runs(session), lambda: lines.line_through(session, run))
 
     def facets(self, session: Session) -> dict[str, list[str]]:
-        """Return the values that forms offer."""
+        """Return `queries.facets`, the choices of forms, cached."""
         last = _last_series(session)
         kept = self._facets
         if kept is None or kept[0] != last:
@@ -89,10 +89,10 @@ class Site:
         return kept[1]
 
     def counts(self, session: Session, run: RunRow) -> queries.RunCounts:
-        """Return the contents of a run, counted once and again after it gained points.
+        """Return `queries.count_run`, cached until the run has gained points.
 
-        Counting reads every point of the run, and a list has 50 runs. Only `prune` and `repair` remove points, so that
-        is looked for every `RECOUNT_S` seconds.
+        Counting reads every point of a run, and a list has 50 runs. Only `prune` and `repair` remove points, so removed
+        points are looked for only every `RECOUNT_S` seconds.
         """
         newest = self._forget_grown(session)
         with self._lock:
@@ -127,9 +127,10 @@ class Site:
     def verdict(
         self, session: Session, run: RunRow, *, patience: float | None = None, keep: bool = False
     ) -> Known | Working | Failed:
-        """Return the gate's verdict on a run; `keep` finishes it even if no client waits.
+        """Return the gate's verdict on a run, or Failed: a page shows its other contents even without a verdict.
 
-        A page without a verdict shows the rest.
+        patience  seconds to wait for the verdict
+        keep      finish the job even if no client waits for it
         """
         of, where = ("verdict", run.pk), self.database.location
         try:
@@ -138,7 +139,7 @@ class Site:
             return Failed(error.message)
 
     def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
-        """Return the alerts of one series: an index shows that most are without."""
+        """Return the alerts of one series. Most series lack any, which an index shows quickly."""
         keys = set(session.scalars(select(Alert.id).where(Alert.series_id == series)))
         return alerts.find(session, keys=keys) if keys else []
 
@@ -150,7 +151,7 @@ class Site:
 
 
 class _Kept:
-    """The answers to the questions that were asked last, each for the version of the data that it is of."""
+    """A least-recently-used cache, in which each value belongs to a version of the data."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -158,7 +159,7 @@ class _Kept:
         self._answers: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
 
     def get(self, of: Hashable, version: Hashable, ask: Callable[[], T]) -> T:
-        """Return the answer to `of`: the kept one, if it is of this version, or that of `ask`."""
+        """Return the cached value of the key `of` if it belongs to this version, else that of `ask`, which is kept."""
         with self._lock:
             kept = self._answers.get(of)
         if kept is None or kept[0] != version:
@@ -174,7 +175,7 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _KeptCounts:
-    """The contents of a run, and its number of points when that was last looked at."""
+    """The counts of a run, and its number of points at the last check."""
 
     counts: queries.RunCounts
     number: int
@@ -182,15 +183,18 @@ class _KeptCounts:
 
 
 def _last_series(session: Session) -> int:
-    """Series are only ever added: as long as their last key is the same, so are they."""
+    """Return the largest key of a series. Series are only added, so as long as it is the same, all series are."""
     return session.scalar(select(func.max(Series.id))) or 0
 
 
 def slice_of(site: Site, session: Session, parameters: Parameters) -> tuple[queries.Slice, dict[str, Any]]:
-    """(the slice that a request asks for, the choices of its form). Raises BadRequest, also for an unknown name."""
+    """Return (the slice that a request selects, the choices and values of its form).
+
+    Raises BadRequest for an invalid value or an unknown name.
+    """
     choices = site.facets(session)
     words = tuple(dict.fromkeys((parameters.text("q") or "").split()))
-    if len(words) > MOST_WORDS:  # each is looked for in every name
+    if len(words) > MOST_WORDS:
         raise BadRequest(f"q has {len(words)} words; {MOST_WORDS} are the most")
     names = {name: parameters.texts(name) for name in queries.FACETS}
     for name, values in names.items():
@@ -211,10 +215,10 @@ def slice_of(site: Site, session: Session, parameters: Parameters) -> tuple[quer
 
 @dataclass(frozen=True)
 class Paging:
-    """Which part of a long list a page shows."""
+    """The part of a long list that a page shows."""
 
     number: int  # of the page, from 1
-    size: int
+    size: int  # items per page
 
     @property
     def offset(self) -> int:
@@ -225,7 +229,10 @@ class Paging:
         return whole[self.offset : self.offset + self.size]
 
     def data(self, total: int) -> dict[str, int]:
-        """Raises NotFound where a list of `total` has no such page: a program that turns pages is to see the end."""
+        """Return the facts about the page of a list of `total` items.
+
+        Raises NotFound if the list has no such page, so that a program that reads page after page notices the end.
+        """
         pages = max(1, -(-total // self.size))
         if self.number > pages:
             raise NotFound(f"no page {self.number} of this list; the last is {pages}")

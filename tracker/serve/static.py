@@ -1,4 +1,4 @@
-"""The files that pages load: a fixed set, each known by its name alone. No address becomes a path."""
+"""Static files of the pages: a fixed set, found by name. An address is never used as a path."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = {
     "draw.js": ("groupbench.tracker.report", "draw.js"),
     "tables.js": ("groupbench.tracker.report", "tables.js"),
 }
-"""name: (package, file); and plotly.js, which comes from plotly's own package."""
+"""(package, file) by name. In addition there is plotly.js, which comes from plotly's own package."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class File:
 
 @lru_cache(maxsize=16)
 def load(name: str) -> File:
-    """A file by its name. Raises NotFound."""
+    """Return the file of this name. Raises NotFound."""
     if name == "plotly.js":
         body = _plotly()
     elif name in FILES:
@@ -52,15 +52,15 @@ def load(name: str) -> File:
 
 
 def address(name: str) -> str:
-    """Return a file's address, which changes with its contents, so that browsers may keep the file for good."""
+    """Return a file's address, which contains a hash of its contents, so that browsers may cache it forever."""
     return f"/static/{name}?v={load(name).digest}"
 
 
 @lru_cache(maxsize=1)
 def style_marks() -> tuple[str, ...]:
-    """Names of elements that keep plotly's map library from making a style element, which the content policy forbids.
+    """Return element ids that keep plotly's map library from adding a style element, which the CSP forbids.
 
-    It looks for the element that it would have made by a name of 64 digits, and does not make one if that exists.
+    The library looks for its element by an id of 64 hexadecimal digits, and adds none if that exists.
     """
     return tuple(re.findall(r'getElementById\("([0-9a-f]{64})"\)', load("plotly.js").body.decode()))
 

@@ -1,4 +1,4 @@
-"""The work of `jobs`, done in a process of its own: arguments and results can be pickled."""
+"""The functions that `jobs` runs in other processes. Their arguments and results can be pickled."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from groupbench.tracker.query.rows import State
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """A run's verdict, as pages show it."""
+    """The verdict on a run, as pages show it."""
 
     run: str
     run_pk: int
     word: str
-    blind: bool  # it passed, and no latency could be judged
+    blind: bool  # the run passed although no latency could be judged
     summary: str
     exit_code: int
     counts: dict[str, int]
     folded: tuple[str, ...]  # a line for each reason that several series share
     rows: tuple[dict[str, Any], ...]  # other rows that changed or have a note, the most severe first
-    unmeasured: tuple[dict[str, Any], ...]  # expected, but without a result, and why
-    by_series: dict[int, str] = field(repr=False)  # the verdict on each
+    unmeasured: tuple[dict[str, Any], ...]  # expected series without a result, with the reason
+    by_series: dict[int, str] = field(repr=False)  # the verdict on each series, by key
     seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Two sides compared, as pages show it."""
+    """The comparison of two sides, as pages show it."""
 
     a: str
     b: str
@@ -45,7 +45,7 @@ class SideBySide:
 
 
 def judge(location: str, run: str) -> RunVerdict:
-    """The verdict on the run of an id. Raises TrackerError."""
+    """Return the verdict on the run with this id. Raises TrackerError."""
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.query.rows import MEASURED
@@ -105,7 +105,7 @@ def _base(row: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class Place:
+class RunOrState:
     """A side of a comparison: a run, or all runs of a state of the code."""
 
     title: str
@@ -113,8 +113,8 @@ class Place:
     state: State | None = None
 
 
-def compare(location: str, a: Place, b: Place, force: bool, where: Filter) -> SideBySide:
-    """Every series of either side. Raises TrackerError."""
+def compare(location: str, a: RunOrState, b: RunOrState, force: bool, where: Filter) -> SideBySide:
+    """Compare two sides in every series of either. Raises TrackerError."""
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.comparison import compare_sides
     from groupbench.tracker.query.points import points_of_run, points_of_state

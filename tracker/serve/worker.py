@@ -1,8 +1,8 @@
-"""A process that works for the server: one job at a time, within limits of CPU time and memory, ended when unwanted.
+"""A worker process of the server, which runs one job at a time within limits of CPU time and memory.
 
-A job in a thread would hold up every page; a job in a pool cannot be stopped. This process can: it is killed when its
-job takes too long or when no client waits for the result any more, and the next job starts another. It ends with the
-server, also when the server is killed.
+A job in a thread would delay every page, and a job in a pool cannot be stopped. This process is killed when its job
+takes too long or when no client waits for the result any more; the next job starts another process. The process ends
+when the server does, even if the server is killed.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import Any
 from groupbench.tracker.errors import StoreError
 
 LARGEST_MEMORY = 4 << 30
-"""Bytes of data that a job may hold, or half of the machine's memory where that is less."""
+"""Maximum memory of a job in bytes, or half of the machine's memory if that is less."""
 
 WALL_PER_CPU = 10
-"""Limit of a job's wall time, as a multiple of that of its CPU time. A job that waits for the database uses no CPU."""
+"""Ratio of a job's limits of wall time and CPU time. A job that waits for the database uses no CPU time."""
 
 _LOOK_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
 
 class Stopped(StoreError):
-    """A job that was ended before it had an answer."""
+    """A job was ended before it had a result."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class _Job:
     future: Future[Any] = field(default_factory=Future)
 
 
-class Worker:
-    """A queue and the process that works it off. The process starts with the first job."""
+class JobWorker:
+    """A queue of jobs and the process that runs them. The process starts with the first job."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
@@ -61,12 +61,12 @@ class Worker:
     def submit(
         self, work: Callable[..., Any], *args: Any, seconds: float, wanted: Callable[[], bool] = lambda: True
     ) -> Future[Any]:
-        """Queue `work(*args)`, which must be picklable.
+        """Queue `work(*args)`; function, arguments and result must be picklable.
 
-        seconds  limit of its CPU time, in whole seconds, and a `WALL_PER_CPU`th of the limit of its wall time
-        wanted   asked again and again: whether anybody still waits for the answer
+        seconds  limit of CPU time; the limit of wall time is `WALL_PER_CPU` times as long
+        wanted   called repeatedly; the job is stopped when it returns False
 
-        The future raises the exceptions of the work, and Stopped if it was ended.
+        The future raises the exceptions of the work, and Stopped if the job was stopped.
         """
         job = _Job(work, args, seconds, wanted)
         if self._thread is None:
@@ -76,7 +76,7 @@ class Worker:
         return job.future
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Stop the current job and end the process."""
         self._closed = True
         self._queue.put(None)
         if self._thread is not None:
@@ -129,7 +129,7 @@ class Worker:
         return self._pipe
 
     def _kill(self) -> int | None:
-        """End the process; return its exit code, or minus the signal that ended it."""
+        """Kill the process and return its exit code; minus the signal's number if a signal ended it."""
         process, pipe, self._process, self._pipe = self._process, self._pipe, None, None
         if pipe is not None:
             pipe.close()
@@ -141,8 +141,8 @@ class Worker:
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer jobs until the pipe closes: the entry point of the process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the server's to handle
+    """Run jobs until the pipe closes. This is the entry point of the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C
     with contextlib.suppress(OSError, AttributeError):
         os.nice(5)  # pages come first
     _end_with_parent()
@@ -170,15 +170,15 @@ def _serve(pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    """Have the kernel kill this process when the server's thread that started it is gone. Linux only."""
+    """Have the kernel kill this process when the server's thread that started it has ended. Linux only."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _limit_cpu(seconds: float) -> None:
-    """Have the kernel end this process, without a core file, once it has used so much CPU time from now on.
+    """Have the kernel end this process, without a core file, after this many more seconds of CPU time.
 
-    Wall time would also count the work of other processes on a busy machine.
+    A limit of wall time would also count the work of other processes on a busy machine.
     """
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource

@@ -16,12 +16,12 @@ import pytest
 from groupbench.tracker.errors import QueryError, StoreError
 from groupbench.tracker.serve import jobs, worker
 from groupbench.tracker.serve.jobs import Jobs, Known, Working
-from groupbench.tracker.serve.worker import Stopped, Worker
+from groupbench.tracker.serve.worker import JobWorker, Stopped
 
 
 @pytest.fixture
-def process() -> Iterator[Worker]:
-    process = Worker()
+def process() -> Iterator[JobWorker]:
+    process = JobWorker()
     yield process
     process.close()
 
@@ -44,13 +44,13 @@ raise Unknown
 """
 
 
-def test_jobs_in_their_order_by_one_process(process: Worker) -> None:
+def test_jobs_in_their_order_by_one_process(process: JobWorker) -> None:
     futures = [process.submit(os.getpid, seconds=60) for _ in range(3)]
     (one,) = {future.result(60) for future in futures}
     assert one != os.getpid()
 
 
-def test_what_the_work_raises(process: Worker) -> None:
+def test_what_the_work_raises(process: JobWorker) -> None:
     with pytest.raises(QueryError, match="no such run"):
         process.submit(exec, REFUSE, seconds=60).result(60)
     for code, why in ((UNSENDABLE, "TypeError: no"), (UNKNOWN, "pickle")):
@@ -59,7 +59,7 @@ def test_what_the_work_raises(process: Worker) -> None:
     assert process.submit(abs, -1, seconds=60).result(60) == 1
 
 
-def test_a_job_that_takes_too_long_is_stopped_and_the_next_is_done(process: Worker) -> None:
+def test_a_job_that_takes_too_long_is_stopped_and_the_next_is_done(process: JobWorker) -> None:
     slow = process.submit(time.sleep, 600, seconds=0.02)
     after = process.submit(abs, -1, seconds=60)
     with pytest.raises(Stopped, match=r"longer than 0\.2 s"):
@@ -69,7 +69,7 @@ def test_a_job_that_takes_too_long_is_stopped_and_the_next_is_done(process: Work
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a limit of CPU time is POSIX's")
 def test_a_job_that_uses_too_much_cpu_time_is_stopped_without_a_core_file(
-    process: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    process: JobWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit is of each job. A job that only waits for longer than that is not stopped."""
     monkeypatch.chdir(tmp_path)
@@ -82,19 +82,19 @@ def test_a_job_that_uses_too_much_cpu_time_is_stopped_without_a_core_file(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_job_that_needs_too_much_memory_is_refused(process: Worker) -> None:
+def test_a_job_that_needs_too_much_memory_is_refused(process: JobWorker) -> None:
     with pytest.raises(Stopped, match="MiB"):
         process.submit(bytearray, worker.LARGEST_MEMORY, seconds=60).result(60)
     assert process.submit(abs, -1, seconds=60).result(60) == 1
 
 
-def test_a_process_that_is_killed_fails_its_job_alone(process: Worker) -> None:
+def test_a_process_that_is_killed_fails_its_job_alone(process: JobWorker) -> None:
     with pytest.raises(Stopped, match="ended early"):
         process.submit(os._exit, 1, seconds=60).result(60)
     assert process.submit(abs, -1, seconds=60).result(60) == 1
 
 
-def test_a_job_nobody_waits_for_is_stopped(process: Worker) -> None:
+def test_a_job_nobody_waits_for_is_stopped(process: JobWorker) -> None:
     waiting = threading.Event()
     waiting.set()
     future = process.submit(time.sleep, 600, seconds=600, wanted=waiting.is_set)
@@ -106,7 +106,7 @@ def test_a_job_nobody_waits_for_is_stopped(process: Worker) -> None:
 
 
 def test_closing_ends_the_job_in_hand() -> None:
-    process = Worker()
+    process = JobWorker()
     pid = process.submit(os.getpid, seconds=60).result(60)
     future = process.submit(time.sleep, 600, seconds=600)
     process.close()
@@ -119,9 +119,9 @@ def test_closing_ends_the_job_in_hand() -> None:
 def test_the_process_ends_with_a_server_that_is_killed() -> None:
     code = """
 import os, time
-from groupbench.tracker.serve.worker import Worker
+from groupbench.tracker.serve.worker import JobWorker
 if __name__ == "__main__":
-    worker = Worker()
+    worker = JobWorker()
     print(worker.submit(os.getpid, seconds=60).result(60), flush=True)
     worker.submit(time.sleep, 600, seconds=600)
     time.sleep(600)
