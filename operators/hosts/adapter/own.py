@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType, new_class
 from typing import Any
 
-import torch
-
 from groupbench.kernels.device import cuda_capability
 from groupbench.operators.dtypes import dtype_name
 from groupbench.operators.errors import Unavailable
@@ -71,13 +69,12 @@ def add_backends(cls: type, tb_name: str, operator: Operator, shapes: Sequence[s
         )(_method(operator, backend))
 
 
-def _target(dtype: str) -> Target:
-    cuda = torch.cuda.is_available()
+def _target(device: str, dtype: str) -> Target:
     return Target(
-        device="cuda" if cuda else "cpu",
+        device=device,
         dtype=dtype,
         interpreted=interpreted_here(),
-        capability=cuda_capability() if cuda else None,
+        capability=cuda_capability() if device == "cuda" else None,
     )
 
 
@@ -90,7 +87,7 @@ def interpreted_here() -> bool:
 def _method(operator: Operator, backend: Backend) -> Any:
     def prepare(self: Any, *example_inputs: Any) -> Any:
         example = example_of(operator, example_inputs)
-        reason = why_unavailable(operator, backend.name, _target(example.dtype))
+        reason = why_unavailable(operator, backend.name, _target(self.device, example.dtype))
         if reason is not None:
             raise NotImplementedError(reason)  # TritonBench shows it in the cell and continues
         try:

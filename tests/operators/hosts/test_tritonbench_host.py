@@ -179,7 +179,11 @@ def both(measured: Callable[..., Any], measured_apart: Callable[..., Any]) -> di
     records = {}
     for host, run in (("tritonbench", measured_apart), ("builtin", measured)):
         done, records[host] = run(*args, *ON_CPU[2:], "--host", host)
-        assert done.returncode == 0, done.stderr
+        if done.returncode != 0:
+            cells = [(r.cell.shape, r.cell.backend, r.status, r.message) for r in records[host]]
+            pytest.fail(
+                f"--host {host} ended with {done.returncode}; {cells}\n{done.stdout}\n{done.stderr}", pytrace=False
+            )
     return records
 
 
@@ -632,6 +636,28 @@ print(*triton_op.REGISTERED_BENCHMARKS["grouped_gemm"])
     done = warm("-c", code)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [backend.name for backend in GROUPED_GEMM.backends]
+
+
+def test_a_cell_on_the_cpu_of_a_machine_with_a_gpu_is_the_cpus(warm: Command) -> None:
+    """Backends are asked about the device of --device, even if torch sees a GPU."""
+    code = """
+from types import SimpleNamespace
+import torch
+from groupbench.operators.hosts.adapter import own
+from groupbench.operators.operator import Example
+from groupbench.operators.registry import get_operator
+torch.cuda.is_available = lambda: True
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+operator = get_operator("grouped_gemm")
+prepare = own._method(operator, operator.backend("torch_compile"))
+try:
+    prepare(SimpleNamespace(device="cpu"), lambda: Example(None, "fp16", None))
+except NotImplementedError as unavailable:
+    print(unavailable)
+"""
+    done = warm("-c", code)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "needs an NVIDIA GPU" in done.stdout
 
 
 def test_both_hosts_have_one_baseline_for_suite_tritonbench(warm: Command) -> None:
