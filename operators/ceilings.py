@@ -16,18 +16,18 @@ from groupbench.tracker.record import Record
 
 CANARY = "canary"
 RATE = {"bf16": 1.0, "fp16": 1.0, "fp8": 2.0}
-"""Rate of products over that of a 16-bit one, on cards with tensor cores. Others have no ceiling of operations here."""
+"""Rate of products relative to 16-bit ones, on cards with tensor cores. Other dtypes have no compute ceiling here."""
 
 
 @dataclass
 class Ceilings:
     """The best rates of the canaries seen so far, by card."""
 
-    flops: dict[str | None, float] = field(default_factory=dict)  # of 16-bit products, a second
-    bandwidth: dict[str | None, float] = field(default_factory=dict)  # bytes a second
+    flops: dict[str | None, float] = field(default_factory=dict)  # of 16-bit products, per second
+    bandwidth: dict[str | None, float] = field(default_factory=dict)  # bytes per second
 
     def see(self, record: Record) -> Record:
-        """Learn from a canary; return any other record with its gap, where the ceilings of its card are known."""
+        """Return the record with the metric `sol_gap`, if its card's ceilings are known. Canaries set the ceilings."""
         if record.status != "ok" or record.latency is None or record.latency.timing != "gpu":
             return record
         if record.cell.operator == CANARY:
@@ -40,7 +40,7 @@ class Ceilings:
         return msgspec.structs.replace(record, metrics={**record.metrics, "sol_gap": gap})
 
     def floor_ms(self, record: Record) -> float | None:
-        """Return the least time of a record's problem at its card's ceilings; None where one is not known."""
+        """Return the shortest time in ms for a record's problem at its card's ceilings; None if one is unknown."""
         card, cell = record.environment.gpu_uuid, record.cell
         rate, bandwidth = self.flops.get(card), self.bandwidth.get(card)
         if rate is None or bandwidth is None or cell.dtype not in RATE or not cell.flops or not cell.min_bytes:

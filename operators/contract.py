@@ -1,4 +1,4 @@
-"""Describe the arguments and the result of an operator's backends, from the operator's declarations.
+"""Describe the arguments and the result of an operator's backends from the operator's declarations.
 
 The fields are those of the class that `make_inputs` is annotated to return; their meaning is the comment on each line.
 """

@@ -57,7 +57,7 @@ INTEGERS = ("int8", "int32", "int64", "bool")
 
 @dataclass(frozen=True)
 class Sizes:
-    """One shape: its canonical text, and all sizes by name, including those that have their default."""
+    """One shape: its canonical text, and all sizes by name, including those with their default value."""
 
     text: str
     values: tuple[tuple[str, Size], ...]
@@ -143,7 +143,7 @@ class Definition:
 
     @cached_property
     def operator(self) -> Operator:
-        """The operator as the hosts know it. Raises ValueError if a part of it is missing."""
+        """The operator in the form that hosts use. Raises ValueError if its reference is missing."""
         if self._reference is None:
             raise ValueError(f"{self.name} has no reference: name one by @{self.name}.reference")
         facts = self._facts
@@ -184,7 +184,7 @@ class Definition:
         return ",".join(parts)
 
     def parse_shape(self, text: str) -> Sizes:
-        """`M=8,N=100`, or `8,100` in the parameters' order. Raises ValueError."""
+        """Parse a shape such as `M=8,N=100`, or `8,100` in the order of the parameters. Raises ValueError."""
         try:
             parts = [part.strip() for part in text.split(",")]
             if text.strip() == ALL_DEFAULTS:
@@ -416,7 +416,7 @@ def _text(value: Any) -> str:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the generators of the modules that are imported."""
+    """Seed Python's random generator, and those of torch and NumPy if they are imported."""
     random.seed(seed)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)

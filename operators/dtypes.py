@@ -1,4 +1,4 @@
-"""The names of dtypes, as in options and records, and torch's dtypes for them."""
+"""Convert between names of dtypes, as in options and records, and torch's dtypes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ if TYPE_CHECKING:
 
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-"""Of an element, where an operator is defined in these."""
+"""Bytes per element of the dtypes in which most operators are defined."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """bf16, fp16, fp32, fp64; fp8 is e4m3fn; int8, int32, int64, bool. Raises KeyError."""
+    """Return torch's dtype for bf16, fp16, fp32, fp64, fp8 (e4m3fn), int8, int32, int64 or bool. Raises KeyError."""
     import torch
 
     others = {"fp64": torch.float64, "int8": torch.int8, "int32": torch.int32, "int64": torch.int64, "bool": torch.bool}
@@ -21,7 +21,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
-    """None where no operator of ours takes it."""
+    """Return the name of a floating-point dtype, or None if groupbench's operators do not take it."""
     return next((name for name, value in _dtypes().items() if value == dtype), None)
 
 

@@ -6,13 +6,13 @@ from groupbench.tracker.exits import ExitCode
 
 
 class GroupbenchError(Exception):
-    """The root: the message is for the user."""
+    """The base of all errors that a user can act on. The command prints the message and exits with `exit_code`."""
 
     exit_code: ExitCode = ExitCode.USAGE
 
 
 class WorkerLost(GroupbenchError):
-    """A process that does a part of the work died, or did not answer."""
+    """A worker process died or did not answer in time."""
 
 
 class UsageError(GroupbenchError):

@@ -60,7 +60,7 @@ class Progress:
 
 
 class Workers:
-    """The processes, one a backend, started when first asked for."""
+    """The worker processes: one for each backend, started when it is first needed, and one that judges."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -82,7 +82,7 @@ class Workers:
         return self._alive[key]
 
     def retire(self, worker: Worker) -> None:
-        """End one that has failed; its backend's next cell gets a fresh process."""
+        """End a process that has failed. The next cell of its backend gets a new one."""
         self._alive = {key: alive for key, alive in self._alive.items() if alive is not worker}
         worker.kill()
         worker.close()
@@ -133,11 +133,12 @@ def execute(
     budget_s: float = math.inf,
     workers: Workers | None = None,
 ) -> Iterator[Record]:
-    """A record for every job, in the jobs' order within each problem, as they are finished.
+    """Yield the record of every job when it is finished, in the order of the jobs within each problem.
 
-    `workers` that are given stay alive for the caller's next jobs, unless this is interrupted.
-    Problems that have not begun when `budget_s` seconds are over come out as `skipped`; one that has begun is finished.
-    On KeyboardInterrupt the cells that were not finished come out as `skipped`, and then the interrupt is raised.
+    budget_s  seconds after which no further problem is started; the jobs of the others yield `skipped` records
+    workers   processes to use, which stay alive for the caller's next jobs unless this run is interrupted
+
+    After a KeyboardInterrupt, each unfinished job yields a `skipped` record, and then the interrupt is raised again.
     """
     done: set[Job] = set()
     kept, workers = workers is not None, workers or Workers(timeout_s)
@@ -168,7 +169,7 @@ def execute(
 
 
 def first_of(jobs: list[Job], urgent: Callable[[Job], bool]) -> list[Job]:
-    """The jobs, those of a problem that has an urgent one first, else as they were: backends stay side by side."""
+    """Return the jobs with those problems first that have an urgent job. The order is unchanged otherwise."""
     problems = {_problem(job) for job in jobs if urgent(job)}
     return sorted(jobs, key=lambda job: _problem(job) not in problems)
 
@@ -195,7 +196,7 @@ def _problem_records(
         else:
             progress.advance(1)
             yield _record(job, machine, run, "unavailable", reason), job
-    yield from measured  # nothing more: the last one's process lets go
+    yield from measured  # yields nothing; lets the generator release its last process
 
 
 def _batch_records(
@@ -287,7 +288,7 @@ def _latency(prepared: Prepared, bursts: list[Burst]) -> Latency:
 
 
 def unmeasured(job: Job, machine: Machine, run: Run, status: Status, message: str) -> Record:
-    """Return the record of a cell without a process of its own, with the reason."""
+    """Return the record of a cell that was not measured; `message` is the reason."""
     return _record(job, machine, run, status, message)
 
 

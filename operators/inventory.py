@@ -19,7 +19,7 @@ TRITONBENCH = ("tritonbench.utils.run_utils", "tritonbench.utils.triton_op")
 
 
 class Package(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One package. `version` is None if it is not installed; `error` is the reason why it cannot be imported."""
+    """A package. `version` is None if it is not installed; `error` is the reason why it cannot be imported."""
 
     name: str
     version: str | None
@@ -27,7 +27,7 @@ class Package(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Backends(msgspec.Struct, frozen=True):
-    """Backends of an operator on this device, by its first dtype; those that cannot run, with the reason."""
+    """The backends of an operator that can run on this device in its first dtype, and why the others cannot."""
 
     operator: str
     dtype: str
@@ -36,8 +36,10 @@ class Backends(msgspec.Struct, frozen=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """device      cuda or cpu, as `tritonbench --device auto` would take it
-    cuda        CUDA version that torch was built for, None for a build without
+    """The result of inspecting a machine.
+
+    device      cuda or cpu, as `tritonbench --device auto` chooses it
+    cuda        CUDA version that torch was built for, or None
     capability  compute capability of the GPU
     """
 

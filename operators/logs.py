@@ -49,7 +49,7 @@ class Logs:
 
 
 def logs_for(records: Path | None, run: str, folder: Path | None, screen: bool) -> Logs:
-    """The logs of a run: in the folder asked for, else next to its records, else in a temporary folder of its own."""
+    """Return the logs of a run: in `folder` if given, else next to its records, else in a new temporary folder."""
     if folder is not None:
         return Logs(folder, every=True, screen=screen)
     if records is not None:

@@ -150,7 +150,7 @@ class Operator:
         return ("fwd", *(mode for mode, measured in further.items() if measured is not None))
 
     def in_mode(self, mode: str) -> Operator:
-        """The operator that a mode measures, one like any other. Raises KeyError for a mode it does not have."""
+        """Return the operator that measures a mode of this one. Raises KeyError for a mode that it does not have."""
         if mode == "fwd":
             return self
         measured = {"bwd": self.backward, "fwd_bwd": self.forward_backward}.get(mode)
@@ -172,25 +172,25 @@ class Operator:
         )
 
     def baseline_of(self, shape: Any) -> str:
-        """Return the name of the backend that speed-ups on a shape are over."""
+        """Return the name of the baseline for a shape, the backend that speed-ups are relative to."""
         for suite, name in self.suite_baselines.items():
             if str(shape) in map(str, self.suites[suite]):
                 return name
         return self.baseline
 
     def is_default(self, backend: str, shape: Any) -> bool:
-        """Return whether a backend is measured on a shape unless backends are named."""
+        """Return whether a backend is measured on a shape if the user names no backends."""
         return not self.backend(backend).only_as_baseline or backend == self.baseline_of(shape)
 
     def backend(self, name: str) -> Backend:
-        """The backend of that name. Raises KeyError."""
+        """Return the backend of that name. Raises KeyError."""
         for backend in self.backends:
             if backend.name == name:
                 return backend
         raise KeyError(name)
 
     def with_backends(self, more: tuple[Backend, ...]) -> Operator:
-        """The same operator with further backends, which take their namesakes' places."""
+        """Return the operator with further backends, which replace its backends of the same names."""
         by_name = {backend.name: backend for backend in (*self.backends, *more)}
         return replace(self, backends=tuple(by_name.values()))
 

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 SHAPES = ("--shapes", "--shape")
 
 COSTS = ("memory", "kernels", "energy", "cold")
-"""operators/measure/costs.py, which is not imported for a help text."""
+"""The costs in operators/measure/costs.py, which would be slow to import for a help text."""
 
 PATH = click.Path(path_type=Path)
 
@@ -37,7 +37,7 @@ def _commas(context: click.Context, parameter: click.Parameter, value: Any) -> t
 
 
 class _Finite(click.FloatRange):
-    """A finite number: float() also reads nan and inf, and no comparison catches nan."""
+    """A click type for finite numbers, since float() also accepts nan and inf."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -61,7 +61,7 @@ def _costs(context: click.Context, parameter: click.Parameter, value: Any) -> tu
 
 
 class GreedyShapes(click.Command):
-    """A command whose `--shapes 4,1024,1024,1024 8,512,512,512` takes several values, as in TritonBench's argparse."""
+    """A command whose `--shapes` takes several values separated by blanks, as in TritonBench's argparse."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spelled: list[str] = []
@@ -94,7 +94,7 @@ def _names(*flags: str, help: str, type: click.ParamType | None = None) -> Calla
 
 
 def _catalog_operators(context: click.Context) -> list[str]:
-    """Return the operators to propose besides those of the database: plugins would have to be imported for theirs."""
+    """Return groupbench's operators for completion. Those of plugins are omitted, since it would import the plugins."""
     from groupbench.operators.registry import CATALOG
 
     return list(CATALOG)

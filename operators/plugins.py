@@ -73,7 +73,10 @@ def read(path: str) -> Plugin:
 
 
 def operators_in(path: str) -> tuple[Operator, ...]:
-    """The operators of `--plugin path`. No function is called: it may be one for TritonBench. Raises UsageError."""
+    """Return the operators that `--plugin path` names. Calls no function, since it may be one for TritonBench.
+
+    Raises UsageError if the plugin does not load.
+    """
     loaded = load(path)
     if not isinstance(loaded, (*DEFINED, Operator, ModuleType, Sequence)) or isinstance(loaded, str):
         return ()
@@ -81,10 +84,7 @@ def operators_in(path: str) -> tuple[Operator, ...]:
 
 
 def load(path: str) -> Any:
-    """The object that `--plugin path` names. Raises UsageError.
-
-    Modules in the current folder are found too.
-    """
+    """Return the object that `--plugin path` names. Modules in the current folder are found too. Raises UsageError."""
     with _sealed(path):
         return _loaded(path)
 

@@ -34,12 +34,15 @@ CATALOG = {
 }
 """Each operator's name and its module in catalog/, which defines it under its name in capitals.
 
-An operator is imported when it is first asked for.
+An operator is imported when it is first used.
 """
 
 
 def operator_names(plugins: Iterable[str] = ()) -> list[str]:
-    """Those of groupbench, of installed plugins and of `plugins`. Raises UsageError if a plugin does not load."""
+    """Return the names of all operators: groupbench's, then those of installed plugins and of `plugins`.
+
+    Raises UsageError if a plugin does not load.
+    """
     return [*CATALOG, *_added_operators(tuple(plugins))]
 
 
@@ -78,7 +81,10 @@ def operator_alone(name: str, plugins: Iterable[str] = ()) -> Operator:
 
 
 def home_of(name: str, plugins: Iterable[str] = ()) -> tuple[str, ...]:
-    """The plugin that defines an operator, of `plugins`; none where groupbench or an installed package does."""
+    """Return the plugin among `plugins` that defines an operator, as a tuple; () if its definition is installed.
+
+    If no plugin seems to define it, all of `plugins` are returned.
+    """
     plugins = tuple(plugins)
     if name in CATALOG or name in _added_operators(()):
         return ()
@@ -107,7 +113,7 @@ def _resolved(name: str, plugins: tuple[str, ...], mode: str) -> Operator:
 
 @cache
 def _added_operators(plugins: tuple[str, ...]) -> dict[str, tuple[Operator, str]]:
-    """The operators of installed plugins and of `plugins`, by name, with the plugin that each is of.
+    """Return (operator, plugin) for the operators of installed plugins and of `plugins`, by the operator's name.
 
     Raises UsageError if one has the name of another.
     """

@@ -1,4 +1,4 @@
-"""Copies of inputs in a layout that a backend needs, such as rows padded to 16 bytes.
+"""Register copies of inputs in a layout that a backend needs, such as rows padded to 16 bytes.
 
 A caller would have its inputs in that layout from the start, so making the copy is not timed. But the copy must not be
 one of values that have changed since: the harness writes new values into the inputs before every timed call, and

@@ -1,4 +1,4 @@
-"""One invocation: write its records, show its progress and its table, and choose its exit code. Used by both hosts."""
+"""Handle one invocation in both hosts: write its records, show progress and the table, and choose the exit code."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ class Session:
 
     @property
     def logs(self) -> Logs:
-        """The folder and the rules for the output of cells."""
+        """The folder for the output of cells, and the rules for keeping it."""
         assert self.run is not None
         return logs_for(self.records_path, self.run.id, self.logs_path, self.show_output)
 
     @property
     def kept(self) -> str:
-        """The cells that an interrupt would keep now, as text."""
+        """The finished cells, which an interrupt keeps, as text."""
         if not self.records:
             return "nothing was measured yet"
         where = f" in {self.records_path}; --resume continues the run" if self.records_path is not None else ""
@@ -351,14 +351,14 @@ def _progress(total: int, quiet: bool) -> Iterator[Progress]:
 
 
 class _Rows:
-    """Lines of progress: the number of finished cells, the result of the last one, and the time left."""
+    """Make lines of progress: the number of finished cells, the result of the last one, and the time left."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._clock = total, clock
         self._began, self._finished, self._worked = clock(), 0, 0.0
 
     def advance(self, cells: float) -> None:
-        """Count work that is done: cells of one problem are finished together, long after most of their bursts."""
+        """Count finished work in cells. Cells of a problem finish together, so parts of cells are counted as well."""
         self._worked += cells
 
     def of(self, record: Record) -> str | None:

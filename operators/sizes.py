@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 DIGITS = 30
-"""More than any size has; int() refuses thousands of them with advice for programmers."""
+"""Maximum number of digits, more than any size has. Without it, int() refuses thousands of digits less clearly."""
 
 
 def whole(name: str, text: str) -> int:
-    """The number, of any sign. Raises ValueError, naming it."""
+    """Parse an integer of any sign. Raises ValueError with the name and the text."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal()):
         raise ValueError(f"{name}={text[:DIGITS]} is not an integer")
@@ -17,18 +17,18 @@ def whole(name: str, text: str) -> int:
 
 
 def size(name: str, text: str, most: int, least: int = 1) -> int:
-    """The number, if it is one from `least` to `most`. Raises ValueError, naming it and them."""
+    """Parse an integer from `least` to `most`. Raises ValueError with the name, the value and the limits."""
     return within(name, whole(name, text), most, least)
 
 
 def within(name: str, value: int, most: int, least: int = 1) -> int:
-    """The number again. Raises ValueError, naming it and the limits."""
+    """Return the value if it is from `least` to `most`. Raises ValueError with the name, the value and the limits."""
     if not least <= value <= most:
         raise ValueError(f"{name}={value}: {least} to {most}")
     return value
 
 
 def counted(number: float, what: str) -> str:
-    """`1 cell`, `2 cells`."""
+    """Return a number with its noun: `1 cell`, `2 cells`."""
     shown = f"{number:g}" if isinstance(number, float) else str(number)
     return f"{shown} {what}{'' if number == 1 else 's'}"

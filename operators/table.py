@@ -1,4 +1,4 @@
-"""Records as people read them: a table on the screen, and TritonBench's CSV and JSON for the tools that parse those."""
+"""Show records as a table on the screen, and write them as TritonBench's CSV and JSON for tools that parse these."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _carried(name: str) -> Callable[[Record, Record | None], Value]:
 
 
 _PROBLEM = tuple(name for name in IDENTITY if name not in ("backend", "host", "hardware"))
-"""The fields that define a problem, on which backends are compared. A table has one host and one machine."""
+"""The fields that define a problem. Backends are compared on equal problems, on one host and machine."""
 
 _SHAPE = _PROBLEM.index("shape")
 

@@ -17,14 +17,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tolerance:
-    """rms: relative RMS error allowed; an element passes when |out - ref| <= atol * rms(ref) + rtol * |ref|."""
+    """The largest errors of an output that is right.
+
+    rms   relative RMS error of the output, and of each of its rows and blocks
+    rtol  an element may differ from the reference by atol * rms(ref) + rtol * |ref|
+    atol  see rtol
+    """
 
     rms: float
     rtol: float
     atol: float
 
     def with_overrides(self, rtol: float | None, atol: float | None) -> Tolerance:
-        """The same with the user's `--rtol`, `--atol`; a looser rtol loosens rms too."""
+        """Return the tolerance with the user's `--rtol` and `--atol`. A looser rtol loosens rms too."""
         changed = replace(self, rtol=self.rtol if rtol is None else rtol, atol=self.atol if atol is None else atol)
         return replace(changed, rms=max(self.rms, changed.rtol)) if rtol is not None else changed
 
@@ -63,5 +68,5 @@ def tolerance_of(operator: Operator, backend: str, dtype: str) -> Tolerance:
 
 
 def table_of(operator: Operator) -> dict[str, Tolerance]:
-    """The table with the operator's own rows in it."""
+    """Return the table of tolerances with the operator's additional rows."""
     return TOLERANCES | dict(getattr(operator, "tolerances", {}))  # a tree from before operators had any

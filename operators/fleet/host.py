@@ -21,7 +21,7 @@ from groupbench.tracker.record import Environment
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """The place that the user chose to measure on. By default it is one GPU of this machine, without a fleet."""
+    """The GPUs that the user chose to measure on. By default it is one GPU of this machine, without a fleet."""
 
     gpus: str | None = None
     scheduler: str | None = None
@@ -38,7 +38,7 @@ class DeviceChoice:
 
 
 def place(options: dict[str, Any]) -> DeviceChoice:
-    """Return the place that the command line names. Raises UsageError."""
+    """Return the choice that the options make. Raises UsageError if they contradict each other."""
     chosen = DeviceChoice(options["gpus"], options["scheduler"], options["slurm"], options["hardware"])
     names = [name for name in ("gpus", "scheduler", "slurm") if options[name] is not None]
     if len(names) > 1:
@@ -49,7 +49,7 @@ def place(options: dict[str, Any]) -> DeviceChoice:
 
 
 def for_plan(device: str) -> DeviceChoice:
-    """Return the default place of a plan: all GPUs, if there are several."""
+    """Return the default choice for a plan: all GPUs, if there are several."""
     from groupbench.operators.fleet import local
 
     if device != "cuda":

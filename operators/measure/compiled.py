@@ -53,7 +53,7 @@ def watched(code: dict[str, Code] | None = None) -> Iterator[list[Kernel]]:
 
 
 def with_variants(kernels: Iterable[Kernel], chosen: Iterable[Choice]) -> tuple[Kernel, ...]:
-    """Return the kernels with, in `config`, the variant that ran of each choice, and why earlier ones did not.
+    """Return the kernels with the chosen variants in `config`, and why preferred variants did not run.
 
     `variant` maps each choice to its variant; `passed_over`, if present, maps it to reasons by variant.
     """
@@ -69,7 +69,7 @@ def with_variants(kernels: Iterable[Kernel], chosen: Iterable[Choice]) -> tuple[
 
 @contextmanager
 def interpreted() -> Iterator[list[str]]:
-    """Within, the name of every kernel that Triton's interpreter runs is added to the list."""
+    """List the names of the kernels that Triton's interpreter runs in this context."""
     names: list[str] = []
     try:
         from triton.runtime.interpreter import GridExecutor
@@ -119,7 +119,7 @@ def _code_of(hash_: str, compiled: Any, function: Any) -> Code:
 
 
 def without_locations(ttgir: str) -> str:
-    """Return MLIR without the places in the source that it names."""
+    """Return MLIR without source locations."""
     lines = (_LOCATION.sub("", line).rstrip() for line in ttgir.splitlines() if not line.startswith("#loc"))
     return "\n".join(line for line in lines if line)
 
@@ -133,7 +133,7 @@ def _number(compiled: Any, name: str) -> int | None:
 
 
 def code_hash(ptx: str) -> str:
-    """Return the hash of the code that the GPU runs, which does not change if the source moves by a line."""
+    """Return the hash of the code that the GPU runs. It does not depend on line numbers of the source."""
     return hashlib.sha256("\n".join(instructions(ptx)).encode()).hexdigest()[:16]
 
 

@@ -31,7 +31,7 @@ def located(error: BaseException) -> str:
     """Return an exception in one line, with the line of its author's file: `..., at FILE:LINE in FUNCTION`."""
     where = ""
     cause: BaseException | None = error
-    while cause is not None:  # Triton raises an error of its own from the kernel's
+    while cause is not None:  # Triton raises its own error from that of the kernel
         frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(cause.__traceback__)]
         where = authors_frame(frames[::-1]) or where
         cause = cause.__cause__
@@ -39,9 +39,9 @@ def located(error: BaseException) -> str:
 
 
 def authors_frame(frames: Sequence[tuple[str, int, str]]) -> str:
-    """`, at FILE:LINE in FUNCTION` of the innermost frame that is neither ours nor a library's; "" where none is.
+    """Return `, at FILE:LINE in FUNCTION` of the innermost frame outside the harness and libraries, or "".
 
-    frames  (file, line, function), the innermost first
+    frames  (file, line, function), innermost first
     """
     libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
     for file, line, function in frames:

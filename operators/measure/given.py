@@ -25,7 +25,7 @@ FEW = 3
 
 
 class Given:
-    """Sums over the memory of all tensors in an operator's inputs, whatever their strides, each memory once."""
+    """Checksums of the storages of all tensors in an operator's inputs, to detect whether a backend changed them."""
 
     def __init__(self, inputs: Any) -> None:
         self._names: dict[int, str] = {}
@@ -37,7 +37,7 @@ class Given:
         self._sums = {at: _memory_sums(tensor) for at, tensor in self._memory.items()}
 
     def is_like(self, other: Given) -> bool:
-        """Return whether two inputs hold the same values."""
+        """Return whether two inputs have the same values."""
         return list(self._sums.values()) == list(other._sums.values())
 
     def holding(self, outputs: Iterable[Tensor]) -> list[str]:
@@ -46,7 +46,10 @@ class Given:
         return [name for at, name in self._names.items() if at in addresses]
 
     def misuse(self, returned: Sequence[str] = ()) -> str | None:
-        """Return as text which inputs a backend has changed or `returned`; None if it has done neither."""
+        """Return, as text, which inputs a backend has changed or returned; None if it has done neither.
+
+        returned  names of the inputs that share memory with an output
+        """
         changed = [self._names[at] for at, tensor in self._memory.items() if _memory_sums(tensor) != self._sums[at]]
         if changed:
             return f"the backend changed {_inputs(changed)}"
@@ -54,7 +57,7 @@ class Given:
 
 
 def named_tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
-    """("x.a", tensor) of every tensor in dataclasses, sequences and mappings; an array of NumPy's is one."""
+    """Yield ("x.a", tensor) for every tensor or NumPy array in dataclasses, sequences and mappings."""
     tensor = tensor_of(inputs)
     if tensor is not None:
         yield name or "x", tensor

@@ -23,7 +23,7 @@ from groupbench.operators.tolerances import TOLERANCES, Tolerance
 from groupbench.tracker.record import Accuracy
 
 LOCAL = 6.0
-"""Times the slack of the whole that a row, block or element has for inputs that are drawn."""
+"""Tolerance of a row, block or element for random inputs, as a multiple of the tolerance of the whole output."""
 
 
 _CHECKED: set[str] = set()
@@ -31,7 +31,7 @@ _CHECKED: set[str] = set()
 
 
 class At(msgspec.Struct, frozen=True):
-    """The state of a backend's inputs: as made, or moved by a secret and so many steps; and rerouted by a seed."""
+    """The state of a backend's inputs: moved by a secret and a number of steps, and rerouted by a seed, if any."""
 
     secret: int | None = None
     step: int = 0
@@ -39,20 +39,20 @@ class At(msgspec.Struct, frozen=True):
 
 
 class OutputJudgement(msgspec.Struct, frozen=True, tag=True):
-    """Reply to `compare`: the errors, and the fault as text, or None."""
+    """The reply to `compare`: the errors of an output, and its fault as text, or None."""
 
     accuracy: Accuracy
     problem: str | None
 
 
 class Rerouted(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `can_reroute`."""
+    """The reply to `can_reroute`."""
 
     possible: bool
 
 
 class Gauged(msgspec.Struct, frozen=True, tag=True):
-    """Answer to `gauge`: how many times as long known work takes as it would on an idle device."""
+    """The reply to `gauge`: the slowdown of known work compared with an idle device."""
 
     stretch: float
 

@@ -192,9 +192,10 @@ def disassembler() -> str | None:
 
 
 def occupancy(kernel: Kernel, arch: str | None) -> float | None:
-    """Return the share of an SM's warps that can be resident at once; None where a fact is not known.
+    """Return the share of an SM's warps that can be resident at once; None if a fact is unknown.
 
-    As the CUDA occupancy calculator has it: registers go to warps by 256, shared memory to programs by 128 bytes.
+    The rules are those of the CUDA occupancy calculator: registers are allocated to warps in units of 256, shared
+    memory to programs in units of 128 bytes.
     """
     limits = LIMITS.get((arch or "").removeprefix("sm_").rstrip("af"))
     warps = kernel.config.get("num_warps")
@@ -241,7 +242,7 @@ _SUMMED = {
 
 
 def products(kernel: Kernel) -> dict[str, int]:
-    """Return the matrix instructions of a kernel with how many there are of each: `wgmma m64n256k16`."""
+    """Return the number of each matrix instruction of a kernel, by name, such as `wgmma m64n256k16`."""
     return {name: number for name, number in kernel.counts.items() if "mma" in name}
 
 

@@ -50,14 +50,14 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
 
 
 def why_unavailable(operator: Operator, backend: str, target: Target) -> str | None:
-    """Return why the backend of that name cannot run on the target, or None. A fault of its own is a reason too."""
+    """Return why the backend of that name cannot run on the target, or None. An error in its check is a reason too."""
     try:
         chosen = operator.backend(backend)
         reason = chosen.unavailable(target)
         if not reason and target.interpreted and chosen.kind != "torch":
             reason = interpreter_problem()
         return (one_line(str(reason)) or "its `unavailable` does not say why") if reason else None
-    except (Exception, SystemExit) as error:  # a plugin's, say: its cell tells of it, the others go on
+    except (Exception, SystemExit) as error:  # in a plugin, for example: only its own cells fail
         return f"its `unavailable` raised {describe(error)}"
 
 
@@ -67,7 +67,7 @@ def default_dtypes(operator: Operator, device: str) -> tuple[str, ...]:
 
 
 def default_suite(operator: Operator, device: str) -> str:
-    """The operator's first suite on a GPU; on a CPU, where that may take hours, one made for it."""
+    """Return the operator's first suite; on a CPU, where that may take hours, the suite for CPUs if it has one."""
     for name in (device, "smoke" if device == "cpu" else ""):
         if name in operator.suites:
             return name

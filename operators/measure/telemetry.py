@@ -21,7 +21,7 @@ THROTTLE_REASONS = {
 
 
 class Nvml:
-    """One GPU by its UUID, or the first one."""
+    """A GPU's state, read through NVML. The GPU is selected by its UUID; by default it is the first one."""
 
     def __init__(self, uuid: str | None = None) -> None:
         self._handle: Any = None
@@ -47,12 +47,12 @@ class Nvml:
             return None
 
     def joules(self) -> float | None:
-        """Return the energy that the GPU has used since its driver was loaded; None if it does not count it."""
+        """Return the energy in J that the GPU has used since its driver was loaded; None if it does not count it."""
         millijoules = self.get("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1000
 
     def telemetry(self) -> Telemetry | None:
-        """Return the current state of the card."""
+        """Return the current state of the GPU, or None without NVML."""
         if self._handle is None:
             return None
         power = self.get("nvmlDeviceGetPowerUsage")

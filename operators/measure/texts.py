@@ -22,5 +22,5 @@ def one_line(text: str) -> str:
 
 
 def joined_lines(text: str) -> str:
-    """The lines that are not blank as one, without the spaces around each."""
+    """Return the non-blank lines joined by ` / `, each with runs of blanks reduced to one."""
     return " / ".join(line for line in (" ".join(line.split()) for line in text.splitlines()) if line)

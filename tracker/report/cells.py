@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 FILTERED = 8
-"""A table of fewer rows needs no filter."""
+"""Minimum number of rows for which a table gets a filter."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ Row = Sequence[TableCell | str | None]
 
 @dataclass(frozen=True)
 class Table:
-    """A table in a box that scrolls by itself."""
+    """A table, shown in a box that scrolls separately from the page."""
 
     name: str  # the caption, for screen readers
     identifier: str

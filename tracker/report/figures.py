@@ -1,15 +1,14 @@
-"""Plots as plotly's own dictionaries: pure functions of plain data, fit for JSON. Plotly itself is not loaded here.
+"""Make plots as plotly's dictionaries, which can be written as JSON. Plotly itself is not imported.
 
-Each figure is {"data": [...], "layout": {...}}, with less than plotly needs to look like one of ours: colours are names
-of the style sheet ("var(--series)"), and fonts, grids and grounds are left out. `draw.js` puts in both when it draws,
-by the theme of the moment. `layout["meta"]` holds
+Each figure is {"data": [...], "layout": {...}}. Colours are variables of the style sheet ("var(--series)"), and fonts,
+grids and backgrounds are omitted: `draw.js` adds them when it draws, for the current theme. `layout["meta"]` has
 
-    kind       which plot it is; `draw.js` chooses the table of its data by it
-    alt        its text alternative
-    min_width  of a figure that must not be squeezed, in pixels
+    kind       the kind of plot, by which `draw.js` chooses the table of its data
+    alt        the text alternative
+    min_width  minimum width of the figure in pixels, if any
 
-Texts are escaped here for plotly, which reads a few tags in them. Where `runs` is left out of a history, the texts of
-its runs are not repeated in it: `draw.js` takes them from the page's own list.
+Texts are escaped for plotly, which interprets a few tags. If `runs` is omitted, a history does not repeat the texts of
+its runs: `draw.js` takes them from the page's list.
 """
 
 from __future__ import annotations
@@ -36,16 +35,16 @@ Figure = dict[str, Any]
 
 SYMBOLS = ("circle", "square", "diamond", "cross", "triangle-up", "star", "pentagon", "hexagon", "triangle-down")
 DASHES = ("solid", "dot", "dash", "longdash", "dashdot")
-"""Dashes of a backend's lines where each toolchain has one."""
+"""Dashes of a backend's lines if it has one for each toolchain."""
 COLOURS = 8
-"""How many colours the style sheet has for backends: --c0 and on."""
+"""Number of colours for backends in the style sheet: --c0, --c1, ..."""
 FAR = 2.0
-"""Speed-up whose colour is as strong as colours get."""
+"""Speed-up from which the colour of a heat map is strongest."""
 CLEAR = 0.01
-"""Speed-ups within this of 1 have no direction."""
+"""Speed-ups that differ from 1 by at most this are shown without a direction."""
 _TICKS = 5
 _COLUMN = 72
-"""Pixels that a column of a heat map takes at least."""
+"""Minimum width of a column of a heat map in pixels."""
 _MARKS = {  # symbol, colour, dash
     "change": ("diamond", "var(--change)", "solid"),
     "environment": ("square-open", "var(--warn)", "dot"),
@@ -54,7 +53,7 @@ _MARKS = {  # symbol, colour, dash
     "verdict": ("diamond-open", "var(--change)", "longdash"),
 }
 _NAMES = {"closed": "closed alert"}
-"""Names for readers, of marks whose kind does not suit them."""
+"""Names of marks in legends, if they differ from the kind."""
 
 
 def speedup_heatmap(
@@ -193,7 +192,7 @@ def roofline(points: Sequence[RoofPoint], ceilings: CanaryCeilings) -> Figure:
             "legend": {"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0},
             "xaxis": _log_axis("FLOP per byte that must be moved", low, high),
             "yaxis": _log_axis("TFLOP/s", lowest / 1.6, highest * 2),
-            "annotations": [  # held by the edges that they could run over where the window is narrow
+            "annotations": [  # anchored at the edges, so that they do not leave a narrow plot
                 {
                     "xref": "x domain", "x": 1, "y": math.log10(ceilings.tflops), "xanchor": "right",
                     "yanchor": "bottom", "yshift": 4, "showarrow": False,
@@ -248,7 +247,7 @@ def _levels(history: ShownHistory) -> list[dict[str, Any]]:
 
 
 def accuracy_history(history: ShownHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
-    """Return the relative RMS error by run; logarithmic if it moved by more than a factor of ten."""
+    """Return the relative RMS error by run, on a logarithmic axis if it changed by more than a factor of ten."""
     errors = [value for value in history.rms if value is not None]
     positive = [value for value in errors if value > 0]
     data = _results(history, [_round(value, 4) for value in history.rms], runs, "relative RMS", "var(--accuracy)")
@@ -278,7 +277,7 @@ def metric_history(history: ShownHistory, metric: Metric, runs: Sequence[RunLabe
 def burst_distribution(bursts: Sequence[ResultBursts], runs: Sequence[RunLabel]) -> Figure:
     """Return all samples by burst, of the newest result and the one before it.
 
-    The burst is the unit of noise. Samples far outside are clipped, and marked at the edge.
+    Samples are grouped because noise is shared within a burst. Outliers are clipped and marked at the edge.
     """
     data: list[dict[str, Any]] = []
     alt = []
@@ -338,7 +337,7 @@ def _clip(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def _clipped(outside: Sequence[tuple[int, float]], low: float, high: float) -> dict[str, Any]:
-    """Return the marks, at the edge of a plot, of the samples (burst, ms) that it does not reach."""
+    """Return marks at the edge of a plot for the samples (burst, ms) outside its range."""
     above = [value > high for _, value in outside]
     return {
         "type": "scatter", "mode": "markers", "name": f"{len(outside)} clipped", "cliponaxis": False,
@@ -352,7 +351,7 @@ def _clipped(outside: Sequence[tuple[int, float]], low: float, high: float) -> d
 
 
 def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel]) -> Figure:
-    """Return the latency of each backend of one problem by run, one line a backend.
+    """Return the latency of each backend of one problem by run, with a line for each backend.
 
     The first history is the one that the page is about; its changes of environment are marked.
     """
@@ -392,31 +391,31 @@ def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel
 
 
 def speedup_text(speedup: float) -> str:
-    """`▲ 1.25×`: colour is never alone."""
+    """Return a speed-up as `▲ 1.25×`. The sign repeats the direction that the colour shows."""
     if abs(speedup - 1) <= CLEAR:
         return times(speedup)
     return f"{'▲' if speedup > 1 else '▼'} {times(speedup)}"
 
 
 def times(speedup: float) -> str:
-    """`1.25×`, and never 0.00×."""
+    """Return a speed-up as `1.25×`, with two significant digits below 0.1."""
     digits = 0 if speedup >= 100 else 1 if speedup >= 10 else 2
     return f"{speedup:.{digits}f}×" if speedup >= 0.1 else f"{speedup:.2g}×"
 
 
 @lru_cache(maxsize=8192)
 def run_text(run: RunLabel) -> str:
-    """Return the text shown when the pointer is on a run, escaped for plotly."""
+    """Return a run's tooltip, escaped for plotly."""
     return plain(run.text) + (f"<br>{plain(_cut(run.subject, 90))}" if run.subject else "")
 
 
 def plain(text: str) -> str:
-    """Text that plotly shows as it is."""
+    """Return a text escaped for plotly, which then shows it unchanged."""
     return escape(text, quote=False)
 
 
 def mark_of(number: int) -> dict[str, str]:
-    """Colour and symbol of the n-th backend: both, since colour alone is not seen by everybody."""
+    """Return the colour and the symbol of the n-th backend. The symbol is for readers who cannot tell colours apart."""
     return {"color": f"var(--c{number % COLOURS})", "symbol": SYMBOLS[number % len(SYMBOLS)]}
 
 
@@ -429,9 +428,9 @@ def _results(
     low: Sequence[float | None] = (),
     high: Sequence[float | None] = (),
 ) -> list[dict[str, Any]]:
-    """Return ok results as a line of points, and others as crosses, on the typical level if they have no value.
+    """Return ok results as a line of points, and others as crosses, at the typical value if they have no value.
 
-    Toolchains measured in turns have a line each.
+    Each toolchain that is measured in turns has its own line.
     """
     every = range(len(values))
     if not history.toolchains:
@@ -496,7 +495,7 @@ def _bars(
 
 
 def _texts(history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel] | None) -> dict[str, Any]:
-    """Return the texts of the points; without `runs`, the text to add to those in the page's list."""
+    """Return the tooltips of the points; without `runs`, only the text to add to those in the page's list."""
     added = []
     for i in places:
         status, message = history.status.get(i), history.message.get(i)
@@ -508,7 +507,7 @@ def _texts(history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel
 
 
 def _mark_traces(history: ShownHistory, y: float) -> list[dict[str, Any]]:
-    """Symbols at the top, to be pointed at: the text of a line is short."""
+    """Return a symbol at the top of the plot for each mark. Its tooltip has the whole text."""
     traces = []
     for kind, (symbol, _, _) in _MARKS.items():
         marks = [mark for mark in history.marks if mark.kind == kind]
@@ -538,7 +537,7 @@ def _ink(mark: Mark) -> str:
 
 
 def _labels(history: ShownHistory) -> list[dict[str, Any]]:
-    """The newest mark of each kind in words, one below the other; the others by pointing at their symbol."""
+    """Return the text of the newest mark of each kind, one below the other. Other marks have only their tooltip."""
     last = {mark.kind: mark for mark in history.marks}
     middle = (history.runs[0] + history.runs[-1]) / 2 if history.runs else 0
     return [
@@ -575,7 +574,7 @@ def _history_layout(
         },
     }
     if history.toolchains:
-        room = 20 * len(history.toolchains)  # one below the other: a phone has no room for two side by side
+        room = 20 * len(history.toolchains)  # one below the other, since two side by side are too wide for a phone
         layout |= {
             "height": 250 + room, "margin": {"l": 55, "r": 8, "t": 10 + room, "b": 28}, "showlegend": True,
             "legend": {"orientation": "v", "y": 1.0, "yanchor": "bottom", "x": 0},
@@ -617,7 +616,7 @@ def _log_axis(title: str, low: float, high: float) -> dict[str, Any]:
 
 
 def _range(values: Sequence[float], typical: float | None, share: float) -> tuple[float, float]:
-    """Noise of a thousandth must not fill the plot: never less than `share` of the typical value to each side."""
+    """Return the range of an axis: at least `share` of the typical value to each side, so that noise looks small."""
     if not values or typical is None:
         return 0.0, 1.0
     low, high = min(*values, typical * (1 - share)), max(*values, typical * (1 + share))
@@ -636,12 +635,12 @@ def _distance(high: float | None, low: float | None) -> float:
 
 
 def _round(value: float | None, digits: int) -> float | None:
-    """For JSON: so many significant digits."""
+    """Return a number rounded to so many significant digits, which keeps the JSON small."""
     return None if value is None else float(f"{value:.{digits}g}")
 
 
 def _digits(value: float) -> str:
-    """Two that count, and no more of a small number than of a large one: a processor's ceiling is 0.042 TFLOP/s."""
+    """Return a number with two significant digits, or as an integer from 10 on: a CPU's ceiling is 0.042 TFLOP/s."""
     return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
 
 

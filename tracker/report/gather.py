@@ -29,10 +29,10 @@ from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Point
 
 POINTS = 100_000
-"""Results that one page shows in full: of more series it shows fewer runs."""
+"""Maximum number of results on a page. With more series, it shows fewer runs."""
 
 _CHUNK = 200
-"""Series that a statement asks about together with the runs of a page."""
+"""Maximum number of series in one statement, in addition to the runs of a page."""
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
 
 
 def _within(runs: Sequence[int], counts: Mapping[int, int]) -> list[int]:
-    """Return the first of the runs, as many as hold `POINTS` results together; at least one."""
+    """Return the first runs that have at most `POINTS` results together, at least one run."""
     held = list(accumulate(counts.get(key, 0) for key in runs))
     return [key for key, points in zip(runs, held, strict=True) if points <= max(POINTS, held[0])]
 
 
 def _counts_of_runs(session: Session, runs: Sequence[int], series: Sequence[int] | None = None) -> Counter[int]:
-    """Return how many results each run has, of any series or of those given."""
+    """Return the number of results of each run, of all series or of the given ones."""
     counts: Counter[int] = Counter()
     of_series = [()] if series is None else [(Point.series_id.in_(chunk),) for chunk in chunks(series, _CHUNK)]
     for chunk in chunks(runs):
@@ -115,7 +115,7 @@ def _points_of_series(session: Session, series: Sequence[int], runs: Sequence[in
 
 
 def _other_backends(of_run: Iterable[PointRow], points: Sequence[PointRow]) -> list[PointRow]:
-    """Return the run's results of the problems that are shown, of backends that are not: speed-ups compare them all."""
+    """Return the run's results of other backends on the shown problems, since speed-ups compare all backends."""
     keys = {point.series.pk for point in points}
     problems = {point.series.problem for point in points}
     return [point for point in of_run if point.series.pk not in keys and point.series.problem in problems]

@@ -29,7 +29,7 @@ from groupbench.tracker.store.schema import Point
 
 @dataclass(frozen=True)
 class HistoryContext:
-    """Data of a page's series besides their results, by series."""
+    """The data of a page's series other than their results, by series."""
 
     levels: Mapping[int, Levels]
     alerts: Mapping[int, Sequence[AlertRow]] = field(default_factory=dict)
@@ -59,12 +59,12 @@ def read_context(
 
 
 def places(runs: Sequence[RunRow]) -> dict[int, int]:
-    """Return where each run is on a page, by its key; runs are given the oldest first."""
+    """Return the place of each run on a page, by its key. `runs` are sorted, oldest first."""
     return {run.pk: place for place, run in enumerate(runs)}
 
 
 def histories(points: Sequence[PointRow], where: Mapping[int, int], context: HistoryContext) -> list[ShownHistory]:
-    """Return each series over the runs. `points` are by series, then time; `where` is from `places`."""
+    """Return the history of each series. `points` are sorted by series, then time; `where` is from `places`."""
     rows = []
     for key, group in groupby(points, key=lambda point: point.series.pk):
         series_points = list(group)
@@ -110,7 +110,7 @@ def newest_bursts(
     where: Mapping[int, int],
     count: int = 2,
 ) -> dict[int, tuple[ResultBursts, ...]]:
-    """Return the samples of the newest timed results of each series, the newest last. Reads those of no other.
+    """Return the samples of the newest timed results of each series, newest last. Reads no other samples.
 
     They are of one line, so that of toolchains measured in turns, each is compared with itself.
     """
@@ -227,6 +227,6 @@ def _verdict_marks(row: Judged | None, marks: Sequence[Mark], where: Mapping[int
 
 
 def _further(points: Sequence[PointRow]) -> dict[str, tuple[float | None, ...]]:
-    """The metrics that records carry by name, where any of the points has a value."""
+    """Return the values of each metric that records carry by name and at least one of the points has."""
     known = {name for point in points for name, value in (point.metrics or {}).items() if value is not None}
     return {metric.name: tuple(point.value(metric) for point in points) for metric in carried() if metric.name in known}

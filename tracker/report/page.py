@@ -1,4 +1,4 @@
-"""One HTML page that needs nothing else: no server, no network, no other file.
+"""Build a report as one HTML file that needs no server, network or other file.
 
 The verdict and the changes come first, as text. Each operator has its own page inside the file, and its plots are drawn
 when they come into view. The content policy lists the scripts by their hashes, so that nothing else in the file can
@@ -28,16 +28,16 @@ from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.verdicts import style_sheet, tone_of
 
 MAP_CELLS = 20_000
-"""Cells of all heat maps of one table: so many baselines are offered. Each cell is 130 bytes of the file."""
+"""Maximum number of cells in the heat maps of one table, 130 bytes each. It limits the baselines to choose from."""
 
 _UNFOLDED = 4
-"""An operator of more series than this has their histories folded: a hundred of them are 50,000 pixels."""
+"""Histories are folded if an operator has more series than this: unfolded, a hundred take 50,000 pixels."""
 
 
 def build(session: Session, judged: Gate, *, limit: int = 200) -> str:
     """Return the page of a run as the gate judged it, with the history of the `limit` runs up to it.
 
-    Raises ReportError where plotly is not installed.
+    Raises ReportError if plotly is not installed.
     """
     plotly = plotly_script()
     return render(gather(session, judged, limit=limit), plotly)
@@ -105,7 +105,7 @@ def _page(page: OperatorPage, report: Report, slug: str) -> dict[str, Any]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all; write to a pipe directly. Raises ReportError."""
+    """Write a file atomically; write to a pipe directly. Raises ReportError."""
     with whole_file(path, ReportError) as file:
         file.write(text.encode())
 
@@ -120,7 +120,7 @@ def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
             for one in page.speeds
         ],
         "roofline": None if ceilings is None else figures.roofline(page.roofline.points, ceilings),
-        # Encoded one by one: as Python objects, the figures of all series take ten times the memory of their JSON.
+        # Encoded one by one, because the figures of all series as Python objects take ten times as much memory as JSON.
         "series": [
             msgspec.Raw(msgspec.json.encode(_series(history, report, verdicts.get(history.series.pk), shared)))
             for history in page.histories
@@ -129,7 +129,7 @@ def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
 
 
 def _shared(page: OperatorPage) -> dict[str, str]:
-    """Return the facts that all series of an operator share: they are shown once, above the histories."""
+    """Return the facts that all series of an operator share, which are shown once above the histories."""
     held = {name: {getattr(one.series, name) for one in page.histories} for name in ("hardware", "host", "protocol")}
     return {name: values.pop() for name, values in held.items() if len(values) == 1}
 
@@ -163,7 +163,7 @@ def _series(history: ShownHistory, report: Report, verdict: str | None, shared: 
 
 
 def baselines(one: SpeedMap) -> list[str]:
-    """Backends that the reader can compare with: all that have a speed, unless the table is very large."""
+    """Return the backends to choose from as a baseline: all with a latency, or the first ones if the table is huge."""
     timed = [name for name in one.backends if any(name in row.ms for row in one.rows)]
     if len(one.backends) < 2:
         return []
@@ -171,17 +171,17 @@ def baselines(one: SpeedMap) -> list[str]:
 
 
 def plotly_script() -> str:
-    """Plotly's own script, fit to be part of a page. Raises ReportError where plotly is not installed."""
+    """Return plotly's script in a form that can be part of a page. Raises ReportError if plotly is not installed."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ReportError("the report needs plotly: pip install -e '.[report]'") from error
-    # Maps would be asked for there, of which we draw none.
+    # Plotly would load maps from there, which the report does not use.
     return get_plotlyjs().replace("https://cdn.plot.ly", "").replace("</script", "<\\/script")
 
 
 def slugs_of(names: Iterable[str]) -> dict[str, str]:
-    """Names of operators as parts of an address and of CSS selectors, each its own."""
+    """Return a unique name for each operator that is valid in an address and in a CSS selector."""
     slugs: dict[str, str] = {}
     for name in names:
         slug = base = "op-" + re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60]

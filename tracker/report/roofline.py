@@ -14,7 +14,10 @@ def find_roofline(
     canaries: Sequence[PointRow],  # of the same runs
     run: RunRow,  # the run that the page is about
 ) -> Roofline:
-    """The newest run that holds both results of known work and canaries in the same environment."""
+    """Return the roofline of the newest run that has both results with known work and canaries in one environment.
+
+    If there is no such run, the roofline has only the reason, in `missing`.
+    """
     if all(point.series.operator == CANARY for point in points):
         return Roofline(missing="Canaries measure the ceilings, so they have no roofline.")
     timed = [point for point in points if point.timed and point.series.flops and point.series.min_bytes]

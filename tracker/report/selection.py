@@ -17,10 +17,10 @@ from groupbench.tracker.report.shown import is_noisy
 from groupbench.tracker.verdicts import Verdict
 
 FULL = 500
-"""Series that a report shows in full: 500 series of 100 runs take about 5 MB of the file."""
+"""Maximum number of series that a report shows in full: 500 series of 100 runs take about 5 MB of the file."""
 
 INDEXED = 50_000
-"""Series that the index lists, the most severe verdicts first. Each takes about 60 bytes of the file."""
+"""Maximum number of series in the index, the most severe verdicts first. Each takes about 60 bytes of the file."""
 
 _NAMES = ("operator", "backend", "shape", "dtype", "mode")
 
@@ -45,7 +45,7 @@ class Coverage:
 
 
 def choose(judged: Gate, limit: int = FULL) -> list[int]:
-    """Return the keys of at most `limit` series of the run, by how much they matter.
+    """Return the keys of at most `limit` series of the run, the most important ones first.
 
     First come canaries, since the roofline needs them, then series that changed, the most severe first. Next are the
     other backends of the problems that changed, and then the problems with the slowest backends, each operator in turn.
@@ -122,7 +122,7 @@ def index(judged: Gate, coverage: Coverage) -> dict[str, Any]:
 
 
 def _speedup(point: PointRow | None, baseline: PointRow | None) -> float | None:
-    """Return the speed-up over the baseline; None where either has no speed, or their noise hides the effect."""
+    """Return the speed-up over the baseline; None if a latency is missing or the noise exceeds the effect."""
     if point is None or baseline is None or not point.timed or not point.median_ms or not baseline.median_ms:
         return None
     speedup = baseline.median_ms / point.median_ms

@@ -1,7 +1,7 @@
-"""Plain data that pages show: the input of `figures` and of the tables, independent of the database.
+"""The data that pages show: plain input for `figures` and the tables, independent of the database.
 
-`gather` makes these from rows of the store. Places of runs are indices into
-one tuple of RunLabel, the oldest first, which all histories of a page share.
+`gather` makes these from rows of the store. The place of a run is its index in one tuple of RunLabel, oldest first,
+which all histories of a page share.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Literal
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 
 NOISY = 0.05
-"""Scatter of a speed-up, as a logarithm, up to which it is shown: bursts of a quiet GPU differ by a thousandth."""
+"""Largest noise, as a logarithm, at which a speed-up is always shown. Bursts of a quiet GPU differ by a thousandth."""
 
 MarkKind = Literal["change", "environment", "alert", "closed", "verdict"]
-"""change: history shows a new level. environment: another one, so results before and after are not compared.
-alert: an open one. closed: an alert that was dealt with. verdict: the gate's on the newest change, if history alone
-shows no change yet."""
+"""change: the series reached a new level. environment: it changed, so results before and after are not compared.
+alert: an open alert. closed: a closed alert. verdict: the gate's verdict on the newest change, if history alone shows
+no change yet."""
 
 
 @dataclass(frozen=True)
 class RunLabel:
-    """A run in the words that a plot has room for."""
+    """The facts about a run that a plot shows."""
 
     run: str  # its id
-    commit: str  # ten digits, and + where the tree differed from it
+    commit: str  # ten digits of the hash, with + for a dirty tree
     started: str  # 2026-01-31 03:00, UTC
     subject: str = ""
 
@@ -42,17 +42,17 @@ def label_of(run: RunRow) -> RunLabel:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened to a series between two runs."""
+    """An event in a series' history, between two runs."""
 
     kind: MarkKind
-    at: int  # place of the first run after it
+    at: int  # place of the first run after the event
     text: str
-    good: bool = False  # a change for the better
+    good: bool = False  # the event is an improvement
 
 
 @dataclass(frozen=True)
 class ShownLevel:
-    """A stretch of a history within one environment and without a change, on one line of the chart."""
+    """Consecutive results in one environment without a change, on one line of the chart."""
 
     first: int  # place of its first run
     last: int
@@ -70,36 +70,36 @@ class ResultBursts:
 
 @dataclass(frozen=True)
 class ShownHistory:
-    """One series over the runs of a page. Lists are [n], one entry for each result, the oldest first."""
+    """The history of one series over the runs of a page. Lists are [n], an entry for each result, oldest first."""
 
     series: SeriesRow
     runs: tuple[int, ...]  # places
     ms: tuple[float | None, ...]  # median of the bursts' medians
-    low: tuple[float | None, ...]  # the smallest of these
-    high: tuple[float | None, ...]  # the largest
+    low: tuple[float | None, ...]  # smallest of the bursts' medians
+    high: tuple[float | None, ...]  # largest of the bursts' medians
     rms: tuple[float | None, ...]  # relative to the reference
     further: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)  # of other metrics, by name
-    status: Mapping[int, str] = field(default_factory=dict)  # of those that are not ok, by place in the lists
+    status: Mapping[int, str] = field(default_factory=dict)  # of results that are not ok, by index in the lists
     message: Mapping[int, str] = field(default_factory=dict)
     interpreted: bool = False  # its latencies do not measure speed
     marks: tuple[Mark, ...] = ()
     levels: tuple[ShownLevel, ...] = ()
-    bursts: tuple[ResultBursts, ...] = ()  # of the newest timed result, and of the one before it; the newest last
-    toolchains: tuple[str, ...] = ()  # differing packages of those measured in turns, a line each; else empty
-    lines: tuple[int, ...] = ()  # place in `toolchains` of each result; empty if that is
-    measured_with: tuple[str, ...] = ()  # toolchain of each result, of which a line may have several; as `lines`
+    bursts: tuple[ResultBursts, ...] = ()  # of the newest two timed results, newest last
+    toolchains: tuple[str, ...] = ()  # name of each line, if several toolchains are measured in turns; else empty
+    lines: tuple[int, ...] = ()  # index in `toolchains` of each result; empty if `toolchains` is
+    measured_with: tuple[str, ...] = ()  # toolchain of each result, as one line may have several; empty like `lines`
 
     def split(self, places: Sequence[int]) -> list[tuple[str | None, list[int]]]:
-        """Return (toolchain, those of the places that it was measured at), for each line; None for the only one."""
+        """Return (toolchain, its places among `places`) for each line. A single line has the name None."""
         if not self.toolchains:
             return [(None, list(places))]
         return [(name, [i for i in places if self.lines[i] == line]) for line, name in enumerate(self.toolchains)]
 
 
 def is_noisy(speedup: float, *spreads: float | None) -> bool:
-    """Return whether the bursts of both sides scatter by more than their speed-up, and by more than `NOISY`.
+    """Return whether the noise of both sides exceeds both their speed-up and `NOISY`.
 
-    `spreads` are half the ranges of the bursts' medians, relative; None counts as none.
+    spreads  half the range of the bursts' medians of each side, relative to the median; None counts as 0
     """
     noise = sum(math.log1p(spread or 0.0) for spread in spreads)
     return noise > max(NOISY, abs(math.log(speedup)))
@@ -107,25 +107,25 @@ def is_noisy(speedup: float, *spreads: float | None) -> bool:
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """One problem, and how long each backend takes for it in one run and environment."""
+    """The latency of each backend on one problem, in one run and environment."""
 
     label: str  # short enough for an axis
     problem: str  # in full
     run: RunLabel
-    older: bool  # not of the run that the page is about
+    older: bool  # from an earlier run than the page's
     ms: Mapping[str, float]  # by backend
-    why: Mapping[str, str]  # of backends without a speed: the status and its message
+    why: Mapping[str, str]  # status and message of backends without a latency
     spread: Mapping[str, float] = field(default_factory=dict)  # half the range of the bursts' medians, relative
 
     def speedup(self, backend: str, baseline: str) -> float | None:
-        """Return the speed-up over a baseline; None where either has no speed, or their noise hides the effect."""
+        """Return the speed-up over a baseline; None if a latency is missing or the noise exceeds the effect."""
         ms, over = self.ms.get(backend), self.ms.get(baseline)
         if ms is None or over is None or self.noisy(backend, baseline):
             return None
         return over / ms
 
     def noisy(self, backend: str, baseline: str) -> bool:
-        """Return whether the bursts scatter by more than the speed-up, and by more than `NOISY`."""
+        """Return whether the noise of the two backends hides their speed-up (`is_noisy`)."""
         ms, over = self.ms.get(backend), self.ms.get(baseline)
         if ms is None or over is None or backend == baseline:
             return False
@@ -134,7 +134,7 @@ class SpeedRow:
 
 @dataclass(frozen=True)
 class SpeedMap:
-    """Problems that were measured alike, by backends."""
+    """The latencies of backends on problems that were measured in the same way."""
 
     title: str  # hardware, host and protocol
     backends: tuple[str, ...]  # baselines first
@@ -143,17 +143,17 @@ class SpeedMap:
 
 @dataclass(frozen=True)
 class CanaryCeilings:
-    """Throughput that the canaries of a run reached."""
+    """The throughput that the canaries of a run reached."""
 
     run: RunLabel
-    tflops: float  # of the largest matrix product
-    gbps: float  # of a copy, bytes read and written
+    tflops: float  # of the fastest matrix product
+    gbps: float  # of the fastest copy, counting bytes read and written
     dtype: str  # of the product
 
 
 @dataclass(frozen=True)
 class RoofPoint:
-    """One result of one backend."""
+    """One backend's result on one problem."""
 
     backend: str
     problem: str
@@ -164,7 +164,7 @@ class RoofPoint:
 
     @property
     def intensity(self) -> float:
-        """FLOP a byte."""
+        """FLOP per byte."""
         return self.flops / self.min_bytes
 
     @property
@@ -176,7 +176,7 @@ class RoofPoint:
         return self.min_bytes / self.ms / 1e6
 
     def share(self, ceilings: CanaryCeilings) -> float:
-        """Return the share of the throughput that the ceilings allow at this intensity."""
+        """Return the throughput as a share of the maximum that the ceilings allow at this intensity."""
         return self.tflops / min(ceilings.tflops, ceilings.gbps * self.intensity / 1e3)
 
 
@@ -192,7 +192,7 @@ class Roofline:
 
 @dataclass(frozen=True)
 class OperatorPage:
-    """The data shown of one operator."""
+    """The data that a page shows about one operator."""
 
     name: str
     speeds: tuple[SpeedMap, ...]

@@ -1,4 +1,4 @@
-"""Backends against each other: problems by backends, as the newest run has them."""
+"""Compare backends by problem, each problem with its newest results."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.report.shown import SpeedMap, SpeedRow, label_of
 
 LABEL = 52
-"""Characters of a problem that an axis has room for."""
+"""Maximum number of characters of a shape on an axis."""
 
 _WHERE = ("hardware", "host", "protocol")
 _FACTS = ("dtype", "mode", "seed")
 
 
 def backends_of(points: Iterable[PointRow]) -> tuple[str, ...]:
-    """Those that were to be measured: baselines first, the others by name."""
+    """Return the backends of the points: baselines first, then the others, each sorted by name."""
     base: dict[str, bool] = {}
     for point in points:
         base[point.series.backend] = base.get(point.series.backend, False) or point.baseline
@@ -26,7 +26,7 @@ def speed_maps(
     points: Sequence[PointRow],  # of one operator, in any runs
     run: RunRow,  # the run that the page is about
 ) -> list[SpeedMap]:
-    """Problems by backends, a map for each hardware, host and protocol: across these nothing is compared."""
+    """Return a map of problems by backends for each hardware, host and protocol, since these are not compared."""
     by_place: dict[tuple[str, ...], list[PointRow]] = {}
     for point in points:
         by_place.setdefault(tuple(getattr(point.series, name) for name in _WHERE), []).append(point)
@@ -38,9 +38,10 @@ def speed_maps(
 
 
 def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
-    """Each problem as the newest run has it that timed any backend: a night cut short hides no older result.
+    """Return a row for each problem, from the newest run that timed any of its backends.
 
-    Only results of one run, one environment and one kind of timing are compared.
+    A problem that an interrupted run left out keeps its older results. A row compares only results of one run,
+    environment and timing.
     """
     by_problem: dict[tuple[str, ...], list[PointRow]] = {}
     for point in points:
@@ -80,7 +81,7 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
 
 
 def problem_label(series: SeriesRow, differing: Sequence[str] = ()) -> str:
-    """Return the shape, shortened in the middle if it is long, and the facts that tell problems apart."""
+    """Return the shape, shortened in the middle if it is long, and the facts that distinguish the problems."""
     shape = series.shape
     if len(shape) > LABEL:
         shape = f"{shape[: LABEL - 16]}…{shape[-15:]}"

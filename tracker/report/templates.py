@@ -1,6 +1,6 @@
-"""Templates of the report and of `serve`: one way to load them, and the filters and macros that they share.
+"""Load the templates of the report and of `serve`, with the filters that they share.
 
-Every text is escaped by the templates, and nowhere else.
+Templates escape every text; no other code does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REPORT = "groupbench.tracker.report"
 
 
 def environment(packages: Sequence[str] = (REPORT,)) -> jinja2.Environment:
-    """Return an environment that finds templates in packages; in the first one first."""
+    """Return an environment that finds templates in these packages. The first package with the name wins."""
     env = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.FunctionLoader(_loader(package)) for package in packages]),
         autoescape=True,
@@ -39,17 +39,17 @@ def piece(name: str, package: str = REPORT) -> str:
 
 
 def breakable(text: str | None) -> Markup:
-    """Return a shape, which may be broken after its commas rather than anywhere."""
+    """Return a shape that browsers may only break after its commas."""
     return Markup(str(escape(text or "")).replace(",", ",<wbr>"))  # nosec B704 # escaped
 
 
 def commands(text: str) -> Markup:
-    """Return a text whose parts between backquotes are marked as code."""
+    """Return a text with its parts between backquotes marked as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # nosec B704 # escaped
 
 
 def embed(value: Any) -> Markup:
-    """Return JSON that cannot end the script element that holds it."""
+    """Return JSON that is safe inside a script element: no text in it can end the element."""
     text = msgspec.json.encode(value).decode()
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return Markup(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))  # nosec B704 # no < is left

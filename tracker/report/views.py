@@ -18,13 +18,13 @@ from groupbench.tracker.text.wording import INTERPRETED
 from groupbench.tracker.verdicts import GOOD, Verdict, tone_of
 
 LONG = 1000
-"""Characters of a message that the page shows: a compiler's can fill it."""
+"""Maximum number of characters of a message, since a compiler's could fill the page."""
 
 ROWS = 1000
-"""Rows of the tables of changes and of unmeasured series; the index and `serve` have the others."""
+"""Maximum number of rows in the tables of changes and of unmeasured series. The index and `serve` have all rows."""
 
 _ITEMS = 200
-"""Series that are listed below one line of the table of changes."""
+"""Maximum number of series listed below one line of the table of changes."""
 
 _INTERPRETED = TableCell(INTERPRETED, "number faint")
 
@@ -37,7 +37,7 @@ class Addresses:
     coverage: Coverage
 
     def of_series(self, series: SeriesRow) -> str | None:
-        """Return the address of a series, or None where the page does not show it in full."""
+        """Return the address of a series, or None if the page does not show it in full."""
         slug = self.slugs.get(series.operator)
         return None if slug is None or series.pk not in self.coverage else f"#{slug}/s{series.pk}"
 
@@ -65,7 +65,7 @@ def facts(report: Report) -> dict[str, str | None]:
 
 
 def changed(rows: Sequence[Judged], addresses: Addresses) -> Table:
-    """Return the table of changes; series that are missing for one reason share a line."""
+    """Return the table of changes. Series that are missing for the same reason share a row."""
     titles = ("verdict", "series", "effect", "before", "now", "cause", "first commit", "note")
     groups = _together(rows)
     lines = [_change(group, addresses) for group in groups[:ROWS]]
@@ -74,7 +74,7 @@ def changed(rows: Sequence[Judged], addresses: Addresses) -> Table:
 
 
 def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
-    """Return groups of rows that share a line: series missing for one reason have nothing else to show."""
+    """Return groups of rows that share a line: series that are missing for the same reason, or a single series."""
     groups: dict[tuple[object, ...], list[Judged]] = {}
     for row in rows:
         alone = row.series.pk if row.verdict != "missing" or row.change is not None else None
@@ -84,7 +84,7 @@ def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
 
 
 def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
-    """Return the line of one series, or of several that are missing for one reason."""
+    """Return the row of one series, or of several that are missing for the same reason."""
     row = rows[0]
     series, point = row.series, row.point
     if len(rows) > 1:
@@ -143,7 +143,7 @@ def _interval(row: Judged) -> str:
 
 
 def operators(report: Report, slugs: Mapping[str, str]) -> Table:
-    """Return every operator with its verdicts."""
+    """Return the table of operators, with the number of series of each verdict."""
     rows: list[Row] = []
     of_operator: dict[str, list[Judged]] = {}
     for row in report.gate.rows:
@@ -174,7 +174,7 @@ def _count(value: int) -> TableCell:
 
 
 def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
-    """Return the results that the run holds of the series shown, or None without any."""
+    """Return the table of the run's results of the shown series, or None without any."""
     points = [
         point for point in report.points if point.series.operator == page.name and point.series.pk in report.coverage
     ]
@@ -245,7 +245,7 @@ def unmeasured_table(rows: Sequence[Judged]) -> Table:
 
 
 def environments(report: Report) -> Table:
-    """Return each fact of the run's environments, one column an environment."""
+    """Return the table of facts about the run's environments, with a column for each environment."""
     facts = {point.environment.pk: point.environment.facts for point in report.points}.values()
     names = [*IDENTITY_FIELDS[:-1], "host", "os", "cpu_count", "memory_mib", "groupbench"]
     rows: list[Row] = []
@@ -259,7 +259,7 @@ def environments(report: Report) -> Table:
 
 
 def changes_table(report: Report) -> Table:
-    """Return the changes of environment over the history, the newest first."""
+    """Return the table of changes of environment in the history, newest first."""
     lines: list[Row] = [
         [f"{run.state}", f"{run.started:%Y-%m-%d %H:%M}", hardware, TableCell(what, "message")]
         for run, hardware, what in environment_changes(report)
@@ -268,7 +268,7 @@ def changes_table(report: Report) -> Table:
 
 
 def environment_changes(report: Report) -> list[tuple[RunRow, str, str]]:
-    """Return (run, hardware, difference from the environment before), the newest first, of all series shown."""
+    """Return (run, hardware, difference from the previous environment) of all shown series, newest first."""
     changes: dict[tuple[int, str, str], tuple[RunRow, str, str]] = {}
     for page in report.pages:
         for history in page.histories:
@@ -280,6 +280,6 @@ def environment_changes(report: Report) -> list[tuple[RunRow, str, str]]:
 
 
 def cut(text: str | None) -> str:
-    """Return a text of bounded length."""
+    """Return a text, cut to the maximum length of messages."""
     text = text or ""
     return text if len(text) <= LONG else f"{text[:LONG]}… and {len(text) - LONG} more characters"
