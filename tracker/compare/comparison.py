@@ -16,7 +16,7 @@ from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.query.rows import PointRow, SeriesRow
+from groupbench.tracker.query.rows import PointRow, SeriesRow, named_difference
 from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.query.tables import Rows, finite
 from groupbench.tracker.stats.ratios import GeometricMean, geometric_mean, ratio_interval
@@ -184,26 +184,35 @@ def compare_series(
         return _one_sided(series, a, b, good_b)
     if force:
         return _judged(series, good_a, good_b, _ignored(good_a, good_b), min_effect)
-    common = {p.environment.identity for p in good_a} & {p.environment.identity for p in good_b}
-    if not common:
-        note = "; ".join(_unlike(good_a, good_b))
-        return SeriesPair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
-    newest = next(p.environment.identity for p in reversed(good_b) if p.environment.identity in common)
-    return _judged(series, _within(good_a, newest), _within(good_b, newest), None, min_effect)
+    for newest in reversed(good_b):
+        here_a, here_b = (_in_environment_of(newest, points) for points in (good_a, good_b))
+        names = (point.run.toolchain for point in (newest, *reversed(here_a)))
+        toolchain = next((name for name in names if name is not None), None)
+        in_a, in_b = (_of_toolchain(toolchain, points) for points in (here_a, here_b))
+        if in_a:
+            return _judged(series, in_a, in_b, None, min_effect)
+    note = "; ".join(_unlike(good_a, good_b))
+    return SeriesPair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
 
 
-def _within(points: Sequence[PointRow], environment: str) -> list[PointRow]:
-    return [p for p in points if p.environment.identity == environment]
+def _in_environment_of(newest: PointRow, points: Sequence[PointRow]) -> list[PointRow]:
+    return [p for p in points if p.environment.identity == newest.environment.identity]
+
+
+def _of_toolchain(name: str | None, points: Sequence[PointRow]) -> list[PointRow]:
+    """Return the points of a toolchain that plans name, and those of runs without a plan."""
+    return [p for p in points if p.run.toolchain in (name, None)]
 
 
 def _unlike(a: Sequence[PointRow], b: Sequence[PointRow]) -> list[str]:
-    """Return the differences between the newest environments of two sides."""
-    return environment_differences(a[-1].environment.facts, b[-1].environment.facts)
+    """Return the differences between the newest environments of two sides, and between the toolchains they name."""
+    differences = environment_differences(a[-1].environment.facts, b[-1].environment.facts)
+    return [*differences, *named_difference(a[-1].run, b[-1].run)]
 
 
 def _ignored(a: Sequence[PointRow], b: Sequence[PointRow]) -> str | None:
     """Return a note of the differences that `force` ignores, or None."""
-    if len({p.environment.identity for p in (*a, *b)}) == 1:
+    if len({p.environment.identity for p in (*a, *b)}) == 1 and len({p.run.toolchain for p in (*a, *b)} - {None}) <= 1:
         return None
     return "forced: " + ("; ".join(_unlike(a, b)) or "several environments")
 

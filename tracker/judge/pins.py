@@ -7,7 +7,8 @@ commit and the largest slowdown that is allowed since then.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -18,22 +19,25 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker import git
+from groupbench.tracker.environment import toolchain_differences
 from groupbench.tracker.errors import QueryError
+from groupbench.tracker.judge.causes import some
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import percent
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, PIN, Effect, Evidence, Judged
 from groupbench.tracker.query import filters
+from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.resolve import resolve_commit
-from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, named_difference
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.record import LONGEST_NAME
 from groupbench.tracker.stats.thresholds import POOL_FLOOR
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
-from groupbench.tracker.store.schema import Commit, Environment, Pin, Point, Run
+from groupbench.tracker.store.schema import Commit, Pin, Point, Run
 from groupbench.tracker.verdicts import Verdict
 
 NEWEST = 5
@@ -104,10 +108,57 @@ def unpin(session: Session, name: str) -> PinRow:
 
 @dataclass(frozen=True)
 class _Level:
-    run: int
+    run: RunRow  # the newest
     log: float
     error: float  # standard error
     n: int
+
+
+@dataclass(frozen=True)
+class _Result:
+    """A result at a pinned commit."""
+
+    run: RunRow
+    environment: EnvironmentRow
+    log: float
+    error: float
+
+
+class _Levels:
+    """The levels of the series of some points at a pinned commit, each in its environment and with its toolchain."""
+
+    def __init__(self, session: Session, pinned: PinRow, points: Sequence[PointRow]) -> None:
+        self._results = _results(session, pinned, points)  # by series, oldest first
+        levels = {point.pk: self._level(point) for point in points}
+        self._levels = {key: level for key, level in levels.items() if level is not None}
+
+    def at(self, point: PointRow) -> _Level | None:
+        """Return the level to compare a point with, or None if its toolchain was not measured at that commit."""
+        return self._levels.get(point.pk)
+
+    def other_toolchain(self, point: PointRow) -> str | None:
+        """Return how the newest result on a point's machine differs from it in its toolchain, or None without one."""
+        for newest in reversed(self._results.get(point.series.pk, ())):
+            if newest.environment.machine == point.environment.machine:
+                differences = toolchain_differences(newest.environment.facts, point.environment.facts)
+                return some(differences or named_difference(newest.run, point.run))
+        return None
+
+    def _level(self, point: PointRow) -> _Level | None:
+        results = [
+            each
+            for each in self._results.get(point.series.pk, ())
+            if each.environment.identity == point.environment.identity
+            and each.run.toolchain in (point.run.toolchain or "", None)
+        ]
+        if not results:
+            return None
+        return _Level(
+            run=results[-1].run,
+            log=float(np.median([each.log for each in results])),
+            error=float(np.median([each.error for each in results])) / math.sqrt(len(results)),
+            n=len(results),
+        )
 
 
 class PinRule:
@@ -116,9 +167,7 @@ class PinRule:
     def __init__(self, data: GateData) -> None:
         self.data = data
         self.pins = find(data.session)
-        self.levels = {each.pk: _levels(data.session, each, data.points) for each in self.pins}
-        runs = {level.run for of_pin in self.levels.values() for level in of_pin.values()}
-        data.runs |= run_rows(data.session, runs - set(data.runs))
+        self.levels = {each.pk: _Levels(data.session, each, data.points) for each in self.pins}
 
     def rows(self, point: PointRow, row: Judged) -> list[Judged]:
         """Return a row for each pin whose limit a point's latency exceeds or may exceed. `row` is the latency's."""
@@ -132,14 +181,25 @@ class PinRule:
         timed = [point for point in self.data.points if point.timed and point.series.operator != CANARY]
         lines = []
         for each in self.pins:
+            if each.commit == self.data.run.commit:
+                continue
             levels = self.levels[each.pk]
-            lacking = sum((point.series.pk, point.environment.identity) not in levels for point in timed)
-            if lacking and each.commit != self.data.run.commit:
-                lines.append(f"pin {each.name}: {lacking:,} series have no result at that commit in this environment")
+            lacking = [point for point in timed if levels.at(point) is None]
+            if not lacking:
+                continue
+            line = f"pin {each.name}: {len(lacking):,} series have no result at that commit in this environment"
+            other = [text for text in map(levels.other_toolchain, lacking) if text]
+            if other:
+                number = "all" if len(other) == len(lacking) else f"{len(other):,}"
+                line += (
+                    f"; {number} have one with another toolchain ({Counter(other).most_common(1)[0][0]}): "
+                    "pin a commit that was measured with this one"
+                )
+            lines.append(line)
         return tuple(lines)
 
     def _row(self, pinned: PinRow, point: PointRow, row: Judged) -> Judged | None:
-        before = self.levels[pinned.pk].get((point.series.pk, point.environment.identity))
+        before = self.levels[pinned.pk].at(point)
         if before is None or point.run.state.commit == pinned.commit:
             return None
         past = self.data.pasts.latency(point.series.pk)
@@ -157,7 +217,7 @@ class PinRule:
         limit = math.log1p(pinned.max_slowdown)
         if effect <= limit:
             return None
-        base, run = self.data.runs[before.run], self.data.run
+        base, run = before.run, self.data.run
         verdict = Verdict.REGRESSED if low > limit else Verdict.SUSPECT
         judged = replace(
             Judged(point.series, verdict, point, PIN, PIN, span=Span(base, run)),
@@ -187,28 +247,26 @@ def _scatter(log: NDArray[np.float64]) -> float:
     return 0.0 if len(log) < 2 else 1.4826 * float(np.median(np.abs(np.diff(log)))) / math.sqrt(2)
 
 
-def _levels(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> Mapping[tuple[int, str], _Level]:
-    """Return the level of each series at a pinned commit, by series and environment."""
+def _results(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> dict[int, list[_Result]]:
+    """Return the latencies at a pinned commit by series, oldest first."""
     statement = (
-        select(Point.series_id, Environment.identity, Point.run_id, Point.median_ms, Point.error_ppm)
+        select(Point.series_id, Point.environment_id, Point.run_id, Point.median_ms, Point.error_ppm)
         .join(Run, Point.run_id == Run.id)
         .join(Commit, Run.commit_id == Commit.id)
-        .join(Environment, Point.environment_id == Environment.id)
         .where(Commit.hash == pinned.commit, Run.dirty.is_(False), Point.status == "ok")
         .where(Point.timing.in_(("gpu", "cpu")), Point.median_ms.is_not(None))
         .order_by(Run.started, Run.id)
     )
-    results: dict[tuple[int, str], list[tuple[int, float, float]]] = {}
-    for chunk in chunks(sorted({point.series.pk for point in points})):
-        for series, identity, run, ms, error in session.execute(statement.where(Point.series_id.in_(chunk))).all():
-            assert ms is not None
-            results.setdefault((series, identity), []).append((run, math.log(ms), (error or 0) / 1e6))
-    return {
-        key: _Level(
-            run=measured[-1][0],
-            log=float(np.median([log for _, log, _ in measured])),
-            error=float(np.median([error for *_, error in measured])) / math.sqrt(len(measured)),
-            n=len(measured),
-        )
-        for key, measured in results.items()
-    }
+    rows = [
+        row
+        for chunk in chunks(sorted({point.series.pk for point in points}))
+        for row in session.execute(statement.where(Point.series_id.in_(chunk))).all()
+    ]
+    runs = run_rows(session, {row.run_id for row in rows})
+    environments = environment_rows(session, {row.environment_id for row in rows})
+    results: dict[int, list[_Result]] = {}
+    for series, environment, run, ms, error in rows:
+        assert ms is not None
+        result = _Result(runs[run], environments[environment], math.log(ms), (error or 0) / 1e6)
+        results.setdefault(series, []).append(result)
+    return results

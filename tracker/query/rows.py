@@ -11,6 +11,7 @@ from typing import Any
 from groupbench.tracker.environment import machine_identity, toolchain_identity
 from groupbench.tracker.identity import PROBLEM, SHOWN
 from groupbench.tracker.metrics import Metric, carried
+from groupbench.tracker.project import toolchain_of
 from groupbench.tracker.record import Environment, Kernel, Telemetry
 
 MEASURED = ("ok", "wrong")
@@ -36,9 +37,25 @@ class RunRow:
         return State(self.commit, self.dirty)
 
     @property
+    def toolchain(self) -> str | None:
+        """The toolchain that the run's plan names, empty for the night's own interpreter; None for a run without plan.
+
+        Two toolchains of a plan may report the same versions. A run without a plan goes with any of them.
+        """
+        return None if self.plan is None else toolchain_of(self.plan)
+
+    @property
     def commit_text(self) -> str:
         """The hash, followed by + for a dirty tree."""
         return self.commit + ("+" if self.dirty else "")
+
+
+def named_difference(before: RunRow, after: RunRow) -> list[str]:
+    """Return the difference between the toolchains that the plans of two runs name, if both have a plan."""
+    names = before.toolchain, after.toolchain
+    if None in names or names[0] == names[1]:
+        return []
+    return [" → ".join(f"toolchain {name}" if name else "the plan's own toolchain" for name in names)]
 
 
 @dataclass(frozen=True)

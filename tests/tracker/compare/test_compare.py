@@ -77,6 +77,26 @@ def test_runs_of_a_commit_are_pooled_within_like_environments(cli: Cli, stored: 
     assert row["ratio"] == pytest.approx(1 / 1.002, rel=1e-3)
 
 
+def test_toolchains_of_a_plan_are_not_pooled_though_they_report_the_same_versions(
+    cli: Cli, stored: Stored, make: Any
+) -> None:
+    def night(toolchain: str, number: int, ms: float) -> Any:
+        return make(number, ms=ms, run=f"{toolchain}-{number}", plan=f"nightly@{toolchain}")
+
+    stored([night("stable", 0, 1.0), night("nightly", 0, 2.0), night("stable", 1, 1.0), night("nightly", 1, 2.0)])
+    (row,) = json.loads(cli("compare", "000", "001", "--json").stdout)["series"]
+    assert row["runs"] == [1, 1]
+    assert row["ratio"] == pytest.approx(1.0, rel=1e-3)
+    refused = cli("compare", "run:stable-0", "run:nightly-1")
+    assert refused.exit_code == 4
+    assert "toolchain stable → toolchain nightly" in refused.stderr
+    forced = cli("compare", "run:stable-0", "run:nightly-1", "--force")
+    assert "forced: toolchain stable → toolchain nightly" in forced.stdout
+    stored([make(2, ms=2.0, plan=None)])
+    (row,) = json.loads(cli("compare", "run:nightly-1", "002", "--json").stdout)["series"]
+    assert (row["verdict"], row["runs"]) == ("ok", [1, 1])
+
+
 def test_one_burst_of_one_run_has_no_verdict(cli: Cli, stored: Stored, make: Any) -> None:
     def bare(night: int, ms: float) -> Any:
         record = make(night)

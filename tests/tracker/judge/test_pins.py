@@ -54,6 +54,43 @@ def test_a_series_that_cannot_be_compared_with_a_pin_is_reported(cli: Cli, store
     assert line in json.loads(cli("gate", "--json").stdout)["notes"]
 
 
+def _night_of(toolchain: str, night: int, ms: float, make: Any) -> Any:
+    return make(night, ms=ms, run=f"{toolchain}-{night}", plan=f"nightly@{toolchain}")
+
+
+def test_a_toolchain_is_not_judged_by_the_level_of_another(cli: Cli, stored: Stored, make: Any) -> None:
+    """Two toolchains of one plan report the same versions, as two builds of one Triton do."""
+    stored([_night_of("stable", night, 1.0, make) for night in range(6)])
+    stored([_night_of("nightly", night, 1.1, make) for night in range(1, 6)])
+    cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1")
+    result = cli("gate", "--run", "nightly-5", "--json")
+    read = json.loads(result.stdout)
+    assert [row for row in read["series"] if row["what"] == "pin"] == []
+    (line,) = [note for note in read["notes"] if note.startswith("pin v1")]
+    assert "; all have one with another toolchain (toolchain stable → toolchain nightly): pin a commit" in line
+    cli("pin", "001ccc", "--max-slowdown", "3%", "--name", "v1")
+    read = json.loads(cli("gate", "--run", "nightly-5", "--json").stdout)
+    assert [row for row in read["series"] if row["what"] == "pin"] == []
+    assert not [note for note in read["notes"] if note.startswith("pin")]
+
+
+def test_a_run_without_a_plan_at_the_pinned_commit_goes_with_any_toolchain(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0, plan=None), *[_night_of("nightly", night, 1.1, make) for night in range(1, 6)]])
+    cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1")
+    (row,) = [row for row in rows(cli) if row["what"] == "pin"]
+    assert row["verdict"] == "regressed"
+
+
+def test_an_upgrade_ends_the_comparison_with_a_pin_and_is_named(cli: Cli, stored: Stored, make: Any) -> None:
+    upgraded = {"environment": {"triton": "3.8.0"}}
+    stored([make(0), *[make(night, ms=1.1, **upgraded) for night in range(1, 6)]])
+    cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1")
+    read = json.loads(cli("gate", "--json").stdout)
+    assert [row for row in read["series"] if row["what"] == "pin"] == []
+    (line,) = [note for note in read["notes"] if note.startswith("pin v1")]
+    assert "all have one with another toolchain (triton 3.7.1 → 3.8.0)" in line
+
+
 def test_a_level_that_may_be_past_the_limit_is_a_suspect(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), *[make(night, ms=1.0304) for night in range(1, 8)]])
     cli("pin", "000ccc", "--max-slowdown", "3%")
