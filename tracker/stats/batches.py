@@ -79,8 +79,8 @@ def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np
             lengths[len(place)].append(number)
     made = []
     for _, numbers in sorted(lengths.items()):
-        y = np.array([np.asarray(histories[i].log_ms, dtype=np.float64)[places[i]] for i in numbers])
-        error = np.array([np.asarray(histories[i].error, dtype=np.float64)[places[i]] for i in numbers])
+        y = np.array([_at(histories[i].log_ms, places[i]) for i in numbers])
+        error = np.array([_at(histories[i].error, places[i]) for i in numbers])
         error = np.where(np.isfinite(error), error, np.nan)
         ordered = np.sort(error, axis=1)  # NaN last
         count = np.isfinite(error).sum(axis=1)
@@ -97,6 +97,11 @@ def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np
         _segment(batch)
         made.append(batch)
     return made
+
+
+def _at(values: Floats, place: NDArray[np.int64]) -> Floats:
+    values = np.asarray(values, dtype=np.float64)
+    return values if len(place) == len(values) else values[place]
 
 
 def as_of(batch: SeriesBatch, rows: NDArray[np.int64], ago: int) -> SeriesBatch:

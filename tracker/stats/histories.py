@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -86,18 +87,25 @@ class PastChange:
     environment: int
 
 
-def check(history: SeriesHistory) -> None:
-    """Check a history's arrays. Raises ValueError for different lengths or a value that is not finite."""
-    sizes = {len(part) for part in (history.log_ms, history.error, history.environment, history.state)}
-    if len(sizes) > 1:
-        raise ValueError("log_ms, error, environment and state of a history differ in length")
-    if not np.all(np.isfinite(history.log_ms)):
+def check(histories: Sequence[SeriesHistory]) -> None:
+    """Check the arrays of histories. Raises ValueError for different lengths or a value that is not finite."""
+    sizes = [len(one.log_ms) for one in histories]
+    for name in ("error", "environment", "state"):
+        if [len(getattr(one, name)) for one in histories] != sizes:
+            raise ValueError("log_ms, error, environment and state of a history differ in length")
+    if not np.all(np.isfinite(np.concatenate([np.zeros(0), *(one.log_ms for one in histories)]))):
         raise ValueError("log_ms contains a value that is not finite; leave out missing results")
 
 
-def newest_environment(history: SeriesHistory) -> NDArray[np.int64]:
-    """Return the indices of the points in the newest point's environment. Raises ValueError as `check` does."""
-    check(history)
-    if len(history.log_ms) == 0:
-        return np.zeros(0, dtype=np.int64)
-    return np.flatnonzero(history.environment == history.environment[-1])
+def newest_environments(histories: Sequence[SeriesHistory]) -> list[NDArray[np.int64]]:
+    """Return for each history the indices of the points in its newest point's environment.
+
+    Raises ValueError as `check` does.
+    """
+    check(histories)  # all at once: arrays for each of 20,000 series would take longer than judging them
+    size = np.array([len(one.environment) for one in histories], dtype=np.int64)
+    environment = np.concatenate([np.zeros(0, np.int64), *(one.environment for one in histories)])
+    owner, stop = np.repeat(np.arange(len(size)), size), np.cumsum(size)
+    alike = np.flatnonzero(environment == environment[stop[owner] - 1])
+    index, ends = alike - (stop - size)[owner[alike]], np.searchsorted(owner[alike], np.arange(len(size) + 1))
+    return [index[a:b] for a, b in pairwise(ends.tolist())]

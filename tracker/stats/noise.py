@@ -44,9 +44,16 @@ def _trim(n: NDArray[np.int64]) -> NDArray[np.int64]:
 @lru_cache(maxsize=4096)
 def _winsorised_variance(df: float, level: float) -> float:
     """Return E min(|t|, Q(level))^2 of a t distribution, where Q is the quantile of |t|."""
-    u = (np.arange(4000) + 0.5) / 4000
-    t = special.stdtrit(df, 0.5 + 0.5 * np.minimum(u, level))
+    u, t = _quantiles(df)
+    t = np.where(u < level, t, special.stdtrit(df, 0.5 + 0.5 * level))
     return float(np.mean(t * t))
+
+
+@lru_cache(maxsize=16)
+def _quantiles(df: float) -> tuple[Floats, Floats]:
+    """Return 4,000 probabilities and their quantiles of |t|."""
+    u = (np.arange(4000) + 0.5) / 4000
+    return u, special.stdtrit(df, 0.5 + 0.5 * u)
 
 
 @lru_cache(maxsize=512)

@@ -34,7 +34,7 @@ from groupbench.tracker.stats.histories import (
     SeriesFinding,
     SeriesHistory,
     check,
-    newest_environment,
+    newest_environments,
 )
 from groupbench.tracker.stats.newest import Suspicion, Windows, limit_of, suspicions, tests_of
 from groupbench.tracker.stats.records import RECENT
@@ -78,7 +78,7 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
 
     Raises ValueError for NaN in log_ms, or if the arrays of a history differ in length.
     """
-    places = [newest_environment(history) for history in histories]
+    places = newest_environments(histories)
     batches = make_batches(histories, places)
     shared = Shared([history.pool for history in histories]) if alpha is None else None
     noises = learn(batches, shared)
@@ -97,7 +97,7 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
         for one in reversed([one for family in pair for one in family]):
             p[one.rows] = one.best()
         trend = _trends(batch, learnt)
-        calm = _calm_levels(batch, learnt)
+        calm = _calm_levels(batch, learnt, [places[number] for number in batch.which.tolist()])
         loud = np.array(sorted({*standing[0], *standing[1], *np.flatnonzero(trend).tolist()}), dtype=np.int64)
         ones = dict(zip(loud.tolist(), some_of(batch, learnt, loud), strict=True))
         recent_q = q_values[0](p)
@@ -107,9 +107,8 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
                 judged = _Row(histories[number], places[number], batch, row, ones[row])
                 finding = judged.verdict([s.get(row) for s in standing], float(p[row]), bool(trend[row]), q_values)
             if finding is None:
-                levels = tuple(_placed(level, places[number]) for level in calm[row])
                 finding = SeriesFinding(
-                    "ok", levels, p=float(p[row]), q=float(recent_q[row]), sigma=float(learnt.sigma[row]),
+                    "ok", tuple(calm[row]), p=float(p[row]), q=float(recent_q[row]), sigma=float(learnt.sigma[row]),
                     n_before=max(len(places[number]) - 1 - (batch.starts[row] or (0,))[-1], 0), n_after=1,
                     reason="the newest level is unchanged",
                 )  # fmt: skip
@@ -138,9 +137,9 @@ def find_changes(history: SeriesHistory) -> list[PastChange]:
 
 def find_all_changes(histories: Sequence[SeriesHistory]) -> list[list[PastChange]]:
     """Return all changes of many series, each judged alone. Faster than one `find_changes` for each."""
+    check(histories)
     parts: list[tuple[int, int, NDArray[np.int64]]] = []  # history, environment, its points
     for number, history in enumerate(histories):
-        check(history)
         parts += [(number, int(e), np.flatnonzero(history.environment == e)) for e in np.unique(history.environment)]
     parts = [part for part in parts if len(part[2]) >= 2 * MIN_SEGMENT]
     owners = [histories[number] for number, _, _ in parts]
@@ -185,8 +184,8 @@ def _trends(batch: SeriesBatch, learnt: Noise) -> NDArray[np.bool_]:
     return climbs
 
 
-def _calm_levels(batch: SeriesBatch, learnt: Noise) -> list[list[Segment]]:
-    """Return the levels of each series' segments, by places in the batch."""
+def _calm_levels(batch: SeriesBatch, learnt: Noise, places: Sequence[NDArray[np.int64]]) -> list[list[Segment]]:
+    """Return the levels of each series' segments; `places`: indices of its points in the history, [m]."""
     n = batch.y.shape[1]
     levels: list[list[Segment]] = [[] for _ in batch.starts]
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
@@ -200,12 +199,9 @@ def _calm_levels(batch: SeriesBatch, learnt: Noise) -> list[list[Segment]]:
             level = (centre + np.clip(y - centre, -reach, reach)).mean(axis=1) + batch.shift[rows]
             error = learnt.sigma[rows] * np.sqrt(noise.mean_variance(np.array(b - a), learnt.rho[rows]))
             for row, at, wide in zip(members, level.tolist(), error.tolist(), strict=True):
-                levels[row].append(Segment(a, b, at, wide))
+                place = places[row]
+                levels[row].append(Segment(int(place[a]), int(place[b - 1]) + 1, at, wide))
     return levels
-
-
-def _placed(level: Segment, place: NDArray[np.int64]) -> Segment:
-    return Segment(int(place[level.start]), int(place[level.stop - 1]) + 1, level.log_ms, level.error)
 
 
 def _q_values(family: list[Windows]) -> Callable[[Floats], Floats]:

@@ -177,6 +177,18 @@ def test_the_partition_is_the_best_of_all(n: int, seed: int, penalty: float) -> 
     assert cost(starts_of) <= best + 1e-9
 
 
+@pytest.mark.parametrize("n", [2, 5, 8, 11, 12, 60])
+def test_only_outliers_from_the_running_median_are_tamed(n: int) -> None:
+    rng = np.random.default_rng(n)
+    sigma = rng.uniform(0.05, 1.0, 40)
+    y = rng.standard_t(2, (40, n)) + 3 * (np.arange(n) >= n // 2)
+    width = min(11, n)
+    for row, calm, one in zip(y, tamed(y, sigma), sigma, strict=True):
+        starts = np.clip(np.arange(n) - (width - 1) // 2, 0, n - width)
+        centre = np.array([np.sort(row[start : start + width])[width // 2] for start in starts])
+        assert np.array_equal(calm, np.clip(row, centre - 3 * one, centre + 3 * one))
+
+
 def test_outliers_are_tamed_and_runs_at_the_end_stay() -> None:
     y = np.zeros((1, 60))
     y[0, 30] = 50

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from groupbench.tracker.stats.histories import newest_environments
 from groupbench.tracker.stats.scan import SeriesFinding, SeriesHistory, find_all_changes, find_changes, scan
 
 Floats = NDArray[np.float64]
@@ -185,6 +186,13 @@ def test_constants_ticks_and_short_series_never_raise(value: float, lengths: lis
         assert all(one.verdict in ("new", "insufficient", "ok") for one in findings[:-1])
         assert all(one.sigma > 0 for one in findings if one.verdict not in ("new", "insufficient"))
     find_all_changes(made)
+
+
+def test_the_newest_environment_of_each_history_is_judged() -> None:
+    environments: list[list[int]] = [[], [1, 2, 1, 1], [2], [3, 3], [1, 2], []]
+    histories = [history(np.zeros(len(each)), environment=np.array(each, dtype=np.int64)) for each in environments]
+    assert [place.tolist() for place in newest_environments(histories)] == [[], [0, 2, 3], [0], [0, 1], [1], []]
+    assert newest_environments([]) == []
 
 
 def test_environments_are_never_compared() -> None:
