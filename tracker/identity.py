@@ -1,4 +1,4 @@
-"""The identity of a series: the fields in which all its points agree.
+"""The identity of a series: the fields in which all its points agree. And the toolchain in the name of a run's plan.
 
 Each field is one of the record's cell, or `hardware`: the GPU model, or the processor model if the device is the CPU.
 """
@@ -25,6 +25,9 @@ EXACT = ("operator", "backend", "mode", "dtype", "host", "protocol")
 
 OF_CELL = tuple(name for name in IDENTITY if name != "hardware")
 
+TOOLCHAIN_MARK = "@"
+"""Separates the name of a plan from that of its toolchain."""
+
 _of_cell = attrgetter(*OF_CELL)
 
 
@@ -43,3 +46,13 @@ def series_identity(record: Record) -> str:
 def identity_of(fields: dict[str, Any]) -> str:
     """Return the hash of the identity fields."""
     return digest([fields[name] for name in IDENTITY])
+
+
+def plan_with(plan: str, toolchain: str) -> str:
+    """Return the name of a plan that is measured with one of the project's toolchains."""
+    return f"{plan}{TOOLCHAIN_MARK}{toolchain}"
+
+
+def toolchain_of(plan: str | None) -> str:
+    """Return the toolchain in the name of a plan; empty for the interpreter that ran the night."""
+    return (plan or "").partition(TOOLCHAIN_MARK)[2]

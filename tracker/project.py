@@ -32,10 +32,9 @@ import msgspec
 
 from groupbench.tracker.durations import seconds
 from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.identity import TOOLCHAIN_MARK
 
 NAME = "groupbench.toml"
-TOOLCHAIN_MARK = "@"
-"""Separates the name of a plan from that of its toolchain."""
 
 LONGEST_S = 6e6
 """The longest duration, as for `tritonbench --budget`."""
@@ -142,16 +141,6 @@ class Project:
         if self.file is None:
             return []
         return import_folders(self.folder, self.settings.pythonpath)
-
-
-def plan_with(plan: str, toolchain: str) -> str:
-    """Return the name of a plan that is measured with one of the project's toolchains."""
-    return f"{plan}{TOOLCHAIN_MARK}{toolchain}"
-
-
-def toolchain_of(plan: str | None) -> str:
-    """Return the toolchain in the name of a plan; empty for the interpreter that ran the night."""
-    return (plan or "").partition(TOOLCHAIN_MARK)[2]
 
 
 def import_folders(tree: Path, pythonpath: Iterable[str]) -> list[str]:

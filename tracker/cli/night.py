@@ -17,7 +17,8 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, in_seconds, plan_with
+from groupbench.tracker.identity import plan_with
+from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, in_seconds
 from groupbench.tracker.text.scratch import Scratch
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.identity import toolchain_of
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.judge.toolchain_lines import in_turns, lines_of
-from groupbench.tracker.project import toolchain_of
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import MEASURED

@@ -9,9 +9,8 @@ from operator import attrgetter
 from typing import Any
 
 from groupbench.tracker.environment import machine_identity, toolchain_identity
-from groupbench.tracker.identity import PROBLEM, SHOWN
+from groupbench.tracker.identity import PROBLEM, SHOWN, toolchain_of
 from groupbench.tracker.metrics import Metric, carried
-from groupbench.tracker.project import toolchain_of
 from groupbench.tracker.record import Environment, Kernel, Telemetry
 
 MEASURED = ("ok", "wrong")

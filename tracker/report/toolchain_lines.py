@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from groupbench.tracker.environment import toolchain_distinctions
+from groupbench.tracker.identity import toolchain_of
 from groupbench.tracker.judge import toolchain_lines
-from groupbench.tracker.project import toolchain_of
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.text.wording import some
 
