@@ -6,23 +6,20 @@ of their parameters in which every pair of values occurs. The rest is marked `ex
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import importlib
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
-import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from multiprocessing import forkserver
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
+from forks import become, end
 from hypothesis import settings
 
 # Without a deadline, no test fails on a busy machine. Every run tries the same examples, so that an unrelated change
@@ -142,7 +139,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Forked:
         out, err = folder / "out", folder / "err"
         pid = os.fork()
         if pid == 0:
-            _end(lambda: _as_command(main, [program, *map(str, args)], (Path(os.devnull), out, err), cwd, env))
+            end(lambda: _as_command(main, [program, *map(str, args)], (Path(os.devnull), out, err), cwd, env))
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         return subprocess.CompletedProcess(args, status, out.read_text(), err.read_text())
 
@@ -157,39 +154,13 @@ def _as_command(
     environment: Mapping[str, str] | None,
 ) -> None:
     """Make a fork look like a new process, and run `main` there."""
-    atexit._clear()  # functions of the tests' process
     if environment is not None:
         os.environ.clear()
         os.environ.update(environment)
     os.chdir(cwd)
     sys.path[:0] = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    for number, path in enumerate(streams):
-        flags = os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-        descriptor = os.open(path, flags, 0o600)
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
-    sys.argv = argv
-    # The fork server belongs to the parent: it is running, and this process cannot wait for it.
-    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[attr-defined, method-assign]
+    become(argv, streams)
     main()
-
-
-def _end(run: Callable[[], object]) -> NoReturn:
-    """Run a function and end this process like the interpreter."""
-    code: object = 1
-    try:
-        run()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code or 0
-    except BaseException:
-        traceback.print_exc()
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code if isinstance(code, int) else 1)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

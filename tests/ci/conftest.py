@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from repositories import git
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
@@ -38,13 +39,6 @@ TOPS = ("kernels", "operators", "tracker", "ci", "groupbench.toml", "pyproject.t
 
 REMOVED = ("TRITON_INTERPRET", "FORCE_COLOR", "PYTHONPATH", "CI", "GITLAB_CI")
 """Variables that a person or a service may have set, and that must not affect the scripts."""
-
-
-def git(folder: Path, *args: str) -> str:
-    names = ("-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", *names, "-C", str(folder), *args], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @dataclass

@@ -9,16 +9,13 @@ exit code. Arguments that begin with -c and code are the interpreter's.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import importlib
 import json
 import os
 import runpy
 import signal
 import sys
-import traceback
-from collections.abc import Callable
-from multiprocessing import forkserver
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -26,26 +23,11 @@ os.environ["TRITON_INTERPRET"] = "1"  # as the host sets it on a CPU, before Tri
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # forks of a process that has touched a GPU cannot use it
 os.environ["OMP_NUM_THREADS"] = "1"  # a fork lacks the threads of its parent
 
+from forks import become, end
+
 from groupbench.operators import cli
 from groupbench.operators.hosts import tritonbench as host
 from groupbench.operators.measure import worker
-
-
-def end(run: Callable[[], object]) -> NoReturn:
-    """End this process as the interpreter would after `run`."""
-    code: object = 1
-    try:
-        run()
-        code = 0
-    except SystemExit as ended:
-        code = ended.code or 0
-    except BaseException:
-        traceback.print_exc()
-    atexit._run_exitfuncs()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else 1)
 
 
 class Forked:
@@ -78,20 +60,11 @@ class Forked:
 
 
 def command(args: list[str], out: str, err: str) -> NoReturn:
-    atexit._clear()
-    os.close(0)
-    for number, name in ((0, os.devnull), (1, out), (2, err)):
-        descriptor = os.open(name, os.O_RDWR)
-        os.dup2(descriptor, number)
-        if descriptor > 2:
-            os.close(descriptor)
-    # The fork server is this process's parent's: it runs, and cannot be waited for here.
-    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    become(["tritonbench", *args], (Path(os.devnull), Path(out), Path(err)))
     host.subprocess = SimpleNamespace(Popen=Forked)  # type: ignore[assignment]
     if args[:1] == ["-c"]:
         sys.argv = ["-c", *args[2:]]
         end(lambda: exec(args[1], {"__name__": "__main__"}))
-    sys.argv = ["tritonbench", *args]
     end(cli.main)
 
 

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from repositories import git
 
 from groupbench.tracker import device_lock
 from groupbench.tracker.ab import bench as ab
@@ -397,16 +398,12 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A team's own package, whose second commit makes everything worse."""
     folder = tmp_path_factory.mktemp("repository")
 
-    def git(*args: str) -> None:
-        identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-        subprocess.run(["git", "-C", str(folder), *identity, *args], check=True, capture_output=True)
-
-    git("init", "-q")
+    git(folder, "init", "-q")
     for name, facts in COMMITS.items():
         (folder / "my_plugin.py").write_text(PLUGIN.format(facts=facts))
-        git("add", ".")
-        git("commit", "-qm", name)
-        git("tag", name)
+        git(folder, "add", ".")
+        git(folder, "commit", "-qm", name)
+        git(folder, "tag", name)
     return folder
 
 

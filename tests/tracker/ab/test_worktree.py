@@ -11,15 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from repositories import git
 
 from groupbench.tracker.ab.bench import open_sides
 from groupbench.tracker.ab.worktree import Recipe, SetupError, WorktreeError, checkout, resolve
-
-
-def git(repo: Path, *args: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", "-C", str(repo), *identity, *args], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 @pytest.fixture

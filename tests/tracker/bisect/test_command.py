@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from click.testing import Result
+from repositories import git
 
 from groupbench.tracker.ab import toolchains
 from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, SideAccuracy
@@ -25,11 +25,6 @@ from groupbench.tracker.errors import TrackerError
 Cli = Callable[..., Result]
 CELL = ("--operator", "grouped_gemm", "--backend", "triton_pointer", "--shape", "2,64,32,16", "--dtype", "fp16")
 pytestmark = pytest.mark.sqlite
-
-
-def git(folder: Path, *args: str, stdin: str | None = None) -> str:
-    done = subprocess.run(["git", "-C", str(folder), *args], input=stdin, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 def make_repository(folder: Path, commits: list[dict[str, Any]]) -> dict[str, str]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from repositories import git
 
 from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide
 from groupbench.tracker.ab.worktree import WorktreeError
 from groupbench.tracker.cli.pull_request import _cells, _comment, _ends
 from groupbench.tracker.project import PlanEntry, Project, ProjectSettings
-
-
-def git(folder: Path, *args: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", "-C", str(folder), *identity, *args], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 @pytest.fixture

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from repositories import git
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
@@ -81,16 +81,12 @@ def test_a_tag_of_git(cli: Cli, stored: Stored, make: Any, tmp_path: Path, monke
     tree = tmp_path / "tree"
     tree.mkdir()
 
-    def git(*args: str) -> str:
-        options = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-        return subprocess.run(["git", *options, *args], cwd=tree, check=True, capture_output=True, text=True).stdout
-
-    git("init", "-q")
-    git("commit", "-q", "--allow-empty", "-m", "x")
-    git("tag", "v1.0")
-    stored([make(0, commit=git("rev-parse", "HEAD").strip()), make(1)])
+    git(tree, "init", "-q")
+    git(tree, "commit", "-q", "--allow-empty", "-m", "x")
+    git(tree, "tag", "v1.0")
+    stored([make(0, commit=git(tree, "rev-parse", "HEAD")), make(1)])
     monkeypatch.chdir(tree)
-    assert compared(cli, "v1.0", "001")["a"] == git("rev-parse", "HEAD")[:10]
+    assert compared(cli, "v1.0", "001")["a"] == git(tree, "rev-parse", "HEAD")[:10]
     assert "no commit or branch 'v2.0'" in cli("compare", "v2.0", "001").stderr
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import Result
+from repositories import git
 
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.gate import _program, gate
@@ -95,15 +95,11 @@ def commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     folder.mkdir()
     monkeypatch.chdir(folder)
 
-    def git(*words: str) -> str:
-        identity = ["-c", "user.name=A", "-c", "user.email=a@b"]
-        return subprocess.run(["git", *identity, *words], check=True, capture_output=True, text=True).stdout.strip()
-
-    git("init", "-q")
+    git(folder, "init", "-q")
     hashes = []
     for number in range(5):
-        git("commit", "-q", "--allow-empty", "-m", str(number))
-        hashes.append(git("rev-parse", "HEAD"))
+        git(folder, "commit", "-q", "--allow-empty", "-m", str(number))
+        hashes.append(git(folder, "rev-parse", "HEAD"))
     return hashes
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from repositories import git
 
 from groupbench.tracker.night.backfill import BackfillCommit, BackfillError, by_halving, commits_of
 from groupbench.tracker.record import read
@@ -68,12 +69,6 @@ from groupbench.tracker.cli import main
 measuring.PROGRAM = (sys.executable, {fake!r})
 main()
 """
-
-
-def git(folder: Path, *args: str) -> str:
-    identity = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
-    done = subprocess.run(["git", "-C", str(folder), *identity, *args], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="session")

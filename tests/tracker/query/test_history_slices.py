@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from repositories import git
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
@@ -162,17 +163,13 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         monkeypatch.delenv(name, raising=False)
 
-    def git(*args: str) -> str:
-        options = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false", "-c", "tag.gpgsign=false"]
-        return subprocess.run(["git", *options, *args], cwd=tree, check=True, capture_output=True, text=True).stdout
-
-    git("init", "-q")
+    git(tree, "init", "-q")
     hashes = []
     for n in range(4):
-        git("commit", "-q", "--allow-empty", "-m", str(n))
-        hashes.append(git("rev-parse", "HEAD").strip())
+        git(tree, "commit", "-q", "--allow-empty", "-m", str(n))
+        hashes.append(git(tree, "rev-parse", "HEAD"))
         if n == 1:
-            git("tag", "-a", "v1", "-m", "v1")
+            git(tree, "tag", "-a", "v1", "-m", "v1")
     monkeypatch.chdir(tree)
     return hashes
 
