@@ -314,12 +314,7 @@ def _draw_trend(axes: Any, panel: Trend) -> None:
             axes.set_ylim(bottom, top)
     axes.set_title(_plain(textwrap.fill(panel.title, _TITLE, break_on_hyphens=False)), fontsize=9, loc="left")
     axes.set_ylabel(panel.unit, fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.grid(True, color="#e5e5e5", linewidth=0.6)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
+    _style(axes)
 
 
 def _stretches(ticks: Sequence[int], breaks: Sequence[tuple[int, str]]) -> list[list[int]]:
@@ -352,6 +347,11 @@ def _draw_table(axes: Any, panel: ValueTable) -> None:
     axes.set_ylim(max(len(panel.rows), 1) - 0.5, -0.5)
     axes.set_title(_plain(panel.title), fontsize=10, loc="left")
     axes.set_xlabel(panel.unit, fontsize=8)
+    _style(axes)
+
+
+def _style(axes: Any) -> None:
+    """Style the parts that all panels share: tick labels, the grid, the legend and the frame."""
     axes.tick_params(labelsize=7)
     axes.grid(True, color="#e5e5e5", linewidth=0.6)
     if axes.get_legend_handles_labels()[0]:
