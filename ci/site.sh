@@ -9,4 +9,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 groupbench_help ci/site.sh "$@"
 groupbench_environment "measure,report,test"
 python ci/docs.py --check
+export NO_MKDOCS_2_WARNING=1 # ci/site/mkdocs.yml states how long Material is supported
 exec mkdocs build --quiet --strict --clean --config-file ci/site/mkdocs.yml "$@"

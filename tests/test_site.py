@@ -46,6 +46,18 @@ def test_it_works_without_a_network(site: Path) -> None:
     assert "grouped_gemm" in (site / "search" / "search_index.js").read_text()
 
 
+def test_code_of_120_characters_fits(site: Path) -> None:
+    assert 'href="site.css"' in (site / "index.html").read_text()
+    assert "max-width: 76rem" in (site / "site.css").read_text()
+
+
+def test_the_first_page_has_no_menu_of_itself(site: Path) -> None:
+    first, other = ((site / name).read_text() for name in ("index.html", "guide/ci.html"))
+    sidebar = '<div class="md-sidebar md-sidebar--primary" data-md-component="sidebar" data-md-type="navigation" hidden'
+    assert sidebar in first
+    assert sidebar not in other
+
+
 def test_links_to_source_lead_to_its_text(site: Path) -> None:
     page = (site / "explanation" / "toolchains.html").read_text()
     assert 'href="../source/kernels/device.py.html"' in page

@@ -27,11 +27,9 @@ def on_files(files: Any, config: Any) -> Any:
     """Add the pages of the root and the linked source files."""
     from mkdocs.structure.files import File
 
-    files.append(
-        File.generated(
-            config, "iframe-worker.js", content=Path(__file__).with_name("iframe-worker.js").read_text("utf-8")
-        )
-    )
+    for name in ("iframe-worker.js", "site.css"):
+        content = Path(__file__).with_name(name).read_text(encoding="utf-8")
+        files.append(File.generated(config, name, content=content))
     pages = {source: (ROOT / source).read_text(encoding="utf-8") for source in ROOT_PAGES}
     for source, text in pages.items():
         files.append(File.generated(config, ROOT_PAGES[source], content=text))
@@ -62,6 +60,12 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
 
     parts = CODE.split(_code_links(markdown))
     return "".join(part if CODE.fullmatch(part) else LINK.sub(turned, part) for part in parts).replace("\0", "`")
+
+
+def on_page_content(html: str, *, page: Any, **_: Any) -> None:
+    """Hide the menu of the first page, which would only lead to itself."""
+    if page.file.src_uri == "index.md":
+        page.meta["hide"] = ["navigation"]
 
 
 def _code_links(markdown: str) -> str:
