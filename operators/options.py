@@ -246,7 +246,9 @@ timing = _group(
 """Options for the timing protocol and its limits."""
 
 results = _group(
-    click.option("--metrics", callback=_commas, metavar="NAME,...", help="Columns of the table; see --list-metrics."),
+    click.option(
+        "--metrics", callback=_commas, metavar="NAME,...", help="Show these metrics in the table; see --list-metrics."
+    ),
     click.option("--baseline", type=BACKENDS, metavar="NAME", help="Backend to compute the speed-up over."),
     click.option("--csv", is_flag=True, help="Print TritonBench's CSV instead of the table."),
     click.option("--output", type=PATH, help="Write TritonBench's CSV to this file."),

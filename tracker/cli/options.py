@@ -113,7 +113,7 @@ def series_filters(command: F) -> F:
 def commit_filters(command: F) -> F:
     """Add the options that select runs by commit and date."""
     command = click.option(
-        "--until", type=When(end=True), metavar="DATE|AGO", help="Only runs started before this date (inclusive)."
+        "--until", type=When(end=True), metavar="DATE|AGO", help="Only runs started on or before this date."
     )(command)
     command = click.option(
         "--since",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.option("--all", "all_days", type=click.IntRange(min=0), default=90, show_default=True, metavar="DAYS",
               help="Keep every point of the newest DAYS days.")  # fmt: skip
 @click.option("--every", "every_days", type=click.IntRange(min=1), default=7, show_default=True, metavar="DAYS",
-              help="Of older points, keep those of one nightly run in DAYS days.")  # fmt: skip
+              help="Of older points, keep one nightly run in every DAYS days.")  # fmt: skip
 @click.option("--apply", "really", is_flag=True, help="Remove the points. Default: only print the number of points.")
 @click.option("--compact", is_flag=True, help="With --apply, return the free space to the file system (SQLite only).")
 @click.pass_obj
@@ -25,8 +25,8 @@ def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) 
     """Thin out old points. A dry run unless --apply is given.
 
     A stretch is a part of a series with one environment, status and timing. Its first and last points always stay, as
-    do the evidence of alerts and the points of pinned commits. Age is counted from the newest run. Of a backfill, the
-    DAYS of --every are those of the commits. Pruned records come back if their file is ingested again.
+    do the evidence of alerts and the points of pinned commits. Age is counted from the newest run. For a backfill,
+    --every goes by the dates of the commits. Pruned records come back if their file is ingested again.
     """
     from groupbench.tracker.query.lines import every_line
     from groupbench.tracker.store.engine import open_store

@@ -54,7 +54,7 @@ def tune(
 ) -> None:
     """Find the fastest kernel configs for this GPU and save them for this user.
 
-    Each file names the GPU and Triton's version, and holds the speed-up of each config over the default one.
+    Each saved file names the GPU and the Triton version, and lists the speed-up of each config over the default one.
     """
     options = {"--dtype": dtype, "--folder": folder, "--limit": limit}
     arguments = [*kernels, *(["--list"] if listed else [])]
