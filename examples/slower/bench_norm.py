@@ -6,7 +6,7 @@ from norm import rms_norm
 from groupbench.operators.define import operator
 
 
-@operator({"smoke": ["M=256,N=1024"]}, dtypes=["fp32"])
+@operator({"smoke": ["M=32,N=1024"]}, dtypes=["fp32"])
 def norm(M, N, dtype: np.dtype):
     return np.random.standard_normal((M, N)).astype(dtype)
 
