@@ -45,6 +45,7 @@ from torch import Tensor
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.experts import expert_tiles, zero_past
 from groupbench.kernels.grouped_gemm.support import (
+    TRITON,
     group_ends,
     illegal_tile,
     no_tma,
@@ -231,6 +232,7 @@ def grouped_gemm_worklist(
     tma: hl.constexpr,
     nk: hl.constexpr,
     swap: hl.constexpr,
+    by_number: hl.constexpr,  # the pointers to B may be indexed by a number; otherwise by a block of one
 ) -> Tensor:  # [M, N]
     N = hl.specialize(out.size(1))
     k_extent = hl.specialize(k_extent)
@@ -267,19 +269,26 @@ def grouped_gemm_worklist(
                     a_tile = hl.inline_triton(IDENTITY, args=(a_tile,), output_like=a_tile)
                 else:
                     a_tile = hl.load(a, [row, tile_k], extra_mask=row_ok)
+                # Helion 1.5.1 generates `g[:, None]` if a number indexes a load by pointers. Triton 3.9 refuses that.
                 if nk:
                     if tma:
                         b_nk = weights[g, first + hl.arange(BLOCK_N), tile_k]
                         b_nk = hl.inline_triton(IDENTITY, args=(b_nk,), output_like=b_nk)
-                    else:
+                    elif by_number:
                         b_nk = hl.load(weights, [g, col, tile_k], extra_mask=(col < N)[:, None])
+                    else:
+                        in_g = g + hl.arange(1)
+                        b_nk = hl.load(weights, [in_g, col, tile_k], extra_mask=(col < N)[None, :, None]).squeeze(0)
                     b_tile = b_nk.T
                 else:
                     if tma:
                         b_tile = weights[g, tile_k, first + hl.arange(BLOCK_N)]
                         b_tile = hl.inline_triton(IDENTITY, args=(b_tile,), output_like=b_tile)
-                    else:
+                    elif by_number:
                         b_tile = hl.load(weights, [g, tile_k, col], extra_mask=col_ok)
+                    else:
+                        in_g = g + hl.arange(1)
+                        b_tile = hl.load(weights, [in_g, tile_k, col], extra_mask=col_ok[None, :, :]).squeeze(0)
                 if swap:
                     acc = torch.addmm(acc, b_tile.T, a_tile.T)
                 else:
@@ -420,7 +429,7 @@ class Problem:
         k_extent = triton.cdiv(K, config.block_k) * config.block_k if self.tma else K
         workers = worker_count(a.device, config.per_sm)
         sizes = (k_extent, config.block_m, config.group_m, workers)
-        return (a, self.weights, out, tiles, count, *sizes, self.tma, self.nk, config.swap)
+        return (a, self.weights, out, tiles, count, *sizes, self.tma, self.nk, config.swap, TRITON < (3, 9))
 
     def specimen(self) -> tuple[Any, ...]:
         """Return arguments to compile TMA loads for: views with fewer than 2**31 elements.
