@@ -229,8 +229,8 @@ def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
         if span.base is None or span.base.dirty or span.head.dirty:
             continue
         ends = span.base.commit, span.head.commit
-        device = row.point.environment.facts.device
-        commands.setdefault(ends, repro.search(program, row.series.pk, *ends, row.what, device))
+        environment = row.point.environment.facts
+        commands.setdefault(ends, repro.search(program, row.series.pk, *ends, row.what, environment))
     lines = []
     for ends, command in commands.items():
         number = len(git.between(*ends) or ())

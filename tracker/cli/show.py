@@ -146,7 +146,7 @@ def _point_facts(detail: PointDetail) -> dict[str, Any]:
         "trigger": point.run.trigger,
         "plan": point.run.plan,
         "command": detail.command,
-        "repro": repro.measure(series, None if point.run.dirty else point.run.commit, point.environment.facts.device),
+        "repro": repro.measure(series, None if point.run.dirty else point.run.commit, point.environment.facts),
         "commit": point.run.commit_text,
         "parents": list(detail.parents),
         "branch": point.run.branch,

@@ -93,8 +93,8 @@ class AlertRow:
     @property
     def repro(self) -> str:
         """The command that measures the cell again at the first commit after the change."""
-        device = None if self.environment is None else self.environment.facts.device
-        return repro.measure(self.series, None if self.run.dirty else self.run.commit, device)
+        environment = None if self.environment is None else self.environment.facts
+        return repro.measure(self.series, None if self.run.dirty else self.run.commit, environment)
 
     @property
     def commits(self) -> str:

@@ -103,12 +103,12 @@ class Judged:
         if self.point is None:
             return None
         run, base = self.point.run, None if self.span is None else self.span.base
-        commit, device = None if run.dirty else run.commit, self.point.environment.facts.device
+        commit, environment = None if run.dirty else run.commit, self.point.environment.facts
         if self.further and self.metric is not None and not self.metric.hint:  # an A/B is of latency and accuracy
-            return repro.measure(self.series, commit, device, self.metric)
+            return repro.measure(self.series, commit, environment, self.metric)
         if base is None or self.span is None or base.commit == run.commit or run.dirty or base.dirty:
-            return repro.measure(self.series, commit, device)
-        return repro.compare(self.series, base.commit, self.span.head.commit, device)
+            return repro.measure(self.series, commit, environment)
+        return repro.compare(self.series, base.commit, self.span.head.commit, environment)
 
     @property
     def further(self) -> bool:

@@ -7,6 +7,7 @@ import shlex
 from typing import Protocol
 
 from groupbench.tracker.metrics import Metric
+from groupbench.tracker.record import Environment
 
 
 class Measurable(Protocol):
@@ -33,47 +34,50 @@ class Measurable(Protocol):
 _HASH = re.compile(r"[0-9a-f]{7,64}")
 
 
-def measure(cell: Measurable, commit: str | None, device: str | None, metric: Metric | None = None) -> str:
+_UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+
+
+def measure(cell: Measurable, commit: str | None, environment: Environment | None, metric: Metric | None = None) -> str:
     """Return the command that measures a cell at a commit: same shape, seed, protocol and device.
 
-    commit  full hash; left out if it is not a git hash, as in some imports
-    device  cuda or cpu; left out if it is unknown
-    metric  a metric to measure in addition to the latency
+    commit       full hash; left out if it is not a git hash, as in some imports
+    environment  where the cell was measured; its device and its card are left out if it is unknown
+    metric       a metric to measure in addition to the latency
     """
     words = ["tritonbench", "--host", cell.host, "--op", cell.operator, "--only", cell.backend]
     words += ["--shapes", cell.shape, "--precision", cell.dtype, "--mode", cell.mode, "--seed", str(cell.seed)]
-    words += [*_protocol(cell.protocol), *_device(device)]
+    words += [*_protocol(cell.protocol), *_device(environment)]
     if metric is not None:
         words += ["--costs", metric.cost] if metric.cost else []
         words += ["--metrics", f"latency,{metric.name}"]
     switch = f"git switch --detach {commit} && " if commit and _HASH.fullmatch(commit) else ""
-    return switch + shlex.join(words)
+    return switch + _visible(environment) + shlex.join(words)
 
 
-def compare(cell: Measurable, base: str, head: str, device: str | None) -> str:
+def compare(cell: Measurable, base: str, head: str, environment: Environment | None) -> str:
     """Return the command that measures a cell at two commits in turns, on its device."""
     words = ["groupbench", "ab", base, head, "--operator", cell.operator, "--backend", cell.backend]
     words += ["--shape", cell.shape, "--dtype", cell.dtype, "--mode", cell.mode]
     words += ["--input-seed", str(cell.seed)] if cell.seed else []
     _, *timing = cell.protocol.split("+")  # an A/B has a protocol of its own, which takes these two
     words += [word for part in timing if part == "cudagraph" or part.startswith("idle=") for word in _option(part)]
-    return shlex.join([*words, *_device(device)])
+    return _visible(environment) + shlex.join([*words, *_device(environment)])
 
 
 SEARCHED = ("latency", "accuracy")
 """The metrics whose change `groupbench bisect` finds."""
 
 
-def search(program: list[str], series: int, base: str, head: str, metric: str, device: str) -> str:
+def search(program: list[str], series: int, base: str, head: str, metric: str, environment: Environment) -> str:
     """Return the command that finds the commit in `base..head` that changed a stored series.
 
-    program  `groupbench` with its own options
-    metric   one of SEARCHED
-    device   cuda or cpu, on which the series was measured
+    program      `groupbench` with its own options
+    metric       one of SEARCHED
+    environment  where the series was measured
     """
     words = [*program, "bisect", base, head, "--series", str(series)]
     words += ["--metric", metric] if metric != "latency" else []
-    return shlex.join([*words, "--device", device])
+    return _visible(environment) + shlex.join([*words, *_device(environment)])
 
 
 def _protocol(label: str) -> list[str]:
@@ -88,5 +92,12 @@ def _option(part: str) -> list[str]:
     return [f"--{key}", value] if value else [f"--{key}"]
 
 
-def _device(device: str | None) -> list[str]:
-    return ["--device", device] if device in ("cuda", "cpu") else []
+def _device(environment: Environment | None) -> list[str]:
+    return ["--device", environment.device] if environment is not None else []
+
+
+def _visible(environment: Environment | None) -> str:
+    """Return the assignment that selects the NVIDIA card, of which a machine may have several."""
+    if environment is None or environment.cuda is None or not _UUID.fullmatch(environment.gpu_uuid or ""):
+        return ""
+    return f"CUDA_VISIBLE_DEVICES={environment.gpu_uuid} "

@@ -26,7 +26,7 @@ from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.side import CONTRACT, SideFailure, is_groupbench, make_layout
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.ab import announced, left_out
-from groupbench.tracker.record import Record
+from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.text import repro
 
@@ -442,7 +442,7 @@ def test_a_commit_that_makes_everything_worse(groupbench_ab: Any, tmp_path: Path
 def test_the_line_that_reproduces_a_change_measures_its_cell(repository: Path, make: Callable[..., Record]) -> None:
     record = make(1, backend="torch_loop", dtype="fp32", shape=SHAPE)
     cell = msgspec.structs.replace(record.cell, host="builtin", protocol="cooled+idle=0.01s", seed=7)
-    program, *words = shlex.split(repro.compare(cell, "one", "two", "cpu"))
+    program, *words = shlex.split(repro.compare(cell, "one", "two", Environment(device="cpu")))
     command = [sys.executable, "-m", "groupbench.tracker", *words, "--budget", "1", "--json"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     (row,) = json.loads(done.stdout)

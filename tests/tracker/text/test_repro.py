@@ -12,7 +12,11 @@ from groupbench.operators import cli as measuring
 from groupbench.operators.options import COSTS
 from groupbench.operators.plan import jobs
 from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.record import Environment
 from groupbench.tracker.text import repro
+
+CPU, GPU = Environment(device="cpu"), Environment(device="cuda", cuda="13.0", gpu_uuid="GPU-1")
+CARD = "GPU-12920978-c777-bf80-1591-342f3bb24834"
 
 
 @dataclass
@@ -28,16 +32,16 @@ class Cell:
 
 
 def test_the_commit_is_switched_to_where_git_knows_it() -> None:
-    assert repro.measure(Cell(), "c" * 40, "cpu").startswith(
+    assert repro.measure(Cell(), "c" * 40, CPU).startswith(
         f"git switch --detach {'c' * 40} && tritonbench --host builtin "
     )
-    assert repro.measure(Cell(), "imported", "cpu").startswith("tritonbench ")
+    assert repro.measure(Cell(), "imported", CPU).startswith("tritonbench ")
     assert repro.measure(Cell(), None, None).startswith("tritonbench ")
 
 
 @pytest.mark.parametrize("shape", ["G=3,M_g=0|1|12,N=9,K=6", "it's; rm -rf ~"])
 def test_a_shell_takes_it_as_one_command(shape: str) -> None:
-    words = shlex.split(repro.measure(Cell(shape=shape), None, "cpu"))
+    words = shlex.split(repro.measure(Cell(shape=shape), None, CPU))
     assert words[words.index("--shapes") + 1] == shape
 
 
@@ -64,7 +68,7 @@ def test_it_measures_exactly_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
         return 0
 
     monkeypatch.setattr("groupbench.operators.hosts.builtin.measure", measure)
-    words = shlex.split(repro.measure(cell, None, "cpu"))[1:]
+    words = shlex.split(repro.measure(cell, None, CPU))[1:]
     done = CliRunner().invoke(measuring.command, words)
     assert done.exit_code == 0, done.output
     (job,) = measured
@@ -74,23 +78,34 @@ def test_it_measures_exactly_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", sorted(name for name, metric in METRICS.items() if metric.cost))
 def test_a_metric_is_asked_for_by_its_cost(name: str) -> None:
-    words = shlex.split(repro.measure(Cell(), None, "cuda", METRICS[name]))
+    words = shlex.split(repro.measure(Cell(), None, GPU, METRICS[name]))
     assert words[words.index("--costs") + 1] in COSTS
     assert words[words.index("--metrics") + 1] == f"latency,{name}"
-    assert "--costs" not in repro.measure(Cell(), None, "cuda", METRICS["spills"])
+    assert "--costs" not in repro.measure(Cell(), None, GPU, METRICS["spills"])
 
 
 @pytest.mark.parametrize(
-    ("cell", "device", "options"),
+    ("cell", "environment", "options"),
     [
-        (Cell(seed=0), "cuda", ["--device", "cuda"]),
-        (Cell(), "cpu", ["--input-seed", "7", "--device", "cpu"]),
+        (Cell(seed=0), GPU, ["--device", "cuda"]),
+        (Cell(), CPU, ["--input-seed", "7", "--device", "cpu"]),
         (Cell(seed=0, protocol="cooled+idle=0.5s+cudagraph"), None, ["--idle", "0.5s", "--cudagraph"]),
         (Cell(seed=0, protocol="sustained"), None, []),  # an A/B has a protocol of its own
     ],
 )
-def test_two_commits_are_compared(cell: Cell, device: str | None, options: list[str]) -> None:
-    words = shlex.split(repro.compare(cell, "a" * 40, "b" * 40, device))
+def test_two_commits_are_compared(cell: Cell, environment: Environment | None, options: list[str]) -> None:
+    words = shlex.split(repro.compare(cell, "a" * 40, "b" * 40, environment))
     assert words[:4] == ["groupbench", "ab", "a" * 40, "b" * 40]
     assert words[words.index("--shape") + 1] == Cell().shape
     assert words[words.index("--mode") + 2 :] == options
+
+
+def test_the_card_of_a_machine_with_several_is_selected() -> None:
+    """CUDA takes a card's UUID, which the driver gives it. ROCm does not, and imported records may hold any text."""
+    card = Environment(device="cuda", cuda="13.0", gpu_uuid=CARD)
+    prefix = f"CUDA_VISIBLE_DEVICES={CARD} "
+    assert repro.measure(Cell(), "c" * 40, card).startswith(f"git switch --detach {'c' * 40} && {prefix}tritonbench ")
+    assert repro.compare(Cell(), "one", "two", card).startswith(f"{prefix}groupbench ab ")
+    assert repro.search(["groupbench"], 7, "one", "two", "latency", card).startswith(f"{prefix}groupbench bisect ")
+    assert repro.measure(Cell(), None, Environment(device="cuda", gpu_uuid=CARD)).startswith("tritonbench ")
+    assert repro.measure(Cell(), None, GPU).startswith("tritonbench ")
