@@ -82,7 +82,7 @@ def test_the_story_ends_with_the_culprit(tmp_path: Path) -> None:
     done = subprocess.run(["bash", "-c", STORY], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert "BACKFILL 3 commits: 3 measured" in done.stdout
-    listed = [line for line in done.stdout.splitlines() if " rms_norm " in line and line.startswith("2")]
+    listed = [line for line in done.stdout.splitlines() if re.match(r"\d{4}-\d\d-\d\d .* rms_norm ", line)]
     log = ["git", "log", "--reverse", "--format=%h", "--abbrev=10"]
     commits = subprocess.check_output(log, cwd=tmp_path / "slower", text=True).split()
     assert [line.split()[2] for line in listed] == commits[1:]
