@@ -268,7 +268,7 @@ class Definition:
         return torch_dtype(name)
 
     def _names(self, count: int | None = None) -> list[str]:
-        """The inputs' names, which are those of the reference's parameters."""
+        """Return the names of the inputs, which are those of the reference's parameters."""
         assert self._reference is not None
         try:
             parameters = inspect.signature(self._reference).parameters.values()
@@ -289,7 +289,7 @@ class Definition:
         return inputs
 
     def _exact(self, inputs: Any) -> Any:
-        """The reference's output: a tensor, or several by name."""
+        """Return the reference's output: a tensor, or several tensors by name."""
         assert self._reference is not None
         out = _bound(self._reference, inputs, widened)()
         if isinstance(out, Mapping):
@@ -305,7 +305,7 @@ class Definition:
         return tensor if tensor.is_floating_point() else tensor.double()
 
     def _decode(self, out: Any) -> Any:
-        """Integers as fp64, which the judge compares. Raises TypeError."""
+        """Return an output of integers as fp64, which the judge can compare. Raises TypeError for another output."""
         if isinstance(out, (tuple, list)):
             return tuple(map(self._decode, out))
         expected = torch_dtype(self._facts["output"])

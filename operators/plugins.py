@@ -186,7 +186,7 @@ def _from_file(file: str, path: str) -> ModuleType | TritonBenchFile:
 
 
 def _found_at(module_name: str) -> Path | None:
-    """The file that importing a module of that name would run, or has run."""
+    """Return the file that importing a module of that name would run, or has run."""
     try:
         spec = importlib.util.find_spec(module_name)
     except (ImportError, ValueError):  # a module without a spec, such as __main__

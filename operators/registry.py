@@ -170,7 +170,7 @@ def forget() -> None:
 
 
 def get_backend(operator: Operator, name: str) -> Backend:
-    """Raises UsageError, listing the operator's backends."""
+    """Return the backend of that name. Raises UsageError, which lists the operator's backends."""
     try:
         return operator.backend(name)
     except KeyError:
@@ -179,7 +179,7 @@ def get_backend(operator: Operator, name: str) -> Backend:
 
 
 def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
-    """Those of installed plugins, then those of `plugins`, but for those that come with an operator of a plugin.
+    """Return the backends of installed plugins, then those of `plugins`, without backends of a plugin's own operator.
 
     Raises UsageError if one does not load, or is of no operator.
     """

@@ -72,14 +72,14 @@ class _Names(_Stored):
 
 
 class OperatorName(_Names):
-    """An operator."""
+    """The name of an operator that the database holds."""
 
     def query(self, ctx: click.Context) -> tuple[str, Sequence[str]]:
         return "select distinct operator from series", ()
 
 
 class BackendName(_Names):
-    """A backend, of the operators that the command line names already."""
+    """The name of a backend in the database, limited to the operators that the command line already names."""
 
     def query(self, ctx: click.Context) -> tuple[str, Sequence[str]]:
         operators = operators_of(ctx)
@@ -89,7 +89,7 @@ class BackendName(_Names):
 
 
 class RunId(_Stored):
-    """A run by its id, the newest first, after `prefix`."""
+    """The id of a run, newest first. `prefix` comes before the id and is not part of it."""
 
     def __init__(self, prefix: str = "") -> None:
         self.prefix = prefix
@@ -107,7 +107,11 @@ class RunId(_Stored):
 
 
 class CommitName(_Stored):
-    """A measured commit or its branch; with `span`, A..B; with `words`, `latest` and `previous` too."""
+    """A measured commit or its branch.
+
+    span   complete either end of a range A..B
+    words  also propose `latest` and `previous`
+    """
 
     def __init__(self, span: bool = False, words: bool = True) -> None:
         self.span = span
@@ -133,7 +137,7 @@ class CommitName(_Stored):
 
 
 def operators_of(ctx: click.Context) -> tuple[str, ...]:
-    """Return the operators that the command line names already."""
+    """Return the operators that the command line already names."""
     named: Any = ctx.params.get("operator") or ctx.params.get("ops") or ()
     return (named,) if isinstance(named, str) else tuple(named)
 

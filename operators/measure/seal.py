@@ -62,7 +62,7 @@ def problem() -> str | None:
 
 
 def _modes() -> str | None:
-    """A dispatch mode that is left on would see, and could change, the harness's own operations."""
+    """Return the mode that a backend has left on, or None. It could change the harness's own operations."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -74,7 +74,7 @@ def _modes() -> str | None:
 
 
 def _watched() -> list[tuple[str, Any]]:
-    """(name, object) of everything that is watched; of a function its code too."""
+    """Return (name, object) of everything that is watched; for a function, also its code."""
     members: list[tuple[str, Any]] = []
     for holder, label, names in _named():
         members += [(f"{label}.{name}", _of(holder, name)) for name in names]

@@ -82,7 +82,7 @@ class Closing(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End what was started."""
+        """Release the processes and folders that this object uses."""
 
 
 class AnswerError(AbError):

@@ -47,7 +47,7 @@ class Past:
 
     @cached_property
     def alike(self) -> NDArray[np.int64]:
-        """Places of the results on the machine of the last one, [m]."""
+        """The indices [m] of the results on the machine of the last one."""
         return np.flatnonzero(self.environment == self.environment[-1:])
 
     def where(self, keep: NDArray[Any]) -> Past:
