@@ -125,8 +125,8 @@ def recent_points(
     by_run = _by_run(session, np.flatnonzero(wanted).tolist(), rank) if few else {}
     blocks: list[_Rows] = []
     copies = _Copies(commit, newest)
+    unfinished = int(wanted.sum())
     for place, run in enumerate(newest):
-        unfinished = int((wanted & (counts < n)).sum())
         if unfinished == 0 or (place >= n and unfinished <= _BY_KEY * wanted.sum()):
             break
         if few:
@@ -137,6 +137,7 @@ def recent_points(
         if len(block):
             blocks.append(block)
             counts[block["series"]] += 1
+            unfinished -= int((counts[block["series"]] == n).sum())  # a series has one point in a run
     else:
         return _joined(blocks, rank, n, copies.number)
 

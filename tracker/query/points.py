@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from sqlalchemy import ColumnElement, and_, select
@@ -18,13 +18,22 @@ from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
 
+ReadRuns = Callable[[Session, Iterable[int]], Mapping[int, RunRow]]
+"""Returns runs by key, like `run_rows`. The mapping may hold other runs too."""
+
 _POINT_FIELDS = [name for name in PointRow.__dataclass_fields__ if name not in ("pk", "series", "run", "environment")]
 
 
 def points_where(
-    session: Session, *conditions: ColumnElement[bool], series: Mapping[int, SeriesRow] | None = None
+    session: Session,
+    *conditions: ColumnElement[bool],
+    series: Mapping[int, SeriesRow] | None = None,
+    read_runs: ReadRuns = run_rows,
 ) -> list[PointRow]:
-    """Return the points that meet all conditions, unordered; `series` may pass rows that are already loaded."""
+    """Return the points that meet all conditions, unordered.
+
+    `series` may pass rows that are already loaded, and `read_runs` a function that keeps the runs it has read.
+    """
     columns = [getattr(Point, name) for name in _POINT_FIELDS]
     query = (
         select(Point.id, Point.series_id, Point.run_id, Point.environment_id, Point.amounts, *columns)
@@ -36,7 +45,7 @@ def points_where(
     rows = session.execute(query).all()
     if series is None:
         series = series_rows(session, {row.series_id for row in rows})
-    runs_of = run_rows(session, {row.run_id for row in rows})
+    runs_of = read_runs(session, {row.run_id for row in rows})
     environment_of = environment_rows(session, {row.environment_id for row in rows})
     return [
         PointRow(row[0], series[row[1]].with_amounts(row[4]), runs_of[row[2]], environment_of[row[3]], *row[5:])

@@ -134,7 +134,7 @@ class SeriesRow:
         """Return the series with a point's own amounts."""
         return replace(self, **amounts) if amounts else self
 
-    @property
+    @cached_property
     def sort_key(self) -> tuple[str, ...]:
         return (*self.problem, self.backend)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 
@@ -22,9 +22,8 @@ alert: an open alert. closed: a closed alert. verdict: the gate's verdict on the
 no change yet."""
 
 
-@dataclass(frozen=True)
-class RunLabel:
-    """The facts about a run that a plot shows."""
+class RunLabel(NamedTuple):
+    """The facts about a run that a plot shows. A named tuple, because a page looks up its text thousands of times."""
 
     run: str  # its id
     commit: str  # ten digits of the hash, with + for a dirty tree

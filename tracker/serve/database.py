@@ -65,7 +65,8 @@ def open_to_write(location: str) -> Store:
 def version(session: Session) -> Version:
     """Return the largest key of each table that grows: runs, series, points, comparisons and alert events."""
     keys = (Run.id, Series.id, Point.id, ABComparison.id, AlertEvent.id)
-    return tuple(session.scalar(select(func.max(key))) or 0 for key in keys)
+    row = session.execute(select(*(select(func.max(key)).scalar_subquery() for key in keys))).one()
+    return tuple(largest or 0 for largest in row)
 
 
 def _check_revision(location: str) -> None:

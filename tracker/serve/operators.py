@@ -98,8 +98,9 @@ def _read(site: Site, session: Session, question: _Question, where: queries.Slic
     rows = question.paging.part(problems)
     run = find_run(session, question.run) if question.run else None
     results = queries.recent_results(session, [key for members in rows for key in members], runs=RUNS, until=run)
-    canaries = _canaries(session, results)
-    points = queries.points(session, _telling(rows, results, {point.run.pk for point in canaries}))
+    canaries = _canaries(site, session, results)
+    shown = _telling(rows, results, {point.run.pk for point in canaries})
+    points = queries.points(session, shown, site.run_rows)
     return _Contents(points, canaries, len(problems))
 
 
@@ -153,13 +154,13 @@ def _map_data(speed_map: SpeedMap, baseline: str) -> dict[str, Any]:
     return {"title": speed_map.title, "baseline": baseline, "backends": list(speed_map.backends), "rows": rows}
 
 
-def _canaries(session: Any, results: dict[int, list[queries.Result]]) -> list[PointRow]:
+def _canaries(site: Site, session: Any, results: dict[int, list[queries.Result]]) -> list[PointRow]:
     """Return the canaries of the newest run that holds them and any of these results."""
     runs = {result.run for series_results in results.values() for result in series_results}
     series = list(session.scalars(select(Series.id).where(Series.operator == CANARY)))
     if not series or not runs:
         return []
-    points = queries.points(session, queries.point_keys(session, series, runs))
+    points = queries.points(session, queries.point_keys(session, series, runs), site.run_rows)
     timed = [point.run for point in points if point.timed]
     newest = max(timed, key=lambda run: (run.started, run.pk), default=None)
     return [point for point in points if newest is not None and point.run.pk == newest.pk]

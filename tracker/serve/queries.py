@@ -12,14 +12,14 @@ from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, and_, case, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import hardware_class
 from groupbench.tracker.identity import EXACT, PROBLEM, SHOWN
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.patterns import matches
-from groupbench.tracker.query.points import environment_rows, points_where
+from groupbench.tracker.query.points import ReadRuns, environment_rows, points_where
 from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.runs import NEWEST_FIRST, not_after, run_rows
@@ -137,7 +137,7 @@ def recent_results(
     newest = newest_runs(session, runs, until)
     results: dict[int, list[Result]] = {}
     for chunk in chunks(keys, 200):
-        for row in session.execute(_results().where(_POINT.series_id.in_(chunk), _POINT.run_id.in_(newest))):
+        for row in session.execute(_results().where(_POINT.series_id.in_(chunk), _POINT.run_id.in_(newest))).all():
             results.setdefault(row.series_id, []).append(_result(row))
     missing = [key for key in keys if key not in results]
     for chunk in chunks(missing, 200):
@@ -173,17 +173,22 @@ def _result(row: Any) -> Result:
 _ERROR = Result._fields.index("error")
 
 
-def points(session: Session, keys: Iterable[int]) -> list[PointRow]:
+def points(session: Session, keys: Iterable[int], read_runs: ReadRuns) -> list[PointRow]:
     """Return the points with these keys, sorted by the names of their series, then by time."""
-    rows = [point for chunk in chunks(keys) for point in points_where(session, Point.id.in_(chunk))]
+    rows = [
+        point for chunk in chunks(keys) for point in points_where(session, Point.id.in_(chunk), read_runs=read_runs)
+    ]
     return sorted(rows, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
 
 
-def newest_points(session: Session, series: SeriesRow, number: int) -> list[PointRow]:
+def newest_points(session: Session, series: SeriesRow, number: int, read_runs: ReadRuns) -> list[PointRow]:
     """Return the newest points of one series, oldest first."""
-    newest = select(Point.id).join(Run, Point.run_id == Run.id).where(Point.series_id == series.pk)
-    keys = session.scalars(newest.order_by(*NEWEST_FIRST).limit(number))
-    return points(session, list(keys))
+    of_series = Point.series_id == series.pk
+    # By run, not by the point's key: the index of series and run then answers without reading the points.
+    newest = select(Point.run_id).join(Run, Point.run_id == Run.id).where(of_series)
+    runs = newest.order_by(*NEWEST_FIRST).limit(number)
+    rows = points_where(session, of_series, Point.run_id.in_(runs), series={series.pk: series}, read_runs=read_runs)
+    return sorted(rows, key=lambda point: (point.run.started, point.run.pk))
 
 
 def latencies(
@@ -193,13 +198,16 @@ def latencies(
 
     Reading whole points would take ten times as long.
     """
+    of_series: dict[int, dict[int, tuple[float, str | None]]] = {key: {} for key in series}
+    if not runs:
+        return of_series
+    wanted = set(runs)
     columns = (_POINT.series_id, _POINT.run_id, _POINT.median_ms, _POINT.timing)
     statement = select(*columns).where(_POINT.status == "ok", _POINT.median_ms.is_not(None))
-    of_series: dict[int, dict[int, tuple[float, str | None]]] = {key: {} for key in series}
-    for chunk in chunks(runs):
-        for key, run, ms, timing in session.execute(
-            statement.where(_POINT.series_id.in_(series), _POINT.run_id.in_(chunk))
-        ):
+    # A range, because binding every run would take longer than reading their points.
+    between = _POINT.run_id.between(min(wanted), max(wanted))
+    for key, run, ms, timing in session.execute(statement.where(_POINT.series_id.in_(series), between)).all():
+        if run in wanted:
             of_series[key][run] = (ms, timing)
     return of_series
 
@@ -260,13 +268,15 @@ def version_of_runs(session: Session) -> tuple[Any, ...]:
 
     Reads the rows' checksums, since `ingest` completes the facts of a commit without a new row.
     """
-    return tuple(
-        value
+    runs, commits = (
+        select(
+            func.count().label("number"),
+            func.max(table.id).label("newest"),
+            func.sum(table.checksum % _CHECKSUM_PART).label("sum"),
+        ).subquery()
         for table in (Run, Commit)
-        for value in session.execute(
-            select(func.count(), func.max(table.id), func.sum(table.checksum % _CHECKSUM_PART))
-        ).one()
     )
+    return tuple(session.execute(select(runs, commits).join_from(runs, commits, true())).one())
 
 
 def runs_since(session: Session, point: int) -> set[int]:

@@ -29,7 +29,7 @@ def overview(site: Site, parameters: Parameters) -> Page:
     paging = paging_of(parameters)
     parameters.done()
     with site.database.read() as session:
-        run = _newest(session)
+        run = newest_run(site, session)
         if run is None:
             return Page(
                 "overview.html", {"run": None, "verdict": None, "runs": [], "alerts": {"counts": {}, "open": []}}
@@ -82,7 +82,7 @@ def run(site: Site, parameters: Parameters, identifier: str) -> Page:
         row = find_run(session, identifier)
         verdict, again = None, None
         verdicts: dict[int, str] = {}
-        newest = _newest(session)
+        newest = newest_run(site, session)
         if judge or (newest is not None and newest.pk == row.pk):
             job = site.verdict(session, row)
             verdict, again = verdict_data(job, Paging(1, paging.size))
@@ -127,9 +127,10 @@ def find_run(session: Session, identifier: str) -> RunRow:
         raise NotFound(error.message) from error
 
 
-def _newest(session: Session) -> RunRow | None:
-    _, rows = queries.find_runs(session, [], limit=1, offset=0)
-    return rows[0] if rows else None
+def newest_run(site: Site, session: Session) -> RunRow | None:
+    """Return the newest run, or None if there is none."""
+    key = next(iter(queries.newest_runs(session, 1)), None)
+    return None if key is None else site.run_rows(session, [key])[key]
 
 
 def run_data(site: Site, session: Session, row: RunRow) -> dict[str, Any]:

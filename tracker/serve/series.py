@@ -17,14 +17,13 @@ from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, RunRow, SeriesRow
-from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.report import figures
 from groupbench.tracker.report.histories import histories, places, read_context
 from groupbench.tracker.report.shown import Mark, ResultBursts, RunLabel, ShownHistory, label_of
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.jobs import Known
 from groupbench.tracker.serve.parameters import NotFound, Parameters
-from groupbench.tracker.serve.runs import alert_data, environment_data, result_data
+from groupbench.tracker.serve.runs import alert_data, environment_data, newest_run, result_data
 from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, series_facts, slice_of
 from groupbench.tracker.store.schema import Series
 from groupbench.tracker.verdicts import Verdict
@@ -47,17 +46,17 @@ def search(site: Site, parameters: Parameters) -> Page:
         keys = site.series_keys(session, where)
         rows = queries.series_rows(session, paging.part(keys))
         shown = [rows[key] for key in paging.part(keys)]
-        data = {"paging": paging.data(len(keys)), "series": newest_data(session, shown)}
+        data = {"paging": paging.data(len(keys)), "series": newest_data(site, session, shown)}
     return Page("search.html", data, {"path": "/series", "asked": parameters, **form})
 
 
-def newest_data(session: Session, listed: Sequence[SeriesRow]) -> list[dict[str, Any]]:
+def newest_data(site: Site, session: Session, listed: Sequence[SeriesRow]) -> list[dict[str, Any]]:
     """Return each series with its newest result, comparable earlier latencies, and its number of points."""
     keys = [row.pk for row in listed]
     results = queries.recent_results(session, keys)
     numbers = queries.counts_of_series(session, keys)
     newest = {of_series[-1].run for of_series in results.values()}
-    runs = run_rows(session, newest)
+    runs = site.run_rows(session, newest)
     rows = []
     for row in listed:
         of_series = results.get(row.pk, [])
@@ -79,7 +78,7 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
     parameters.done()
     with site.database.read() as session:
         row = queries.one_series(session, key)
-        points = queries.newest_points(session, row, last)
+        points = queries.newest_points(session, row, last, site.run_rows)
         alerts = site.alerts_of(session, key)
         line = site.line_through(session, points[-1].run) if points else None
         on_line = [] if line is None else line.along(points)
@@ -90,7 +89,7 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
         number = queries.counts_of_series(session, [key]).get(key, 0)
         verdict = _verdict(site, session, key)
         others = _other_backends(session, row)
-        siblings = newest_data(session, others)
+        siblings = newest_data(site, session, others)
     labels = [label_of(run) for run in runs]
     history = _with_verdict(own_histories[0], verdict, labels) if own_histories else None
     rows = changes(listed)[::-1]
@@ -211,14 +210,14 @@ def _whole(row: msgspec.Struct) -> dict[str, Any]:
 
 def _verdict(site: Site, session: Session, key: int) -> dict[str, Any] | None:
     """Return the newest run's verdict on a series, or None if it is not known yet."""
-    _, newest = queries.find_runs(session, [], limit=1, offset=0)
-    if not newest:
+    newest = newest_run(site, session)
+    if newest is None:
         return None
-    job = site.verdict(session, newest[0], patience=0)
+    job = site.verdict(session, newest, patience=0)
     if not isinstance(job, Known) or key not in job.value.by_series:
         return None
     rows = [row for row in job.value.rows if row["series"] == key]
-    return {"run": newest[0].id, "verdict": job.value.by_series[key], "stale": job.stale, "rows": rows}
+    return {"run": newest.id, "verdict": job.value.by_series[key], "stale": job.stale, "rows": rows}
 
 
 def _other_backends(session: Session, row: SeriesRow) -> list[SeriesRow]:

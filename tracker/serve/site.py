@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.query import filters, lines
 from groupbench.tracker.query.rows import RunRow, SeriesRow
+from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.serve import queries, work
 from groupbench.tracker.serve.database import Database, version
 from groupbench.tracker.serve.jobs import Failed, Jobs, Known, Working
@@ -61,7 +62,7 @@ class Site:
         self._facets: tuple[int, dict[str, list[str]]] | None = None
         self._counts: dict[int, _KeptCounts] = {}
         self._counted_to = 0  # the newest point when the counts were last known to be right
-        self._lists, self._runs = _Kept(_KEPT_LISTS), _Kept(_KEPT_LINES)
+        self._lists, self._runs, self._rows = _Kept(_KEPT_LISTS), _Kept(_KEPT_LINES), _Kept(1)
 
     def series_keys(self, session: Session, where: queries.Slice) -> list[int]:
         """Return `queries.series_keys`, cached, because the next page of a list needs the same keys."""
@@ -73,12 +74,20 @@ class Site:
 
     def every_line(self, session: Session) -> lines.CommitLine:
         """Return `lines.every_line`, cached, because it reads the ancestry of every commit."""
-        return self._runs.get("every", queries.version_of_runs(session), lambda: lines.every_line(session))
+        return self._runs.get("every", _version_of_runs(session), lambda: lines.every_line(session))
 
     def line_through(self, session: Session, run: RunRow) -> lines.CommitLine:
         """Return `lines.line_through`, cached, because all series of a run share it."""
         of = ("through", run.pk)
-        return self._runs.get(of, queries.version_of_runs(session), lambda: lines.line_through(session, run))
+        return self._runs.get(of, _version_of_runs(session), lambda: lines.line_through(session, run))
+
+    def run_rows(self, session: Session, keys: Iterable[int]) -> Mapping[int, RunRow]:
+        """Return runs by key, like `runs.run_rows`, cached. The mapping also holds runs of other requests."""
+        kept: dict[int, RunRow] = self._rows.get("rows", _version_of_runs(session), dict)
+        missing = [key for key in keys if key not in kept]
+        if missing:
+            kept.update(run_rows(session, missing))
+        return kept
 
     def facets(self, session: Session) -> dict[str, list[str]]:
         """Return `queries.facets`, the choices of forms, cached."""
@@ -112,7 +121,7 @@ class Site:
 
     def _forget_grown(self, session: Session) -> int:
         """Forget the counts of runs that have gained points; return the newest point."""
-        newest = queries.newest_point(session)
+        newest = _once(session, "newest point", lambda: queries.newest_point(session))
         with self._lock:
             since = self._counted_to
         if newest == since:
@@ -184,7 +193,19 @@ class _KeptCounts:
 
 def _last_series(session: Session) -> int:
     """Return the largest key of a series. Series are only added, so as long as it is the same, all series are."""
-    return session.scalar(select(func.max(Series.id))) or 0
+    return _once(session, "last series", lambda: session.scalar(select(func.max(Series.id))) or 0)
+
+
+def _version_of_runs(session: Session) -> tuple[Any, ...]:
+    return _once(session, "version of runs", lambda: queries.version_of_runs(session))
+
+
+def _once(session: Session, what: str, ask: Callable[[], T]) -> T:
+    """Return the result of `ask`, called once in a session, so that all parts of a page see the same version."""
+    if what not in session.info:
+        session.info[what] = ask()
+    value: T = session.info[what]
+    return value
 
 
 def slice_of(site: Site, session: Session, parameters: Parameters) -> tuple[queries.Slice, dict[str, Any]]:

@@ -127,3 +127,46 @@ def test_the_line_of_commits_is_read_again_when_a_run_or_a_commit_changes(
         session.execute(delete(Point).where(Point.run_id == after[0]))
         session.execute(delete(Run).where(Run.id == after[0]))
     assert after[0] not in runs()
+
+
+def statements(served: site.Site, ask: Callable[[], object]) -> list[str]:
+    """Return the queries that the dashboard sends to its database while it answers."""
+    sent: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        sent.append(statement)
+
+    event.listen(served.database.store.engine, "before_cursor_execute", note)
+    try:
+        ask()
+    finally:
+        event.remove(served.database.store.engine, "before_cursor_execute", note)
+    return sent
+
+
+def test_a_page_reads_once_what_its_parts_share(nights: Any, serve: Client) -> None:
+    client = serve()
+    served = client.app.state.site  # type: ignore[attr-defined]
+    client.get("/series/1.json")  # reads all runs, which are then kept
+    of_series = statements(served, lambda: client.get("/series/2.json"))
+    assert not any("run.uuid" in each for each in of_series)
+    assert sum("checksum" in each for each in of_series) == 1  # the version of the runs
+    of_runs = statements(served, lambda: client.get("/runs.json"))
+    assert sum("max(point.id)" in each for each in of_runs) == 1  # not one for each run
+
+
+def test_a_series_shows_new_facts_of_a_stored_run(nights: Any, serve: Client) -> None:
+    client = serve()
+    newest = client.get("/series/1.json").json()["points"][0]
+    with open_store(str(nights), create=False) as store, store.write() as session:
+        session.scalars(select(Commit).where(Commit.hash == newest["commit"])).one().subject = "a better subject"
+    assert client.get("/series/1.json").json()["points"][0]["subject"] == "a better subject"
+
+
+def test_a_history_without_its_older_points_has_no_older_latencies(nights: Any, serve: Client) -> None:
+    client = serve()
+    with client.app.state.site.database.read() as session:  # type: ignore[attr-defined]
+        runs = sorted(session.scalars(select(Run.id)))
+        some = [runs[-1], runs[-3]]
+        assert set(queries.latencies(session, [1, 2], some)[1]) == set(some)
+        assert queries.latencies(session, [1], []) == {1: {}}
