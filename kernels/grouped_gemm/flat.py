@@ -19,7 +19,8 @@ With few rows an expert, the operands change places. out.T = b.T @ a.T puts N on
 and lets a tile have as few as 16 rows of A.
 
 flat_pointers.py has the same loop with pointers, for operands that TMA cannot read: on a GPU before Hopper, or with
-addresses or strides that are not multiples of 16 bytes.
+addresses or strides that are not multiples of 16 bytes. With many rows an expert, on Hopper, configs are `specialized`:
+flat_specialized.py computes the same tiles with a role for each warp.
 
 Sources: the persistent matmul with flattened loop and ragged store of triton_kernels (triton-lang/triton); the order of
 tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and FlashInfer have for Hopper.
@@ -59,7 +60,7 @@ from groupbench.kernels.grouped_gemm.tuned import (
     tunes_here,
     tuning_key,
 )
-from groupbench.kernels.variants import Variant, first_that_runs
+from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class FlatConfig:
     flatten: bool = True  # one software pipeline over all tiles: a tile's loads start before the last one is stored
     halves: bool = False  # tiles of half the rows at an expert's end if these suffice, and in a short last wave
     per_sm: int = 1  # programs per SM: one stores while the other multiplies
+    specialized: bool = False  # run flat_specialized.py; num_warps then counts each of its multiplying groups
+    lockstep: int = 0  # with specialized: steps of K after which programs wait for each other; 0: never
 
 
 # For shapes without a tuned config. configs/flat_h100.json has the measurements, on an H100 over the shapes of
@@ -91,6 +94,8 @@ CONFIGS = {
     # With hundreds of experts the kernel is memory-bound, and the split store takes 1.3 to 1.5 times as long. Without
     # it, no registers spill.
     "many": FlatConfig(128, 256, 64, num_warps=8, num_stages=3),
+    # Products of many waves are limited by the GPU's power, and flat_specialized.py moves the fewest bytes.
+    "specialized": FlatConfig(128, 256, 64, num_warps=4, num_stages=4, specialized=True, lockstep=16),
     # IEEE fp32 runs on FMA units, which read registers.
     "fp32": FlatConfig(64, 64, 32, num_warps=4, num_stages=3),
     # The cost in Triton's interpreter depends on the number of operations, not of elements.
@@ -98,6 +103,10 @@ CONFIGS = {
     "cpu_swap": FlatConfig(16, 32, 32, num_warps=4, num_stages=1, group_m=2, swap=True, flatten=False),
     "cpu_halves": FlatConfig(32, 32, 32, num_warps=4, num_stages=1, group_m=2, flatten=False, halves=True),
 }
+
+
+LEAST_LOCKSTEP = 4  # flat_specialized.LEAD
+SPECIALIZED_WAVES = 8  # tiles per SM; with 4, the plain kernel is faster
 
 
 def candidates(mean_rows: float) -> list[FlatConfig]:
@@ -114,11 +123,16 @@ def candidates(mean_rows: float) -> list[FlatConfig]:
     halves = [replace(config, flatten=False, halves=True) for config in (CONFIGS["large"], CONFIGS["many"])]
     large = [*wide, *many, *halves, replace(CONFIGS["large"], flatten=False)]
     large += [FlatConfig(128, 128, 64, 4, 3, split_store=True, per_sm=2)]
+    special = CONFIGS["specialized"]
+    taller = replace(special, block_m=192, num_stages=3)
+    large += [special, replace(special, group_m=16), taller, replace(taller, group_m=12)]
     return large + ([FlatConfig(128, 128, 64, 4, 4), FlatConfig(64, 256, 64, 4, 4)] if mean_rows <= 600 else [])
 
 
 def illegal(config: FlatConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
     """Return why a config cannot be compiled for a GPU with TMA, or None if it can."""
+    if config.specialized:
+        return _illegal_specialized(config, dtype, device)
     reason = illegal_tile(config.block_m, config.block_n, config.block_k, config.num_stages, dtype, device)
     if reason is not None:
         return reason
@@ -131,6 +145,21 @@ def illegal(config: FlatConfig, dtype: torch.dtype, device: Device = INTERPRETER
         return "halves has two inner loops, which do not flatten, and half a tile is 16 rows at least"
     if config.swap and config.split_store:
         return "a swapped tile is stored whole"
+    return None
+
+
+def _illegal_specialized(config: FlatConfig, dtype: torch.dtype, device: Device) -> str | None:
+    if device.vendor != "cpu" and not device.hopper:
+        return f"its instructions are Hopper's, and this GPU is {device.arch}"
+    if dtype.itemsize != 2:
+        return f"specialized multiplies 16-bit operands, not {dtype}"
+    tile = (config.block_m, config.block_n, config.block_k, config.num_stages)
+    if tile not in ((128, 256, 64, 4), (192, 256, 64, 3)):
+        return "specialized has tiles of 128 x 256 x 64 in 4 stages, or of 192 x 256 x 64 in 3"
+    if (config.num_warps, config.per_sm) != (4, 1) or config.swap or config.split_store or config.halves:
+        return "specialized has groups of 4 warps, one program per SM, and no swap, split_store or halves"
+    if config.lockstep and config.lockstep < LEAST_LOCKSTEP:
+        return f"programs arrive some steps before they wait: lockstep is 0 or {LEAST_LOCKSTEP} at least"
     return None
 
 
@@ -150,12 +179,17 @@ def default_config(M: int, G: int, dtype: torch.dtype, device: Device) -> FlatCo
 def configs_for(
     M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
 ) -> list[tuple[str, FlatConfig, str | None]]:
-    """Return (name, config, why it is illegal here) of this problem's tuned config, if any, and of the default."""
+    """Return (name, config, why it is illegal here): the problem's tuned config, if any, and the defaults."""
     default = default_config(M, G, dtype, device)
     if device.vendor == "cpu" or dtype == torch.float32:
         return [("default", default, None)]
     key = tuning_key(M, G, N, K, dtype, nk)
-    return configs_in_order("flat", key, device, default, lambda config: illegal(config, dtype, device))
+    configs = configs_in_order("flat", key, device, default, lambda config: illegal(config, dtype, device))
+    special = CONFIGS["specialized"]
+    waves = M * N / (special.block_m * special.block_n * device.sms)
+    if device.hopper and M > 96 * G and waves >= SPECIALIZED_WAVES:
+        configs.insert(-1, ("specialized", special, illegal(special, dtype, device)))
+    return configs
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> FlatConfig:
@@ -346,16 +380,48 @@ def prepare_flat(
         return first_that_runs("flat", [Variant("tma", pointers.prepare, without_tma), pointers])
 
     def by_tma(config: FlatConfig) -> Callable[[], Tensor]:
-        return _prepare_tma(a, weights, offs, config, nk, shared, zero_rest)
+        prepare = _prepare_specialized if config.specialized else _prepare_tma
+        return prepare(a, weights, offs, config, nk, shared, zero_rest)
 
     if config is not None:
         return by_tma(config)
     compiled_for = (a.dtype, a.device, nk, shared, G)
     variants = [
-        Variant(f"tma, {name} config", partial(by_tma, config), reason, (config, compiled_for))
+        Variant(
+            f"{'specialized' if config.specialized else 'tma'}, {name} config",
+            partial(by_tma, config),
+            reason or (_why_not_specialized(G, a.device) if config.specialized else None),
+            (config, compiled_for),
+        )
         for name, config, reason in configs_for(M, G, N, K, a.dtype, device, nk)
     ]
     return first_that_runs("flat", [*variants, pointers])
+
+
+def _prepare_specialized(
+    a: Tensor,
+    weights: Tensor,
+    offs: Tensor,
+    config: FlatConfig,
+    nk: bool,
+    shared: bool,
+    zero_rest: bool,
+) -> Callable[[], Tensor]:
+    """Do as `_prepare_tma` with the kernel of flat_specialized.py; raise ValueError if it cannot run."""
+    if why_not := _why_not_specialized(offs.numel(), a.device):
+        raise ValueError(f"the specialized kernel cannot run: {why_not}")
+    from groupbench.kernels.grouped_gemm.flat_specialized import prepare_specialized
+
+    return prepare_specialized(a, weights, offs, config, nk, shared, zero_rest)
+
+
+def _why_not_specialized(G: int, device: torch.device) -> str | None:
+    """Return why flat_specialized.py cannot be imported or cannot run here, or None if it can."""
+    try:
+        from groupbench.kernels.grouped_gemm.flat_specialized import unsuitable
+    except Exception as error:  # Gluon is experimental: another Triton may raise anything
+        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
+    return unsuitable(G, device)
 
 
 def _prepare_tma(

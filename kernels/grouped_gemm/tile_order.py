@@ -27,3 +27,24 @@ def super_grouped(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     # would still visit every tile once, but not in the order that is drawn above.
     inside = tile % width
     return first_m + inside % rows, inside // rows
+
+
+@triton.jit
+def serpentine(inside, tiles_m, tiles_n, GROUP_M: tl.constexpr):
+    """Return (tile row, tile column) of the `inside`-th tile of one expert, 0 <= inside < tiles_m * tiles_n.
+
+    The expert's tile rows are split into blocks of about GROUP_M rows, as equal as possible. Each is walked column
+    after column, even blocks from left to right and odd ones back, so that two blocks meet at columns that are in L2:
+
+        GROUP_M = 2     tiles_n ->      0  2  4
+                        tiles_m         1  3  5
+                          |            10  8  6
+                                       11  9  7
+    """
+    blocks = tl.maximum((tiles_m + GROUP_M // 2) // GROUP_M, 1)
+    height = (tiles_m + blocks - 1) // blocks
+    block = inside // (height * tiles_n)
+    inside -= block * height * tiles_n
+    rows = tl.minimum(tiles_m - block * height, height)
+    column = inside // rows
+    return block * height + inside % rows, column + block % 2 * (tiles_n - 1 - 2 * column)

@@ -123,8 +123,9 @@ def from_flat(config: FlatConfig) -> GateUpConfig:
 
 
 def default_config(M: int, G: int, F: int, H: int, dtype: torch.dtype, device: Device) -> GateUpConfig:
-    """Return the config of the product without activation, or the nearest one that fits the GPU."""
-    product_config = flat.choose_config(M, G, 2 * F, H, dtype, device, nk=True)
+    """Return flat.py's own config of the product without activation, or the nearest one that fits the GPU."""
+    products = flat.configs_for(M, G, 2 * F, H, dtype, device, nk=True)
+    product_config = first_legal([config for config in products if not config[1].specialized])
     return fitted(from_flat(product_config), lambda config: illegal(config, dtype, device), "block_m", "block_f")
 
 

@@ -21,7 +21,7 @@ import torch
 import triton
 
 from groupbench.kernels.device import KNOWN
-from groupbench.kernels.grouped_gemm import flat, flat_pointers, fp8, fp8_specialized, wgrad
+from groupbench.kernels.grouped_gemm import flat, flat_pointers, flat_specialized, fp8, fp8_specialized, wgrad
 from groupbench.kernels.grouped_gemm.pointer import PointerConfig
 from groupbench.kernels.grouped_gemm.support import TRITON
 from groupbench.kernels.moe import gate_up, permute, permute_fused, routing, swiglu
@@ -31,12 +31,18 @@ HOPPER = KNOWN["sm_90"]
 SMS = HOPPER.sms
 GROUPS = 64
 LARGE = flat.CONFIGS["large"]
+TALLER = replace(flat.CONFIGS["specialized"], block_m=192, num_stages=3)
 CASES: dict[str, KernelCase] = {
     "flat_large": ("flat", LARGE, {}),
     "flat_large_nk": ("flat", LARGE, {"nk": True}),
     "flat_many_256": ("flat", flat.CONFIGS["many"], {"nk": True, "G": 256}),
     "flat_halves": ("flat", replace(flat.CONFIGS["many"], flatten=False, halves=True), {"nk": True}),
     "flat_decode_nk": ("flat", flat.CONFIGS["decode"], {"nk": True}),
+    "flat_specialized_nk": ("flat_specialized", flat.CONFIGS["specialized"], {"nk": True}),
+    "flat_specialized_256": ("flat_specialized", flat.CONFIGS["specialized"], {"G": 256}),
+    "flat_specialized_alone": ("flat_specialized", replace(flat.CONFIGS["specialized"], lockstep=0), {}),
+    "flat_specialized_192_nk": ("flat_specialized", TALLER, {"nk": True}),
+    "flat_specialized_192": ("flat_specialized", TALLER, {"G": 256}),
     "pointers_large": ("pointers", flat_pointers.choose_config(999, torch.bfloat16, HOPPER), {}),
     "pointers_decode": ("pointers", flat_pointers.choose_config(8, torch.bfloat16, HOPPER), {}),
     "wgrad_large": ("wgrad", wgrad.CONFIGS["large"], {}),
@@ -149,14 +155,30 @@ def of_fp8(config: fp8.Fp8Config, mode: str) -> tuple[Any, dict[str, str], dict[
     return fp8._fp8_kernel, types, constants | {"SCALE_BLOCK": fp8.SCALE_BLOCK if mode == fp8.BLOCKWISE else 0}
 
 
-def of_fp8_specialized(config: fp8.Fp8Config, mode: str, G: int = GROUPS) -> tuple[Any, dict[str, str], dict[str, Any]]:
+def descriptor(dtype: str, bits: int, swizzle: int, *shape: int) -> str:
+    """Return the type of a descriptor of Gluon, whose tiles lie swizzled in shared memory."""
     from triton.experimental.gluon.language import NVMMASharedLayout
 
-    def descriptor(dtype: str, bits: int, swizzle: int, *shape: int) -> str:
-        return (
-            f"tensordesc<{dtype}[{', '.join(map(str, shape))}],{NVMMASharedLayout(swizzle, bits, rank=len(shape))!r}>"
-        )
+    return f"tensordesc<{dtype}[{', '.join(map(str, shape))}],{NVMMASharedLayout(swizzle, bits, rank=len(shape))!r}>"
 
+
+def of_flat_specialized(
+    config: flat.FlatConfig, nk: bool = False, G: int = GROUPS
+) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    n, k, groups = config.block_n, config.block_k, config.block_m // 64
+    types = {
+        "a_desc": descriptor("bf16", 16, 128, 64, k),
+        "b_desc": descriptor("bf16", 16, 128, *((1, n, k) if nk else (1, k, n))),
+        "out_desc": descriptor("bf16", 16, 128, 1, 1, 64, n // (4 if groups == 2 else 2)),
+        "out_ptr": "*bf16",
+        "arrivals_ptr": "*i64",
+    }
+    constants = {"G": G, "G_POW2": G, "SHARED_B": False, "B_IS_NK": nk, "NUM_PROGRAMS": SMS, "GROUP_M": config.group_m}
+    constants |= {"LOCKSTEP": config.lockstep, "STAGES": config.num_stages, "GROUPS": groups}
+    return flat_specialized._flat_specialized_kernel, types, constants | {"BUFFERS": 2 if groups == 2 else 1}
+
+
+def of_fp8_specialized(config: fp8.Fp8Config, mode: str, G: int = GROUPS) -> tuple[Any, dict[str, str], dict[str, Any]]:
     m, n, k = config.block_m, config.block_n, config.block_k
     types = {
         "a_desc": descriptor("fp8e4nv", 8, 128, m, k),
@@ -251,7 +273,7 @@ def main() -> None:
     from compiling import compiled
 
     makers = {"flat": of_flat, "wgrad": of_wgrad, "fp8": of_fp8, "gate_up": of_gate_up, "by_row": of_by_row}
-    makers |= {"pointers": of_pointers, "fp8_specialized": of_fp8_specialized}
+    makers |= {"pointers": of_pointers, "fp8_specialized": of_fp8_specialized, "flat_specialized": of_flat_specialized}
     odd = {"pointers": flat_pointers._flat_pointer_kernel.arg_names}
     rows = {name: compiled(*makers[of](c, **more), c, odd=odd.get(of, ("G",))) for name, (of, c, more) in CASES.items()}
     print(json.dumps(rows))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -79,6 +81,15 @@ def test_forward(prepare, routings, nk, check):
     outputs = replays(prepare(a, b, offs), lambda turn: offs.copy_(ends(routings[turn])), len(routings))
     for out, rows in zip(outputs, routings, strict=True):
         check(out, grouped_gemm_reference(a, b, ends(rows)), torch.bfloat16)
+
+
+@pytest.mark.parametrize("block_m", [128, 192])
+def test_specialized(block_m, check):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("NOT TESTED: the specialized bf16 kernel in CUDA graphs. No Hopper GPU")
+    stages = {128: 4, 192: 3}[block_m]
+    config = replace(flat.CONFIGS["specialized"], block_m=block_m, num_stages=stages)
+    test_forward(partial(flat.prepare_flat, config=config), ROUTINGS, True, check)
 
 
 @pytest.mark.parametrize("kind", ["triton", "helion"])

@@ -11,7 +11,9 @@ from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 from groupbench.kernels.grouped_gemm.support import no_tma
 from groupbench.kernels.grouped_gemm.tuned import tuned_configs, tuning_key
 
-GPU_CONFIGS = {name: config for name, config in flat.CONFIGS.items() if not name.startswith("cpu")}
+GPU_CONFIGS = {
+    name: config for name, config in flat.CONFIGS.items() if not name.startswith("cpu") and not config.specialized
+}
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -1,0 +1,484 @@
+"""Grouped GEMM in 16 bits with a role for each warp, on Hopper: the kernel of flat.py's configs with `specialized`.
+
+    out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
+
+Power limits a Hopper GPU on large products: with tensor cores busy 96 % of the time, the kernel that moves fewer bytes
+runs at higher clocks and ends first. This kernel computes flat.py's tiles and saves bytes in two ways.
+
+**Lockstep.** Programs that compute neighbouring tiles read the same rows of A and columns of B. If they read them at
+about the same time, one read of DRAM serves all. Left alone, programs drift apart by whole tiles. So they wait for each
+other every `lockstep` steps of K: each adds 1 to a counter in global memory, a few steps before it polls the sum. The
+wait is a hint, not a barrier. A program that polls in vain, since another kernel occupies an SM, goes on and never
+waits again in this launch. The counter is never reset: every launch adds the same total, so the sum of those before it
+is known. Launches that share a counter at the same time disturb each other's waits, not their results.
+
+**Order of tiles.** tile_order.serpentine walks blocks of an expert's tile rows, left to right and back, so that the
+programs that run together cover a block that is nearly square in bytes.
+
+The roles are those of fp8_specialized.py. One warp requests tiles by TMA. Two or three groups of four warps multiply,
+each 64 rows of a tile of 128 or 192 rows. A group skips its product if an expert ends before its rows. The tiles of a
+short last wave are cut into parts of 64 rows if there are SMs for all parts.
+
+    load      finds a tile's expert; waits for an empty stage; describes the tile in shared memory at its first stage;
+              requests a [64, 64] for each group and b [64, 256]
+    multiply  waits for a full stage; multiplies; gives back the stage before; stores the tile by quarters or halves of
+              its columns with flat.py's ragged TMA store
+
+Three groups leave 160 registers to a thread, of which 128 are sums. ptxas refuses one wgmma of 256 columns there, so
+each step has two of 128.
+
+The kernel is written in Gluon, which has no interpreter: without a GPU, tests compile it but cannot run it.
+
+Sources: CUTLASS's cooperative warp-specialised kernels; Triton's Gluon tutorials for the language. The measurements
+that led to lockstep are in docs/notes/kernels/grouped-gemm.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.tools import ragged_tma
+
+from groupbench.kernels.device import device_of
+from groupbench.kernels.gluon_names import async_load, async_store, not_hopper
+from groupbench.kernels.grouped_gemm import tile_order
+from groupbench.kernels.grouped_gemm.support import worker_count
+
+if TYPE_CHECKING:
+    from groupbench.kernels.grouped_gemm.flat import FlatConfig
+
+MOST_GROUPS = 256  # the loading warp counts their tiles in the few registers it has
+ROWS = gl.constexpr(64)  # of a tile, for each group of warps: the least that wgmma multiplies
+LEAD = gl.constexpr(4)  # steps between a program's arrival and its wait, so that the counter's latency is hidden
+ARRIVALS = gl.constexpr(1 << 14)  # that each program adds to the counter in a launch: more than it has waits
+POLLS = gl.constexpr(32)  # about 1 us each; then another kernel occupies an SM
+
+# Triton functions that work on numbers alone, so they are valid Gluon too.
+_serpentine = gluon.jit(tile_order.serpentine.fn)
+_to_ragged_indices = gluon.jit(ragged_tma.to_ragged_indices.fn)
+
+
+@gluon.jit
+def _add(x, y):
+    return x + y
+
+
+@gluon.jit
+def _tile(item, whole, tiles_n, last_items, offs_ptr, GROUPS: gl.constexpr, GROUP_M: gl.constexpr):
+    """Return (expert, its first row, its number of rows, row within them, tile column, groups that have rows)."""
+    part = gl.where(item < whole, 0, (item - whole) % GROUPS)
+    tile = gl.where(item < whole, item, whole + (item - whole) // GROUPS)
+    last = last_items.load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    done = last <= tile
+    g = gl.sum(done.to(gl.int32), 0)
+    start = gl.load(offs_ptr + g - 1, mask=g > 0, other=0).to(gl.int32)
+    size = gl.load(offs_ptr + g).to(gl.int32) - start
+    inside = tile - gl.max(gl.where(done, last, 0), 0)
+    tile_m, tile_n = _serpentine(inside, gl.cdiv(size, GROUPS * ROWS), tiles_n, GROUP_M)
+    row = tile_m * (GROUPS * ROWS) + part * ROWS
+    most = gl.where(item < whole, GROUPS, 1)
+    return g, start, size, row, tile_n, gl.minimum(gl.maximum(gl.cdiv(size - row, ROWS), 0), most)
+
+
+@gluon.jit
+def _next(stage, phase, STAGES: gl.constexpr):
+    stage += 1
+    wrapped = stage == STAGES
+    return gl.where(wrapped, 0, stage), phase ^ wrapped.to(gl.int32)
+
+
+@gluon.jit
+def _put(numbers, at, value):
+    numbers.index(at).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])))
+
+
+@gluon.jit
+def _get(numbers, at):
+    return gl.max(numbers.index(at).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
+
+
+@gluon.jit
+def _load(
+    a_desc,
+    b_desc,
+    a_smem,
+    b_smem,
+    full,
+    empty,
+    described,
+    last_items,
+    offs_ptr,
+    arrivals_ptr,
+    full_waves,
+    whole,
+    items,
+    tiles_n,
+    steps,
+    SHARED_B: gl.constexpr,
+    B_IS_NK: gl.constexpr,
+    NUM_PROGRAMS: gl.constexpr,
+    GROUP_M: gl.constexpr,
+    LOCKSTEP: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUPS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+    BLOCK_K: gl.constexpr,
+):
+    stage = 0
+    phase = 1
+    if LOCKSTEP:
+        # Programs wait in full waves alone, which all of them take part in.
+        LAUNCH: gl.constexpr = ARRIVALS * NUM_PROGRAMS
+        reached = gl.load(arrivals_ptr, volatile=True) // LAUNCH * LAUNCH
+        to_arrive = gl.minimum(full_waves * steps // LOCKSTEP, ARRIVALS)
+        to_wait = to_arrive
+        after = ARRIVALS - to_arrive
+        until = LOCKSTEP
+    for item in range(gl.program_id(0), items, NUM_PROGRAMS):
+        g, start, size, row, tile_n, groups = _tile(item, whole, tiles_n, last_items, offs_ptr, GROUPS, GROUP_M)
+        column = tile_n * BLOCK_N
+        matrix = 0 if SHARED_B else g
+        for step in range(steps):
+            if LOCKSTEP:
+                if (until == LEAD) & (to_arrive > 0):
+                    gl.atomic_add(arrivals_ptr, 1, sem="relaxed")
+                    to_arrive -= 1
+                if until == 0:
+                    until = LOCKSTEP
+                    reached += NUM_PROGRAMS
+                    polls = 0
+                    if to_wait > 0:
+                        while (polls < POLLS) & (gl.load(arrivals_ptr, volatile=True) < reached):
+                            polls += 1
+                    to_wait = gl.where(polls < POLLS, to_wait - 1, 0)
+                until -= 1
+            mbarrier.wait(empty.index(stage), phase)
+            if step == 0:
+                _put(described, 4 * stage, start)
+                _put(described, 4 * stage + 1, size)
+                _put(described, 4 * stage + 2, row)
+                _put(described, 4 * stage + 3, column * 4 + groups)
+            ready = full.index(stage)
+            at_k = step * BLOCK_K
+            for group in gl.static_range(GROUPS + 1):
+                mbarrier.expect(
+                    ready, b_desc.block_type.nbytes + group * a_desc.block_type.nbytes, pred=groups == group
+                )
+            b = b_smem.index(stage)
+            if B_IS_NK:
+                async_load(b_desc, [matrix, column, at_k], ready, b.reshape([1, BLOCK_N, BLOCK_K]))
+            else:
+                async_load(b_desc, [matrix, at_k, column], ready, b.reshape([1, BLOCK_K, BLOCK_N]))
+            for group in gl.static_range(GROUPS):
+                a = a_smem.index(stage * GROUPS + group)
+                async_load(a_desc, [start + row + group * ROWS, at_k], ready, a, pred=group < groups)
+            stage, phase = _next(stage, phase, STAGES)
+    if LOCKSTEP:
+        gl.atomic_add(arrivals_ptr, after + to_arrive, sem="relaxed")
+
+
+@gluon.jit
+def _halves(x):
+    return gl.split(x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)))
+
+
+@gluon.jit
+def _store(out_desc, smem, PENDING: gl.constexpr, start, size, row, column, tile):
+    """Write a tile through `smem` at `row` of an expert's rows; the hardware drops those past them, as in flat.py.
+
+    PENDING  stores that may still read other buffers
+    """
+    tma.store_wait(PENDING)
+    smem.store(tile.to(smem.dtype))
+    fence_async_shared()
+    billion, end, inside = _to_ragged_indices(start, size, row)
+    async_store(out_desc, [billion, end, inside, column], smem.reshape([1, 1, smem.shape[0], smem.shape[1]]))
+
+
+@gluon.jit
+def _multiply(
+    GROUP: gl.constexpr,  # this group of warps: 0 has the first 64 rows of a tile
+    out_desc,
+    a_smem,
+    b_smem,
+    out_smem,
+    full,
+    empty,
+    described,
+    items,
+    steps,
+    B_IS_NK: gl.constexpr,
+    NUM_PROGRAMS: gl.constexpr,
+    STAGES: gl.constexpr,
+    GROUPS: gl.constexpr,
+    BLOCK_N: gl.constexpr,
+):
+    COLUMNS: gl.constexpr = BLOCK_N if GROUPS == 2 else BLOCK_N // 2  # of one wgmma
+    MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    BUFFERS: gl.constexpr = out_smem.shape[0] // GROUPS
+    WIDTH: gl.constexpr = out_smem.shape[2]
+    FIRST: gl.constexpr = GROUP * BUFFERS
+    SECOND: gl.constexpr = GROUP * BUFFERS + BUFFERS - 1
+    stage = 0
+    phase = 0
+    for _ in range(gl.program_id(0), items, NUM_PROGRAMS):
+        mbarrier.wait(full.index(stage), phase)
+        start = _get(described, 4 * stage)
+        size = _get(described, 4 * stage + 1)
+        row = _get(described, 4 * stage + 2) + GROUP * ROWS
+        both = _get(described, 4 * stage + 3)
+        column = both // 4
+        if both % 4 > GROUP:
+            acc = gl.zeros([ROWS, BLOCK_N], gl.float32, MMA)
+            before = 0
+            for step in range(steps):
+                mbarrier.wait(full.index(stage), phase)
+                b = b_smem.index(stage)
+                if B_IS_NK:
+                    b = b.permute((1, 0))
+                acc = warpgroup_mma(a_smem.index(stage * GROUPS + GROUP), b, acc, use_acc=step > 0, is_async=True)
+                acc = warpgroup_mma_wait(1, deps=(acc,))  # for the step before
+                mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
+                before = stage
+                stage, phase = _next(stage, phase, STAGES)
+            acc = warpgroup_mma_wait(0, deps=(acc,))
+            mbarrier.arrive(empty.index(before), count=1)
+            left, right = _halves(acc)
+            if WIDTH == BLOCK_N // 2:
+                _store(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, left)
+                _store(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, right)
+            else:
+                first, second = _halves(left)
+                third, fourth = _halves(right)
+                _store(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, first)
+                _store(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, second)
+                _store(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column + 2 * WIDTH, third)
+                _store(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + 3 * WIDTH, fourth)
+        else:
+            for _step in range(steps):
+                mbarrier.wait(full.index(stage), phase)
+                mbarrier.arrive(empty.index(stage), count=1)
+                stage, phase = _next(stage, phase, STAGES)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def _flat_specialized_kernel(
+    a_desc,  # [M, K], tiles [64, BLOCK_K]
+    b_desc,  # [G or 1, N, K] or [G or 1, K, N], tiles of one expert
+    out_desc,  # [M, N], ragged along M, tiles of 64 rows and a quarter or half of a tile's columns
+    out_ptr,  # the same memory
+    offs_ptr,  # [G]
+    arrivals_ptr,  # [1], int64: the sum of all programs' arrivals in all launches
+    M,
+    N,
+    K,
+    G: gl.constexpr,
+    G_POW2: gl.constexpr,
+    SHARED_B: gl.constexpr,
+    B_IS_NK: gl.constexpr,
+    NUM_PROGRAMS: gl.constexpr,
+    GROUP_M: gl.constexpr,
+    LOCKSTEP: gl.constexpr,  # steps between two waits; 0: none
+    STAGES: gl.constexpr,
+    GROUPS: gl.constexpr,  # of four warps, 64 rows each
+    BUFFERS: gl.constexpr,  # of shared memory for each group's stores
+):
+    BLOCK_M: gl.constexpr = ROWS * GROUPS
+    BLOCK_N: gl.constexpr = b_desc.block_type.shape[1 if B_IS_NK else 2]
+    BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
+    experts = gl.arange(0, G_POW2, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    real = experts < G
+    ends = gl.load(offs_ptr + experts, mask=real, other=0).to(gl.int32)
+    starts = gl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(gl.int32)
+    tiles_n = gl.cdiv(N, BLOCK_N)
+    counts = gl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0) * tiles_n
+    last_items = gl.allocate_shared_memory(gl.int32, [G_POW2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    last_items.store(gl.associative_scan(counts, 0, _add))
+    tiles = gl.sum(counts, 0)
+    full_waves = tiles // NUM_PROGRAMS
+    left = tiles % NUM_PROGRAMS
+    cut = left * GROUPS <= NUM_PROGRAMS
+    whole = gl.where(cut, tiles - left, tiles)
+    items = gl.where(cut, tiles + left * (GROUPS - 1), tiles)
+    steps = gl.cdiv(K, BLOCK_K)
+
+    a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES * GROUPS, ROWS, BLOCK_K], a_desc.layout)
+    B_TILE: gl.constexpr = [STAGES, BLOCK_N, BLOCK_K] if B_IS_NK else [STAGES, BLOCK_K, BLOCK_N]
+    SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
+    b_smem = gl.allocate_shared_memory(b_desc.dtype, B_TILE, SWIZZLED)
+    out_smem = gl.allocate_shared_memory(
+        out_desc.dtype, [GROUPS * BUFFERS, ROWS, out_desc.block_type.shape[3]], SWIZZLED
+    )
+    described = gl.allocate_shared_memory(gl.int32, [4 * STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=GROUPS)
+
+    # The first partition gets the registers that the others leave. Three groups leave too few for a fourth that
+    # multiplies: with `_load` last, a tile of 192 rows takes 10 to 20 % longer.
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (
+                    _multiply,
+                    (
+                        0, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
+                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        1, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
+                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                    ),
+                ),
+                (
+                    _load,
+                    (
+                        a_desc, b_desc, a_smem, b_smem, full, empty, described, last_items, offs_ptr, arrivals_ptr,
+                        full_waves, whole, items, tiles_n, steps, SHARED_B, B_IS_NK, NUM_PROGRAMS, GROUP_M, LOCKSTEP,
+                        STAGES, GROUPS, BLOCK_N, BLOCK_K,
+                    ),
+                ),
+            ],
+            [4, 1],
+            [240, 24],
+        )  # fmt: skip
+    else:
+        gl.warp_specialize(
+            [
+                (
+                    _load,
+                    (
+                        a_desc, b_desc, a_smem, b_smem, full, empty, described, last_items, offs_ptr, arrivals_ptr,
+                        full_waves, whole, items, tiles_n, steps, SHARED_B, B_IS_NK, NUM_PROGRAMS, GROUP_M, LOCKSTEP,
+                        STAGES, GROUPS, BLOCK_N, BLOCK_K,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        0, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
+                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        1, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
+                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                    ),
+                ),
+                (
+                    _multiply,
+                    (
+                        2, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
+                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                    ),
+                ),
+            ],
+            [4, 4, 4],
+            [160, 160, 160],
+        )  # fmt: skip
+
+    # Rows past the last expert's belong to no expert and are zero.
+    ZEROS: gl.constexpr = 1024
+    WIDE: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
+    columns = gl.arange(0, ZEROS, WIDE)
+    nothing = gl.zeros([ZEROS], out_ptr.dtype.element_ty, WIDE)
+    for row in range(gl.load(offs_ptr + G - 1).to(gl.int32) + gl.program_id(0), M, NUM_PROGRAMS):
+        for first in range(0, N, ZEROS):
+            at = out_ptr + row * N.to(gl.int64) + first + columns
+            gl.store(at, nothing, mask=first + columns < N)
+
+
+def unsuitable(G: int, device: torch.device) -> str | None:
+    """Return why this kernel cannot run `G` groups on a device, or None if it can."""
+    if G > MOST_GROUPS:
+        return f"{G} groups are more than {MOST_GROUPS}"
+    return not_hopper(device_of(device))
+
+
+def prepare_specialized(
+    a: Tensor,  # [M, K] in 16 bits, for TMA
+    weights: Tensor,  # [G or 1, N, K] or [G or 1, K, N], for TMA
+    offs: Tensor,  # [G]
+    config: FlatConfig,  # specialized
+    nk: bool,
+    shared: bool,
+    zero_rest: bool,
+) -> Callable[[], Tensor]:  # [M, N]
+    """Make the descriptors; the returned callable allocates the output and launches once.
+
+    `prepare_flat` must have checked the operands and the config, and the groups must not be `unsuitable`.
+    """
+    (M, K), G, N = a.shape, offs.numel(), weights.size(1 if nk else 2)
+    swizzled = [gl.NVMMASharedLayout(128, 16, rank=rank) for rank in range(5)]
+    block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
+    groups = config.block_m // 64
+    a_desc = TensorDescriptor.from_tensor(a, [64, config.block_k], swizzled[2])
+    b_desc = TensorDescriptor.from_tensor(weights, block_b, swizzled[3])
+    # Two groups have room for two buffers of a quarter's columns each, three for one of a half's.
+    width, buffers = (config.block_n // 4, 2) if groups == 2 else (config.block_n // 2, 1)
+    programs = worker_count(a.device)
+    arrivals = _arrivals(a.device)
+
+    def run() -> Tensor:
+        out = torch.empty(M, N, dtype=a.dtype, device=a.device)
+        ragged = ragged_tma.create_ragged_descriptor(out, [64, width])
+        _flat_specialized_kernel[(programs,)](
+            a_desc,
+            b_desc,
+            TensorDescriptor(out, ragged.shape, ragged.strides, ragged.block_shape, swizzled[4]),
+            out,
+            offs,
+            arrivals,
+            M if zero_rest else 0,
+            N,
+            K,
+            G=G,
+            G_POW2=triton.next_power_of_2(G),
+            SHARED_B=shared,
+            B_IS_NK=nk,
+            NUM_PROGRAMS=programs,
+            GROUP_M=config.group_m,
+            LOCKSTEP=config.lockstep,
+            STAGES=config.num_stages,
+            GROUPS=groups,
+            BUFFERS=buffers,
+            num_warps=config.num_warps,
+        )
+        return out
+
+    return run
+
+
+def _arrivals(device: torch.device) -> Tensor:
+    """Return the device's counter, [1]; while a CUDA graph is captured, one that belongs to the graph."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int64, device=device)
+    return _counter(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _counter(index: int) -> Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=torch.device("cuda", index))
