@@ -25,8 +25,8 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import environment, machine_code, seal
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.live import Live, new_secret
-from groupbench.operators.measure.selection import why_unavailable
-from groupbench.operators.measure.worker import DYNAMO, Judge, Worker, call
+from groupbench.operators.measure.selection import imports_of, why_unavailable
+from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.operators.sizes import counted
@@ -100,10 +100,10 @@ class Workers:
 
 
 def imports(jobs: list[Job]) -> tuple[str, ...]:
-    """Return the modules that worker.preload imports for these jobs: Helion imports Dynamo, as does torch.compile."""
+    """Return the modules that the processes of these jobs will import."""
     cells = {(job.operator, job.plugins, job.mode, job.backend) for job in jobs}
-    backends = [get_backend(get_operator(name, plugins, mode), b) for name, plugins, mode, b in cells]
-    return (DYNAMO,) if any(b.kind == "helion" or "compile" in b.name for b in backends) else ()
+    backends = [(get_backend(get_operator(name, plugins, mode), b), plugins) for name, plugins, mode, b in cells]
+    return tuple(dict.fromkeys(module for backend, plugins in backends for module in imports_of(backend, plugins)))
 
 
 def probe(device: str) -> Machine:
@@ -143,6 +143,7 @@ def execute(
     done: set[Job] = set()
     kept, workers = workers is not None, workers or Workers(timeout_s)
     interrupted = True
+    preload(*imports(jobs))
     seal.renew()  # plugins were checked at import, but threads that they started then may still replace something
     until = time.monotonic() + budget_s  # after renew: on a slow machine it took all of a budget of milliseconds
     try:

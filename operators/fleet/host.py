@@ -105,8 +105,8 @@ def _open(where: DeviceChoice, device: str, session: Session, jobs: list[Job]) -
         )
     from groupbench.operators.fleet import local
 
-    chosen, imports = local.slots(where.gpus or "all", device), executor.imports(jobs)
-    return local.LocalFleet(chosen, named=where.named, budget_s=session.budget_s, imports=imports, say=session.say)
+    chosen = local.slots(where.gpus or "all", device)
+    return local.LocalFleet(chosen, named=where.named, budget_s=session.budget_s, say=session.say)
 
 
 def _host(where: DeviceChoice, fleet: Fleet) -> str:

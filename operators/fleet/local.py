@@ -23,7 +23,6 @@ from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
-from groupbench.operators.measure import worker
 from groupbench.operators.measure.warden import end_with_parent
 from groupbench.operators.sizes import counted
 from groupbench.tracker.device_lock import HELD, lock_file
@@ -122,7 +121,6 @@ class LocalFleet:
         named: bool = True,  # the user named the GPUs, so all must work
         history: Mapping[Problem, Before] | None = None,
         budget_s: float = math.inf,
-        imports: Sequence[str] = (worker.DYNAMO,),
         measure: Callable[[Batch], list[Record]] = batches.measure,
         look: Callable[[Slot], Card] | None = None,
         say: Callable[[str], None] = lambda text: None,
@@ -137,7 +135,7 @@ class LocalFleet:
         self._processes: list[_Process] = []
         self._queues: list[ThreadPoolExecutor] = []
         self.cards: list[Card] = []
-        started = [_Process(slot, imports) for slot in chosen]
+        started = [_Process(slot) for slot in chosen]
         opening = [process.pool.submit(look or _card, process.slot) for process in started]
         try:
             for process, card in zip(started, opening, strict=True):
@@ -195,15 +193,14 @@ class LocalFleet:
 class _Process:
     """One slot's process, which is restarted when it dies."""
 
-    def __init__(self, slot: Slot, imports: Sequence[str] = (worker.DYNAMO,)) -> None:
-        self.slot, self._imports = slot, imports
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
         self._guard = threading.Lock()
         self.pool = self._new()
 
     def _new(self) -> ProcessPoolExecutor:
         # The process is spawned: a fork would inherit this process's environment and the locks of its threads.
-        arguments = (self.slot, self._imports)
-        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=arguments)
+        return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_begin, initargs=(self.slot,))
 
     def run(self, measure: Callable[[Batch], list[Record]], batch: Batch) -> list[Record]:
         """Return the batch's records. Raises BrokenProcessPool if the process dies."""
@@ -223,9 +220,8 @@ class _Process:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _begin(slot: Slot, imports: Sequence[str]) -> None:
+def _begin(slot: Slot) -> None:
     """Prepare the slot's process before it imports torch."""
-    worker.preload(*imports)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(slot.variables)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from groupbench.operators import executor, plan, resume
-from groupbench.operators.measure import worker
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.plan import Selection
@@ -34,7 +33,6 @@ def measure(selections: list[Selection], device: str, session: Session) -> int:
     jobs = list_jobs(selections, device)
     late = resume.left_out(session.previous) if session.previous is not None else frozenset()
     jobs = executor.first_of(jobs, lambda job: resume.key_of_job(job) in late)
-    worker.preload(*executor.imports(jobs))
     machine = executor.probe(device)
     session.open("built-in host", machine.environment)
     jobs = resume.not_done(jobs, session.records)

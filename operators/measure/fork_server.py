@@ -1,5 +1,7 @@
 """Prepare the fork server for the processes that it starts. Only the fork server imports this module.
 
+Before it starts a process, it imports the modules that its client has asked for (`worker.preload`).
+
 It is the parent of processes whose warden was killed, and it keeps quiet about a process that had nothing to do because
 an interrupt came before its client had sent any work. At its end it removes the folder of its socket, which a client
 that was killed could not.
@@ -9,16 +11,18 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import os
 import socket
 import sys
 import traceback
+from functools import partial
 from multiprocessing import spawn
 from pathlib import Path
 from pickle import UnpicklingError
 from types import TracebackType
 
-from groupbench.operators.measure import warden
+from groupbench.operators.measure import warden, worker
 
 
 def _print_unless_abandoned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -45,11 +49,25 @@ def _socket() -> Path | None:
 def _remove(place: Path) -> None:
     with contextlib.suppress(OSError):
         place.unlink(missing_ok=True)
+        place.with_name(worker.WANTED).unlink(missing_ok=True)
         place.parent.rmdir()
+
+
+def _import_wanted(place: Path, server: int, tried: set[str]) -> None:
+    """Import the modules that the client of this server has asked for, each once."""
+    if os.getpid() != server:  # a process that the server started forks
+        return
+    with contextlib.suppress(OSError):
+        for name in place.with_name(worker.WANTED).read_text().split():
+            if name not in tried:
+                tried.add(name)
+                with contextlib.suppress(Exception):  # the process that needs it reports the error
+                    importlib.import_module(name)
 
 
 warden._prctl(warden.PR_SET_CHILD_SUBREAPER, 1)
 _place = _socket()
 if _place is not None:
     atexit.register(_remove, _place)
+    os.register_at_fork(before=partial(_import_wanted, _place, os.getpid(), set()))
 sys.excepthook = _print_unless_abandoned

@@ -5,14 +5,21 @@ It is next to the measuring code, since a comparison of commits applies it to th
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.environment import interpreter_problem
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.texts import one_line
-from groupbench.operators.operator import Operator, Target
+from groupbench.operators.operator import Backend, Operator, Target
+
+DYNAMO = "torch._dynamo"
+USES_DYNAMO = re.compile(r"helion|torch\.compile|_dynamo|_inductor")
+"""Text of a plugin that imports Dynamo, maybe only when it is called."""
 
 
 def select_mode(operator: Operator, mode: str) -> Operator:
@@ -59,6 +66,25 @@ def why_unavailable(operator: Operator, backend: str, target: Target) -> str | N
         return (one_line(str(reason)) or "its `unavailable` does not say why") if reason else None
     except (Exception, SystemExit) as error:  # in a plugin, for example: only its own cells fail
         return f"its `unavailable` raised {describe(error)}"
+
+
+def imports_of(backend: Backend, plugins: Sequence[str]) -> tuple[str, ...]:
+    """Return the large modules that a backend's processes will import, so that the fork server can import them once.
+
+    Helion and torch.compile import Dynamo. A plugin's text is searched for them: a wrong guess only costs time.
+    """
+    needs = backend.kind == "helion" or "compile" in backend.name or any(map(_mentions_dynamo, plugins))
+    return (DYNAMO,) if needs else ()
+
+
+def _mentions_dynamo(plugin: str) -> bool:
+    file, python, _ = plugin.partition(".py:")
+    module = sys.modules.get(plugin) or sys.modules.get(plugin.replace(":", ".").rpartition(".")[0])
+    path = Path(getattr(module, "__file__", None) or file + python.rstrip(":"))
+    try:
+        return USES_DYNAMO.search(path.read_text(errors="replace")) is not None
+    except OSError:
+        return False
 
 
 def default_dtypes(operator: Operator, device: str) -> tuple[str, ...]:

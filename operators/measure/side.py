@@ -46,7 +46,7 @@ from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.live import HeldTo, Live, held_to, new_secret
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
-from groupbench.operators.measure.worker import Judge, Worker, call
+from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.tracker.exits import ExitCode
 
 LOOK = 4
@@ -92,16 +92,23 @@ class AbServer:
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
         if self._job not in self._able:
-            reason = call(unavailable, self._job, self._capability)
+            reason, imports = call(look_up, self._job, self._capability)
             if reason is not None:
                 return Failure("unavailable", reason)
+            preload(*imports)
             self._able.add(self._job)
+        self._held_to = self._as_held(cell)
         self._checker = self._started(self._checker)
+        # On a GPU, each process takes a second or more to open it: let both do so at the same time.
+        judged = replace(self._job, plugins=self._held_to.home)
+        self._judging().send(Request("load", arguments=(judged,)))
         for request in (Request("adopt", self._job), Request("load")):
             reply = self._checker.ask(request)
             if isinstance(reply, Failure):
                 return self._end_on_failure(reply)
-        self._held_to = self._as_held(cell)
+        reply = self._judging().receive()
+        if isinstance(reply, Failure):
+            return self._end_on_failure(reply)
         live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
         live.prepare()
         if live.going and not live.problem and not live.interpreted:
@@ -114,7 +121,7 @@ class AbServer:
             return live.failure
         assert live.prepared is not None
         self._is_right = live.problem is None
-        flops, min_bytes = call(amounts, replace(self._job, plugins=self._held_to.home))
+        flops, min_bytes = call(amounts, judged)
         return {
             "flops": flops,
             "min_bytes": min_bytes,
@@ -245,15 +252,19 @@ def probe(device: str) -> dict[str, Any]:
     return {"capability": capability, "environment": msgspec.to_builtins(environment.detect(device))}
 
 
-def unavailable(job: Job, capability: tuple[int, int] | None) -> str | None:
-    """Return why the job's backend cannot run here, or None. Raises UsageError if operator or backend is unknown."""
-    from groupbench.operators.measure.selection import why_unavailable
+def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, tuple[str, ...]]:
+    """Return why the job's backend cannot run here, or None, and the modules that its processes will import.
+
+    Raises UsageError if operator or backend is unknown.
+    """
+    from groupbench.operators.measure.selection import imports_of, why_unavailable
     from groupbench.operators.operator import Target
     from groupbench.operators.registry import get_backend, get_operator
 
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     backend = get_backend(operator, job.backend)
-    return why_unavailable(operator, backend.name, Target(job.device, job.dtype, job.interpreted, capability))
+    target = Target(job.device, job.dtype, job.interpreted, capability)
+    return why_unavailable(operator, backend.name, target), imports_of(backend, job.plugins)
 
 
 def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ PRELOAD = (
     *("groupbench.operators.measure.cell", "groupbench.operators.measure.judge"),
     "groupbench.operators.measure.fork_server",
 )
-DYNAMO = "torch._dynamo"
-_besides = [DYNAMO]
+WANTED = "imports"
+"""File, next to the fork server's socket, with the names of further modules that the fork server is to import."""
 LOG_TAIL = 1 << 20
 """Bytes at the end of a cell's log that are searched for its last output."""
 LAST_WORDS = 300
@@ -72,17 +73,23 @@ DOING = {
 
 
 def preload(*modules: str) -> None:
-    """Set the modules that the fork server imports besides torch and Triton, before it starts; by default Dynamo.
+    """Let the fork server import these modules, if they are installed, before it starts its next process.
 
-    Importing Dynamo takes 1 to 4 s. This way, processes that need it have it, and others start sooner.
+    Importing Dynamo takes 1 to 4 s. This way, it is imported once for all processes that need it, and others start
+    sooner. Modules that were imported once stay so.
     """
-    _besides[:] = modules
+    file = Path(get_temp_dir(), WANTED)
+    before = file.read_text().split() if file.exists() else []
+    if not set(modules) <= set(before):
+        new = file.with_suffix(".new")
+        new.write_text(" ".join(dict.fromkeys([*before, *modules])))
+        new.replace(file)
 
 
 @cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*PRELOAD, *_besides])  # modules that are not installed are ignored
+    context.set_forkserver_preload(list(PRELOAD))  # modules that are not installed are ignored
     _start_quietly()
     return context
 

@@ -30,6 +30,7 @@ from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restor
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Rerouted
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.selection import DYNAMO, _mentions_dynamo
 from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run, decode, encode
 
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
@@ -412,8 +413,8 @@ def test_processes_start_in_parallel_and_outside_the_time_of_cells(
     ("backends", "expected"),
     [
         (("torch_loop", "triton_flat"), ()),
-        (("torch_loop", "helion_worklist"), (worker.DYNAMO,)),
-        (("torch_compile",), (worker.DYNAMO,)),
+        (("torch_loop", "helion_worklist"), (DYNAMO,)),
+        (("torch_compile",), (DYNAMO,)),
     ],
     ids=lambda value: "_".join(value) or "nothing",
 )
@@ -423,7 +424,30 @@ def test_dynamo_is_imported_ahead_where_a_backend_needs_it(
     assert executor.imports([job(backend, plugins=()) for backend in backends]) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "body", "expected"),
+    [
+        ("eager", "lambda x: x.c", ()),
+        ("compiled", "lambda x: torch.compile(x.c)", (DYNAMO,)),
+        ("helions", "lambda x: importlib.import_module('helion').kernel(x.c)", (DYNAMO,)),
+    ],
+)
+def test_a_plugin_is_searched_for_what_imports_dynamo(
+    name: str, body: str, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = f"import torch\nfrom groupbench.operators.operator import Backend\nB = Backend('{name}', {body}, '')\n"
+    text = text.replace("''", "'', operator='grouped_gemm'")
+    (tmp_path / f"{name}_file.py").write_text(text)
+    (tmp_path / f"{name}_module.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    for plugin in (f"{name}_file.py:B", f"{name}_file.py", f"{name}_module.B", f"{name}_module"):
+        assert executor.imports([job(name, plugins=(plugin,))]) == expected, plugin
+    assert _mentions_dynamo(str(tmp_path / "none.json")) is False
+
+
 IMPORTS = """
+import os
 import sys
 import torch
 from groupbench.operators.measure import worker
@@ -432,23 +456,32 @@ from groupbench.operators.measure.accuracy import poisoned
 def imported():
     with poisoned():
         assert torch.empty(3).isnan().all()
-    return worker.DYNAMO in sys.modules
+    return [name for name in ("torch._dynamo", "wanted", "broken") if name in sys.modules], os.getppid()
 
 if __name__ == "__main__":
-    worker.preload(*sys.argv[1:])
-    print(worker.call(imported) if sys.argv[1:] else (imported(), worker.call(imported)))
+    here = imported()[0]
+    before, server = worker.call(imported)
+    worker.preload("wanted", "broken", "missing")
+    worker.preload("torch._dynamo")
+    after, still = worker.call(imported)
+    print(here, before, after, "same server" if still == server else "another server")
 """
 
 
-@pytest.mark.parametrize(("preloaded", "expected"), [((), "(False, False)"), ((worker.DYNAMO,), "True")])
-def test_dynamo_is_imported_where_it_is_asked_for_alone(
-    preloaded: tuple[str, ...], expected: str, tmp_path: Path
-) -> None:
-    """Its import takes seconds in every process, and torch's dispatch modes import it by default."""
-    script = tmp_path / "imports.py"
-    script.write_text(IMPORTS)
-    done = subprocess.run([sys.executable, script, *preloaded], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == expected
+def test_the_fork_server_imports_what_is_asked_for_alone_and_while_it_runs(tmp_path: Path) -> None:
+    """Importing Dynamo takes seconds in every process, and torch's dispatch modes import it by default."""
+    (tmp_path / "imports.py").write_text(IMPORTS)
+    (tmp_path / "wanted.py").write_text("")
+    (tmp_path / "broken.py").write_text("raise SystemError")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "imports.py"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[] [] ['torch._dynamo', 'wanted'] same server"
+    assert done.stderr == ""
 
 
 def test_a_process_that_cannot_start_is_asked_no_more(
@@ -626,7 +659,7 @@ def test_a_reply_without_a_reader_is_dropped() -> None:
 def test_an_interrupt_while_the_fork_server_imports_is_quiet() -> None:
     """A terminal's Ctrl-C goes to the whole process group; only the process that asked may react and print."""
     script = (
-        "import time; from groupbench.operators.measure import worker; worker.preload()\n"
+        "import time; from groupbench.operators.measure import worker\n"
         "try: worker.call(time.sleep, 600, timeout_s=600)\n"
         "except KeyboardInterrupt: print('interrupted')\n"
     )
@@ -652,7 +685,6 @@ ABANDONED = """
 import os
 from multiprocessing import forkserver
 from groupbench.operators.measure import worker
-worker.preload()
 worker._context()
 for part in (b"", b"\\x80", b"\\xc2\\x80"):
     sentinel, work = forkserver._forkserver.connect_to_new_process([])

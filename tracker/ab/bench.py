@@ -137,6 +137,8 @@ class Bench(Closing):
         """End both sides. The next comparison starts new ones."""
         sides, self._sides = self._sides, None
         for process in sides or ():
+            process.leave()
+        for process in sides or ():
             process.close()
 
     @property
@@ -201,8 +203,10 @@ class Bench(Closing):
     def forget(self) -> None:
         """End the cells' processes but not the sides, because the imported files may have changed."""
         for process in self._sides or ():
+            process.send("end", self.timeout_s)
+        for process in self._sides or ():
             with contextlib.suppress(SideFailure):
-                process.ask("end", self.timeout_s)
+                process.receive()
 
     def compare(self, cell: AbCell) -> AbResult:
         """Compare the sides on a cell. If a side fails, the result's verdict is `failed`.

@@ -232,6 +232,12 @@ class SideProcess:
         self._buffer = b""
         self._process = self._start()
 
+    def leave(self) -> None:
+        """Close the process's input, which ends it unless it is working on a request."""
+        with contextlib.suppress(OSError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+
     def close(self) -> None:
         """End the process and its children, and remove its folder."""
         self._end()
@@ -239,10 +245,7 @@ class SideProcess:
 
     def _end(self) -> None:
         process = self._process
-        with contextlib.suppress(OSError):
-            if process.stdin is not None:
-                process.stdin.close()
-        # The end of its input ends the process, unless it is working on a request.
+        self.leave()
         for seconds, stop in ((2, process.terminate), (20, self._kill)):
             try:
                 process.wait(seconds)

@@ -68,6 +68,9 @@ class Played:
         self.send(verb)
         return self.receive()
 
+    def leave(self) -> None:
+        pass
+
     def close(self) -> None:
         self.alive = False
 
