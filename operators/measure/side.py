@@ -45,6 +45,7 @@ from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.live import HeldTo, Live, held_to, new_secret
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.selection import DYNAMO
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.tracker.exits import ExitCode
@@ -98,6 +99,8 @@ class AbServer:
             preload(*imports)
             self._able.add(self._job)
         self._held_to = self._as_held(cell)
+        if self._held_to.home:  # counting the operations of a plugin's operator on the meta device imports Dynamo
+            preload(DYNAMO)
         self._checker = self._started(self._checker)
         # On a GPU, each process takes a second or more to open it: let both do so at the same time.
         judged = replace(self._job, plugins=self._held_to.home)
