@@ -106,7 +106,7 @@ CONFIGS = {
 
 
 LEAST_LOCKSTEP = 4  # flat_specialized.LEAD
-SPECIALIZED_WAVES = 8  # tiles per SM; with 4, the plain kernel is faster
+SPECIALIZED_WAVES = 8  # tiles per SM; with 4, one order of tiles is 8 % slower than the plain kernel
 
 
 def candidates(mean_rows: float) -> list[FlatConfig]:
@@ -188,7 +188,7 @@ def configs_for(
     special = CONFIGS["specialized"]
     waves = M * N / (special.block_m * special.block_n * device.sms)
     if device.hopper and M > 96 * G and waves >= SPECIALIZED_WAVES:
-        configs.insert(-1, ("specialized", special, illegal(special, dtype, device)))
+        configs.insert(-1, ("default", special, illegal(special, dtype, device)))
     return configs
 
 

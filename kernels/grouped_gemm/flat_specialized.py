@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 MOST_GROUPS = 256  # the loading warp counts their tiles in the few registers it has
 ROWS = gl.constexpr(64)  # of a tile, for each group of warps: the least that wgmma multiplies
 LEAD = gl.constexpr(4)  # steps between a program's arrival and its wait, so that the counter's latency is hidden
-ARRIVALS = gl.constexpr(1 << 14)  # that each program adds to the counter in a launch: more than it has waits
+ARRIVALS = gl.constexpr(1 << 14)  # that each program adds to the counter in a launch; it waits no more often
 POLLS = gl.constexpr(32)  # about 1 us each; then another kernel occupies an SM
 
 # Triton functions that work on numbers alone, so they are valid Gluon too.
