@@ -69,7 +69,7 @@ def test_blocks_of_rows_are_as_equal_as_possible():
 
 
 def kinds(M: int, G: int, N: int, K: int, arch: str = "sm_90", of: torch.dtype = torch.bfloat16) -> list[str]:
-    """Return the kernel of each config of a problem that nobody tuned, the preferred one first."""
+    """Return the kernel of each config of an untuned problem, the preferred one first."""
     configs = flat.configs_for(M, G, N, K, of, replace(KNOWN[arch], name="untuned"), nk=True)
     return ["specialized" if config.specialized else "plain" for _, config, _ in configs]
 

@@ -121,8 +121,11 @@ def test_a_resumed_run_measures_the_cells_skipped_when_the_scheduler_died(engine
     assert 5 < len(stored) < 80
     assert b'"status":"skipped"' in records.read_bytes()
     engine.start()
-    again = marks._client(engine, records, 80, pause=True)
-    again.communicate()
+    for _ in range(3):  # on a busy machine a connection may break once more, and its cells are skipped again
+        again = marks._client(engine, records, 80, pause=True)
+        again.communicate()
+        if again.returncode == 0:
+            break
     assert again.returncode == 0
     lines = records.read_bytes().splitlines(keepends=True)
     assert stored <= set(lines)

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -68,9 +69,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+class PatientEvaluator(Evaluator):
+    """Evaluates again if other tests kept the processor busy, since a latency is not checked then."""
+
+    def evaluate(self, *args: Any, **options: Any) -> list[Evaluation]:
+        for _ in range(5):
+            evaluations = super().evaluate(*args, **options)
+            if not any("shared with other work" in (one.problem or "") for one in evaluations):
+                break
+        return evaluations
+
+
 @pytest.fixture(scope="module")
 def evaluator(folder: Path) -> Iterator[Evaluator]:
-    with Evaluator([str(folder / "doubled.py")], device="cpu", min_effect=0.3, budget_s=20) as running:
+    with PatientEvaluator([str(folder / "doubled.py")], device="cpu", min_effect=0.3, budget_s=20) as running:
         yield running
 
 
