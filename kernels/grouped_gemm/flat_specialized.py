@@ -45,18 +45,17 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.tools import ragged_tma
 
 from groupbench.kernels.device import device_of
-from groupbench.kernels.gluon_names import async_load, async_store, not_hopper
+from groupbench.kernels.gluon_names import async_load, not_hopper
 from groupbench.kernels.grouped_gemm import tile_order
+from groupbench.kernels.grouped_gemm.gluon_tiles import add, halves, ragged, store_rows, zero_past
 from groupbench.kernels.grouped_gemm.support import worker_count
 
 if TYPE_CHECKING:
@@ -68,14 +67,8 @@ LEAD = gl.constexpr(4)  # steps between a program's arrival and its wait, so tha
 ARRIVALS = gl.constexpr(1 << 14)  # that each program adds to the counter in a launch; it waits no more often
 POLLS = gl.constexpr(32)  # about 1 us each; then another kernel occupies an SM
 
-# Triton functions that work on numbers alone, so they are valid Gluon too.
+# A Triton function that works on numbers alone, so it is valid Gluon too.
 _serpentine = gluon.jit(tile_order.serpentine.fn)
-_to_ragged_indices = gluon.jit(ragged_tma.to_ragged_indices.fn)
-
-
-@gluon.jit
-def _add(x, y):
-    return x + y
 
 
 @gluon.jit
@@ -193,24 +186,6 @@ def _load(
 
 
 @gluon.jit
-def _halves(x):
-    return gl.split(x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)))
-
-
-@gluon.jit
-def _store(out_desc, smem, PENDING: gl.constexpr, start, size, row, column, tile):
-    """Write a tile through `smem` at `row` of an expert's rows; the hardware drops those past them, as in flat.py.
-
-    PENDING  stores that may still read other buffers
-    """
-    tma.store_wait(PENDING)
-    smem.store(tile.to(smem.dtype))
-    fence_async_shared()
-    billion, end, inside = _to_ragged_indices(start, size, row)
-    async_store(out_desc, [billion, end, inside, column], smem.reshape([1, 1, smem.shape[0], smem.shape[1]]))
-
-
-@gluon.jit
 def _multiply(
     GROUP: gl.constexpr,  # this group of warps: 0 has the first 64 rows of a tile
     out_desc,
@@ -258,17 +233,17 @@ def _multiply(
                 stage, phase = _next(stage, phase, STAGES)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(empty.index(before), count=1)
-            left, right = _halves(acc)
+            left, right = halves(acc)
             if WIDTH == BLOCK_N // 2:
-                _store(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, left)
-                _store(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, right)
+                store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, left)
+                store_rows(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, right)
             else:
-                first, second = _halves(left)
-                third, fourth = _halves(right)
-                _store(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, first)
-                _store(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, second)
-                _store(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column + 2 * WIDTH, third)
-                _store(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + 3 * WIDTH, fourth)
+                first, second = halves(left)
+                third, fourth = halves(right)
+                store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, first)
+                store_rows(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, second)
+                store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column + 2 * WIDTH, third)
+                store_rows(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + 3 * WIDTH, fourth)
         else:
             for _step in range(steps):
                 mbarrier.wait(full.index(stage), phase)
@@ -309,7 +284,7 @@ def _flat_specialized_kernel(
     tiles_n = gl.cdiv(N, BLOCK_N)
     counts = gl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0) * tiles_n
     last_items = gl.allocate_shared_memory(gl.int32, [G_POW2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    last_items.store(gl.associative_scan(counts, 0, _add))
+    last_items.store(gl.associative_scan(counts, 0, add))
     tiles = gl.sum(counts, 0)
     full_waves = tiles // NUM_PROGRAMS
     left = tiles % NUM_PROGRAMS
@@ -400,15 +375,7 @@ def _flat_specialized_kernel(
             [160, 160, 160],
         )  # fmt: skip
 
-    # Rows past the last expert's belong to no expert and are zero.
-    ZEROS: gl.constexpr = 1024
-    WIDE: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
-    columns = gl.arange(0, ZEROS, WIDE)
-    nothing = gl.zeros([ZEROS], out_ptr.dtype.element_ty, WIDE)
-    for row in range(gl.load(offs_ptr + G - 1).to(gl.int32) + gl.program_id(0), M, NUM_PROGRAMS):
-        for first in range(0, N, ZEROS):
-            at = out_ptr + row * N.to(gl.int64) + first + columns
-            gl.store(at, nothing, mask=first + columns < N)
+    zero_past(out_ptr, gl.load(offs_ptr + G - 1).to(gl.int32), M, N, N, NUM_PROGRAMS)
 
 
 def unsuitable(G: int, device: torch.device) -> str | None:
@@ -432,7 +399,7 @@ def prepare_specialized(
     `prepare_flat` must have checked the operands and the config, and the groups must not be `unsuitable`.
     """
     (M, K), G, N = a.shape, offs.numel(), weights.size(1 if nk else 2)
-    swizzled = [gl.NVMMASharedLayout(128, 16, rank=rank) for rank in range(5)]
+    swizzled = [gl.NVMMASharedLayout(128, 16, rank=rank) for rank in range(4)]
     block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
     groups = config.block_m // 64
     a_desc = TensorDescriptor.from_tensor(a, [64, config.block_k], swizzled[2])
@@ -444,11 +411,10 @@ def prepare_specialized(
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        ragged = ragged_tma.create_ragged_descriptor(out, [64, width])
         _flat_specialized_kernel[(programs,)](
             a_desc,
             b_desc,
-            TensorDescriptor(out, ragged.shape, ragged.strides, ragged.block_shape, swizzled[4]),
+            ragged(out, [64, width]),
             out,
             offs,
             arrivals,

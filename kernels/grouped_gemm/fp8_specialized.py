@@ -40,19 +40,18 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
     mbarrier,
     tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-from triton.tools import ragged_tma
 
 from groupbench.kernels.device import device_of
-from groupbench.kernels.gluon_names import async_load, async_store, not_hopper
+from groupbench.kernels.gluon_names import async_load, not_hopper
 from groupbench.kernels.grouped_gemm import tile_order
 from groupbench.kernels.grouped_gemm.fp8_config import Fp8Config
+from groupbench.kernels.grouped_gemm.gluon_tiles import add, halves, ragged, store_rows, zero_past
 from groupbench.kernels.grouped_gemm.quantize import SCALE_BLOCK
 from groupbench.kernels.grouped_gemm.support import worker_count
 
@@ -60,12 +59,6 @@ MOST_GROUPS = 256  # the loading warp counts their tiles in the few registers it
 
 # Triton functions that work on numbers alone, so they are valid Gluon too.
 _super_grouped = gluon.jit(tile_order.super_grouped.fn)
-_to_ragged_indices = gluon.jit(ragged_tma.to_ragged_indices.fn)
-
-
-@gluon.jit
-def _add(x, y):
-    return x + y
 
 
 @gluon.jit
@@ -118,22 +111,10 @@ def _load(
 
 
 @gluon.jit
-def _store(out_desc, smem, start, size, row, column, tile):
-    """Write a tile through `smem` at `row` of an expert's rows; the hardware drops those past them, as in flat.py."""
-    tma.store_wait(0)  # the previous store still reads smem
-    smem.store(tile.to(smem.dtype))
-    fence_async_shared()
-    billion, end, inside = _to_ragged_indices(start, size, row)
-    block = smem.reshape([1, 1, smem.shape[0], smem.shape[1]])
-    async_store(out_desc, [billion, end, inside, column], block)
-
-
-@gluon.jit
 def _store_half(out_desc, smem, start, size, row, column, half):
-    WIDTH: gl.constexpr = smem.shape[1]
-    left, right = gl.split(half.reshape([half.shape[0], 2, WIDTH]).permute((0, 2, 1)))
-    _store(out_desc, smem, start, size, row, column, left)
-    _store(out_desc, smem, start, size, row, column + WIDTH, right)
+    left, right = halves(half)
+    store_rows(out_desc, smem, 0, start, size, row, column, left)
+    store_rows(out_desc, smem, 0, start, size, row, column + smem.shape[1], right)
 
 
 @gluon.jit
@@ -288,7 +269,7 @@ def _fp8_specialized_kernel(
     tiles_n = gl.cdiv(N, BLOCK_N)
     steps = gl.cdiv(K, BLOCK_K)
     last_tiles = gl.allocate_shared_memory(gl.int32, [G_POW2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    last_tiles.store(gl.associative_scan(counts, 0, _add))
+    last_tiles.store(gl.associative_scan(counts, 0, add))
 
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], b_desc.layout)
@@ -332,15 +313,7 @@ def _fp8_specialized_kernel(
         [240, 24],  # registers of their threads; the first partition gets the rest
     )  # fmt: skip
 
-    # Rows past the last expert's belong to no expert and are zero.
-    WIDTH: gl.constexpr = 1024
-    WIDE: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
-    columns = gl.arange(0, WIDTH, WIDE)
-    nothing = gl.zeros([WIDTH], out_ptr.dtype.element_ty, WIDE)
-    for row in range(gl.load(offs_ptr + G - 1).to(gl.int32) + gl.program_id(0), M, NUM_PROGRAMS):
-        for first in range(0, N, WIDTH):
-            at = out_ptr + row * out_stride.to(gl.int64) + first + columns
-            gl.store(at, nothing, mask=first + columns < N)
+    zero_past(out_ptr, gl.load(offs_ptr + G - 1).to(gl.int32), M, N, out_stride, NUM_PROGRAMS)
 
 
 def unsuitable(b: Tensor) -> str | None:
@@ -383,7 +356,7 @@ def prepare_specialized(
             b_desc,
             scale_a,
             scale_b,
-            _ragged(out, block_out),
+            ragged(out, block_out),
             out,
             offs,
             M,
@@ -404,10 +377,3 @@ def prepare_specialized(
         return out
 
     return run
-
-
-def _ragged(out: Tensor, block: list[int]) -> TensorDescriptor:
-    """Return triton.tools.ragged_tma's descriptor with Gluon's layout: each store names the row to cut off at."""
-    ragged = ragged_tma.create_ragged_descriptor(out, block)
-    layout = gl.NVMMASharedLayout(2 * block[1], 16, rank=4)
-    return TensorDescriptor(out, ragged.shape, ragged.strides, ragged.block_shape, layout)

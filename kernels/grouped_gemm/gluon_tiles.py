@@ -1,0 +1,59 @@
+"""Parts that the Gluon kernels share: how a tile leaves, and which rows are zero."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+from triton.tools import ragged_tma
+
+from groupbench.kernels.gluon_names import async_store
+
+# A Triton function that works on numbers alone, so it is valid Gluon too.
+_to_ragged_indices = gluon.jit(ragged_tma.to_ragged_indices.fn)
+
+
+@gluon.jit
+def add(x, y):
+    return x + y
+
+
+@gluon.jit
+def halves(x):
+    """Return the left and right halves of a tile's columns."""
+    return gl.split(x.reshape([x.shape[0], 2, x.shape[1] // 2]).permute((0, 2, 1)))
+
+
+@gluon.jit
+def store_rows(out_desc, smem, PENDING: gl.constexpr, start, size, row, column, tile):
+    """Write a tile through `smem` at `row` of an expert's rows; the hardware drops those past them, as in flat.py.
+
+    PENDING  stores that may still read other buffers
+    """
+    tma.store_wait(PENDING)
+    smem.store(tile.to(smem.dtype))
+    fence_async_shared()
+    billion, end, inside = _to_ragged_indices(start, size, row)
+    async_store(out_desc, [billion, end, inside, column], smem.reshape([1, 1, smem.shape[0], smem.shape[1]]))
+
+
+@gluon.jit
+def zero_past(out_ptr, owned, M, N, out_stride, NUM_PROGRAMS: gl.constexpr):
+    """Set rows owned..M of out [M, N] to zero, as experts.py does: they belong to no expert."""
+    WIDTH: gl.constexpr = 1024
+    WIDE: gl.constexpr = gl.BlockedLayout([8], [32], [gl.num_warps()], [0])
+    columns = gl.arange(0, WIDTH, WIDE)
+    nothing = gl.zeros([WIDTH], out_ptr.dtype.element_ty, WIDE)
+    for row in range(owned + gl.program_id(0), M, NUM_PROGRAMS):
+        for first in range(0, N, WIDTH):
+            at = out_ptr + row * out_stride.to(gl.int64) + first + columns
+            gl.store(at, nothing, mask=first + columns < N)
+
+
+def ragged(out: Tensor, block: list[int]) -> TensorDescriptor:
+    """Return triton.tools.ragged_tma's descriptor with Gluon's layout: each store names the row to cut off at."""
+    descriptor = ragged_tma.create_ragged_descriptor(out, block)
+    layout = gl.NVMMASharedLayout(min(2 * block[1], 128), 16, rank=4)
+    return TensorDescriptor(out, descriptor.shape, descriptor.strides, descriptor.block_shape, layout)
