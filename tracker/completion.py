@@ -85,7 +85,7 @@ class BackendName(_Names):
         operators = operators_of(ctx)
         marks = ", ".join("?" * len(operators))
         where = f" where operator in ({marks})" if operators else ""
-        return f"select distinct backend from series{where}", operators  # nosec B608 # question marks alone
+        return f"select distinct backend from series{where}", operators  # noqa: S608 # question marks alone
 
 
 class RunId(_Stored):

@@ -43,7 +43,7 @@ def device_name(device: str, gpu_uuid: str | None) -> str:
 def lock_file(device: str) -> Path:
     """Return the lock file of a device, by its `device_name`."""
     # All accounts share the folder: only its own kind of file is written to, and the text of one is not trusted.
-    folder = Path(os.environ.get("GROUPBENCH_LOCKS") or "/tmp")  # nosec B108
+    folder = Path(os.environ.get("GROUPBENCH_LOCKS") or "/tmp")  # noqa: S108
     return folder / f"groupbench-{device.replace('/', '_')}.lock"
 
 

@@ -120,10 +120,10 @@ def damage(path: Path, rng: random.Random) -> str:
 def _in_a_value(path: Path, content: bytes, rng: random.Random) -> int:
     with closing(sqlite3.connect(path)) as connection:
         table = rng.choice(["point", "series", "run", "commit", "environment", "kernel_set", "alert", "pin"])
-        (number,) = connection.execute(f'SELECT max(id) FROM "{table}"').fetchone()  # nosec B608 # a table of the list above
+        (number,) = connection.execute(f'SELECT max(id) FROM "{table}"').fetchone()  # noqa: S608 # a table of the list above
         if number is None:
             return rng.randrange(len(content))
-        query = f'SELECT * FROM "{table}" WHERE id = ?'  # nosec B608
+        query = f'SELECT * FROM "{table}" WHERE id = ?'  # noqa: S608
         row = connection.execute(query, (rng.randint(1, number),)).fetchone()
     texts = [value.encode() if isinstance(value, str) else value for value in row if isinstance(value, str | bytes)]
     value = rng.choice(texts)

@@ -46,7 +46,7 @@ SERIES, NIGHTS = 6, 24
 
 KILLS_BETWEEN_CHECKS = 10
 START_S = 60.0
-TOKEN = "played-token-of-the-marks"  # nosec B105 # of a server for one round
+TOKEN = "played-token-of-the-marks"  # noqa: S105 # of a server for one round
 MARK = "KILL_MARKS"
 """Environment variable by which the processes of one round are found."""
 

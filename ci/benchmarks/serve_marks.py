@@ -42,7 +42,7 @@ import nights
 MARK_MS = 300
 MARK_HOSTILE_S = 5.0
 SHAPES = {"20,000 series × 50 nights": (20_000, 50), "2,000 series × 500 nights": (2_000, 500)}
-TOKEN = "played-token-of-the-marks"  # nosec B105 # of a server for one round
+TOKEN = "played-token-of-the-marks"  # noqa: S105 # of a server for one round
 SLOW_CONNECTIONS = 100
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -137,7 +137,7 @@ def _databases(folder: Path, own: list[str] | None, cluster: Cluster | None) -> 
             yield title, str(place)
         else:
             name, half_name = f"serve_{series}_{number}", f"half_{series}_{number}"
-            exists = f"SELECT 1 FROM pg_database WHERE datname = '{name}'"  # nosec B608 # a name made of numbers
+            exists = f"SELECT 1 FROM pg_database WHERE datname = '{name}'"  # noqa: S608 # a name made of numbers
             if not cluster.execute(exists):
                 cluster.execute(f"DROP DATABASE IF EXISTS {half_name}")
                 cluster.execute(f"CREATE DATABASE {half_name}")

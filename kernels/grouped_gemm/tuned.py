@@ -168,7 +168,7 @@ def tune_here(
         try:
             run = prepare(config)
             run()
-        except Exception:  # nosec B112 # of any kind: the others are tried
+        except Exception:  # noqa: S112 # of any kind: the others are tried
             continue
         runs.append((config, run))
     if not runs:

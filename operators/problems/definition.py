@@ -281,7 +281,7 @@ class PublishedProblem:
         linecache.cache[name] = (len(self.file.reference), None, self.file.reference.splitlines(keepends=True), name)
         names: dict[str, Any] = {"__name__": f"reference_of_{self.file.name}"}
         # The user chose to run this Python code, like that of a backend.
-        exec(compile(self.file.reference, name, "exec"), names)  # nosec B102
+        exec(compile(self.file.reference, name, "exec"), names)  # noqa: S102
         if "run" not in names:
             raise UsageError(f"{self.path}: the reference has no function `run`")
         return names

@@ -14,7 +14,7 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
 
-TOKEN = "GROUPBENCH_TOKEN"  # nosec B105 # the name of a variable
+TOKEN = "GROUPBENCH_TOKEN"  # noqa: S105 # the name of a variable
 
 
 class ServeError(TrackerError):

@@ -125,7 +125,8 @@ def _once(request: HttpRequest) -> HttpResponse:
     if request.body is not None:
         data = json.dumps(request.body).encode()
         headers["Content-Type"] = "application/json; charset=utf-8"
-    outgoing = urllib.request.Request(request.url, data, headers, method=request.method)
+    # The callers check that the URL begins with https:// or http://.
+    outgoing = urllib.request.Request(request.url, data, headers, method=request.method)  # noqa: S310
     try:
         with _opener.open(outgoing, timeout=TIMEOUT_S) as stream:
             return _response(stream.status, stream.headers, stream.read(_LARGEST))

@@ -117,7 +117,7 @@ class Forge(ABC):
 
 class GitHub(Forge):
     kind = "github"
-    token_name = "GITHUB_TOKEN"  # nosec B105 # the name of a variable
+    token_name = "GITHUB_TOKEN"  # noqa: S105 # the name of a variable
     user_key, author_key, edit = "login", "user", "PATCH"
     answers_bots = True
 
@@ -152,7 +152,7 @@ class GitHub(Forge):
 
 class GitLab(Forge):
     kind = "gitlab"
-    token_name = "GITLAB_TOKEN"  # nosec B105 # the name of a variable
+    token_name = "GITLAB_TOKEN"  # noqa: S105 # the name of a variable
     user_key, author_key, edit = "username", "author", "PUT"
     answers_bots = False
 

@@ -151,7 +151,7 @@ def spark(values: Sequence[float | None], width: int = 110, height: int = 22) ->
     points = [(3 + step * i, 3 + (height - 6) * (high - v) / ((high - low) or 1)) for i, v in enumerate(numbers)]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
     x, y = points[-1]
-    return Markup(  # nosec B704 # numbers alone
+    return Markup(  # noqa: S704 # numbers alone
         f'<svg class="spark" width="{width}" height="{height}" viewBox="0 0 {width} {height}" aria-hidden="true">'
         f'<polyline points="{path}"/><circle cx="{x:.1f}" cy="{y:.1f}" r="2.2"/></svg>'
     )

@@ -148,7 +148,7 @@ class Guard:
             raise Refused("the form is not of this session; open its page again", 403)
 
 
-MAKE_TOKEN = "`(umask 077; python -c 'import secrets; print(secrets.token_urlsafe())' > token)` makes one"  # nosec B105 # a command
+MAKE_TOKEN = "`(umask 077; python -c 'import secrets; print(secrets.token_urlsafe())' > token)` makes one"  # noqa: S105 # a command
 
 
 def same_site(request: Request) -> None:

@@ -162,7 +162,7 @@ def _opens(path: Path) -> bool:
             if revision == HEAD:
                 for table in Base.metadata.sorted_tables:
                     names = table.columns.keys()
-                    connection.execute(f"SELECT {_quoted(*names)} FROM {_quoted(table.name)} LIMIT 0")  # nosec B608
+                    connection.execute(f"SELECT {_quoted(*names)} FROM {_quoted(table.name)} LIMIT 0")  # noqa: S608
             return bool(our_tables)
     except (sqlite3.Error, UnicodeDecodeError, TypeError):
         return False
@@ -277,7 +277,7 @@ def _layout(connection: sqlite3.Connection, table: str) -> _Layout | None:
 def _count(connection: sqlite3.Connection, database: str, table: str) -> int | None:
     """Return the number of rows of a table, or None if they cannot be counted."""
     try:
-        query = f"SELECT count(*) FROM {_quoted(database)}.{_quoted(table)}"  # nosec B608 # quoted
+        query = f"SELECT count(*) FROM {_quoted(database)}.{_quoted(table)}"  # noqa: S608 # quoted
         return int(connection.execute(query).fetchone()[0])
     except sqlite3.Error:
         return None
@@ -286,7 +286,7 @@ def _count(connection: sqlite3.Connection, database: str, table: str) -> int | N
 def _copy_table(connection: sqlite3.Connection, table: str, names: list[str]) -> int | None:
     """Copy a table unless a page of it is damaged. Return the number of rows that it should have, None if unknown."""
     insert = f"INSERT OR IGNORE INTO main.{_quoted(table)} ({_quoted(*names)})"
-    select = f"SELECT {_quoted(*names)} FROM damaged.{_quoted(table)} NOT INDEXED"  # nosec B608 # quoted
+    select = f"SELECT {_quoted(*names)} FROM damaged.{_quoted(table)} NOT INDEXED"  # noqa: S608 # quoted
     with suppress(sqlite3.Error):
         connection.execute(f"{insert} {select}")
     return _count(connection, "damaged", table)
@@ -314,8 +314,9 @@ def _copy_leaves(
         unreadable[name] += leaf.unreadable + len(leaf.rows) - len(rows)
         columns = layouts[name].names
         for length in {len(values) for _, values in rows}:
+            into = f"main.{_quoted(name)} ({_quoted(*columns[:length])})"
             connection.executemany(
-                f"INSERT OR IGNORE INTO main.{_quoted(name)} ({_quoted(*columns[:length])}) VALUES " + _places(length),
+                f"INSERT OR IGNORE INTO {into} VALUES {_places(length)}",  # noqa: S608 # quoted
                 [(rowid, *values[1:]) for rowid, values in rows if len(values) == length],
             )
     connection.execute("COMMIT")
@@ -366,7 +367,7 @@ def _delete(made: Path, problems: list[DatabaseProblem], done: Repaired) -> None
     with closing(sqlite3.connect(made)) as connection, connection:  # does not enforce foreign keys
         for problem in problems:
             rows = [(key,) for key in problem.keys]
-            statement = f"DELETE FROM {_quoted(str(problem.table))} WHERE id = ?"  # nosec B608 # quoted
+            statement = f"DELETE FROM {_quoted(str(problem.table))} WHERE id = ?"  # noqa: S608 # quoted
             number = connection.executemany(statement, rows).rowcount
             if problem.kind != "orphan" and problem.table is not None:
                 done.rows[problem.table] += number

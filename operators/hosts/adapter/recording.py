@@ -335,7 +335,7 @@ def _latency(op: Any, metrics: Any) -> Latency | None:
 
 def _restored(done: Finished) -> Any:
     if done.metrics is not None:
-        return pickle.loads(done.metrics)  # nosec B301 # written by this user's own process a moment ago
+        return pickle.loads(done.metrics)  # noqa: S301 # written by this user's own process a moment ago
     return triton_op.BenchmarkOperatorMetrics(error_msg=done.message, extra_metrics={})
 
 
