@@ -218,7 +218,9 @@ timing = _group(
         help="Idle before each burst (cooled), or keep the GPU busy (sustained).",
     ),
     click.option("--bursts", type=click.IntRange(1, 1000), default=4, show_default=True, help="Bursts per cell."),
-    click.option("--samples", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Runs per burst."),
+    click.option(
+        "--samples", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Timed calls per burst."
+    ),
     click.option("--idle", type=Duration(most=3600), default="0.3s", show_default=True, help="Pause before a burst."),
     click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph."),
     click.option(

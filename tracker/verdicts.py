@@ -107,7 +107,7 @@ class Verdict(StrEnum):
 
     @property
     def fails(self) -> bool:
-        """Whether the verdict is a certain change for the worse, which opens an alert."""
+        """Return whether the verdict is a certain change for the worse, which opens an alert."""
         return self.exit is ExitCode.FAILED
 
 

@@ -60,7 +60,7 @@ class CellLatency:
 
     @property
     def right(self) -> bool:
-        """Whether the result is correct; a wrong cell is shown, but its speed never counts."""
+        """Return whether the result is correct; a wrong cell is shown, but its speed never counts."""
         return self.record.status == "ok"
 
     @property

@@ -71,7 +71,7 @@ class Moves:
 
     @property
     def any(self) -> bool:
-        """Whether any input can move."""
+        """Return whether any input can move."""
         return bool(self._parts)
 
     def set(self, secret: int | None, step: int = 0) -> None:

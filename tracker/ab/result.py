@@ -258,7 +258,7 @@ class AbResult:
 
     @property
     def is_worse(self) -> bool:
-        """Whether head is slower, less accurate, or wrong while base is right."""
+        """Return whether head is slower, less accurate, or wrong while base is right."""
         return self.direction == "slower" or self.accuracy_change in ("wrong", "less accurate")
 
 

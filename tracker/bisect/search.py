@@ -56,7 +56,7 @@ class AbFinding:
 
     @property
     def is_worse(self) -> bool:
-        """Whether head is slower, less accurate, or wrong while base is right, as for `ab`."""
+        """Return whether head is slower, less accurate, or wrong while base is right, as for `ab`."""
         return (self.effect or 0.0) > 0 or self.accuracy in ("wrong", "less accurate")
 
 

@@ -156,7 +156,7 @@ def accept_transition(db: str, run: str | None, reason: str | None, who: str | N
 
     RUN is the start of a run's id. Default: the newest run.
 
-    The gate judges by the new levels from now on. On another card, history continues from the earlier results. A code
+    The gate judges by the new levels from now on. On another GPU, history continues from the earlier results. A code
     change at the same time is accepted with it, so run `groupbench confirm` first to separate the two.
     """
     from groupbench.tracker.errors import QueryError

@@ -36,11 +36,11 @@ COLUMNS = (
 def gains(context: click.Context, run_id: str | None, form: Format | None, **fields: Any) -> None:
     """List the problems of a run by the time that an optimal kernel would save per call, most first.
 
-    Each problem counts with its fastest backend. An optimal kernel needs the speed of light: the time to move the
-    bytes and compute the flops at the rates of the operator `canary` (a copy and a matrix product), which the same run
-    must have measured on the same GPU. `gap` is the latency divided by the speed of light. `share` is the problem's
-    part of the time that all listed problems could save, so select the products of a model's layer with --operator,
-    --shape and --where to see which of them is worth the work.
+    Each problem counts with its fastest backend. An optimal kernel runs at the speed of light: it takes the time to
+    move the bytes and compute the flops at the rates of the operator `canary` (a copy and a matrix product), which the
+    same run must have measured on the same GPU. `gap` is the latency divided by the speed of light. `share` is the
+    problem's part of the time that all listed problems could save. To see which products of a model's layer are worth
+    the work, select them with --operator, --shape and --where.
 
     Exit codes: 0 ok, 2 usage error, 3 no cell has a known speed of light.
     """

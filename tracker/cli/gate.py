@@ -73,7 +73,7 @@ COLUMNS = (
 @click.option(
     "--strict",
     is_flag=True,
-    help="Fail on acknowledged regressions (exit code 1) and on series too new to judge (exit code 3).",
+    help="Fail on acknowledged regressions (exit code 1) and on series too new or too noisy to judge (exit code 3).",
 )
 @click.option(
     "--window",
@@ -123,7 +123,7 @@ def gate(
     0  ok: nothing changed, something improved, or every regression is acknowledged
     1  latency, accuracy or repeatability regressed, or a result is wrong
     2  usage error, or an output failed
-    3  incomplete: an unconfirmed suspect, a failed or missing cell, or nothing measured
+    3  incomplete: a suspect or unresolved series, a failed or missing cell, or nothing measured
     4  a series moved on a machine that is new to it
     """
     from groupbench.tracker import git

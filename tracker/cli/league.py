@@ -31,7 +31,7 @@ def league(context: click.Context, words: tuple[str, ...], as_json: bool, output
 
     The page lists every problem, so it also shows where a backend is slower than others.
     WHAT is as in `compare`: a commit, run:ID, `latest`, a date, or a file of records, which needs no database.
-    Backends are compared on the same problem, card, toolchain and commit.
+    Backends are compared on the same problem, GPU, toolchain and commit.
 
     Exit codes: 0 ok, 2 usage error, 4 nothing can be compared.
     """

@@ -87,11 +87,11 @@ def night(
     a device.
 
     Writes the database, report.html, the run's records in records/, and the verdict for CI in artifacts/. To change
-    places and times, set fields of groupbench.toml or GROUPBENCH_DB, _RECORDS, _ARTIFACTS, _REPORT, _CONFIRM_MINUTES,
-    _WAIT_MINUTES, _POST and _WEBHOOK.
+    these paths and the time limits, set fields of groupbench.toml, or the environment variables GROUPBENCH_DB,
+    _RECORDS, _ARTIFACTS, _REPORT, _CONFIRM_MINUTES, _WAIT_MINUTES, _POST and _WEBHOOK.
 
     With --toolchain NAME, the verdict and the report are written to artifacts/NAME/. The plan of the run is
-    PLAN@NAME, so its comment is another one, and its cells are compared with its own previous run.
+    PLAN@NAME, so the run has its own comment, and its cells are compared with the previous run of that plan.
 
     Exit codes: those of the gate (0 ok, 1 regression or wrong result, 2 usage error, 3 incomplete, 4 not comparable),
     75 another run holds this device, 130 interrupted.

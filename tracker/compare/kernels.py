@@ -33,7 +33,7 @@ class KernelPair:
 
     @property
     def same(self) -> bool:
-        """Whether both sides launch the same code with the same config."""
+        """Return whether both sides launch the same code with the same config."""
         before, after = self.before, self.after
         if before is None or after is None or before.hash is None or before.launches != after.launches:
             return before == after

@@ -59,7 +59,7 @@ def levels(row: Judged) -> tuple[float | None, float | None]:
 
 
 def _over_since(alert: AlertRow, row: Judged) -> bool:
-    """Whether a row's problem is a new one: the result was correct, or repeatable, after the alert's change."""
+    """Return whether a row's problem is a new one: the result was correct, or repeatable, after the alert's change."""
     if row.span is None or alert.metric not in ("repeatability", "result") or alert.metric != row.what:
         return False
     return not Span(alert.base_run, alert.run).overlaps(row.span)

@@ -72,7 +72,7 @@ class AlertRules:
         return row
 
     def _holds(self, alert: AlertRow, row: Judged) -> bool:
-        """Whether an alert is open and its level persists on the same machine."""
+        """Return whether an alert is open and its level persists on the same machine."""
         if alert.state not in alerts.OPEN or alert.metric == "result" or row.point is None:
             return False
         return alert.machine == row.point.environment.machine and not is_back(alert, row)

@@ -243,7 +243,7 @@ def lapsed(session: Session, alert: AlertRow, run: RunRow) -> bool:
 
 
 def _contains(session: Session, commit: str, wanted: str) -> bool:
-    """Whether a commit is another or its descendant: by parents, by git, or else by the stored order."""
+    """Return whether a commit is another or its descendant: by parents, by git, or else by the stored order."""
     if commit == wanted or wanted in ancestors(session, commit):
         return True
     by_git = git.is_ancestor(wanted, commit)

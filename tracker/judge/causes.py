@@ -90,7 +90,7 @@ DRIFT = "drift"
 
 
 def _other_config(before: Sequence[Kernel], after: Sequence[Kernel]) -> bool:
-    """Whether kernels of the same names were compiled from another config."""
+    """Return whether kernels of the same names were compiled from another config."""
     old, new = ([kernel for kernel in side if not kernel.external] for side in (before, after))
     if [kernel.name for kernel in old] != [kernel.name for kernel in new]:
         return False

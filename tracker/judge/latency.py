@@ -59,7 +59,7 @@ class LatencyFinding:
 
     @property
     def with_toolchain(self) -> bool:
-        """Whether the toolchain changed along with the latency."""
+        """Return whether the toolchain changed along with the latency."""
         used = self.past.toolchain
         return self.finding.index is not None and bool(used[self.ends[0]] != used[self.ends[1]])
 
@@ -308,7 +308,7 @@ class LatencyRule:
         return self._to_confirm(replace(row, verdict=verdict, note=note), row.span.base)
 
     def _machine_moved(self, row: Judged, span: Span, slower: bool) -> bool:
-        """Whether a canary of the same machine moved in the same direction at the same time."""
+        """Return whether a canary of the same machine moved in the same direction at the same time."""
         assert row.point is not None
         spans = self.machines_moved.get((row.point.environment.machine, slower), ())
         return any(span.overlaps(canary) for canary in spans)

@@ -50,7 +50,7 @@ class Transition:
 
     @property
     def replaceable(self) -> bool:
-        """Whether the old toolchain can run on the new machine by installing the old packages."""
+        """Return whether the old toolchain can run on the new machine by installing the old packages."""
         return software_identity(self.old) != software_identity(self.new)
 
     @property

@@ -59,7 +59,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class News:
-    """Whether a change is news in this run, and whether to show it."""
+    """The age of a change in this run, and whether to show it."""
 
     since: int = 0  # results on the new level, including this one
     old: bool = False  # so many that the change no longer counts
@@ -112,7 +112,7 @@ class Judged:
 
     @property
     def further(self) -> bool:
-        """Whether the row's metric is judged by the shared rules."""
+        """Return whether the row's metric is judged by the shared rules."""
         return self.metric is not None and self.metric.rule != "own"
 
     @property
@@ -140,19 +140,19 @@ class Judged:
 
     @property
     def better(self) -> bool:
-        """Whether the change is an improvement."""
+        """Return whether the change is an improvement."""
         if self.metric is None or self.change is None:
             return False
         return self.change > 0 if self.metric.better == "higher" else self.change < 0
 
     @property
     def judged_latency(self) -> bool:
-        """Whether the latency was compared with earlier ones, whatever the verdict."""
+        """Return whether the latency was compared with earlier ones, whatever the verdict."""
         return self.point is not None and self.point.timed and self.verdict not in _UNJUDGED
 
     @property
     def acknowledged(self) -> bool:
-        """Whether the row is an acknowledged regression."""
+        """Return whether the row is an acknowledged regression."""
         return self.verdict is Verdict.REGRESSED and self.alert is not None and self.alert.state == "acknowledged"
 
     def exit_code(self, strict: bool) -> ExitCode:
@@ -235,7 +235,7 @@ class Gate:
 
     @property
     def blind(self) -> bool:
-        """Whether the run passed although none of its latencies could be judged."""
+        """Return whether the run passed although none of its latencies could be judged."""
         judged, timed = latencies(self.rows)
         return self.exit_code is ExitCode.OK and timed > 0 and judged == 0
 

@@ -52,7 +52,7 @@ class GateResult:
 
     @property
     def changed(self) -> bool:
-        """Whether the run deserves attention: it fails, a series improved, or an alert changed its state."""
+        """Return whether the run deserves attention: it fails, a series improved, or an alert changed its state."""
         gate = self.gate
         return gate.exit_code != 0 or self.moved or any(row.verdict is Verdict.IMPROVED for row in gate.notable)
 

@@ -184,7 +184,7 @@ class PointRow:
 
     @property
     def timed(self) -> bool:
-        """Whether the point has a correct result and a real latency."""
+        """Return whether the point has a correct result and a real latency."""
         return self.status == "ok" and self.median_ms is not None and self.timing in ("gpu", "cpu")
 
     @property

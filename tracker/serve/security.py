@@ -80,7 +80,7 @@ class Guard:
 
     @property
     def writes(self) -> bool:
-        """Whether this server accepts changes at all."""
+        """Return whether this server accepts changes at all."""
         return self._digest is not None
 
     def knows(self, token: str) -> bool:

@@ -65,7 +65,7 @@ class SeriesFinding:
 
     @property
     def only_better(self) -> bool:
-        """Whether the whole interval of a change is below zero, so that it can only be an improvement."""
+        """Return whether the whole interval of a change is below zero, so that it can only be an improvement."""
         return self.high is not None and self.high < 0
 
 

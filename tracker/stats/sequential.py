@@ -229,7 +229,7 @@ def _alpha_at(n: int, alpha: float) -> float:
 
 
 def _is_look(n: int) -> bool:
-    """Whether to look after block n: after every block at first, later after every second and fourth to save alpha."""
+    """Return whether to look after block n: after each at first, later after every second and fourth to save alpha."""
     return n <= 24 or (n <= 48 and n % 2 == 0) or n % 4 == 0
 
 

@@ -82,7 +82,7 @@ def _suspicions(batch: SeriesBatch, learnt: Noise, limit: float) -> dict[int, Su
 
 
 def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
-    """Whether no night since `stop` has cleared a suspect. y: [n]"""
+    """Return whether no night since `stop` has cleared a suspect. y: [n]"""
     effect = float(y[then.index :].mean()) - then.level
     if abs(effect) < min_effect / 2 or effect * then.size < 0:
         return False

@@ -296,7 +296,7 @@ class _Writer:
 
 
 def _adds(known: Any, new: Any) -> bool:
-    """Whether a value only adds to the known one: a first value, or further sizes."""
+    """Return whether a value only adds to the known one: a first value, or further sizes."""
     if isinstance(known, dict) and isinstance(new, dict):
         return known != new and known.items() <= new.items()
     return known is None and new is not None

@@ -150,7 +150,7 @@ def _page_bytes(head: bytes | bytearray) -> int:
 
 
 def _opens(path: Path) -> bool:
-    """Whether SQLite can use the definitions of our tables."""
+    """Return whether SQLite can use the definitions of our tables."""
     try:
         with closing(sqlite3.connect(path)) as connection:
             connection.execute("SELECT version_num FROM alembic_version LIMIT 0")
@@ -185,7 +185,7 @@ class _Layout:
     required: list[bool]
 
     def fits(self, values: list[Any]) -> bool:
-        """Whether a row's values can be of this table. SQLite stores null for the id, which is the row's number."""
+        """Return whether a row can belong to this table. SQLite stores null for the id, which is the row's number."""
         if not len(self.names) - _ADDED_COLUMNS <= len(values) <= len(self.names) or values[0] is not None:
             return False
         return not any(

@@ -51,7 +51,7 @@ def tables(location: Path | str) -> dict[str, list[Any]]:
 
 
 def untouched(location: Path | str) -> bool:
-    """Whether no database was made."""
+    """Return whether no database was made."""
     return not location.exists() if isinstance(location, Path) else tables(location) == {}
 
 
