@@ -1,12 +1,13 @@
 """Measure the dashboard on a million points, alone and with hostile clients.
 
-    python ci/benchmarks/serve_marks.py [--database postgresql] [--keep DIR] [--rounds 40]
+    python ci/benchmarks/serve_marks.py [--database postgresql] [--keep DIR] [--rounds 40] [--one-address]
 
 Makes two databases of a million points (see nights.py), one with many series and one with long ones, which takes about
 ten minutes. `groupbench serve --write` runs on each, and every page is requested over HTTP, one after the other, each
 time for another series, run or part of a list. The second table is measured while three hostile clients do their worst
-(see HOSTILE). A page misses its target if its first answer or its 95th percentile takes more than 300 ms; a hostile
-request misses if its answer takes more than 5 s. The exit code is then 1, as after a traceback of the server.
+(see HOSTILE), each from an address of its own. A page misses its target if its first answer or its 95th percentile
+takes more than 300 ms; a hostile request misses if its answer takes more than 5 s. The exit code is then 1, as after a
+traceback of the server.
 
 CPU is that of the server per request, and with PostgreSQL that of its processes; unlike the times it depends little on
 other work on the machine, whose load is printed above each table.
@@ -55,11 +56,14 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="Keep the data here, and reuse it.")
     parser.add_argument("--db", action="append", help="Measure this database instead; may be repeated.")
     parser.add_argument("--rounds", type=int, default=40, metavar="N", help="Requests of each page.")
+    parser.add_argument("--one-address", action="store_true", help="The hostile clients have the address of the other.")
     parser.add_argument("--hostile", help=argparse.SUPPRESS)  # a process of its own is such a client
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hostile:
-        HOSTILE[options.hostile](options.port)
+        HOSTILE[options.hostile](
+            Attack(options.port, "127.0.0.1" if options.one_address else _address(options.hostile))
+        )
         return 0
     missed: list[str] = []
     with ExitStack() as stack:
@@ -69,7 +73,7 @@ def main() -> int:
         if options.database == "postgresql" and not options.db:
             cluster = stack.enter_context(postgresql(folder / "postgresql"))
         for title, database in _databases(folder, options.db, cluster):
-            missed += [f"{title}: {each}" for each in _measure(title, database, options.rounds, cluster)]
+            missed += [f"{title}: {each}" for each in _measure(title, database, options, cluster)]
     print(f"\nmissed: {'; '.join(missed) or 'nothing'}")
     return 1 if missed else 0
 
@@ -170,8 +174,9 @@ class Client:
         return json.loads(self.ask(path)[1])
 
 
-def _measure(title: str, database: str, rounds: int, cluster: Cluster | None) -> list[str]:
+def _measure(title: str, database: str, options: argparse.Namespace, cluster: Cluster | None) -> list[str]:
     """Print both tables of a database; return the pages and requests that miss their target."""
+    rounds = options.rounds
     with _server(database) as (server, port, errors):
         client = Client(port)
         began = time.perf_counter()
@@ -183,7 +188,7 @@ def _measure(title: str, database: str, rounds: int, cluster: Cluster | None) ->
         pages = _pages(client)
         missed = _table(f"{title}, alone", client, pages, rounds, cpu, {"overview": overview_ms})
         print(f"\nthe newest run is judged {judged_s:.1f} s after the first request", flush=True)
-        with _hostile(port) as reports:
+        with _hostile(port, options.one_address) as reports:
             time.sleep(2)  # they are at work
             hostile_missed = _table(f"{title}, with hostile clients", client, pages, rounds, cpu, {})
         missed += [f"{each} with hostile clients" for each in hostile_missed]
@@ -307,10 +312,10 @@ Report = dict[str, tuple[list[float], dict[str, int]]]
 
 
 @contextmanager
-def _hostile(port: int) -> Iterator[list[Report]]:
+def _hostile(port: int, one_address: bool) -> Iterator[list[Report]]:
     """Run the hostile clients, each a process, until the end of the context; their reports are then in the list."""
     reports: list[Report] = []
-    command = [sys.executable, __file__, "--port", str(port), "--hostile"]
+    command = [sys.executable, __file__, "--port", str(port), *(["--one-address"] if one_address else []), "--hostile"]
     processes = [
         subprocess.Popen([*command, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for name in HOSTILE
     ]
@@ -326,11 +331,16 @@ def _hostile(port: int) -> Iterator[list[Report]]:
             process.wait()
 
 
-class Attack:
-    """Threads that send requests until standard input ends, and their report."""
+def _address(name: str) -> str:
+    """Return the address of a hostile client. The whole network of 127.0.0.1 belongs to this machine, on Linux."""
+    return f"127.0.0.{2 + list(HOSTILE).index(name)}"
 
-    def __init__(self, port: int) -> None:
-        self.port, self.report = port, Report()
+
+class Attack:
+    """Threads that send requests from an address until standard input ends, and their report."""
+
+    def __init__(self, port: int, address: str) -> None:
+        self.port, self.source, self.report = port, (address, 0), Report()
         self._lock, self._ended = threading.Lock(), threading.Event()
 
     def run(self, *work: Callable[[], Iterator[None]]) -> None:
@@ -350,7 +360,7 @@ class Attack:
 
     def send(self, kind: str, method: str, path: str, body: Any = None, **headers: str) -> None:
         start, status = time.perf_counter(), "no answer"
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60, source_address=self.source)
         with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
             connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
             response = connection.getresponse()
@@ -362,9 +372,8 @@ class Attack:
             statuses[status] = statuses.get(status, 0) + 1
 
 
-def ask_hard_questions(port: int) -> None:
+def ask_hard_questions(attack: Attack) -> None:
     """Ask for patterns that backtrack and for searches whose every word is in every name, four at a time."""
-    attack = Attack(port)
 
     def compare() -> Iterator[None]:
         for number in itertools.count():
@@ -383,9 +392,9 @@ def ask_hard_questions(port: int) -> None:
     attack.run(compare, compare, search, search)
 
 
-def ask_for_much(port: int) -> None:
+def ask_for_much(attack: Attack) -> None:
     """Ask for the longest lists and histories, four at a time."""
-    attack, rng = Attack(port), random.Random(2)
+    rng = random.Random(2)
 
     def lists() -> Iterator[None]:
         while True:
@@ -401,9 +410,8 @@ def ask_for_much(port: int) -> None:
     attack.run(lists, lists, lists, lists)
 
 
-def send_much(port: int) -> None:
+def send_much(attack: Attack) -> None:
     """Send wrong tokens, large forms, and forms that arrive a byte a second on a hundred connections."""
-    attack = Attack(port)
     form = "application/x-www-form-urlencoded"
 
     def tokens() -> Iterator[None]:
@@ -424,7 +432,7 @@ def send_much(port: int) -> None:
         connections: list[socket.socket] = []
         while True:
             while len(connections) < SLOW_CONNECTIONS:
-                connections.append(socket.create_connection(("127.0.0.1", port)))
+                connections.append(socket.create_connection(("127.0.0.1", attack.port), source_address=attack.source))
                 connections[-1].sendall(head.encode())
             for connection in list(connections):
                 try:

@@ -45,10 +45,24 @@ class ServeError(TrackerError):
     metavar="NAME",
     help="Also accept requests for this host name, such as a proxy's; may be repeated.",
 )
+@click.option(
+    "--proxy",
+    "proxies",
+    multiple=True,
+    metavar="ADDRESS",
+    help="Tell clients behind this proxy apart by its X-Forwarded-For; may be repeated.",
+)
 @click.option("--https", "secure", is_flag=True, help="The server is only reachable over HTTPS (marks cookies Secure).")
 @click.pass_obj
 def serve(
-    db: str, host: str, port: int, write: bool, token_file: Path | None, names: tuple[str, ...], secure: bool
+    db: str,
+    host: str,
+    port: int,
+    write: bool,
+    token_file: Path | None,
+    names: tuple[str, ...],
+    proxies: tuple[str, ...],
+    secure: bool,
 ) -> None:
     """Serve a live dashboard of the database: the report, plus search, comparisons and alerts.
 
@@ -71,7 +85,10 @@ def serve(
         hosts = {*LOOPBACK, host.lower(), *(name.lower() for name in names)}
         if not alone:
             hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
-        app = create_app(db, token=token, hosts=frozenset(hosts), numbers=not alone, secure=secure)
+        app = create_app(
+            db, token=token, hosts=frozenset(hosts), numbers=not alone, secure=secure,
+            proxies=frozenset(proxies), apart=True,
+        )  # fmt: skip
         shown = f"[{host}]" if ":" in host else host
         say(f"serving {app.state.site.database.store.name} at http://{shown}:{listener.getsockname()[1]}"
             f", {'alerts can be changed' if write else 'read-only'}; press Ctrl-C to stop")  # fmt: skip

@@ -13,7 +13,7 @@ from groupbench.tracker.errors import QueryError
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.query.lines import every_line, line_through
+from groupbench.tracker.query.lines import CommitLine, every_line, line_through
 from groupbench.tracker.query.patterns import starts
 from groupbench.tracker.query.rows import RunRow, State
 from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_rows, run_select
@@ -23,6 +23,9 @@ from groupbench.tracker.text.wording import counted, some
 
 Lookup = Callable[[str], str | None]
 """Returns the full hash of a name that the database does not know, such as `git.rev_parse`."""
+
+ReadLine = Callable[[Session], CommitLine]
+"""Reads the runs of all branches, such as `lines.every_line`."""
 
 
 def find_run(session: Session, text: str | None = None) -> RunRow:
@@ -57,7 +60,9 @@ def run_at(session: Session, when: datetime) -> RunRow:
     return run_row(row)
 
 
-def resolve_commit(session: Session, text: str, lookup: Lookup | None = None) -> State:
+def resolve_commit(
+    session: Session, text: str, lookup: Lookup | None = None, read_line: ReadLine = every_line
+) -> State:
     """Return the state named by `latest`, `previous`, a branch, the start of a hash, or a name for `lookup`.
 
     The newest state is that of the newest commit, and within one commit the one measured last. `HASH+` is the dirty
@@ -66,12 +71,12 @@ def resolve_commit(session: Session, text: str, lookup: Lookup | None = None) ->
     Raises QueryError if nothing or several commits match, or the commit has no run.
     """
     if text in ("latest", "previous"):
-        place, newest = ("latest", "previous").index(text), _newest_states(session)
+        place, newest = ("latest", "previous").index(text), _newest_states(session, read_line)
         if len(newest) > place:
             return newest[place]
         raise QueryError(f"no {text} commit: the database has runs of {counted(len(newest), 'commit')}")
     if session.scalar(select(Run.id).join(Commit).where(Commit.branch == text).limit(1)) is not None:
-        return min(_newest_states(session, text), key=lambda state: state.dirty)
+        return min(_newest_states(session, read_line, text), key=lambda state: state.dirty)
     prefix = text.removesuffix("+")
     hashes = _stored_hashes(session, prefix)
     if not hashes:
@@ -99,7 +104,7 @@ def _stored_hashes(session: Session, prefix: str) -> list[str]:
     return [prefix] if prefix in hashes else hashes
 
 
-def _newest_states(session: Session, branch: str | None = None) -> list[State]:
+def _newest_states(session: Session, read_line: ReadLine, branch: str | None = None) -> list[State]:
     """Return the measured states of all branches or one, newest first: by commit, and within a commit by time.
 
     So a commit that a backfill measures late is not the newest.
@@ -107,7 +112,7 @@ def _newest_states(session: Session, branch: str | None = None) -> list[State]:
     query = select(Run.id, Commit.hash, Run.dirty).join(Commit)
     rows = session.execute(query if branch is None else query.where(Commit.branch == branch))
     states = {key: State(hash_, dirty) for key, hash_, dirty in rows}
-    return list(dict.fromkeys(states[key] for key in every_line(session).runs if key in states))
+    return list(dict.fromkeys(states[key] for key in read_line(session).runs if key in states))
 
 
 def _looked_up(session: Session, text: str, name: str, lookup: Lookup | None) -> str:

@@ -7,7 +7,6 @@ page's data is the body of the JSON response; a browser gets the same data as HT
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qsl
@@ -25,10 +24,12 @@ from groupbench.tracker.serve import alerting, comparing, frame, lane, operators
 from groupbench.tracker.serve.database import open_to_read, open_to_write
 from groupbench.tracker.serve.jobs import Jobs
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, key_of
-from groupbench.tracker.serve.render import prepare, render
-from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Person, Refused, same_site
+from groupbench.tracker.serve.render import Wanted, prepare, render
+from groupbench.tracker.serve.responses import PageWorker, View, respond
+from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Refused, same_site
 from groupbench.tracker.serve.site import Page, Site
 from groupbench.tracker.serve.static import static_file
+from groupbench.tracker.serve.turns import client_of
 
 LARGEST_FORM = 64 * 1024
 """Maximum size of a form in bytes, enough for a thousand alerts."""
@@ -39,8 +40,6 @@ FORM_S = 10.0
 _WARM_S = 3.0
 """Time in seconds that the server spends on counting the points of the newest runs before it starts."""
 
-View = Callable[..., Page]
-
 
 def create_app(
     location: str,
@@ -50,6 +49,8 @@ def create_app(
     numbers: bool = False,  # accept IP addresses in the Host header as well
     jobs: Jobs | None = None,
     secure: bool = False,  # the server is only reachable over HTTPS, so its cookies are marked Secure
+    proxies: frozenset[str] = frozenset(),  # addresses whose X-Forwarded-For names the client
+    apart: bool = False,  # make large pages in a process of their own
 ) -> Starlette:
     """Return the dashboard of a database. Raises StoreError if the database cannot be opened."""
     guard = Guard(token)
@@ -61,6 +62,8 @@ def create_app(
         try:
             yield
         finally:
+            if app.state.pages is not None:
+                app.state.pages.close()
             site.close()
 
     app = Starlette(
@@ -88,6 +91,7 @@ def create_app(
         lifespan=lifespan,
     )
     app.state.site, app.state.secure, app.state.lane = site, secure, lane.Lane()
+    app.state.pages, app.state.proxies = PageWorker(location) if apart else None, proxies
     app.add_middleware(frame.Frame, hosts=hosts, numbers=numbers)
     return app
 
@@ -110,31 +114,28 @@ def _page(path: str, view: View) -> Route:
     async def endpoint(request: Request) -> Response:
         site: Site = request.app.state.site
         parameters = Parameters.of_query(request.url.query)
-        given = dict(request.path_params)
-        if "key" in given:
+        path_values = dict(request.path_params)
+        if "key" in path_values:
             try:
-                given["key"] = key_of("the key", given["key"])
+                path_values["key"] = key_of("the key", path_values["key"])
             except BadRequest as error:
                 raise NotFound(error.message) from error
         person = site.guard.person(request)
-        async with request.app.state.lane.enter(parameters):
-            page = await run_in_threadpool(view, site, parameters, **given)
-            response = await run_in_threadpool(_response, request, page, person)
-        if page.data.get("state") == "crowded":
+        state = request.app.state
+        work = view, parameters, path_values, Wanted.of(request, person), site.guard.writes
+        heavy = lane.is_heavy(parameters)
+        # The results of comparisons are in this process, and too large for another.
+        apart = heavy and state.pages is not None and view is not comparing.compare
+        async with state.lane.enter(client_of(request, state.proxies), heavy, lane.REST if heavy and not apart else 0):
+            if apart:
+                made = await state.pages.respond(site, *work)
+            else:
+                made = await run_in_threadpool(respond, site, *work)
+        if made.crowded:
             await asyncio.sleep(lane.CROWDED_S)
-        return response
+        return Response(made.body, made.status, made.headers, made.kind)
 
     return Route(path, endpoint, methods=["GET"])
-
-
-def _response(request: Request, page: Page, person: Person | None) -> Response:
-    headers = {} if page.again is None else {"Retry-After": str(page.again)}
-    if frame.wants_json(request):
-        body = msgspec.json.encode(page.data)
-        # Nothing known yet: a program is to come back.
-        status = 202 if page.data.get("state") in ("comparing", "crowded") else page.status
-        return Response(body, status, headers, "application/json")
-    return Response(render(request, page, person), page.status, headers, "text/html; charset=utf-8")
 
 
 async def change(request: Request) -> Response:
@@ -155,8 +156,12 @@ async def login_form(request: Request) -> Response:
     back = alerting.local(parameters.text("next") or "/")
     parameters.done()
     person = site.guard.person(request)
-    page = Page("login.html", {"writes": site.guard.writes}, {"path": "/login", "asked": parameters, "next": back})
-    return await run_in_threadpool(_response, request, page, person)
+    writes = site.guard.writes
+    page = Page("login.html", {"writes": writes}, {"path": "/login", "asked": parameters, "next": back})
+    made = await run_in_threadpool(
+        respond, site, lambda _, __: page, parameters, {}, Wanted.of(request, person), writes
+    )
+    return Response(made.body, made.status, made.headers, made.kind)
 
 
 async def login(request: Request) -> Response:
@@ -281,5 +286,7 @@ async def _error_page(request: Request, status: int, message: str, headers: Any 
         body = msgspec.json.encode({"error": message, "status": status})
         return Response(body, status, headers, "application/json")
     page = Page("error.html", {"error": message}, {"path": "", "status_code": status}, status)
-    text = await run_in_threadpool(render, request, page, None)
+    site: Site = request.app.state.site
+    name, writes = site.database.store.name, site.guard.writes
+    text = await run_in_threadpool(render, Wanted.of(request), page, name, writes)
     return Response(text, status, headers, "text/html; charset=utf-8")

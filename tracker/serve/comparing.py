@@ -31,7 +31,7 @@ def compare(site: Site, parameters: Parameters) -> Page:
         parameters.done()
         if where.words:
             raise BadRequest("compare takes names, shapes and sizes; q is for /series")
-        form["commits"] = queries.newest_commits(session, COMMITS)
+        form["commits"] = queries.newest_commits(session, COMMITS, site.run_rows)
         shown = {
             "path": "/compare",
             "asked": parameters,
@@ -44,7 +44,7 @@ def compare(site: Site, parameters: Parameters) -> Page:
         }
         if a is None or b is None:
             return Page("compare.html", {"a": None, "b": None, "state": "asking"}, shown)
-        places = (find_run_or_state(session, "a", a), find_run_or_state(session, "b", b))
+        places = (find_run_or_state(site, session, "a", a), find_run_or_state(site, session, "b", b))
         names: dict[str, Any] = dict(where.names)
         slice_ = Filter(**names, shape=where.shapes, where=where.sizes)
         of = ("compare", *places, force, slice_)
@@ -74,7 +74,7 @@ def compare(site: Site, parameters: Parameters) -> Page:
     return Page("compare.html", data, shown, again=2 if job.stale else None)
 
 
-def find_run_or_state(session: Session, name: str, word: str) -> work.RunOrState:
+def find_run_or_state(site: Site, session: Session, name: str, word: str) -> work.RunOrState:
     """Return the side that `word` names, as `sides.find_side` does, but no files and no names that only git knows.
 
     Raises BadRequest, with the name of the parameter, if the word names nothing in the database.
@@ -85,7 +85,7 @@ def find_run_or_state(session: Session, name: str, word: str) -> work.RunOrState
         if word.startswith("@"):
             return _run(run_at(session, filters.instant(word[1:], end=True)))
         try:
-            state = resolve_commit(session, word)
+            state = resolve_commit(session, word, read_line=site.every_line)
         except QueryError:
             if not filters.looks_like_date(word):
                 raise

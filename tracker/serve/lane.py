@@ -1,6 +1,6 @@
-"""Run heavy requests one at a time, so that other requests stay fast.
+"""Limit how many requests work at once, so that no client delays the pages of another by much.
 
-Python runs one thread at a time, so that a few requests for 500 rows or for many patterns would delay every page.
+Python runs one thread at a time, so a page of 60 ms takes 600 ms while nine others work.
 """
 
 from __future__ import annotations
@@ -11,15 +11,22 @@ from contextlib import asynccontextmanager
 
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.serve.parameters import Parameters
+from groupbench.tracker.serve.turns import FullError, Turns
+
+AT_ONCE, EACH = 4, 2
+"""Maximum number of light requests that work at once: of all clients, and of one. Others take turns."""
+
+WAITING_LIGHT = 64
+"""Maximum number of waiting light requests of one client; further ones are refused."""
 
 WAITING = 3
-"""Maximum number of waiting heavy requests; further ones are refused."""
+"""Maximum number of waiting heavy requests of one client; further ones are refused."""
 
-WAIT_S = 2.0
+WAIT_S = 3.0
 """Maximum time in seconds that a heavy request waits before it is refused."""
 
 REST = 2
-"""Pause after a heavy request, as a multiple of its duration."""
+"""Pause after a heavy request that works in a thread, as a multiple of its duration."""
 
 REFUSED_S = 1.0
 """Delay in seconds of a refusal, which limits the load by a client that repeats refused requests."""
@@ -40,7 +47,7 @@ ADVICE = "ask for less, or come back later"
 
 
 class CrowdedError(StoreError):
-    """The queue of heavy requests is full, or its wait was too long."""
+    """Too many requests of a client wait already, or a heavy one has waited too long."""
 
 
 def is_heavy(parameters: Parameters) -> bool:
@@ -60,32 +67,30 @@ def _number(text: str) -> float:
 
 
 class Lane:
-    """Let light requests pass, and heavy ones take turns with a pause after each."""
+    """Let requests take turns by client, heavy ones apart from the others and one at a time."""
 
     def __init__(self) -> None:
-        self._turn = asyncio.Semaphore(1)
-        self._waiting = 0
+        self._light = Turns(AT_ONCE, EACH, WAITING_LIGHT)
+        self._heavy = Turns(1, 1, WAITING)
 
     @asynccontextmanager
-    async def enter(self, parameters: Parameters) -> AsyncIterator[None]:
-        """Wait until the request may start. Raises CrowdedError if the queue is full or the wait is too long."""
-        if not is_heavy(parameters):
-            yield
-            return
-        if self._waiting >= WAITING:
-            await asyncio.sleep(REFUSED_S)
-            raise CrowdedError(f"{WAITING} requests for long lists wait already; {ADVICE}")
-        self._waiting += 1
+    async def enter(self, client: str, heavy: bool, rest: float = 0) -> AsyncIterator[None]:
+        """Wait until the request may start. Raises CrowdedError if the queue is full or the wait is too long.
+
+        rest  pause after the request, as a multiple of its duration
+        """
+        turns = self._heavy if heavy else self._light
         try:
-            async with asyncio.timeout(WAIT_S):
-                await self._turn.acquire()
+            async with asyncio.timeout(WAIT_S if heavy else None):
+                await turns.acquire(client)
+        except FullError as error:
+            await asyncio.sleep(REFUSED_S)
+            raise CrowdedError(f"too many requests wait already; {ADVICE}") from error
         except TimeoutError as error:
             raise CrowdedError(f"other requests for long lists took more than {WAIT_S:g} s; {ADVICE}") from error
-        finally:
-            self._waiting -= 1
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
             yield
         finally:
-            loop.call_later(REST * (loop.time() - began), self._turn.release)
+            loop.call_later(rest * (loop.time() - began), turns.release, client)

@@ -365,11 +365,11 @@ def alert_counts(session: Session) -> dict[str, int]:
     return {str(state): int(number) for state, number in rows}
 
 
-def newest_commits(session: Session, number: int) -> list[tuple[str, str | None]]:
+def newest_commits(session: Session, number: int, read_runs: ReadRuns) -> list[tuple[str, str | None]]:
     """Return (hash, subject) of the most recently measured commits; the hash of a dirty tree ends with +."""
-    rows = run_rows(session, newest_runs(session, 4 * number)).values()
-    ordered = sorted(rows, key=lambda row: (row.started, row.pk), reverse=True)
-    return list({row.commit_text: row.subject for row in ordered}.items())[:number]
+    keys = newest_runs(session, 4 * number)
+    rows = read_runs(session, keys)
+    return list({rows[key].commit_text: rows[key].subject for key in keys}.items())[:number]
 
 
 def _holds(size: filters.Size) -> ColumnElement[bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -15,8 +16,9 @@ from starlette.requests import Request
 
 from groupbench.tracker.report.templates import REPORT, environment
 from groupbench.tracker.serve import static
+from groupbench.tracker.serve.frame import wants_json
 from groupbench.tracker.serve.security import Person
-from groupbench.tracker.serve.site import Page, Site
+from groupbench.tracker.serve.site import Page
 from groupbench.tracker.text import wording
 from groupbench.tracker.verdicts import TONES
 
@@ -39,12 +41,25 @@ NAVIGATION = (
 )
 
 
-def render(request: Request, page: Page, person: Person | None) -> str:
+@dataclass(frozen=True)
+class Wanted:
+    """The facts of a request that its page depends on."""
+
+    path: str
+    query: str
+    json: bool
+    person: Person | None = None
+
+    @classmethod
+    def of(cls, request: Request, person: Person | None = None) -> Wanted:
+        return cls(request.url.path, request.url.query, wants_json(request), person)
+
+
+def render(wanted: Wanted, page: Page, database: str, writes: bool) -> str:
     """Return the page as HTML."""
-    site: Site = request.app.state.site
-    shown = dict(page.shown)
-    path = shown.get("path") or request.url.path
-    query = f"?{request.url.query}" if request.url.query else ""
+    shown, person = dict(page.shown), wanted.person
+    path = shown.get("path") or wanted.path
+    query = f"?{wanted.query}" if wanted.query else ""
     here = f"{path}{query}"
     return (
         _environment()
@@ -56,8 +71,8 @@ def render(request: Request, page: Page, person: Person | None) -> str:
             section="/" + path.strip("/").partition("/")[0],
             here=here,
             json=f"{'/overview' if path == '/' else quote(path)}.json{query}",
-            database=_short(site.database.store.name),
-            writes=site.guard.writes,
+            database=_short(database),
+            writes=writes,
             person=person if person is not None and person.session else None,
             figures=page.figures(),
             **shown,

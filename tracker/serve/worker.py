@@ -144,7 +144,7 @@ def _serve(pipe: Connection) -> None:
     """Run jobs until the pipe closes. This is the entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C
     with contextlib.suppress(OSError, AttributeError):
-        os.nice(5)  # pages come first
+        os.nice(10)  # pages come first
     _end_with_parent()
     _limit_memory()
     while True:

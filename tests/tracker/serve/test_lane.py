@@ -1,4 +1,4 @@
-"""The lane of heavy requests: they take turns, and light ones pass."""
+"""Heavy requests take turns apart from light ones, and neither wait without end."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.testclient import TestClient
 from groupbench.tracker.serve import jobs, lane
 from groupbench.tracker.serve.lane import CrowdedError, Lane, is_heavy
 from groupbench.tracker.serve.parameters import Parameters
+from groupbench.tracker.serve.turns import Turns
 
 Client = Callable[..., TestClient]
 
 T = TypeVar("T")
 
-LIGHT = Parameters.of_query("page=3&q=triton+bf16")
-HEAVY = Parameters.of_query("per_page=500")
+CLIENT = "198.51.100.7"
 
 
 def run(scenario: Coroutine[Any, Any, T]) -> T:
@@ -54,7 +54,7 @@ def test_heavy_requests_take_turns_and_light_ones_pass() -> None:
         taken, events, release = Lane(), [], asyncio.Event()
 
         async def heavy(name: str) -> None:
-            async with taken.enter(HEAVY):
+            async with taken.enter(CLIENT, True):
                 events.append(f"{name} begins")
                 await release.wait()
                 events.append(f"{name} ends")
@@ -62,7 +62,7 @@ def test_heavy_requests_take_turns_and_light_ones_pass() -> None:
         tasks = [asyncio.create_task(heavy(name)) for name in "ab"]
         while not events:
             await asyncio.sleep(0)
-        async with taken.enter(LIGHT):
+        async with taken.enter(CLIENT, False):
             events.append("light")
         release.set()
         await asyncio.gather(*tasks)
@@ -71,27 +71,44 @@ def test_heavy_requests_take_turns_and_light_ones_pass() -> None:
     assert run(scenario()) == ["a begins", "light", "a ends", "b begins", "b ends"]
 
 
-def test_a_queue_that_is_full_refuses_and_recovers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_with_many_requests_delays_those_of_another_by_one() -> None:
+    async def scenario() -> list[str]:
+        taken, events = Lane(), []
+
+        async def heavy(name: str) -> None:
+            async with taken.enter(name[0], True):
+                await asyncio.sleep(0)
+                events.append(name)
+
+        await asyncio.gather(*(heavy(name) for name in ("a1", "a2", "a3", "b1")))
+        return events
+
+    assert run(scenario()) == ["a1", "a2", "b1", "a3"]
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_a_queue_that_is_full_refuses_and_recovers(monkeypatch: pytest.MonkeyPatch, heavy: bool) -> None:
     monkeypatch.setattr(lane, "REFUSED_S", 0.0)
+    working, waiting = (1, lane.WAITING) if heavy else (lane.EACH, lane.WAITING_LIGHT)
 
     async def scenario() -> None:
         taken, release = Lane(), asyncio.Event()
 
-        async def heavy() -> None:
-            async with taken.enter(HEAVY):
+        async def ask() -> None:
+            async with taken.enter(CLIENT, heavy):
                 await release.wait()
 
-        tasks = [asyncio.create_task(heavy()) for _ in range(lane.WAITING + 1)]
+        tasks = [asyncio.create_task(ask()) for _ in range(working + waiting)]
         for _ in range(10):
             await asyncio.sleep(0)
         with pytest.raises(CrowdedError, match="ask for less"):
-            await heavy()
+            await ask()
         tasks.pop().cancel()  # a client that went away gives up its place
         await asyncio.sleep(0)
-        tasks.append(asyncio.create_task(heavy()))
+        tasks.append(asyncio.create_task(ask()))
         release.set()
         await asyncio.gather(*tasks)
-        async with taken.enter(HEAVY):
+        async with taken.enter(CLIENT, heavy):
             pass
 
     run(scenario())
@@ -101,19 +118,18 @@ def test_a_queue_that_is_full_refuses_and_recovers(monkeypatch: pytest.MonkeyPat
 def test_a_heavy_request_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatch, rest: int, refused: bool) -> None:
     """For the request before it, and for the lane's rest after that."""
     monkeypatch.setattr(lane, "WAIT_S", 0.02)
-    monkeypatch.setattr(lane, "REST", rest)
 
     async def scenario() -> list[bool]:
         taken, refusals = Lane(), []
 
         async def heavy() -> None:
             try:
-                async with taken.enter(HEAVY):
+                async with taken.enter(CLIENT, True):
                     refusals.append(False)
             except CrowdedError:
                 refusals.append(True)
 
-        async with taken.enter(HEAVY):
+        async with taken.enter(CLIENT, True, rest):
             await heavy()
         await asyncio.sleep(0.001)
         await heavy()
@@ -122,10 +138,15 @@ def test_a_heavy_request_waits_for_a_limited_time(monkeypatch: pytest.MonkeyPatc
     assert run(scenario()) == [True, refused]
 
 
+def full(at_once: int, each: int, waiting: int) -> Turns:
+    """Return turns, of which those for heavy requests have neither a turn nor room to wait."""
+    return Turns(0, 0, 0) if at_once == 1 else Turns(at_once, each, waiting)
+
+
 def test_a_page_of_500_rows_is_refused_while_others_wait(
     serve: Client, nights: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane, "WAITING", 0)
+    monkeypatch.setattr(lane, "Turns", full)
     monkeypatch.setattr(lane, "REFUSED_S", 0.0)
     client = serve()
     answer = client.get("/series.json?per_page=500")
@@ -135,7 +156,7 @@ def test_a_page_of_500_rows_is_refused_while_others_wait(
 
 
 def test_a_refusal_is_held_back(serve: Client, nights: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane, "WAITING", 0)
+    monkeypatch.setattr(lane, "Turns", full)
     monkeypatch.setattr(jobs, "WAITING", 0)
     held: list[float] = []
 
