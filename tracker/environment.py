@@ -39,6 +39,9 @@ SOFTWARE = ("torch", "triton", "helion", "tritonbench", "cuda", "python")
 
 TOOLCHAIN = (*SOFTWARE, "driver")
 
+AB_SOFTWARE = tuple(name for name in SOFTWARE if name != "tritonbench")
+"""Toolchain fields that an A/B depends on: it does not run TritonBench."""
+
 
 def in_software(field: str) -> bool:
     """Return whether a declared field belongs to a Python interpreter."""
@@ -87,6 +90,12 @@ def toolchain_identity(environment: Environment) -> str:
 def software_identity(environment: Environment) -> str:
     """Return the hash shared by environments whose interpreters have the same versions installed."""
     return _identity_of(environment, in_software)
+
+
+def ab_software(environment: Environment) -> dict[str, str]:
+    """Return the known versions of the software that an A/B in this environment depends on, by field."""
+    values = declared(environment)
+    return {field: value for field in AB_SOFTWARE if (value := values.get(field)) is not None}
 
 
 def _identity_of(environment: Environment, counts: Callable[[str], bool]) -> str:

@@ -23,9 +23,10 @@ from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.result import timing_of
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
 from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve
-from groupbench.tracker.environment import hardware_class, software_identity, toolchain_differences
+from groupbench.tracker.environment import ab_software, hardware_class, software_identity, toolchain_differences
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.causes import some
+from groupbench.tracker.judge.toolchain_lines import LineSoftware, agree
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.record import Environment
@@ -80,10 +81,18 @@ class _Pair:
     rows: tuple[Judged, ...]
     toolchains: tuple[Environment, Environment] | None = None
 
-    @property
-    def details(self) -> dict[str, Any]:
-        """The identities of the toolchains, to store with the comparison."""
-        return {} if self.toolchains is None else {"toolchains": [software_identity(each) for each in self.toolchains]}
+    def details(self, row: Judged, software: Sequence[dict[str, str]] | None = None) -> dict[str, Any]:
+        """Return the facts about the software to store with the comparison of a suspect.
+
+        software  versions of base and head by package; None if nothing was measured
+        """
+        assert row.point is not None
+        details: dict[str, Any] = {"software": software or [ab_software(row.point.environment.facts)] * 2}
+        if row.point.run.toolchain is not None:
+            details["toolchain"] = row.point.run.toolchain
+        if self.toolchains is not None:
+            details["toolchains"] = [software_identity(each) for each in self.toolchains]
+        return details
 
     @property
     def text(self) -> str:
@@ -149,7 +158,7 @@ def confirm(
         except WorktreeError as error:  # a commit is not available here, which holds for all of its suspects
             for row in remaining:
                 failed = Compared(
-                    pair.base, pair.head, FAILED, datetime.now(UTC), message=error.message, details=pair.details
+                    pair.base, pair.head, FAILED, datetime.now(UTC), message=error.message, details=pair.details(row)
                 )
                 done.append((row, _stored(store, row, failed)))
                 report(*done[-1])
@@ -175,7 +184,8 @@ def _plan(
             sides = transition.old, transition.new
             needed.insert(0, (base, base, *map(software_identity, sides)))
             toolchains[needed[0]] = sides
-        measured = {_ends(each) for each in earlier.get(row.series.pk, ())}
+        point = LineSoftware(row.point.run.toolchain, [ab_software(row.point.environment.facts)])
+        measured = {_ends(each) for each in earlier.get(row.series.pk, ()) if point.includes(each)}
         new = [ends for ends in needed if again or ends not in measured]
         for ends in new:
             groups.setdefault(ends, []).append(row)
@@ -233,11 +243,12 @@ def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:
 
 
 def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
-    """Return the result of an A/B for the database. Raises AbError if it ran on other hardware than the series."""
+    """Return the result of an A/B for the database.
+
+    Raises AbError if it ran on other hardware than the series, or if commits were compared with another toolchain.
+    """
     if result.head_environment:
-        here = hardware_class(msgspec.convert(result.head_environment, Environment, strict=False))
-        if here != row.series.hardware:
-            raise AbError(f"this machine has {here}, the suspects ran on {row.series.hardware}: confirm them there")
+        _check(row, _environment(result.head_environment), pair)
     message = result.message
     if result.failed_side == "both" and result.failed_status == "usage":
         message = f"{message}; backends from a plugin need --plugin here too"
@@ -259,9 +270,36 @@ def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
             "accuracy": [None if accuracy is None else msgspec.to_builtins(accuracy) for accuracy, _ in sides],
             "kernel_hash": [hash_ for _, hash_ in sides],
             "gpu_uuid": result.head_environment.get("gpu_uuid"),
-            **pair.details,
+            **pair.details(row, _software(result)),
         },
     )
+
+
+def _check(row: Judged, here: Environment, pair: _Pair) -> None:
+    """Raise AbError if an environment cannot decide a suspect."""
+    assert row.point is not None
+    if hardware_class(here) != row.series.hardware:
+        raise AbError(
+            f"this machine has {hardware_class(here)}, the suspects ran on {row.series.hardware}: confirm them there"
+        )
+    sides = ab_software(row.point.environment.facts), ab_software(here)
+    if pair.toolchains is None and not agree(*sides):
+        packages = sorted(name for name in sides[0].keys() & sides[1].keys() if sides[0][name] != sides[1][name])
+        wanted, present = (", ".join(f"{name} {side[name]}" for name in packages) for side in sides)
+        raise AbError(
+            f"the suspects ran with {wanted}, this interpreter has {present}: name their toolchain with --toolchain, "
+            "or run `confirm` with their interpreter"
+        )
+
+
+def _software(result: AbResult) -> list[dict[str, str]] | None:
+    """Return the versions of base and head by package, or None if a side did not start."""
+    sides = result.base_environment, result.head_environment
+    return [ab_software(_environment(each)) for each in sides] if all(sides) else None
+
+
+def _environment(facts: dict[str, Any]) -> Environment:
+    return msgspec.convert(facts, Environment, strict=False)
 
 
 def _stored(store: Store, row: Judged, compared: Compared) -> Compared:

@@ -119,7 +119,8 @@ class FurtherRule:
         assert row.span is not None
         run, base = self.data.run, row.span.base
         ends = [{end.commit} if end is not None and not end.dirty else set() for end in (base, run)]
-        compared = comparisons.about(self.data.comparisons.get(row.series.pk, ()), *ends)
+        stored = self.data.evidence(row.series.pk, [] if base is None else [base.pk], [run.pk])
+        compared = comparisons.about(stored, *ends)
         if compared is None or not compared.decided or (compared.effect is None and compared.verdict != SAME):
             askable = base is not None and all(ends) and base.commit != run.commit
             return replace(row, ab_base=base if askable else None, compared=compared)

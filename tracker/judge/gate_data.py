@@ -97,6 +97,18 @@ class GateData:
         """Return the commits of runs, without those of dirty trees."""
         return {self.runs[key].commit for key in runs if not self.runs[key].dirty}
 
+    def evidence(self, series: int, before: Sequence[int], after: Sequence[int]) -> list[Compared]:
+        """Return the A/Bs of a series that are evidence for a change, newest first.
+
+        `before` and `after` are the runs certainly before the change and since, oldest first. An A/B counts if the
+        toolchain of the last one before or of one since measured it.
+        """
+        stored = self.comparisons.get(series, ())
+        if not stored:
+            return []
+        line = self.pasts.software_of(series, [*before[-1:], *after])
+        return [one for one in stored if line.includes(one)]
+
     def accepted(self, alert: AlertRow) -> bool:
         """Return whether the level after an alert's change is accepted."""
         return alert.state == "invalid" or (alert.state == "expected" and alert.pk not in self.lapsed)

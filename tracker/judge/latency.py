@@ -319,7 +319,7 @@ class LatencyRule:
 
     def _compared(self, row: Judged, before: list[int], after: list[int]) -> Compared | None:
         """Return the A/B comparison of a commit before with one after, if any."""
-        stored = self.data.comparisons.get(row.series.pk, ())
+        stored = self.data.evidence(row.series.pk, before, after)
         return comparisons.about(stored, self.data.clean_commits(before), self.data.clean_commits(after))
 
     def _elsewhere(self, point: PointRow, latency: LatencyFinding) -> Judged:

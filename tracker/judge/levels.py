@@ -51,7 +51,7 @@ def latency_history(
 
 @dataclass(frozen=True)
 class ChangeEvidence:
-    """Evidence of a change of latency beyond the series' history."""
+    """Evidence of a change of latency beyond the series' history. Its comparisons are of the past's toolchains."""
 
     alerts: Sequence[AlertRow] = ()
     comparisons: Sequence[Compared] = ()

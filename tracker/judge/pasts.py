@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.environment import ab_software
 from groupbench.tracker.identity import toolchain_of
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
-from groupbench.tracker.judge.toolchain_lines import in_turns, lines_of
+from groupbench.tracker.judge.toolchain_lines import LineSoftware, in_turns, lines_of
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import MEASURED
@@ -110,9 +111,11 @@ class Pasts:
         environments = environment_rows(session, np.unique(points.environment).tolist())
         machine = coded({key: row.machine for key, row in environments.items()})
         toolchain = coded({key: row.toolchain for key, row in environments.items()})
+        self._software = {int(toolchain[key]): ab_software(row.facts) for key, row in environments.items()}
         runs = list(session.execute(select(Run.id, Run.commit_id, Run.dirty, Run.plan)))
         # A dirty tree never equals another state, not even a dirty tree of the same commit.
         state = _by_key((key, -key - 1 if dirty else commit) for key, commit, dirty, _ in runs)
+        self._plans = {key: plan for key, _, _, plan in runs}
         self._named = coded({key: toolchain_of(plan) for key, _, _, plan in runs})
         self._place = {key: place for place, key in enumerate(points.series.tolist())}
         self._starts = starts
@@ -149,8 +152,7 @@ class Pasts:
     def repeatable(self, series: int) -> Past:
         """Return the past of a series' repeatability: 1 if two executions agreed bit by bit, else 0."""
         comparable = self._like_newest & (self._repeatable >= 0)
-        place = self._place[series]
-        rows = slice(int(self._starts[place]), int(self._starts[place + 1]))
+        rows = self._rows(series)
         keep = np.flatnonzero(comparable[rows]) + rows.start
         unknown = np.full(len(keep), np.nan)
         past = Past(
@@ -169,10 +171,22 @@ class Pasts:
             return past.of_its_toolchain()
         return past.where((named == named[-1:]) | (past.environment != past.environment[-1:])).of_its_toolchain()
 
+    def software_of(self, series: int, runs: Collection[int]) -> LineSoftware:
+        """Return the software that measured some results of a series, which are on one line."""
+        rows = self._rows(series)
+        run, used = self._run[rows], self._toolchain[rows]
+        lines = lines_of(used.tolist(), self._named[run].tolist(), self._environment[rows].tolist())
+        chosen = np.isin(run, list(runs))
+        plans = {self._plans[key] for key in run[chosen].tolist()} - {None}
+        return LineSoftware(
+            name=toolchain_of(plans.pop()) if plans else None,
+            software=[self._software[each] for each in np.unique(used[chosen]).tolist()],
+            alone=not any(lines),
+        )
+
     def elsewhere(self, series: int) -> set[int]:
         """Return the runs on lines other than the newest result's that are measured in turns with it."""
-        place = self._place[series]
-        rows = slice(int(self._starts[place]), int(self._starts[place + 1]))
+        rows = self._rows(series)
         alike = self._environment[rows] == self._environment[rows][-1:]
         run, used = self._run[rows][alike], self._toolchain[rows][alike]
         if not len(run):
@@ -181,6 +195,10 @@ class Pasts:
         same = named == named[-1]
         lines = lines_of(used[same].tolist())
         return set(run[~same].tolist()) | set(run[same][np.isin(lines, list(in_turns(lines)))].tolist())
+
+    def _rows(self, series: int) -> slice:
+        place = self._place[series]
+        return slice(int(self._starts[place]), int(self._starts[place + 1]))
 
     def earlier_ok(self, series: int) -> int:
         """Return the number of good results before the run's own, in any timing and environment."""

@@ -206,11 +206,9 @@ class PinRule:
         past = past.where(past.alike)
         past = past.where(past.toolchain == past.toolchain[-1])
         number = min(NEWEST, row.news.since or NEWEST, len(past))
-        compared = comparisons.about(
-            self.data.comparisons.get(point.series.pk, ()),
-            {pinned.commit},
-            self.data.clean_commits(past.run[-number:].tolist()),
-        )
+        newest = past.run[-number:].tolist()
+        stored = self.data.evidence(point.series.pk, [], newest)
+        compared = comparisons.about(stored, {pinned.commit}, self.data.clean_commits(newest))
         if compared is not None and compared.verdict == SAME:
             return None
         effect, low, high = _slowdown(past, number, before, point, compared)

@@ -2,14 +2,18 @@
 
 After an upgrade, a series stays one line. Once a toolchain comes back after another one, each has a line. If one of
 them is upgraded then, its line continues with the new toolchain. A toolchain that the plan names (`night --toolchain`)
-has lines of its own. The gate judges a result by its line, and the charts draw the lines.
+has lines of its own. The gate judges a result by its line, and the charts draw the lines. An A/B of two commits is
+evidence for the line whose toolchain measured it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from statistics import median
+
+from groupbench.tracker.store.comparisons import Compared
 
 IN_USE = 10
 """Number of newest results among which a toolchain that is still measured has one."""
@@ -52,6 +56,40 @@ def in_turns(lines: Sequence[int]) -> set[int]:
     since = lines[lines.index(lines[-1]) :]
     stretches = [line for line, _ in groupby(since)]
     return {line for line in set(since[-IN_USE:]) if line != since[-1] and stretches.count(line) > 1}
+
+
+@dataclass(frozen=True)
+class LineSoftware:
+    """The software that measured some results of a line.
+
+    name      the toolchain that the plan names, as in RunRow.toolchain
+    software  versions by package, of each toolchain that measured them
+    alone     the series has no other line
+    """
+
+    name: str | None
+    software: Sequence[Mapping[str, str]]
+    alone: bool = False
+
+    def includes(self, compared: Compared) -> bool:
+        """Return whether an A/B of two commits is evidence for these results: their software measured its head.
+
+        Its base may have an interpreter of its own: `confirm --base-python`. An A/B without software, from before it
+        was stored, is evidence for a series with one line only. An A/B of two toolchains is looked up by their
+        identities.
+        """
+        if compared.toolchains is not None:
+            return True
+        if compared.software is None:
+            return self.alone
+        if None not in (self.name, compared.toolchain) and self.name != compared.toolchain:
+            return False
+        return any(agree(compared.software[1], versions) for versions in self.software)
+
+
+def agree(one: Mapping[str, str], other: Mapping[str, str]) -> bool:
+    """Return whether no package has two versions. A package that only one of them knows does not count."""
+    return all(one[package] == other[package] for package in one.keys() & other.keys())
 
 
 def _split(toolchains: Sequence[Hashable], machines: Sequence[Hashable]) -> list[int]:

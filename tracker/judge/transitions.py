@@ -136,11 +136,11 @@ class SeparatingComparisons:
         return {"toolchain": self.toolchain, **({"code": self.code} if self.code_changed else {})}
 
 
-def parts(data: GateData, row: Judged, before: Iterable[int], after: Iterable[int]) -> SeparatingComparisons:
+def parts(data: GateData, row: Judged, before: Sequence[int], after: Sequence[int]) -> SeparatingComparisons:
     """Return the stored A/B comparisons across a transition. `before` and `after` are run keys."""
     transition, span = row.transition, row.span
     assert transition is not None and span is not None
-    stored = data.comparisons.get(row.series.pk, ())
+    stored = data.evidence(row.series.pk, before, after)
     old, new = data.clean_commits(before), data.clean_commits(after)
     head = data.facts.get((row.series.pk, span.head.pk))
     after_ids = {software_identity(transition.new)}

@@ -23,6 +23,7 @@ from groupbench.tracker.report.toolchain_lines import lines_of, names_of, toolch
 from groupbench.tracker.stats.histories import PastChange
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.packing import unpack_samples
 from groupbench.tracker.store.schema import Point
 
@@ -160,7 +161,10 @@ def _read_levels(
         [past for _, past in stretches],
         [timed[key].timing or "gpu" for key, _ in stretches],
         [timed[key].series.operator == CANARY for key, _ in stretches],
-        [ChangeEvidence(alerts.get(key, ()), compared.get(key, ()), judged.get(key)) for key, _ in stretches],
+        [
+            ChangeEvidence(alerts.get(key, ()), _on_its_line(compared.get(key, ()), pasts, past), judged.get(key))
+            for key, past in stretches
+        ],
         {run.pk: run.commit for run in runs if not run.dirty},
     )
     by_series: dict[int, Levels] = {}
@@ -168,6 +172,14 @@ def _read_levels(
         others = by_series.get(key, Levels((), ()))
         by_series[key] = Levels((*others.changes, *each.changes), (*others.levels, *each.levels))
     return by_series
+
+
+def _on_its_line(compared: Sequence[Compared], pasts: Pasts, past: Past) -> Sequence[Compared]:
+    """Return the A/Bs that the toolchains of a past measured."""
+    if not compared:
+        return ()
+    line = pasts.software_of(past.series, past.run.tolist())
+    return [one for one in compared if line.includes(one)]
 
 
 def _pasts_by_line(pasts: Pasts, key: int, series_points: Sequence[PointRow]) -> list[Past]:

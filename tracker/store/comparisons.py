@@ -44,6 +44,17 @@ class Compared:
         return self.verdict in DECIDED
 
     @property
+    def software(self) -> tuple[dict[str, str], dict[str, str]] | None:
+        """The versions that measured base and head, by package; None in rows from before these were stored."""
+        sides = self.details.get("software")
+        return None if sides is None else (sides[0], sides[1])
+
+    @property
+    def toolchain(self) -> str | None:
+        """The toolchain that the plan of the suspects names, as in RunRow.toolchain."""
+        return self.details.get("toolchain")
+
+    @property
     def toolchains(self) -> tuple[str, str] | None:
         """The software identities of base and head if the comparison is between toolchains, else None."""
         sides = self.details.get("toolchains")

@@ -6,9 +6,11 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 from click.testing import Result
@@ -19,6 +21,8 @@ from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
 from groupbench.tracker.ab.confirm import confirm
 from groupbench.tracker.ab.worktree import WorktreeError
 from groupbench.tracker.record import Environment
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
@@ -380,3 +384,119 @@ class TestToolchains:
         assert (done.decided, done.text) == (False, "CONFIRM 1 same, 1 cannot be measured on this machine")
         (row,) = json.loads(cli("gate", "--json").stdout)["series"]
         assert (row["verdict"], row["cause"]) == ("suspect", "toolchain")  # since it is not the code
+
+
+class TestOneToolchainIsNoEvidenceForAnother:
+    """Both toolchains of a plan have the same suspect, and the A/B of one finds no difference."""
+
+    WAYS: ClassVar[dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
+        "named, of the same versions": ({"plan": "nightly@stable"}, {"plan": "nightly@new"}),
+        "the plan's own and a named one": ({}, {"plan": "nightly@new", "environment": {"triton": "3.8.0"}}),
+        "in turns": ({}, {"environment": {"triton": "3.8.0"}}),
+    }
+
+    @pytest.fixture(params=list(WAYS))
+    def runs(self, request: pytest.FixtureRequest, stored: Stored, make: Any) -> tuple[str, str]:
+        """Return the newest runs of both toolchains."""
+        sides = self.WAYS[request.param]
+        for number in range(7):
+            for which, facts in zip(("stable", "new"), sides, strict=True):
+                ms = 1.05 if number == 6 else 1 + 0.001 * (number % 3 - 1)
+                record = make(number, ms=ms + 1e-5 * (which == "new"), run=f"{which}-{number}", **facts)
+                started = record.run.started + timedelta(hours=which == "new")
+                stored([replace(record, run=replace(record.run, started=started))])
+        return "stable-6", "new-6"
+
+    def verdict(self, cli: Cli, run: str) -> str:
+        (row,) = json.loads(cli("gate", "--json", "--run", run).stdout)["series"]
+        return str(row["verdict"])
+
+    def test_a_suspect(self, cli: Cli, bench: FakeBench, runs: tuple[str, str]) -> None:
+        stable, new = runs
+        assert [self.verdict(cli, run) for run in runs] == ["suspect", "suspect"]
+        bench.plan("same", 0.0)
+        assert cli("confirm", stable).exit_code == 0
+        assert [self.verdict(cli, run) for run in runs] == ["ok", "suspect"]
+        bench.plan("different", 0.05)
+        assert cli("confirm", new).exit_code == 0
+        assert len(bench.compared) == 2
+        assert [self.verdict(cli, run) for run in runs] == ["ok", "regressed"]
+
+    def test_a_pin(self, cli: Cli, bench: FakeBench, runs: tuple[str, str]) -> None:
+        cli("pin", commit(5), "--max-slowdown", "4.9%", "--name", "v1")
+
+        def pinned(run: str) -> list[str]:
+            read = json.loads(cli("gate", "--json", "--run", run).stdout)["series"]
+            return [row["verdict"] for row in read if row["what"] == "pin"]
+
+        assert [pinned(run) for run in runs] == [["suspect"], ["suspect"]]
+        bench.plan("same", 0.0)
+        assert cli("confirm", runs[0]).exit_code == 0
+        assert [pinned(run) for run in runs] == [[], ["suspect"]]
+
+    def test_a_row_that_does_not_say_which_is_evidence_for_neither(
+        self, cli: Cli, bench: FakeBench, runs: tuple[str, str], db: Any
+    ) -> None:
+        _compared_before(db)
+        assert [self.verdict(cli, run) for run in runs] == ["suspect", "suspect"]
+        bench.plan("same", 0.0)
+        assert cli("confirm", runs[1]).exit_code == 0
+        assert [self.verdict(cli, run) for run in runs] == ["suspect", "ok"]
+
+
+def _compared_before(db: Any) -> None:
+    """Store a comparison that does not say which software measured it, as all did once."""
+    with open_store(db, create=False) as store, store.write() as session:
+        comparisons.store(session, 1, Compared(commit(5), commit(6), "same", datetime(2026, 1, 8, tzinfo=UTC), 0.0))
+
+
+@pytest.mark.parametrize("upgraded", [False, True])
+def test_a_row_that_does_not_say_which_is_evidence_for_the_only_line(
+    cli: Cli, stored: Stored, make: Any, db: Any, upgraded: bool
+) -> None:
+    nights = suspect(make)
+    if upgraded:
+        older = [make(n, ms=1 + 0.001 * (n % 3 - 1), environment={"triton": "3.6.0"}) for n in range(3)]
+        nights = [*older, *nights[3:]]
+    stored(nights)
+    assert cli("gate").exit_code == 3
+    _compared_before(db)
+    assert cli("gate").exit_code == 0
+
+
+def test_what_measured_is_stored(cli: Cli, stored: Stored, make: Any, bench: FakeBench, db: Any) -> None:
+    stored(suspect(make))
+    here = msgspec.to_builtins(make().environment) | {"helion": "1.5.1"}
+    bench.plan("same", 0.0, base_environment=here | {"triton": "3.7.0"}, head_environment=here)
+    assert cli("confirm").exit_code == 0
+    with open_store(db, create=False) as store, store.read() as session:
+        (compared,) = comparisons.of_series(session, [1])[1]
+    head = {"torch": "2.13.0", "triton": "3.7.1", "helion": "1.5.1", "cuda": "13.0", "python": "3.11"}
+    assert compared.software == (head | {"triton": "3.7.0"}, head)
+    assert compared.toolchain == ""
+    assert cli("gate").exit_code == 0
+
+
+def test_another_toolchain_says_so_and_stores_nothing(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make))
+    here = msgspec.to_builtins(make().environment) | {"triton": "3.8.0"}
+    bench.plan("same", 0.0, head_environment=here)
+    done = cli("confirm")
+    assert (done.exit_code, "1 cannot be measured on this machine" in done.stdout) == (3, True)
+    assert "the suspects ran with triton 3.7.1, this interpreter has triton 3.8.0: name" in done.stderr
+    assert "1 suspect" in first_line(cli("gate"))
+
+
+@pytest.mark.parametrize("upgraded", ["older", "newer"])
+def test_an_upgrade_of_the_line_keeps_its_evidence(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, upgraded: str
+) -> None:
+    """The A/B of the night of the change counts on later nights, also after an upgrade."""
+    old = {"environment": {"triton": "3.6.0"}} if upgraded == "older" else {}
+    new = {"environment": {"triton": "3.8.0"}} if upgraded == "newer" else {}
+    nights = suspect(make)
+    stored([*[make(n, ms=1 + 0.001 * (n % 3 - 1), **old) for n in range(3)], *nights[3:]])
+    bench.plan("same", 0.0)
+    assert cli("confirm").exit_code == 0
+    stored([make(7, ms=1.05, **new)])
+    assert "A/B: no difference" in cli("gate").stdout

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ from groupbench.tracker.report.shown import (
     SpeedRow,
 )
 from groupbench.tracker.report.speed import problem_label
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
@@ -521,6 +524,21 @@ def test_toolchains_in_turns_have_a_line_each(
     assert "With triton 3.7.1: 10 results, newest 1 ms. With triton 3.8.0: 10 results, newest 0.9" in alt
     names = [trace["name"] for trace in figures.backend_latencies([shown], RUNS)["data"]]
     assert names == ["triton, triton 3.7.1", "triton, triton 3.8.0"]
+
+
+def test_the_level_of_a_toolchain_does_not_end_where_the_ab_of_another_does(
+    cli: Cli, stored: Callable[..., Any], db: Any, make: Callable[..., Any]
+) -> None:
+    nights = [make(n, ms=1.0, commit=f"{n // 2:03x}" + "c" * 37, **(NEW if n % 2 else OLD)) for n in range(20)]
+    stored(nights[:2])
+    software = {"torch": "2.13.0", "triton": "3.8.0", "cuda": "13.0", "python": "3.11"}
+    ends = (nights[9].run.commit.hash, nights[11].run.commit.hash)
+    with open_store(db, create=False) as store, store.write() as session:
+        details = {"software": [software, software]}
+        different = Compared(*ends, "different", datetime(2026, 1, 12, tzinfo=UTC), 0.05, details=details)
+        comparisons.store(session, 1, different)
+    shown = shown_of(cli, stored, db, nights[2:])
+    assert [(level.first, level.last, level.line) for level in shown.levels] == [(0, 18, 0), (1, 9, 1), (11, 19, 1)]
 
 
 @pytest.mark.parametrize(
