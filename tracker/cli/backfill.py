@@ -21,7 +21,9 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.identity import plan_with
 from groupbench.tracker.record import BACKFILL
+from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -49,6 +51,11 @@ if TYPE_CHECKING:
     default="0",
     help="Wait up to this long for another run on the device to end. A plain number is minutes. Default: 0.",
 )
+@click.option(
+    "--toolchain",
+    metavar="NAME",
+    help="Measure with this toolchain of groupbench.toml. Default: this interpreter.",
+)
 @click.pass_context
 def backfill(
     context: click.Context,
@@ -59,6 +66,7 @@ def backfill(
     again: bool,
     device: str | None,
     wait: float,
+    toolchain: str | None,
 ) -> None:
     """Measure the commits after A up to and including B, newest first, and store them as history.
 
@@ -71,6 +79,9 @@ def backfill(
     commit that does not build or load is recorded with the reason. Repeat the command to continue a backfill that was
     interrupted or ran out of budget: nothing is measured twice.
 
+    With --toolchain NAME, the plan of the runs is PLAN@NAME, as with `night --toolchain`. Each toolchain measures a
+    commit once.
+
     \b
     Exit codes:
     0   every commit is measured, or recorded as failed
@@ -78,20 +89,26 @@ def backfill(
     3   some commits are left
     75  another run holds this device
     """
+    from groupbench.tracker.ab.toolchains import interpreter_of
     from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of
     from groupbench.tracker.night.measuring import ensure_alone
 
     project = here(context)
     selected = commits_of(project.folder, commits, every)
+    python = None
+    if toolchain is not None:  # before the device is locked: an environment takes minutes to install
+        python = interpreter_of(toolchain, project, say)
     lock = ensure_alone(device or project.settings.device, wait, sys.argv[1:])
     signal.signal(signal.SIGTERM, interrupt)
     places = Places.of(context, project)
     os.chdir(project.folder)
     places.make()
-    files = BackfillFiles(places.records.absolute(), lock.stem, project)
+    files = BackfillFiles(places.records.absolute(), lock.stem, project, toolchain)
     with plan_of(project) as plan:
         options = ["--plan", str(plan), "--trigger", BACKFILL, "--device", device or project.settings.device]
-        run = Backfill(context, project, places, files, options, math.inf if budget is None else budget)
+        if toolchain is not None:
+            options += ["--plan-name", plan_with(project.settings.name, toolchain)]
+        run = Backfill(context, project, places, files, options, math.inf if budget is None else budget, python)
         try:
             run(by_halving(selected) if bisect else selected, again)
         except KeyboardInterrupt:
@@ -103,7 +120,7 @@ def backfill(
 
 @dataclass
 class Backfill:
-    """One pass over the commits."""
+    """One pass over the commits. `python` is the interpreter of a toolchain; None for this one."""
 
     context: click.Context
     project: Project
@@ -111,6 +128,7 @@ class Backfill:
     files: BackfillFiles
     options: list[str]
     budget_s: float
+    python: str | None = None
     clock: Callable[[], float] = time.monotonic
     outcomes: Counter[str] = field(default_factory=Counter)
 
@@ -146,7 +164,8 @@ class Backfill:
         from groupbench.tracker.ab.worktree import WorktreeError, checkout
 
         try:
-            with checkout(self.project.folder, commit.hash, recipe_of(self.context, None)) as tree:
+            recipe = recipe_of(self.context, None)
+            with checkout(self.project.folder, commit.hash, recipe, self.python or sys.executable) as tree:
                 reason = self._measure(commit, tree, end)
         except WorktreeError as error:
             reason = error.message
@@ -201,10 +220,17 @@ class Backfill:
             raise Unmeasured("today's checkout cannot be measured either; fix groupbench.toml or the benchmark first")
 
     def _run(self, options: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+        from groupbench.tracker.ab.toolchains import module_path
         from groupbench.tracker.night.measuring import interrupted, measure
+        from groupbench.tracker.project import add_to_path
 
         lines: list[str] = []
-        code = measure(options, folder, environment, lines.append)
+        if self.python is None:
+            code = measure(options, folder, environment, lines.append)
+        else:
+            with Scratch("toolchain") as layout:
+                environment = add_to_path(module_path(layout), environment)
+                code = measure(options, folder, environment, lines.append, self.python)
         if interrupted(code):
             raise KeyboardInterrupt
         return code, lines[-1].removeprefix("tritonbench: ") if lines else ""

@@ -77,10 +77,10 @@ def by_halving(commits: Sequence[BackfillCommit]) -> list[BackfillCommit]:
 
 
 class BackfillFiles:
-    """The record files of past commits, in one folder for each device."""
+    """The record files of past commits, in one folder for each device and toolchain of groupbench.toml."""
 
-    def __init__(self, records: Path, device: str, project: Project) -> None:
-        self._folder = records / f"backfill-{device}"
+    def __init__(self, records: Path, device: str, project: Project, toolchain: str | None = None) -> None:
+        self._folder = records / f"backfill-{device if toolchain is None else f'{device}@{toolchain}'}"
         plan = msgspec.json.encode((project.settings.name, project.settings.plugins, project.settings.measure))
         self._plan = hashlib.sha256(plan).hexdigest()[:16]
         try:

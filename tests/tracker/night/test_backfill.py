@@ -26,7 +26,7 @@ CELLS = 3
 
 FAKE = '''
 """A fake `tritonbench` that slowly measures CELLS cells of the checkout it runs in, and writes each at once."""
-import subprocess, sys, time
+import os, sys, time
 from datetime import UTC, datetime
 from pathlib import Path
 import msgspec
@@ -41,7 +41,7 @@ path.write_bytes(b"".join(line + b"\\n" for line in lines[:-1]))  # a kill can l
 done = [decode(line) for line in lines[:-1]]
 name = done[0].run.id if done else f"{commit[:8]}-{time.monotonic_ns()}"
 run = {"id": name, "started": datetime(2026, 1, 1, tzinfo=UTC),
-       "trigger": "backfill", "plan": "nightly", "commit": {"hash": commit}}
+       "trigger": "backfill", "plan": option("--plan-name") or "nightly", "commit": {"hash": commit}}
 if not reason and not Path("kernel.py").exists():
     print("tritonbench: plugin 'kernel.K' does not load: No module named 'kernel'", file=sys.stderr)
     sys.exit(2)
@@ -54,7 +54,8 @@ with path.open("ab", buffering=0) as file:
         body = {"status": "error", "message": reason} if reason else {
             "status": "ok", "latency": {"timing": "cpu", "bursts_ms": [[1.0]]}, "accuracy": {"rms": 0.0}}
         cell = {"operator": "canary", "backend": "torch", "shape": shape, "dtype": "fp32"}
-        line = encode(msgspec.convert({"schema": 1, "run": run, "environment": {"device": "cpu", "cpu": "X"},
+        line = encode(msgspec.convert({"schema": 1, "run": run, "environment": {
+                                           "device": "cpu", "cpu": "X", "os": os.environ.get("OTHER")},
                                        "cell": cell, **body}, Record))
         file.write(line[:20])
         file.write(line[20:])
@@ -217,3 +218,34 @@ def test_an_old_commit_gets_the_benchmark_of_today(repository: Repository) -> No
     file.write_text("benchmarks = ['kernel.py']\n" + file.read_text())
     code, output = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 1}")
     assert code == 0 and "1 measured" in output
+
+
+def test_each_toolchain_measures_every_commit_and_builds_for_itself(repository: Repository) -> None:
+    file, python = repository.folder / "groupbench.toml", repository.folder.parent / "other" / "python"
+    built = repository.folder.parent / "built"
+    folders = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    python.parent.mkdir()
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folders}" OTHER=yes exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    setup = f"setup = 'command -v python >> {built}'\n"
+    file.write_text(f"{setup}{file.read_text()}\n[toolchains]\nnew = '{python}'\n")
+    assert "2 commits: 2 measured" in repository.run("HEAD~2..")[1]
+    code, output = repository.run("HEAD~2..", "--toolchain", "new")
+    assert (code, "2 commits: 2 measured" in output) == (0, True), output
+    assert "2 commits: 2 measured before" in repository.run("HEAD~2..", "--toolchain", "new")[1]
+    assert "2 commits: 2 measured before" in repository.run("HEAD~2..")[1]
+    plans = Counter({"nightly": 2, "nightly@new": 2})
+    with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
+        assert Counter(plan for (plan,) in connection.execute("SELECT plan FROM run")) == plans
+        measured = connection.execute(
+            "SELECT DISTINCT run.plan, facts ->> '$.os' FROM point "
+            "JOIN run ON run.id = run_id JOIN environment ON environment.id = environment_id"
+        )
+        assert set(measured) == {("nightly", None), ("nightly@new", "yes")}
+    pythons = built.read_text().splitlines()
+    assert len(pythons) == 4 and pythons[2:] == [str(python)] * 2 and str(python) not in pythons[:2]
+
+
+def test_an_unknown_toolchain_is_a_usage_error(repository: Repository) -> None:
+    code, output = repository.run("HEAD~2..", "--toolchain", "nwe")
+    assert (code, "no toolchain 'nwe'; it has no [toolchains]" in output) == (2, True)
