@@ -22,7 +22,7 @@ WAITING_LIGHT = 64
 WAITING = 3
 """Maximum number of waiting heavy requests of one client; further ones are refused."""
 
-WAIT_S = 3.0
+WAIT_S = 2.0
 """Maximum time in seconds that a heavy request waits before it is refused."""
 
 REST = 2

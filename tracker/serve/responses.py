@@ -24,7 +24,7 @@ from groupbench.tracker.serve.security import Guard
 from groupbench.tracker.serve.site import Page, Site
 from groupbench.tracker.serve.worker import JobWorker
 
-LIMIT_S = 30.0
+LIMIT_S = 10.0
 """Maximum CPU time of a large page in seconds."""
 
 _MOST_QUESTIONS = 4
