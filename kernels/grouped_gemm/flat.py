@@ -43,7 +43,9 @@ from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
 from groupbench.kernels.grouped_gemm.flat_pointers import grouped_gemm_pointers
 from groupbench.kernels.grouped_gemm.support import (
+    SPECIALIZED_WAVES,
     group_ends,
+    illegal_roles,
     illegal_tile,
     no_tma,
     require_dense,
@@ -105,10 +107,6 @@ CONFIGS = {
 }
 
 
-LEAST_LOCKSTEP = 4  # flat_specialized.LEAD
-SPECIALIZED_WAVES = 8  # tiles per SM; with 4, one order of tiles is 8 % slower than the plain kernel
-
-
 def candidates(mean_rows: float) -> list[FlatConfig]:
     """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of an expert."""
     if mean_rows <= 16:
@@ -149,18 +147,12 @@ def illegal(config: FlatConfig, dtype: torch.dtype, device: Device = INTERPRETER
 
 
 def _illegal_specialized(config: FlatConfig, dtype: torch.dtype, device: Device) -> str | None:
-    if device.vendor != "cpu" and not device.hopper:
-        return f"its instructions are Hopper's, and this GPU is {device.arch}"
-    if dtype.itemsize != 2:
-        return f"specialized multiplies 16-bit operands, not {dtype}"
     tile = (config.block_m, config.block_n, config.block_k, config.num_stages)
     if tile not in ((128, 256, 64, 4), (192, 256, 64, 3)):
         return "specialized has tiles of 128 x 256 x 64 in 4 stages, or of 192 x 256 x 64 in 3"
     if (config.num_warps, config.per_sm) != (4, 1) or config.swap or config.split_store or config.halves:
         return "specialized has groups of 4 warps, one program per SM, and no swap, split_store or halves"
-    if config.lockstep and config.lockstep < LEAST_LOCKSTEP:
-        return f"programs arrive some steps before they wait: lockstep is 0 or {LEAST_LOCKSTEP} at least"
-    return None
+    return illegal_roles(config.lockstep, dtype, device)
 
 
 def default_config(M: int, G: int, dtype: torch.dtype, device: Device) -> FlatConfig:

@@ -5,12 +5,8 @@
 Power limits a Hopper GPU on large products: with tensor cores busy 96 % of the time, the kernel that moves fewer bytes
 runs at higher clocks and ends first. This kernel computes flat.py's tiles and saves bytes in two ways.
 
-**Lockstep.** Programs that compute neighbouring tiles read the same rows of A and columns of B. If they read them at
-about the same time, one read of DRAM serves all. Left alone, programs drift apart by whole tiles. So they wait for each
-other every `lockstep` steps of K: each adds 1 to a counter in global memory, a few steps before it polls the sum. The
-wait is a hint, not a barrier. A program that polls in vain, since another kernel occupies an SM, goes on and never
-waits again in this launch. The counter is never reset: every launch adds the same total, so the sum of those before it
-is known. Launches that share a counter at the same time disturb each other's waits, not their results.
+**Lockstep.** Every `lockstep` steps of K the programs wait for each other, so that one read of DRAM serves all of them
+(lockstep.py).
 
 **Order of tiles.** tile_order.serpentine walks blocks of an expert's tile rows, left to right and back, so that the
 programs that run together cover a block that is nearly square in bytes.
@@ -36,7 +32,6 @@ that led to lockstep are in docs/notes/kernels/grouped-gemm.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -55,17 +50,24 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from groupbench.kernels.device import device_of
 from groupbench.kernels.gluon_names import async_load, not_hopper
 from groupbench.kernels.grouped_gemm import tile_order
-from groupbench.kernels.grouped_gemm.gluon_tiles import add, halves, ragged, store_rows, zero_past
+from groupbench.kernels.grouped_gemm.gluon_tiles import (
+    ROWS,
+    add,
+    get,
+    halves,
+    next_stage,
+    put,
+    ragged,
+    store_rows,
+    zero_past,
+)
+from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals, arrivals_before, keep_step
 from groupbench.kernels.grouped_gemm.support import worker_count
 
 if TYPE_CHECKING:
     from groupbench.kernels.grouped_gemm.flat import FlatConfig
 
 MOST_GROUPS = 256  # the loading warp counts their tiles in the few registers it has
-ROWS = gl.constexpr(64)  # of a tile, for each group of warps: the least that wgmma multiplies
-LEAD = gl.constexpr(4)  # steps between a program's arrival and its wait, so that the counter's latency is hidden
-ARRIVALS = gl.constexpr(1 << 14)  # that each program adds to the counter in a launch; it waits no more often
-POLLS = gl.constexpr(32)  # about 1 us each; then another kernel occupies an SM
 
 # A Triton function that works on numbers alone, so it is valid Gluon too.
 _serpentine = gluon.jit(tile_order.serpentine.fn)
@@ -86,23 +88,6 @@ def _tile(item, whole, tiles_n, last_items, offs_ptr, GROUPS: gl.constexpr, GROU
     row = tile_m * (GROUPS * ROWS) + part * ROWS
     most = gl.where(item < whole, GROUPS, 1)
     return g, start, size, row, tile_n, gl.minimum(gl.maximum(gl.cdiv(size - row, ROWS), 0), most)
-
-
-@gluon.jit
-def _next(stage, phase, STAGES: gl.constexpr):
-    stage += 1
-    wrapped = stage == STAGES
-    return gl.where(wrapped, 0, stage), phase ^ wrapped.to(gl.int32)
-
-
-@gluon.jit
-def _put(numbers, at, value):
-    numbers.index(at).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])))
-
-
-@gluon.jit
-def _get(numbers, at):
-    return gl.max(numbers.index(at).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
 
 
 @gluon.jit
@@ -136,8 +121,7 @@ def _load(
     phase = 1
     if LOCKSTEP:
         # Programs wait in full waves alone, which all of them take part in.
-        LAUNCH: gl.constexpr = ARRIVALS * NUM_PROGRAMS
-        reached = gl.load(arrivals_ptr, volatile=True) // LAUNCH * LAUNCH
+        reached = arrivals_before(arrivals_ptr, NUM_PROGRAMS)
         to_arrive = gl.minimum(full_waves * steps // LOCKSTEP, ARRIVALS)
         to_wait = to_arrive
         after = ARRIVALS - to_arrive
@@ -148,24 +132,15 @@ def _load(
         matrix = 0 if SHARED_B else g
         for step in range(steps):
             if LOCKSTEP:
-                if (until == LEAD) & (to_arrive > 0):
-                    gl.atomic_add(arrivals_ptr, 1, sem="relaxed")
-                    to_arrive -= 1
-                if until == 0:
-                    until = LOCKSTEP
-                    reached += NUM_PROGRAMS
-                    polls = 0
-                    if to_wait > 0:
-                        while (polls < POLLS) & (gl.load(arrivals_ptr, volatile=True) < reached):
-                            polls += 1
-                    to_wait = gl.where(polls < POLLS, to_wait - 1, 0)
-                until -= 1
+                reached, until, to_arrive, to_wait = keep_step(
+                    arrivals_ptr, reached, until, to_arrive, to_wait, LOCKSTEP, NUM_PROGRAMS
+                )
             mbarrier.wait(empty.index(stage), phase)
             if step == 0:
-                _put(described, 4 * stage, start)
-                _put(described, 4 * stage + 1, size)
-                _put(described, 4 * stage + 2, row)
-                _put(described, 4 * stage + 3, column * 4 + groups)
+                put(described, 4 * stage, start)
+                put(described, 4 * stage + 1, size)
+                put(described, 4 * stage + 2, row)
+                put(described, 4 * stage + 3, column * 4 + groups)
             ready = full.index(stage)
             at_k = step * BLOCK_K
             for group in gl.static_range(GROUPS + 1):
@@ -180,7 +155,7 @@ def _load(
             for group in gl.static_range(GROUPS):
                 a = a_smem.index(stage * GROUPS + group)
                 async_load(a_desc, [start + row + group * ROWS, at_k], ready, a, pred=group < groups)
-            stage, phase = _next(stage, phase, STAGES)
+            stage, phase = next_stage(stage, phase, STAGES)
     if LOCKSTEP:
         gl.atomic_add(arrivals_ptr, after + to_arrive, sem="relaxed")
 
@@ -213,10 +188,10 @@ def _multiply(
     phase = 0
     for _ in range(gl.program_id(0), items, NUM_PROGRAMS):
         mbarrier.wait(full.index(stage), phase)
-        start = _get(described, 4 * stage)
-        size = _get(described, 4 * stage + 1)
-        row = _get(described, 4 * stage + 2) + GROUP * ROWS
-        both = _get(described, 4 * stage + 3)
+        start = get(described, 4 * stage)
+        size = get(described, 4 * stage + 1)
+        row = get(described, 4 * stage + 2) + GROUP * ROWS
+        both = get(described, 4 * stage + 3)
         column = both // 4
         if both % 4 > GROUP:
             acc = gl.zeros([ROWS, BLOCK_N], gl.float32, MMA)
@@ -230,7 +205,7 @@ def _multiply(
                 acc = warpgroup_mma_wait(1, deps=(acc,))  # for the step before
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
                 before = stage
-                stage, phase = _next(stage, phase, STAGES)
+                stage, phase = next_stage(stage, phase, STAGES)
             acc = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(empty.index(before), count=1)
             left, right = halves(acc)
@@ -248,7 +223,7 @@ def _multiply(
             for _step in range(steps):
                 mbarrier.wait(full.index(stage), phase)
                 mbarrier.arrive(empty.index(stage), count=1)
-                stage, phase = _next(stage, phase, STAGES)
+                stage, phase = next_stage(stage, phase, STAGES)
     tma.store_wait(0)
 
 
@@ -259,7 +234,7 @@ def _flat_specialized_kernel(
     out_desc,  # [M, N], ragged along M, tiles of 64 rows and a quarter or half of a tile's columns
     out_ptr,  # the same memory
     offs_ptr,  # [G]
-    arrivals_ptr,  # [1], int64: the sum of all programs' arrivals in all launches
+    arrivals_ptr,  # lockstep.arrivals
     M,
     N,
     K,
@@ -407,7 +382,7 @@ def prepare_specialized(
     # Two groups have room for two buffers of a quarter's columns each, three for one of a half's.
     width, buffers = (config.block_n // 4, 2) if groups == 2 else (config.block_n // 2, 1)
     programs = worker_count(a.device)
-    arrivals = _arrivals(a.device)
+    counter = arrivals(a.device)
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
@@ -417,7 +392,7 @@ def prepare_specialized(
             ragged(out, [64, width]),
             out,
             offs,
-            arrivals,
+            counter,
             M if zero_rest else 0,
             N,
             K,
@@ -436,15 +411,3 @@ def prepare_specialized(
         return out
 
     return run
-
-
-def _arrivals(device: torch.device) -> Tensor:
-    """Return the device's counter, [1]; while a CUDA graph is captured, one that belongs to the graph."""
-    if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(1, dtype=torch.int64, device=device)
-    return _counter(torch.cuda.current_device() if device.index is None else device.index)
-
-
-@cache
-def _counter(index: int) -> Tensor:
-    return torch.zeros(1, dtype=torch.int64, device=torch.device("cuda", index))

@@ -1,4 +1,4 @@
-"""Parts that the Gluon kernels share: how a tile leaves, and which rows are zero."""
+"""Parts that the Gluon kernels share: how roles talk in shared memory, how a tile leaves, and which rows are zero."""
 
 from __future__ import annotations
 
@@ -12,7 +12,30 @@ from triton.tools import ragged_tma
 from groupbench.kernels.gluon_names import async_store
 
 # A Triton function that works on numbers alone, so it is valid Gluon too.
-_to_ragged_indices = gluon.jit(ragged_tma.to_ragged_indices.fn)
+to_ragged_indices = gluon.jit(ragged_tma.to_ragged_indices.fn)
+
+
+ROWS = gl.constexpr(64)  # of a tile, for each group of warps: the least that wgmma multiplies
+
+
+@gluon.jit
+def next_stage(stage, phase, STAGES: gl.constexpr):
+    """Return the stage after this one, and the phase of its barriers."""
+    stage += 1
+    wrapped = stage == STAGES
+    return gl.where(wrapped, 0, stage), phase ^ wrapped.to(gl.int32)
+
+
+@gluon.jit
+def put(numbers, at, value):
+    """Write a number to shared memory [n, 1]."""
+    numbers.index(at).store(gl.full([1], value, gl.int32, gl.BlockedLayout([1], [32], [gl.num_warps()], [0])))
+
+
+@gluon.jit
+def get(numbers, at):
+    """Read a number from shared memory [n, 1]."""
+    return gl.max(numbers.index(at).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
 
 
 @gluon.jit
@@ -35,7 +58,7 @@ def store_rows(out_desc, smem, PENDING: gl.constexpr, start, size, row, column, 
     tma.store_wait(PENDING)
     smem.store(tile.to(smem.dtype))
     fence_async_shared()
-    billion, end, inside = _to_ragged_indices(start, size, row)
+    billion, end, inside = to_ragged_indices(start, size, row)
     async_store(out_desc, [billion, end, inside, column], smem.reshape([1, 1, smem.shape[0], smem.shape[1]]))
 
 
@@ -52,8 +75,8 @@ def zero_past(out_ptr, owned, M, N, out_stride, NUM_PROGRAMS: gl.constexpr):
             gl.store(at, nothing, mask=first + columns < N)
 
 
-def ragged(out: Tensor, block: list[int]) -> TensorDescriptor:
-    """Return triton.tools.ragged_tma's descriptor with Gluon's layout: each store names the row to cut off at."""
-    descriptor = ragged_tma.create_ragged_descriptor(out, block)
+def ragged(x: Tensor, block: list[int]) -> TensorDescriptor:
+    """Return triton.tools.ragged_tma's descriptor with Gluon's layout: each access names the row to cut off at."""
+    descriptor = ragged_tma.create_ragged_descriptor(x, block)
     layout = gl.NVMMASharedLayout(min(2 * block[1], 128), 16, rank=4)
-    return TensorDescriptor(out, descriptor.shape, descriptor.strides, descriptor.block_shape, layout)
+    return TensorDescriptor(x, descriptor.shape, descriptor.strides, descriptor.block_shape, layout)

@@ -20,6 +20,9 @@ from groupbench.kernels.device import INTERPRETER, Device, device_of
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])  # e.g. (3, 7)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
+LEAST_LOCKSTEP = 4  # lockstep.LEAD, for configs where Gluon cannot be imported
+SPECIALIZED_WAVES = 8  # tiles per SM; with 4, one order of tiles is 8 % slower than the plain kernel
+
 TMA_BYTES = 16  # the tensor memory accelerator needs addresses and strides that are multiples of this
 
 
@@ -55,6 +58,17 @@ def illegal_tile(
     shared = (block_m + block_n) * block_k * dtype.itemsize * device.buffers(num_stages, dtype.itemsize)
     if shared > device.shared_bytes:
         return f"{num_stages} stages of A and B tiles take {shared} bytes of {device.shared_bytes}"
+    return None
+
+
+def illegal_roles(lockstep: int, dtype: torch.dtype, device: Device) -> str | None:
+    """Return why no kernel with a role for each warp and this `lockstep` can be compiled for a GPU, or None."""
+    if device.vendor != "cpu" and not device.hopper:
+        return f"its instructions are Hopper's, and this GPU is {device.arch}"
+    if dtype.itemsize != 2:
+        return f"specialized multiplies 16-bit operands, not {dtype}"
+    if lockstep and lockstep < LEAST_LOCKSTEP:
+        return f"programs arrive some steps before they wait: lockstep is 0 or {LEAST_LOCKSTEP} at least"
     return None
 
 

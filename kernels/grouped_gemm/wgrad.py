@@ -20,6 +20,9 @@ The schedule assigns tiles to programs, in either of two orders of the groups:
               ranks the groups and sets the counter.
 
 Both read sizes from the offsets on the device, so that a CUDA graph may be replayed with other offsets.
+
+With many tiles, on Hopper, configs are `specialized`: wgrad_specialized.py computes the same tiles with a role for each
+warp.
 """
 
 from __future__ import annotations
@@ -37,8 +40,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.support import (
+    SPECIALIZED_WAVES,
     TRITON,
     group_ends,
+    illegal_roles,
     illegal_tile,
     no_tma,
     require_dense,
@@ -48,7 +53,7 @@ from groupbench.kernels.grouped_gemm.support import (
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
-from groupbench.kernels.variants import Variant, first_that_runs
+from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
@@ -68,6 +73,8 @@ class WgradConfig:
     split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
     dynamic: bool = False  # groups with most rows first; each program takes the next tile when it is free
     per_sm: int = 1  # programs per SM: one stores while the other multiplies
+    specialized: bool = False  # run wgrad_specialized.py; num_warps then counts each of its multiplying groups
+    lockstep: int = 0  # with specialized and without dynamic: steps after which programs wait for each other; 0: never
 
 
 # For shapes without a tuned config; those tuned on an H100 are in configs/wgrad_h100.json.
@@ -77,6 +84,10 @@ CONFIGS = {
     "paired": WgradConfig(128, 128, 64, num_warps=4, num_stages=3, dynamic=True, per_sm=2),
     # Few rows per group: writing the gradient takes most of the time, and one step reads all rows.
     "short": WgradConfig(128, 128, 16, num_warps=4, num_stages=2, per_sm=2),
+    # With many tiles: large groups are limited by the GPU's power, and lockstep moves the fewest bytes. Groups of some
+    # hundred rows are uneven, and a step of 32 rows wastes less at their ends.
+    "specialized": WgradConfig(128, 256, 64, num_warps=4, num_stages=4, specialized=True, lockstep=16),
+    "specialized_uneven": WgradConfig(128, 256, 32, num_warps=4, num_stages=8, specialized=True, dynamic=True),
     # Without TMA: the wide tile with its pointers and masks would spill 600 bytes a thread.
     "pointers": WgradConfig(128, 128, 32, num_warps=8, num_stages=3),
     # IEEE fp32 runs on FMA units, which read registers.
@@ -91,17 +102,22 @@ def candidates(mean_rows: float) -> list[WgradConfig]:
     """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of a group."""
     large, paired, short = CONFIGS["large"], CONFIGS["paired"], CONFIGS["short"]
     pairs = [paired, replace(paired, dynamic=False, num_stages=2)]
+    lockstep, uneven = CONFIGS["specialized"], CONFIGS["specialized_uneven"]
     if mean_rows <= 64:
         shorts = [short, replace(short, block_m=32), WgradConfig(128, 256, 16, 8, 3), WgradConfig(128, 256, 32, 8, 3)]
-        return [*shorts, *pairs]
+        return [*shorts, *pairs, uneven]
     wide = [large, replace(large, group_p=4), replace(large, group_p=16), replace(large, block_p=256, block_q=128)]
     # The tile's store shares memory with the stages if no loads are in flight during it.
     free = [replace(large, split_store=False, dynamic=True), replace(large, num_stages=3, split_store=False)]
-    return [*wide, *free, *pairs, WgradConfig(128, 128, 128, 8, 3)]
+    specialized = [lockstep, replace(lockstep, group_p=16), replace(lockstep, lockstep=0, dynamic=True)]
+    specialized += [uneven, replace(uneven, dynamic=False, lockstep=32)]
+    return [*wide, *free, *pairs, WgradConfig(128, 128, 128, 8, 3), *specialized]
 
 
 def illegal(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> str | None:
     """Return why a config cannot be compiled for a GPU, or None if it can."""
+    if config.specialized:
+        return _illegal_specialized(config, dtype, device)
     reason = illegal_tile(config.block_p, config.block_q, config.block_m, config.num_stages, dtype, device)
     if reason is not None:
         # illegal_tile names the sides of a forward tile.
@@ -113,6 +129,17 @@ def illegal(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETE
     if shared > have:
         return f"{config.num_stages} stages and the output tile take {shared} bytes of {have}"
     return None
+
+
+def _illegal_specialized(config: WgradConfig, dtype: torch.dtype, device: Device) -> str | None:
+    tile = (config.block_p, config.block_q, config.block_m, config.num_stages)
+    if tile not in ((128, 256, 64, 4), (128, 256, 32, 8)):
+        return "specialized has tiles of 128 x 256, in 4 stages of 64 rows or in 8 of 32"
+    if (config.num_warps, config.per_sm) != (4, 1) or config.split_store:
+        return "specialized has groups of 4 warps, one program per SM, and no split_store"
+    if config.lockstep and config.dynamic:
+        return "lockstep needs the static schedule"
+    return illegal_roles(config.lockstep, dtype, device)
 
 
 def shared_bytes(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETER) -> int:
@@ -161,7 +188,12 @@ def configs_for(
     if device.vendor == "cpu" or dtype == torch.float32:
         return [("default", default, None)]
     key = tuning_key(M, G, N, K, dtype, nk)
-    return configs_in_order("wgrad", key, device, default, lambda config: _illegal_for(config, G, dtype, device))
+    configs = configs_in_order("wgrad", key, device, default, lambda config: _illegal_for(config, G, dtype, device))
+    special = CONFIGS["specialized_uneven" if M <= 1024 * G else "specialized"]
+    waves = G * K * N / (special.block_p * special.block_q * device.sms)
+    if device.hopper and M > 64 * G and waves >= SPECIALIZED_WAVES:
+        configs.insert(-1, ("default", special, _illegal_for(special, G, dtype, device)))
+    return configs
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> WgradConfig:
@@ -359,13 +391,20 @@ def wgrad_launcher(
     if config is not None:
         if reason := _illegal_for(config, G, a.dtype, device):
             raise ValueError(f"{config}: {reason}")
+        if config.specialized and (reason := without_tma or _why_not_specialized(x.device)):
+            raise ValueError(f"the specialized kernel cannot run: {reason}")
         run = _launcher(x, y, offs, config, without_tma is None)
         return lambda: as_weights(run())
     variants = []
     compiled_for = (a.dtype, a.device)
     if without_tma is None:
         variants = [
-            Variant(f"tma, {name} config", partial(_launcher, x, y, offs, chosen, True), reason, (chosen, compiled_for))
+            Variant(
+                f"{'specialized' if chosen.specialized else 'tma'}, {name} config",
+                partial(_launcher, x, y, offs, chosen, True),
+                reason or (_why_not_specialized(x.device) if chosen.specialized else None),
+                (chosen, compiled_for),
+            )
             for name, chosen, reason in configs_for(M, G, N, K, a.dtype, device, nk)
         ]
     pointers = pointer_config(a.dtype, device)
@@ -374,6 +413,15 @@ def wgrad_launcher(
         variants.insert(0, Variant("tma", variants[-1].prepare, without_tma))
     run = first_that_runs("wgrad", variants)
     return lambda: as_weights(run())
+
+
+def _why_not_specialized(device: torch.device) -> str | None:
+    """Return why wgrad_specialized.py cannot be imported or cannot run here, or None if it can."""
+    try:
+        from groupbench.kernels.grouped_gemm.wgrad_specialized import unsuitable
+    except Exception as error:  # Gluon is experimental: another Triton may raise anything
+        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
+    return unsuitable(device)
 
 
 def _launcher(
@@ -385,10 +433,8 @@ def _launcher(
 ) -> Callable[[], Tensor]:  # [G, P, Q]
     """Make the descriptors; the returned callable allocates the output and launches."""
     G, P, Q = offs.numel(), x.size(1), y.size(1)
-    x_in: object = create_ragged_descriptor(x, [config.block_m, config.block_p]) if tma else x
-    y_in: object = create_ragged_descriptor(y, [config.block_m, config.block_q]) if tma else y
-    block_out = [1, config.block_p, config.block_q // (2 if config.split_store else 1)]
     programs = worker_count(x.device, config.per_sm)
+    launch = (_prepare_specialized if config.specialized else _prepare_plain)(x, y, offs, config, tma)
 
     def run() -> Tensor:
         out = torch.empty(G, P, Q, dtype=x.dtype, device=x.device)
@@ -398,6 +444,32 @@ def _launcher(
             _plan_kernel[(triton.cdiv(G, RANKED_AT_ONCE),)](
                 offs, plan, G, programs, G_POW2=triton.next_power_of_2(G), MINE=RANKED_AT_ONCE
             )
+        launch(out, plan)
+        return out
+
+    return run
+
+
+def _prepare_specialized(
+    x: Tensor, y: Tensor, offs: Tensor, config: WgradConfig, tma: bool
+) -> Callable[[Tensor, Tensor], None]:
+    from groupbench.kernels.grouped_gemm.wgrad_specialized import prepare_specialized
+
+    assert tma
+    return prepare_specialized(x, y, offs, config)
+
+
+def _prepare_plain(
+    x: Tensor, y: Tensor, offs: Tensor, config: WgradConfig, tma: bool
+) -> Callable[[Tensor, Tensor], None]:
+    """Make the descriptors; the returned function launches once, with out [G, P, Q] and the plan of the schedule."""
+    G, P, Q = offs.numel(), x.size(1), y.size(1)
+    x_in: object = create_ragged_descriptor(x, [config.block_m, config.block_p]) if tma else x
+    y_in: object = create_ragged_descriptor(y, [config.block_m, config.block_q]) if tma else y
+    block_out = [1, config.block_p, config.block_q // (2 if config.split_store else 1)]
+    programs = worker_count(x.device, config.per_sm)
+
+    def launch(out: Tensor, plan: Tensor) -> None:
         _wgrad_kernel[(programs,)](
             x_in,
             y_in,
@@ -421,9 +493,8 @@ def _launcher(
             num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
-        return out
 
-    return run
+    return launch
 
 
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

@@ -21,7 +21,15 @@ import torch
 import triton
 
 from groupbench.kernels.device import KNOWN
-from groupbench.kernels.grouped_gemm import flat, flat_pointers, flat_specialized, fp8, fp8_specialized, wgrad
+from groupbench.kernels.grouped_gemm import (
+    flat,
+    flat_pointers,
+    flat_specialized,
+    fp8,
+    fp8_specialized,
+    wgrad,
+    wgrad_specialized,
+)
 from groupbench.kernels.grouped_gemm.pointer import PointerConfig
 from groupbench.kernels.grouped_gemm.support import TRITON
 from groupbench.kernels.moe import gate_up, permute, permute_fused, routing, swiglu
@@ -48,6 +56,9 @@ CASES: dict[str, KernelCase] = {
     "wgrad_large": ("wgrad", wgrad.CONFIGS["large"], {}),
     "wgrad_paired": ("wgrad", wgrad.default_config(999, 8, 4096, 4096, torch.bfloat16, HOPPER), {}),
     "wgrad_wide_and_dynamic": ("wgrad", replace(wgrad.CONFIGS["large"], dynamic=True), {}),
+    "wgrad_specialized": ("wgrad_specialized", wgrad.CONFIGS["specialized"], {}),
+    "wgrad_specialized_uneven": ("wgrad_specialized", wgrad.CONFIGS["specialized_uneven"], {}),
+    "wgrad_specialized_alone": ("wgrad_specialized", replace(wgrad.CONFIGS["specialized"], lockstep=0), {}),
     "wgrad_pointers": ("wgrad", wgrad.CONFIGS["pointers"], {"tma": False}),
     "wgrad_fp32": ("wgrad", wgrad.CONFIGS["fp32"], {"dtype": "fp32"}),
     "fp8_rowwise": ("fp8", fp8.CONFIGS[fp8.ROWWISE]["plain"], {"mode": fp8.ROWWISE}),
@@ -178,6 +189,20 @@ def of_flat_specialized(
     return flat_specialized._flat_specialized_kernel, types, constants | {"BUFFERS": 2 if groups == 2 else 1}
 
 
+def of_wgrad_specialized(config: wgrad.WgradConfig) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    q, m = config.block_q, config.block_m
+    types = {
+        "x_desc": descriptor("bf16", 16, 128, 1, 1, m, 64),
+        "y_desc": descriptor("bf16", 16, 128, 1, 1, m, q),
+        "out_desc": descriptor("bf16", 16, 128, 1, 64, q // 4),
+        "arrivals_ptr": "*i64",
+    }
+    names = ("dynamic", "group_p", "lockstep")
+    constants = {name.upper(): getattr(config, name) for name in names}
+    constants |= {"NUM_PROGRAMS": SMS, "STAGES": config.num_stages}
+    return wgrad_specialized._wgrad_specialized_kernel, types, constants
+
+
 def of_fp8_specialized(config: fp8.Fp8Config, mode: str, G: int = GROUPS) -> tuple[Any, dict[str, str], dict[str, Any]]:
     m, n, k = config.block_m, config.block_n, config.block_k
     types = {
@@ -274,6 +299,7 @@ def main() -> None:
 
     makers = {"flat": of_flat, "wgrad": of_wgrad, "fp8": of_fp8, "gate_up": of_gate_up, "by_row": of_by_row}
     makers |= {"pointers": of_pointers, "fp8_specialized": of_fp8_specialized, "flat_specialized": of_flat_specialized}
+    makers |= {"wgrad_specialized": of_wgrad_specialized}
     odd = {"pointers": flat_pointers._flat_pointer_kernel.arg_names}
     rows = {name: compiled(*makers[of](c, **more), c, odd=odd.get(of, ("G",))) for name, (of, c, more) in CASES.items()}
     print(json.dumps(rows))

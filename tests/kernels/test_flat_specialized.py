@@ -120,9 +120,9 @@ def test_illegal_configs_have_a_reason(change, text):
 
 
 def test_no_lockstep_is_shorter_than_the_lead():
-    from groupbench.kernels.grouped_gemm import flat_specialized
+    from groupbench.kernels.grouped_gemm import lockstep, support
 
-    assert flat_specialized.LEAD.value == flat.LEAST_LOCKSTEP
+    assert lockstep.LEAD.value == support.LEAST_LOCKSTEP
 
 
 def test_only_hopper_and_16_bits_are_legal():
@@ -222,14 +222,14 @@ def test_offsets_are_read_on_the_device_at_every_call(config, make_case, make_in
 
 
 def counter() -> Tensor:
-    from groupbench.kernels.grouped_gemm import flat_specialized
+    from groupbench.kernels.grouped_gemm.lockstep import arrivals
 
-    return flat_specialized._arrivals(torch.device("cuda"))
+    return arrivals(torch.device("cuda"))
 
 
 def launch() -> int:
     """Return the arrivals of all programs in one launch."""
-    from groupbench.kernels.grouped_gemm.flat_specialized import ARRIVALS
+    from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS
 
     return int(ARRIVALS.value) * device_of(torch.device("cuda")).sms
 

@@ -1,0 +1,70 @@
+"""Lockstep: the programs of a launch wait for each other, so that one read of DRAM serves all.
+
+Programs that compute neighbouring tiles read the same rows and columns of the operands. If they read them at about the
+same time, one read of DRAM serves all. Left alone, programs drift apart by whole tiles. So they wait for each other
+every few steps: each adds 1 to a counter in global memory, some steps before it polls the sum.
+
+The wait is a hint, not a barrier. A program that polls in vain, since another kernel occupies an SM, goes on and never
+waits again in this launch. The counter is never reset: every program of every launch adds ARRIVALS in all, so the sum
+of the launches before is known. Launches that share a counter at the same time disturb each other's waits, not their
+results.
+
+The measurements that led to it are in docs/notes/kernels/grouped-gemm.md.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+LEAD = gl.constexpr(4)  # steps between a program's arrival and its wait, so that the counter's latency is hidden
+ARRIVALS = gl.constexpr(1 << 14)  # that each program adds to the counter in a launch; it waits no more often
+POLLS = gl.constexpr(32)  # about 1 us each; then another kernel occupies an SM
+
+
+@gluon.jit
+def arrivals_before(arrivals_ptr, NUM_PROGRAMS: gl.constexpr):
+    """Return the sum of the arrivals of all earlier launches."""
+    LAUNCH: gl.constexpr = ARRIVALS * NUM_PROGRAMS
+    return gl.load(arrivals_ptr, volatile=True) // LAUNCH * LAUNCH
+
+
+@gluon.jit
+def keep_step(
+    arrivals_ptr,
+    reached,  # the sum that the next wait is for, less NUM_PROGRAMS; at first `arrivals_before`
+    until,  # steps until the next wait; at first LOCKSTEP
+    to_arrive,  # how often this program may still arrive; it must add what is left at its end
+    to_wait,  # how often it may still wait
+    LOCKSTEP: gl.constexpr,  # steps between two waits
+    NUM_PROGRAMS: gl.constexpr,
+):
+    """Arrive or wait if either is due before this step. Return (reached, until, to_arrive, to_wait)."""
+    if (until == LEAD) & (to_arrive > 0):
+        gl.atomic_add(arrivals_ptr, 1, sem="relaxed")
+        to_arrive -= 1
+    if until == 0:
+        until = LOCKSTEP
+        reached += NUM_PROGRAMS
+        polls = 0
+        if to_wait > 0:
+            while (polls < POLLS) & (gl.load(arrivals_ptr, volatile=True) < reached):
+                polls += 1
+        to_wait = gl.where(polls < POLLS, to_wait - 1, 0)
+    return reached, until - 1, to_arrive, to_wait
+
+
+def arrivals(device: torch.device) -> Tensor:
+    """Return the device's counter, [1], int64; while a CUDA graph is captured, one that belongs to the graph."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int64, device=device)
+    return _counter(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _counter(index: int) -> Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=torch.device("cuda", index))

@@ -1,0 +1,231 @@
+"""Test the weights' gradient with a role for each warp: when it runs and, on Hopper, its results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupbench.kernels.device import KNOWN, device_of
+from groupbench.kernels.grouped_gemm import wgrad
+from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
+
+LOCKSTEP, UNEVEN = wgrad.CONFIGS["specialized"], wgrad.CONFIGS["specialized_uneven"]
+HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the specialized bf16 wgrad kernel. No Hopper GPU")
+BOTH = pytest.mark.parametrize("config", [LOCKSTEP, UNEVEN], ids=["lockstep", "uneven"])
+EVERY = pytest.mark.parametrize(
+    "config",
+    [
+        LOCKSTEP,
+        UNEVEN,
+        replace(LOCKSTEP, lockstep=4),
+        replace(LOCKSTEP, lockstep=0, dynamic=True),
+        replace(UNEVEN, dynamic=False, lockstep=32),
+    ],
+    ids=["lockstep", "uneven", "close", "dynamic", "short_steps"],
+)
+
+
+@pytest.fixture
+def make_operands(make_case: Callable, make_inputs: Callable) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """Return a function that makes a [M, K], dc [M, N] and offs [G] of groups; rows of no group are NaN."""
+
+    def make(rows: tuple[int, ...], n: int, k: int, tail: int = 0, dtype: torch.dtype = torch.bfloat16):
+        a, _, offs = make_inputs(make_case("case", rows, n=16, k=k, tail=tail), dtype)
+        dc = torch.randn(a.size(0), n, generator=torch.Generator().manual_seed(1)).to(a.device, dtype)
+        dc[sum(rows) :] = float("nan")
+        return a, dc, offs
+
+    return make
+
+
+# --- when it runs -----------------------------------------------------------------------------------------------------
+
+
+def chosen(M: int, G: int, arch: str = "sm_90", of: torch.dtype = torch.bfloat16, side: int = 4096) -> list[str]:
+    """Return the kind of each config of an untuned problem, the preferred one first."""
+    device = replace(KNOWN[arch], name="untuned")
+    kinds = {LOCKSTEP: "lockstep", UNEVEN: "uneven"}
+    return [kinds.get(config, "plain") for _, config, _ in wgrad.configs_for(M, G, side, side, of, device, nk=True)]
+
+
+def test_problems_of_many_tiles_prefer_it_and_fall_back():
+    assert chosen(32768, 8) == ["lockstep", "plain"]
+    assert chosen(32768, 8, of=torch.float16) == ["lockstep", "plain"]
+    assert chosen(8192, 8) == ["uneven", "plain"]
+
+
+@pytest.mark.parametrize(
+    ("M", "G", "arch", "of", "side"),
+    [
+        (32768, 8, "sm_80", torch.bfloat16, 4096),
+        (32768, 8, "sm_100", torch.bfloat16, 4096),
+        (32768, 8, "sm_90", torch.float32, 4096),
+        (32768, 8, "sm_90", torch.bfloat16, 1024),  # two tiles an SM
+        (512, 8, "sm_90", torch.bfloat16, 4096),  # 64 rows a group
+    ],
+    ids=["ampere", "blackwell", "fp32", "few_tiles", "few_rows"],
+)
+def test_other_problems_keep_the_plain_kernel(M, G, arch, of, side):
+    assert chosen(M, G, arch, of, side) == ["plain"]
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (replace(LOCKSTEP, block_p=256), "128 x 256"),
+        (replace(LOCKSTEP, num_stages=3), "4 stages of 64"),
+        (replace(LOCKSTEP, num_warps=8), "groups of 4 warps"),
+        (replace(UNEVEN, per_sm=2), "one program per SM"),
+        (replace(UNEVEN, split_store=True), "no split_store"),
+        (replace(UNEVEN, lockstep=16), "static schedule"),
+        (replace(LOCKSTEP, lockstep=3), "lockstep is 0 or 4"),
+    ],
+)
+def test_illegal_configs_have_a_reason(config, text):
+    reason = wgrad.illegal(config, torch.bfloat16)
+    assert reason is not None
+    assert text in reason
+
+
+def test_only_hopper_and_16_bits_are_legal():
+    assert "sm_80" in str(wgrad.illegal(LOCKSTEP, torch.bfloat16, KNOWN["sm_80"]))
+    assert "float32" in str(wgrad.illegal(LOCKSTEP, torch.float32, KNOWN["sm_90"]))
+    assert wgrad.illegal(LOCKSTEP, torch.float16, KNOWN["sm_90"]) is None
+
+
+def test_every_candidate_is_legal_on_hopper():
+    for mean_rows in (4, 300, 4000):
+        specialized = [config for config in wgrad.candidates(mean_rows) if config.specialized]
+        assert specialized
+        assert [wgrad.illegal(config, torch.bfloat16, KNOWN["sm_90"]) for config in specialized] == [None] * len(
+            specialized
+        )
+
+
+def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
+    configs_for = wgrad.configs_for
+    monkeypatch.setattr(wgrad, "configs_for", lambda *problem: [("first", LOCKSTEP, None), *configs_for(*problem)])
+
+
+@pytest.mark.skipif(HOPPER, reason="it runs")
+def test_the_plain_kernel_runs_without_a_hopper(make_operands, check, monkeypatch):
+    a, dc, offs = make_operands((21, 40), 48, 64, dtype=torch.float16)
+    with pytest.raises(ValueError, match=r"Hopper|interpreter"):
+        wgrad.prepare_wgrad(a, dc, offs, config=LOCKSTEP)
+    preferred(monkeypatch)
+    check(wgrad.prepare_wgrad(a, dc, offs)(), grouped_gemm_wgrad_reference(a, dc, offs), torch.float16)
+
+
+def test_another_triton_without_this_gluon_takes_the_plain_kernel(make_operands, check, monkeypatch):
+    a, dc, offs = make_operands((21, 40), 48, 64, dtype=torch.float16)
+    monkeypatch.delattr("groupbench.kernels.grouped_gemm.wgrad_specialized", raising=False)
+    monkeypatch.delitem(sys.modules, "groupbench.kernels.grouped_gemm.wgrad_specialized", raising=False)
+    monkeypatch.setitem(sys.modules, "triton.experimental.gluon.language.nvidia.hopper", None)
+    with pytest.raises(ValueError, match="Gluon differs"):
+        wgrad.prepare_wgrad(a, dc, offs, config=LOCKSTEP)
+    preferred(monkeypatch)
+    check(wgrad.prepare_wgrad(a, dc, offs)(), grouped_gemm_wgrad_reference(a, dc, offs), torch.float16)
+
+
+def test_operands_that_tma_cannot_read_have_a_reason(make_operands):
+    a, dc, offs = make_operands((21, 40), 45, 64, dtype=torch.float16)
+    with pytest.raises(ValueError, match="cannot run"):
+        wgrad.prepare_wgrad(a, dc, offs, config=LOCKSTEP)
+
+
+# --- on a Hopper GPU --------------------------------------------------------------------------------------------------
+
+
+@needs_hopper
+@EVERY
+@pytest.mark.parametrize("nk", [False, True], ids=["kn", "nk"])
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "tail"),
+    [
+        ((0, 300, 0, 129, 1, 128, 64, 193), 704, 1096, 5),  # tiles that end in P, Q and the rows; empty groups
+        ((0, 0, 0), 304, 256, 40),
+        ((5,) * 200, 264, 136, 0),
+        ((9000,), 64, 72, 0),  # one tile; the second group of warps has no rows or a few
+        ((2048, 1024), 4096, 4096, 0),  # many waves
+        ((1,), 2048, 2048, 3),
+    ],
+    ids=["ragged", "no_rows", "many_groups", "one_tile", "waves", "one_row"],
+)
+def test_results(config, nk, rows, n, k, tail, make_operands, poisoned, check):
+    a, dc, offs = make_operands(rows, n, k, tail)
+    expected = grouped_gemm_wgrad_reference(a, dc, offs)
+    run = wgrad.prepare_wgrad(a, dc, offs, nk, config)
+    with poisoned():
+        out = run()
+    check(out, expected, torch.bfloat16)
+    for _ in range(5):  # a stage that is read too late, or given back too early, need not show the first time
+        assert torch.equal(run(), out)
+
+
+@needs_hopper
+@BOTH
+@pytest.mark.parametrize("where", ["a", "dc"])
+def test_nan_stays_in_its_group(config, where, make_operands, check):
+    a, dc, offs = make_operands((150, 140, 70), 200, 104, dtype=torch.float16)
+    expected = grouped_gemm_wgrad_reference(a, dc, offs)
+    (a if where == "a" else dc)[150:290] = float("nan")
+    out = wgrad.prepare_wgrad(a, dc, offs, config=config)()
+    check(out[[0, 2]], expected[[0, 2]], torch.float16)
+    assert out[1].isnan().all()
+
+
+@needs_hopper
+@BOTH
+def test_offsets_are_read_on_the_device_at_every_call(config, make_operands, poisoned, check):
+    a, dc, offs = make_operands((4000, 2400, 3600), 512, 640)
+    run = wgrad.prepare_wgrad(a, dc, offs, config=config)
+    for ends in ((4000, 6400, 10000), (0, 0, 10000), (10000, 10000, 10000), (1, 2, 3), (0, 0, 0)):
+        offs.copy_(torch.tensor(ends))
+        with poisoned():
+            out = run()
+        check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.bfloat16)
+
+
+@needs_hopper
+@BOTH
+def test_views_with_wide_rows(config, make_operands, check):
+    a, dc, offs = make_operands((500, 700), 512, 640)
+    wide = torch.full((1200, 1024), float("nan"), dtype=a.dtype, device=a.device)
+    wide[:, 64:704] = a
+    out = wgrad.prepare_wgrad(wide[:, 64:704], dc, offs, config=config)()
+    check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.bfloat16)
+
+
+@needs_hopper
+def test_every_launch_adds_the_same_to_the_counter(make_operands):
+    """Later launches, of the forward kernel too, find their start in the sum of the earlier ones."""
+    from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals
+
+    of_a_launch = int(ARRIVALS.value) * device_of(torch.device("cuda")).sms
+    counter = arrivals(torch.device("cuda"))
+    before = int(counter)
+    assert before % of_a_launch == 0
+    for count, rows in enumerate(((9000, 0, 31), (5,), (0, 1), (4000,) * 8), 1):
+        a, dc, offs = make_operands(rows, 2048, 1024)
+        wgrad.prepare_wgrad(a, dc, offs, config=LOCKSTEP)()
+        assert int(counter) == before + count * of_a_launch
+
+
+@needs_hopper
+def test_a_graph_follows_later_offsets(make_operands, check):
+    a, dc, offs = make_operands((4000, 2400, 3600), 512, 640)
+    wgrad.wgrad_launcher(a, dc, offs, config=UNEVEN)()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = [wgrad.wgrad_launcher(a, dc, offs, config=config)() for config in (LOCKSTEP, UNEVEN)]
+    for ends in ((4000, 6400, 10000), (0, 9000, 10000)):
+        offs.copy_(torch.tensor(ends))
+        graph.replay()
+        for out in outputs:
+            check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.bfloat16)
