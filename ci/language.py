@@ -8,7 +8,7 @@ Checked are comments, docstrings, text in string literals (help, errors, labels)
 comments of YAML, TOML, shell, CSS and JavaScript; in Python also the names that code binds. `RULES` lists what may not
 appear, and how often a word may appear that is fine now and then: as often as in the most frequent of quack, Helion's
 autotuner, asv, sqlite-utils and sqlalchemy.orm. The exit status is 1 when there are more hits than these limits allow.
-tests/test_language.py runs the same check on every room of the repository.
+tests/test_language.py runs the same check on every folder of the repository.
 """
 
 from __future__ import annotations

@@ -16,9 +16,8 @@ GLOSSARY = {
     "burst": "latencies taken back to back; samples of one burst are not independent, but bursts nearly are",
     "environment": "the machine and toolchain of a point; each distinct set of facts is a row",
     "identity": "hash of the facts that affect a latency; points with equal identities are comparable",
-    "segment": "consecutive points of a series with one environment identity",
     "comparison": "an A/B comparison: two commits measured alternately on one machine",
-    "alert": "a confirmed regression of one series, and its state",
+    "alert": "a regression or wrong result of one series, and its state",
 }
 
 _HEAD = """# The database
