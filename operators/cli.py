@@ -19,6 +19,7 @@ from groupbench.operators import flags
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.options import GreedyShapes, cells, lists, places, results, timing
 from groupbench.tracker import project, shell
+from groupbench.tracker.metrics import PROFILERS
 
 # Options that the plan file sets, or that would change its shapes.
 SET_BY_PLAN = (
@@ -43,6 +44,9 @@ SET_BY_PLAN = (
 BUILTIN_ONLY = (
     *("budget", "resume", "previous", "gpus", "scheduler", "slurm", "hardware", "logs", "traces", "routing_trace"),
 )
+
+# Options that choose GPUs or machines.
+FLEET = ("gpus", "scheduler", "slurm", "hardware")
 
 
 @click.command(
@@ -84,7 +88,7 @@ def _run(options: dict[str, Any]) -> int:
         return _run_tritonbench(options)
     options = options | flags.translated(options["rest"])
     session = _session(options)
-    if any(options[name] for name in ("gpus", "scheduler", "slurm", "hardware")):
+    if any(options[name] for name in FLEET):
         code = _run_fleet(options, session)
     else:
         code = _run_builtin(options, session)
@@ -137,8 +141,12 @@ def _checked(options: dict[str, Any]) -> bool:
         _check_plan_alone(context)
     on_tritonbench = _picks_tritonbench(options)
     option = next((name for name in BUILTIN_ONLY if options[name]), None)
-    if option and on_tritonbench:
-        raise UsageError(f"--{option.replace('_', '-')} works only on the built-in host: add --host builtin")
+    tool = next((name for name in options["costs"] if name in PROFILERS), None)
+    if on_tritonbench and (option or tool):
+        named = f"--{option.replace('_', '-')}" if option else f"--costs {tool}"
+        raise UsageError(f"{named} works only on the built-in host: add --host builtin")
+    if tool and (place := next((name for name in FLEET if options[name]), None)):
+        raise UsageError(f"--costs {tool} profiles on one GPU of this machine: remove --{place}")
     return on_tritonbench
 
 
@@ -154,9 +162,11 @@ def _run_tritonbench(options: dict[str, Any]) -> int:
 def _run_builtin(options: dict[str, Any], session: Any) -> int:
     """Measure on the first GPU or the CPU; measure a plan on all GPUs of this machine."""
     from groupbench.operators.hosts import builtin
+    from groupbench.operators.measure import profiler
     from groupbench.operators.measure.environment import resolve_device
 
     device = resolve_device(options["device"])
+    profiler.check([name for name in options["costs"] if name in PROFILERS], device)
     selections = _selections(options, device, session)
     if options["unmeasured"] is not None:
         return builtin.record_failure(selections, device, session, options["unmeasured"])

@@ -51,12 +51,14 @@ class Progress:
 
     printed   gets each record with the output of its process, including tracebacks
     finished  gets each record after it is written
+    missed    gets the text about something that was asked for and that a record lacks
     """
 
     describe: Callable[[str], None] = lambda text: None
     advance: Callable[[float], None] = lambda cells: None
     printed: Callable[[Record, str], None] = lambda record, text: None
     finished: Callable[[Record], None] = lambda record: None
+    missed: Callable[[str], None] = lambda text: None
 
 
 class Workers:
@@ -231,6 +233,8 @@ def _batch_records(
         cell.finish()
         sound = cell.find_costs() and cell.find_routing()
         cell.find_cold()
+        for problem in cell.find_profile():
+            progress.missed(f"{_name(cell.job)} has no profile. {problem}")
         record = _finished(cell, machine, run)
         progress.printed(record, cell.worker.printed)
         yield record, cell.job

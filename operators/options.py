@@ -16,6 +16,7 @@ import click
 
 from groupbench.tracker import completion
 from groupbench.tracker.durations import Duration
+from groupbench.tracker.metrics import PROFILERS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,9 +55,10 @@ def _costs(context: click.Context, parameter: click.Parameter, value: Any) -> tu
     names = _commas(context, parameter, value)
     if names in (("all",), ("none",)):
         return COSTS if names == ("all",) else ()
-    unknown = [name for name in names if name not in COSTS]
+    known = (*COSTS, *PROFILERS)
+    unknown = [name for name in names if name not in known]
     if unknown:
-        raise click.BadParameter(f"no cost {unknown[0]!r}; there are: {', '.join(COSTS)}, all, none")
+        raise click.BadParameter(f"no cost {unknown[0]!r}; there are: {', '.join(known)}, all, none")
     return names
 
 
@@ -230,7 +232,7 @@ timing = _group(
         show_default=True,
         metavar="NAME,...",
         help="Also measure these costs of a call on a GPU: memory, kernels, energy, cold (compile time with empty "
-        "caches, at the first shape); or all, none.",
+        "caches, at the first shape), ncu and proton (profilers); or all (without profilers), none.",
     ),
     click.option(
         "--timeout",

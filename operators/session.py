@@ -70,6 +70,7 @@ class Session:
     kernels: KernelFolder | None = None
     unkept: bool = False  # the code of kernels could not be written
     unwritten: bool = False  # a requested file could not be written
+    lacking: bool = False  # a record lacks something that was asked for
 
     def open(self, host: str, environment: Environment, fleet: bool = False) -> None:
         """Print the environment, and check before anything is measured that the results can be written.
@@ -146,7 +147,7 @@ class Session:
         for record in self.records:  # of the resumed run
             ceilings.see(record)
         with self._writer() as write, _progress(total, self.quiet) as progress:
-            progress.printed = self.logs.keep
+            progress.printed, progress.missed = self.logs.keep, self._missed
             try:
                 for record in map(vetted, produce(self.run, progress)):
                     record = ceilings.see(self._keep_code(record))
@@ -162,6 +163,10 @@ class Session:
         if ended:
             raise ended
         return ExitCode.INTERRUPTED if interrupted else self.exit_code()
+
+    def _missed(self, text: str) -> None:
+        self.lacking = True
+        print(storable(f"tritonbench: {text}"), file=sys.stderr)
 
     def _keep_code(self, record: Record) -> Record:
         """Keep the code of a record's kernels in a folder next to the records. Return the record without it.
@@ -239,7 +244,7 @@ class Session:
         statuses = {record.status for record in self.records}
         if "wrong" in statuses:
             return ExitCode.FAILED
-        if self.unwritten or statuses & {"error", "oom", "timeout", "skipped"} or "ok" not in statuses:
+        if self.unwritten or self.lacking or statuses & {"error", "oom", "timeout", "skipped"} or "ok" not in statuses:
             return ExitCode.INCOMPLETE
         return ExitCode.OK
 

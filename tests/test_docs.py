@@ -116,6 +116,7 @@ NOT_RUN = {
     "groupbench ab": "measures two checkouts; tests/tracker/ab",
     "groupbench accept-transition": "needs another toolchain; tests/tracker/judge/test_transitions.py",
     "groupbench backfill": "measures past commits; the README's story runs it",
+    "groupbench profile": "measures on a GPU; tests/tracker/cli/test_profile.py",
     "groupbench bisect": "measures; the README's story runs it",
     "groupbench calibrate": "measures for minutes",
     "groupbench doctor": "its answer depends on the machine; tests/tracker/doctor",

@@ -21,6 +21,9 @@ own      by a rule of its own: latency and accuracy
 """
 
 
+PROFILERS = ("ncu", "proton")
+"""Tools that profile a call. Each names the metrics that it measures by their `cost`."""
+
 _TINY = 1e-30
 
 
@@ -222,6 +225,64 @@ METRICS: dict[str, Metric] = {
         ),
         Metric(
             "sol_gap", "", "latency over the shortest time at the ceilings measured by the run's canaries", "SOL gap"
+        ),
+        # Metrics of a profiled call, which the profiler slows down: they explain a latency and are not judged.
+        Metric(
+            "ncu_ms",
+            "ms",
+            "time of one call's kernels under ncu, not a latency",
+            "ncu ms",
+            better="neither",
+            cost="ncu",
+        ),
+        Metric("dram_mib", "MiB", "bytes that one call reads from and writes to DRAM", "DRAM MiB", cost="ncu"),
+        Metric(
+            "dram_share",
+            "",
+            "DRAM throughput over its peak, averaged over a call's kernels by time",
+            "DRAM share",
+            better="higher",
+            cost="ncu",
+        ),
+        Metric(
+            "l2_share",
+            "",
+            "L2 throughput over its peak, averaged over a call's kernels by time",
+            "L2 share",
+            better="higher",
+            cost="ncu",
+        ),
+        Metric(
+            "l2_hit_share",
+            "",
+            "share of L2 accesses that hit, averaged over a call's kernels by time",
+            "L2 hits",
+            better="higher",
+            cost="ncu",
+        ),
+        Metric(
+            "tensor_share",
+            "",
+            "share of time in which tensor cores are busy, averaged over a call's kernels by time",
+            "tensor share",
+            better="higher",
+            cost="ncu",
+        ),
+        Metric(
+            "achieved_occupancy",
+            "",
+            "share of an SM's warps that are resident, averaged over a call's kernels by time",
+            "achieved occupancy",
+            better="higher",
+            cost="ncu",
+        ),
+        Metric(
+            "proton_ms",
+            "ms",
+            "time of one call's kernels under proton, not a latency",
+            "proton ms",
+            better="neither",
+            cost="proton",
         ),
         Metric("barriers", "", "instructions that wait at a barrier", better="neither"),
     )

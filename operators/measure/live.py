@@ -17,13 +17,14 @@ from typing import Any
 import msgspec
 
 from groupbench.operators import registry
-from groupbench.operators.measure import seal, witness
+from groupbench.operators.measure import profiler, seal, witness
 from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown
 from groupbench.operators.measure.costs import COLD, Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import At, Gauged, OutputJudgement, Rerouted
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator
+from groupbench.tracker.metrics import PROFILERS
 from groupbench.tracker.record import Accuracy
 from groupbench.tracker.text.scratch import Scratch
 
@@ -216,7 +217,7 @@ class Live:
         """
         if not self.going or self.interpreted or self.problem is not None or not self.bursts:
             return True
-        wanted = tuple(name for name in self.job.costs if name != COLD)
+        wanted = tuple(name for name in self.job.costs if name not in (COLD, *PROFILERS))
         reply = self.worker.ask(Request("costs", arguments=(wanted, median_ms(self.bursts)))) if wanted else None
         if isinstance(reply, Costs):
             self.metrics |= reply.metrics
@@ -245,6 +246,18 @@ class Live:
             fresh.close()
         if len(replies) == len(requests) and isinstance(replies[-1], Costs):
             self.metrics |= replies[-1].metrics | {"first_result_ms": took_ms}
+
+    def find_profile(self) -> list[str]:
+        """Profile a call by the tools among the costs. Returns why one could not, for each that could not."""
+        problems: list[str] = []
+        if not self.going or self.interpreted or self.problem is not None:
+            return problems
+        for tool in (name for name in self.job.costs if name in PROFILERS):
+            try:
+                self.metrics |= profiler.profile(self.job, tool, self.worker.timeout_s)
+            except profiler.ProfileError as error:
+                problems.append(f"{tool}: {error}")
+        return problems
 
     def find_routing(self) -> bool:
         """Return whether the callable follows another routing in the same buffers; False if its routing is fixed.

@@ -125,6 +125,11 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
+def die_with_parent() -> None:
+    """Let the system kill this process when its parent has ended, which need not be of multiprocessing."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _end_children() -> None:
     """Kill children until there are no more: the children of a killed child become ours."""
     while True:

@@ -40,6 +40,7 @@ SECTIONS = {
     "Find the cause": {
         "confirm": ("confirm:confirm", "Measure suspects again with an A/B of both commits."),
         "bisect": ("bisect:bisect", "Find the commit that made a kernel slower or less accurate."),
+        "profile": ("profile:profile", "Profile a call on the GPU with ncu or proton, and store the counters."),
         "explain": ("explain:explain", "Explain how the kernels of two commits, runs or backends differ."),
     },
     "Compare": {

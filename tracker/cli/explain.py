@@ -12,10 +12,10 @@ from groupbench.tracker.cli.options import reading, series_filters
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.completion import BackendName, CommitName
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.text.wording import printable
+from groupbench.tracker.text.wording import printable, signed_percent
 
 if TYPE_CHECKING:
-    from groupbench.tracker.compare.explanation import CellGroup, Explanation
+    from groupbench.tracker.compare.explanation import CellGroup, Explanation, ProfilePair
     from groupbench.tracker.kernel_files import KernelFolder
 
 GROUPS = 10
@@ -59,7 +59,8 @@ def explain(
     groupbench explain run:3f2a run:91bc --backend triton_flat
     groupbench explain latest --backend triton_flat --against helion_worklist
 
-    The first lines name the cause. Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known kernels.
+    The first lines name the cause. The counters of cells that `groupbench profile` has profiled on both sides come
+    last. Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known kernels or profiles.
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.explanation import explain as explain_sides
@@ -80,18 +81,19 @@ def explain(
             points = tuple(point for point in side.points if point.series.sort_key in wanted)
             pair.append(ComparedSide(side.title, points, side.state))
         explanation = explain_sides(session, pair[0], pair[1], against)
-    kernels = KernelFolder(folder or _folder())
+    kernels = KernelFolder(folder or kernel_folder())
     if form == "json":
         write_json(_json(explanation, kernels))
     else:
         _write(explanation, kernels, lines, form)
     if explanation.reason:
         say(explanation.reason)
-    comparable = explanation.groups or explanation.same
+    comparable = explanation.groups or explanation.same or explanation.profiles
     context.exit(ExitCode.OK if comparable else ExitCode.INCOMPLETE)
 
 
-def _folder() -> Path:
+def kernel_folder() -> Path:
+    """Return the folder with the kernels' code: next to the records, or in this folder."""
     from groupbench.tracker import project
     from groupbench.tracker.kernel_files import FOLDER
 
@@ -110,6 +112,10 @@ def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Fo
         click.echo(printable(f"environment: {'; '.join(explanation.environment)}"))
     for group in explanation.groups[:GROUPS]:
         _write_group(group, kernels, lines, form)
+    for pair in explanation.profiles[:GROUPS]:
+        _write_profiles(pair, form)
+    if len(explanation.profiles) > GROUPS:
+        click.echo(f"and {len(explanation.profiles) - GROUPS} more profiles; --json has all")
 
 
 def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Format | None) -> None:
@@ -139,6 +145,28 @@ def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Form
                 click.echo(printable(f"  {line}"))
             if lines and len(diff.lines) > lines:
                 click.echo(f"  ... {len(diff.lines) - lines} more lines; --lines {len(diff.lines)} shows all")
+
+
+def _write_profiles(pair: ProfilePair, form: Format | None) -> None:
+    click.echo(printable(f"\n{pair.text}"))
+    columns = [
+        Column("metric", "metric"),
+        Column("A", "a", right=True),
+        Column("B", "b", right=True),
+        Column("change", "change", right=True),
+        Column("", "meaning", wraps=True),
+    ]
+    rows = [
+        {
+            "metric": metric.name,
+            "a": metric.text(a),
+            "b": metric.text(b),
+            "change": signed_percent(b / a - 1) if a else "",
+            "meaning": metric.meaning,
+        }
+        for metric, a, b in pair.metrics
+    ]
+    write_table(columns, rows, form)
 
 
 def _shown(value: object) -> str:
@@ -173,5 +201,12 @@ def _json(explanation: Explanation, kernels: KernelFolder) -> dict[str, Any]:
                 ],
             }
             for group in explanation.groups
+        ],
+        "profiles": [
+            {
+                "series": [str(pair.before.series), str(pair.after.series)],
+                "metrics": {metric.name: [a, b] for metric, a, b in pair.metrics},
+            }
+            for pair in explanation.profiles
         ],
     }

@@ -29,7 +29,7 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
     stored = 0
     try:
         for name in files:
-            done = _store(db, name)
+            done = store(db, name)
             stored += 1
             click.echo(printable(f"{done.source}: {counted(done.records, 'record')}: {done.summary}"))
     except TrackerError as error:
@@ -39,7 +39,7 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
         raise
 
 
-def _store(db: str, name: str) -> Ingested:
+def store(db: str, name: str) -> Ingested:
     """Check a whole file before opening the database, then store it. Raises IngestError, StoreError."""
     from groupbench.tracker.errors import IngestError
     from groupbench.tracker.store.checked import Staged, read_checked
@@ -50,7 +50,7 @@ def _store(db: str, name: str) -> Ingested:
     try:
         with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream:
             staged = Staged(read_checked(stream, source))
-        with staged, open_store(db, create=True) as store:
-            return ingest_checked(store, staged, source)
+        with staged, open_store(db, create=True) as opened:
+            return ingest_checked(opened, staged, source)
     except (OSError, ValueError) as error:
         raise IngestError(f"{source}: {getattr(error, 'strerror', None) or error}") from error

@@ -17,6 +17,7 @@ from groupbench.tracker.compare.kernels import KernelPair, differences, pairs
 from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.environment import environment_differences
 from groupbench.tracker.kernel_files import KernelFolder
+from groupbench.tracker.metrics import LATENCY, METRICS, PROFILERS, Metric
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.record import Kernel
 from groupbench.tracker.store.chunks import chunks
@@ -78,6 +79,29 @@ class CellGroup:
 
 
 @dataclass(frozen=True)
+class ProfilePair:
+    """A cell that was profiled on both sides."""
+
+    before: PointRow
+    after: PointRow
+
+    @property
+    def metrics(self) -> list[tuple[Metric, float, float]]:
+        """The latency, and the metrics of the profiles that both sides have, each with the values of A and B."""
+        values = ((metric, self.before.value(metric), self.after.value(metric)) for metric in (LATENCY, *_profiled()))
+        return [(metric, a, b) for metric, a, b in values if a is not None and b is not None]
+
+    @property
+    def text(self) -> str:
+        before, after = self.before.series, self.after.series
+        return f"profile of {before}" + (f" → {after.backend}" if before != after else "")
+
+
+def _profiled() -> list[Metric]:
+    return [metric for metric in METRICS.values() if metric.cost in PROFILERS]
+
+
+@dataclass(frozen=True)
 class Explanation:
     """The groups of changed cells, largest change of latency first."""
 
@@ -88,11 +112,12 @@ class Explanation:
     unknown: int  # cells with unknown kernels on one side
     environment: tuple[str, ...]  # differences between the sides' environments
     on_cpu: int = 0  # cells with unknown kernels that ran on a CPU
+    profiles: tuple[ProfilePair, ...] = ()  # cells that were profiled on both sides
 
     @property
     def reason(self) -> str | None:
         """The reason for an empty explanation with the next step, or None."""
-        if self.groups or self.same:
+        if self.groups or self.same or self.profiles:
             return None
         if not self.unknown:
             return "nothing to explain: A and B share no correct result; `groupbench compare` lists both"
@@ -134,7 +159,26 @@ def explain(session: Session, a: ComparedSide, b: ComparedSide, against: str | N
     same = sum(not cell.changed and all(map(bool, cell.kernels)) for cell in cells)
     unknown = sum(not all(cell.kernels) for cell in cells)
     on_cpu = sum(not all(cell.kernels) and cell.after.timing in ("cpu", "interpreted") for cell in cells)
-    return Explanation(a.title, b.title, tuple(ordered), same, unknown, tuple(environment), on_cpu)
+    return Explanation(
+        a.title, b.title, tuple(ordered), same, unknown, tuple(environment), on_cpu, tuple(_profiles(a, b, against))
+    )
+
+
+def _profiles(a: ComparedSide, b: ComparedSide, against: str | None) -> Iterator[ProfilePair]:
+    """Yield the cells that were profiled on both sides, each with the last profile of a side's runs."""
+    metrics = _profiled()
+    old, new = (
+        {
+            _key(point, against): point
+            for point in sorted(side.points, key=lambda point: point.run.started)
+            if point.status == "ok" and any(point.value(metric) is not None for metric in metrics)
+        }
+        for side in (a, b)
+    )
+    pairs_found = (ProfilePair(point, new[key]) for key, point in old.items() if key in new)
+    for pair in pairs_found:
+        if pair.before.pk != pair.after.pk and len(pair.metrics) > 1:
+            yield pair
 
 
 def _key(point: PointRow, against: str | None) -> tuple[str, ...]:

@@ -37,11 +37,13 @@ def measure(
     environment: dict[str, str],
     listen: Callable[[str], None] | None = None,
     python: str | None = None,
+    stdout: int | None = None,
 ) -> int:
     """Run `tritonbench` in a folder and return its exit code.
 
     listen  called with each line of its standard error, which is also printed
     python  interpreter that runs it; None for this one
+    stdout  descriptor for its standard output; None for this process's
 
     An interrupt of this process ends `tritonbench`, which keeps its results so far. Then KeyboardInterrupt is raised.
     """
@@ -59,6 +61,7 @@ def measure(
             cwd=folder,
             env=environment,
             preexec_fn=end_with_parent,
+            stdout=stdout,
             stderr=None if listen is None else subprocess.PIPE,
         )
     finally:

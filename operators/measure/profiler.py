@@ -1,0 +1,237 @@
+"""Profile one call with ncu or proton, in a process of its own, after the latency was measured.
+
+ncu runs each kernel several times to count everything, with the caches flushed before each time, and both tools slow
+the call down. So their times are metrics separate from the latency, and no metric of a profile is judged.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import math
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from groupbench.operators.errors import UsageError
+from groupbench.operators.measure import warden
+from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.costs import MIB
+from groupbench.operators.measure.texts import joined_lines, one_line
+from groupbench.tracker.metrics import PROFILERS
+from groupbench.tracker.text.scratch import Scratch
+
+NCU, PROTON = PROFILERS
+MODULE = "groupbench.operators.measure.profiled"
+JOB, PROTON_NAME = "job", "proton"
+"""Files in the folder of a profile: the job, and proton's results, without its suffix."""
+
+PERMISSION = (
+    "this user may not read the GPU's performance counters (ERR_NVGPUCTRPERM): run it as root, or load the driver "
+    "with NVreg_RestrictProfilingToAdminUsers=0"
+)
+_SHORT = 300
+
+
+class ProfileError(Exception):
+    """A call could not be profiled. The message is one line with the reason and the next step."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A metric from counters of ncu.
+
+    names   ncu's metrics, which are added up
+    units   factor to the metric's unit by ncu's unit, which depends on the size of the value
+    shared  combine kernels by the mean, weighted by their time, instead of the sum
+    """
+
+    metric: str
+    names: tuple[str, ...]
+    units: Mapping[str, float]
+    shared: bool = False
+
+
+_MS = {"nsecond": 1e-6, "usecond": 1e-3, "msecond": 1.0, "second": 1e3}
+_MS |= {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3}  # newer versions of ncu
+_MIB = {"byte": 1 / MIB, "Kbyte": 1e3 / MIB, "Mbyte": 1e6 / MIB, "Gbyte": 1e9 / MIB}
+_SHARE = {"%": 0.01}
+
+TIME = "gpu__time_duration.sum"
+COUNTERS = (
+    Counter("ncu_ms", (TIME,), _MS),
+    Counter("dram_mib", ("dram__bytes_read.sum", "dram__bytes_write.sum"), _MIB),
+    Counter("dram_share", ("dram__throughput.avg.pct_of_peak_sustained_elapsed",), _SHARE, shared=True),
+    Counter("l2_share", ("lts__throughput.avg.pct_of_peak_sustained_elapsed",), _SHARE, shared=True),
+    Counter("l2_hit_share", ("lts__t_sector_hit_rate.pct",), _SHARE, shared=True),
+    Counter("tensor_share", ("sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",), _SHARE, shared=True),
+    Counter("achieved_occupancy", ("sm__warps_active.avg.pct_of_peak_sustained_active",), _SHARE, shared=True),
+)
+
+
+def check(tools: Sequence[str], device: str) -> None:
+    """Raise UsageError if one of the tools cannot profile here, with the remedy."""
+    for tool in tools:
+        if device != "cuda":
+            raise UsageError(
+                f"{tool} profiles kernels on a GPU, and this measures on a CPU: run it on a machine with one"
+            )
+        if tool == NCU and shutil.which(NCU) is None:
+            raise UsageError(
+                "ncu is not on the PATH: install Nsight Compute, which is part of the CUDA toolkit, or add its folder "
+                "to PATH"
+            )
+        if tool != NCU and not _has_proton():
+            raise UsageError("proton is not installed: it is part of Triton, so install triton 3.2 or newer")
+
+
+def _has_proton() -> bool:
+    spec = importlib.util.find_spec("triton")  # a search for triton.profiler would import Triton
+    return any((Path(folder) / "profiler").is_dir() for folder in (spec and spec.submodule_search_locations) or ())
+
+
+def profile(job: Job, tool: str, timeout_s: float) -> dict[str, float]:
+    """Return the metrics of one profiled call. Raises ProfileError."""
+    with Scratch("profile") as folder:
+        operator = (job.operator, job.plugins, job.mode)
+        (folder / JOB).write_bytes(pickle.dumps((operator, pickle.dumps(job))))
+        log, output = folder / "log", folder / "output"
+        command = [sys.executable, "-m", MODULE, tool, str(folder)]
+        if tool == NCU:
+            command = [*_ncu(log), *command]
+        code = _run(command, output, timeout_s)
+        printed = "\n".join(file.read_text(errors="replace") for file in (log, output) if file.exists())
+        if code is None:
+            raise ProfileError(f"no result within {timeout_s:g} s; a longer --timeout may help")
+        if problem := _problem(code, printed):
+            raise ProfileError(problem)
+        if tool == NCU:
+            return of_csv(log.read_text(errors="replace"))
+        return of_hatchet((folder / f"{PROTON_NAME}.hatchet").read_text())
+
+
+def _ncu(log: Path) -> list[str]:
+    names = ",".join(name for counter in COUNTERS for name in counter.names)
+    return [
+        shutil.which(NCU) or NCU,
+        *("--clock-control", "none", "--cache-control", "all", "--profile-from-start", "off"),
+        *("--csv", "--page", "raw", "--log-file", str(log), "--metrics", names),
+    ]
+
+
+def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
+    """Return the exit code of a command, or None if it did not end in time. No process of its group is left."""
+    # ncu keeps its report in TMPDIR, and leaves it there if it is killed.
+    environment = {**os.environ, "TMPDIR": str(output.parent), "LC_ALL": "C.UTF-8"}
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True,
+            preexec_fn=warden.die_with_parent,
+        )  # fmt: skip
+    try:
+        return process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _problem(code: int, printed: str) -> str | None:
+    """Return why a profile failed, from the exit code and everything that was printed; None if it did not fail."""
+    if "ERR_NVGPUCTRPERM" in printed:
+        return PERMISSION
+    lines = printed.splitlines()
+    errors = [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")]
+    if any("unrecognised option" in error or "unrecognized option" in error for error in errors):
+        return f"this ncu is too old ({_short(errors[0])}): install Nsight Compute 2022 or newer"
+    if any("driver resource was unavailable" in line for line in lines):
+        return "another tool, such as DCGM, holds the GPU's performance counters: stop or pause it"
+    if errors:
+        return f"it reports an error: {_short(errors[0])}"
+    if code:
+        words = [line for line in lines if line.strip() and not line.startswith("==")]
+        return f"the profiled process ended with exit code {code}: {_short(words[-1] if words else 'it wrote nothing')}"
+    return None
+
+
+def _short(text: str) -> str:
+    return one_line(joined_lines(text))[:_SHORT]
+
+
+# ---- ncu
+
+
+def of_csv(text: str) -> dict[str, float]:
+    """Return the metrics of a call from ncu's raw page. Raises ProfileError if it is not one, or has another unit."""
+    lines = [line for line in text.splitlines() if not line.startswith("==")]
+    start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        raise ProfileError("it counted nothing: the call launched no kernel")
+    header, *rest = [row for row in csv.reader(lines[start:]) if row]
+    units, rows = rest[0] if rest else [], rest[1:]
+    if not rows or len(units) != len(header) or any(len(row) != len(header) for row in rows):
+        raise ProfileError("its CSV has no line of units, or a line with other columns")
+    place = {name: number for number, name in enumerate(header)}
+
+    def values(name: str, factors: Mapping[str, float]) -> list[float]:
+        """Return a metric of each kernel; NaN for a kernel without it."""
+        if name not in place:
+            return [math.nan] * len(rows)
+        unit, texts = units[place[name]], [row[place[name]] for row in rows]
+        numbers = [_number(name, each) for each in texts]
+        if unit not in factors and any(map(math.isfinite, numbers)):
+            raise ProfileError(f"its unit of {name} is {unit!r}, not one of {', '.join(factors)}")
+        return [number * factors.get(unit, math.nan) for number in numbers]
+
+    times = values(TIME, _MS)
+    if not all(time > 0 for time in times):
+        raise ProfileError(f"its CSV has a kernel without {TIME}")
+    metrics = {}
+    for counter in COUNTERS:
+        each = [sum(of_kernel) for of_kernel in zip(*(values(n, counter.units) for n in counter.names), strict=True)]
+        metrics[counter.metric] = _mean(each, times) if counter.shared else sum(each)
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _number(name: str, text: str) -> float:
+    """Parse 1,234.5; NaN for a metric that the GPU or the kernel does not have."""
+    if text.strip().lower() in ("", "n/a", "nan", "inf", "-nan"):
+        return math.nan
+    try:
+        return float(text.replace(",", ""))
+    except ValueError:
+        raise ProfileError(f"its {name} is {text!r}, not a number") from None
+
+
+def _mean(values: list[float], weights: list[float]) -> float:
+    """Return the weighted mean of the values that are known; NaN without any."""
+    pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if math.isfinite(value)]
+    return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else math.nan
+
+
+# ---- proton
+
+
+def of_hatchet(text: str) -> dict[str, float]:
+    """Return the time of a call's kernels from proton's file. Raises ProfileError without any kernel."""
+    spent = sum(map(_spent_ns, json.loads(text)))
+    if not spent:
+        raise ProfileError("it saw no kernel: the call launched none, or CUPTI is not available to proton")
+    return {"proton_ms": spent / 1e6}
+
+
+def _spent_ns(frame: dict[str, Any]) -> float:
+    """Return the time of the leaves below a frame, since a frame may add up those below it."""
+    below = frame.get("children", ())
+    return float(sum(map(_spent_ns, below)) if below else frame.get("metrics", {}).get("time (ns)", 0.0))

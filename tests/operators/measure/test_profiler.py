@@ -1,0 +1,250 @@
+"""Profiles: ncu's CSV with its units, the way through a fake ncu, and one clear sentence for each thing in the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from groupbench.operators import executor
+from groupbench.operators.errors import UsageError
+from groupbench.operators.executor import Machine, Progress
+from groupbench.operators.measure import profiler
+from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.costs import ALL
+from groupbench.operators.measure.profiler import COUNTERS, NCU, PROTON, TIME, ProfileError, of_csv, of_hatchet
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.tracker.metrics import METRICS, PROFILERS
+from groupbench.tracker.record import Commit, Environment, Record, Run
+
+JOB = Job(
+    "grouped_gemm", "torch_loop", "G=2,M_g=16,N=8,K=8", "fp16", "cpu", protocol=Protocol(bursts=1, samples=2),
+    costs=(NCU,),
+)  # fmt: skip
+NAMES = [name for counter in COUNTERS for name in counter.names]
+UNITS = ["us", "Mbyte", "Kbyte", "%", "%", "%", "%", "%"]
+FACTS = ["ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream"]
+
+FAKE = """#!{python}
+import os, subprocess, sys
+arguments = sys.argv[1:]
+kind = os.environ["FAKE_NCU"]
+if kind == "old":
+    sys.exit("==ERROR== unrecognised option '--csv'. Use --help for further details.")
+at = arguments.index({python!r})
+options, command = arguments[:at], arguments[at:]
+values = dict(zip(options, options[1:]))
+assert values["--clock-control"] == "none" and values["--cache-control"] == "all", options
+assert values["--profile-from-start"] == "off" and values["--page"] == "raw" and "--csv" in options, options
+assert values["--metrics"].split(",") == {names!r}, options
+assert command[1:3] == ["-m", "groupbench.operators.measure.profiled"], command
+open(os.environ["TMPDIR"] + "/nsight-compute-lock", "w").close()
+print("==PROF== Connected to process 1", flush=True)
+if kind == "hang":
+    subprocess.run(["sleep", "600"])
+code = subprocess.run(command).returncode if kind == "fine" else 0
+log = open(values["--log-file"], "w")
+if kind == "forbidden":
+    print("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance", file=log)
+    sys.exit(1)
+if kind == "busy":
+    print("==ERROR== Profiling failed because a driver resource was unavailable. Ensure that no other", file=log)
+    sys.exit(9)
+if kind == "nothing":
+    print("==WARNING== No kernels were profiled.", file=log)
+    sys.exit(0)
+print({csv!r}, file=log)
+sys.exit(code)
+"""
+
+
+def page(*kernels: list[str], units: list[str] = UNITS, names: list[str] = NAMES) -> str:
+    """Return ncu's raw page for kernels, each given by the values of its metrics."""
+    rows = [[*FACTS, *names], [""] * len(FACTS) + units]
+    rows += [[str(n), "1", "python", "host", f"k{n}(int, int)", "1", "7", *kernel] for n, kernel in enumerate(kernels)]
+    lines = [",".join(f'"{value}"' for value in row) for row in rows]
+    return "\n".join(["==PROF== Connected to process 1 (/usr/bin/python3.11)", *lines])
+
+
+ONE = ["30.5", "1,048.576", "524.288", "50", "40", "25.5", "80", "12.5"]
+OTHER = ["91.5", "2,097.152", "0", "10", "20", "n/a", "0", "50"]
+
+
+@pytest.fixture(params=["fine"])
+def ncu(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    fake = tmp_path / "bin" / "ncu"
+    fake.parent.mkdir()
+    fake.write_text(FAKE.format(python=sys.executable, names=NAMES, csv=page(ONE, OTHER)))
+    fake.chmod(fake.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", f"{fake.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_NCU", request.param)
+    return str(request.param)
+
+
+# ---- the CSV
+
+
+def test_kernels_are_added_up_and_shares_weighted_by_time() -> None:
+    metrics = of_csv(page(ONE, OTHER))
+    assert metrics == pytest.approx(
+        {
+            "ncu_ms": 0.122,
+            "dram_mib": (1048.576e6 + 524.288e3 + 2097.152e6) / 2**20,
+            "dram_share": 0.2,
+            "l2_share": 0.25,
+            "l2_hit_share": 0.255,  # of the only kernel that has it
+            "tensor_share": 0.2,
+            "achieved_occupancy": 0.40625,
+        }
+    )
+
+
+@pytest.mark.parametrize(("unit", "ms"), [("ns", 30.5e-6), ("nsecond", 30.5e-6), ("msecond", 30.5), ("s", 30500.0)])
+def test_a_time_has_the_unit_that_ncu_chose(unit: str, ms: float) -> None:
+    assert of_csv(page(ONE, units=[unit, *UNITS[1:]]))["ncu_ms"] == pytest.approx(ms)
+
+
+@pytest.mark.parametrize("place", range(len(UNITS)))
+def test_an_unknown_unit_is_an_error(place: int) -> None:
+    units = [*UNITS[:place], "furlong", *UNITS[place + 1 :]]
+    with pytest.raises(ProfileError, match=rf"unit of {NAMES[place]} is 'furlong', not one of"):
+        of_csv(page(ONE, units=units))
+
+
+def test_a_metric_that_a_gpu_lacks_is_left_out() -> None:
+    metrics = of_csv(page(["30.5", "n/a", *ONE[2:]], OTHER))
+    assert "dram_mib" not in metrics and metrics["ncu_ms"] == pytest.approx(0.122)
+    assert "dram_mib" not in of_csv(page(["30.5", "n/a", *ONE[2:]], units=["us", "", *UNITS[2:]]))
+    assert "tensor_share" not in of_csv(page(ONE[:6], units=UNITS[:6], names=NAMES[:6]))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("==WARNING== No kernels were profiled.", "the call launched no kernel"),
+        (page(), "no line of units, or a line with other columns"),
+        (page(ONE[1:]), "no line of units, or a line with other columns"),
+        (page(["1 us", *ONE[1:]]), f"{TIME} is '1 us', not a number"),
+        (page(["n/a", *ONE[1:]]), f"a kernel without {TIME}"),
+    ],
+    ids=["empty", "no kernel", "short line", "text", "no time"],
+)
+def test_a_page_that_does_not_hold_is_an_error(text: str, reason: str) -> None:
+    with pytest.raises(ProfileError) as raised:
+        of_csv(text)
+    assert reason in str(raised.value)
+
+
+def test_the_metrics_of_a_profile_are_registered_and_not_judged() -> None:
+    made = [METRICS[counter.metric] for counter in COUNTERS] + [METRICS["proton_ms"]]
+    assert all(metric.rule is None and metric.cost in PROFILERS for metric in made)
+    assert {metric.name for metric in METRICS.values() if metric.cost in PROFILERS} == {m.name for m in made}
+    assert not set(ALL) & set(PROFILERS)
+
+
+# ---- proton's file
+
+
+def test_proton_adds_up_the_leaves() -> None:
+    kernels = [{"frame": {"name": name}, "metrics": {"time (ns)": ns, "count": 1}, "children": []}
+               for name, ns in (("a", 1500), ("b", 500))]  # fmt: skip
+    root = {"frame": {"name": "ROOT"}, "metrics": {"time (ns)": 2000}, "children": kernels}
+    assert of_hatchet(json.dumps([root, {"CUDA": {}}])) == {"proton_ms": 0.002}
+    with pytest.raises(ProfileError, match="saw no kernel"):
+        of_hatchet(json.dumps([root | {"metrics": {}, "children": []}]))
+
+
+# ---- the way through a process
+
+
+def left() -> list[Path]:
+    """Return the folders of profiles of this process that are left."""
+    return list(Path(tempfile.gettempdir()).glob(f"groupbench-profile-{os.getpid()}-*"))
+
+
+def measure(job: Job, timeout_s: float = 60.0) -> tuple[Record, list[str]]:
+    missed: list[str] = []
+    run = Run(id="r", started="2026-01-01T00:00:00Z", commit=Commit(hash="c" * 40))  # type: ignore[arg-type]
+    machine = Machine(Environment(device="cpu", memory_mib=64_000), None)
+    (record,) = executor.execute([job], machine, run, timeout_s, Progress(missed=missed.append))
+    return record, missed
+
+
+def test_a_record_gets_the_counters_beside_its_latency(ncu: str) -> None:
+    record, missed = measure(JOB)
+    assert (record.status, missed) == ("ok", [])
+    assert record.metrics["ncu_ms"] == pytest.approx(0.122) and record.latency is not None
+    assert not left()
+
+
+@pytest.mark.parametrize(
+    ("ncu", "reason"),
+    [
+        ("forbidden", "NVreg_RestrictProfilingToAdminUsers=0"),
+        ("old", "this ncu is too old (unrecognised option '--csv'"),
+        ("busy", "another tool, such as DCGM,"),
+        ("nothing", "the call launched no kernel"),
+    ],
+    indirect=["ncu"],
+)
+def test_a_reason_names_the_remedy(ncu: str, reason: str) -> None:
+    with pytest.raises(ProfileError) as raised:
+        profiler.profile(JOB, NCU, 60)
+    assert reason in str(raised.value) and "\n" not in str(raised.value)
+    assert not left()
+
+
+@pytest.mark.parametrize("ncu", ["forbidden"], indirect=True)
+def test_a_record_without_counters_is_kept_and_reported(ncu: str) -> None:
+    record, missed = measure(JOB)
+    assert record.status == "ok" and "ncu_ms" not in record.metrics
+    assert missed == [f"grouped_gemm/torch_loop {JOB.shape} fp16 has no profile. ncu: {profiler.PERMISSION}"]
+
+
+@pytest.mark.parametrize("ncu", ["hang"], indirect=True)
+def test_a_profile_that_hangs_is_ended(ncu: str) -> None:
+    before = _sleepers()
+    with pytest.raises(ProfileError, match=r"no result within 1.5 s; a longer --timeout"):
+        profiler.profile(JOB, NCU, 1.5)
+    assert _sleepers() == before
+    assert not left()
+
+
+def _sleepers() -> set[str]:
+    """Return the processes that the fake leaves if it is not ended."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            text = (process / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if text.split(b"\0")[:2] == [b"sleep", b"600"]:
+            found.add(process.name)
+    return found
+
+
+def test_the_last_words_of_a_profiled_process_are_the_reason(ncu: str) -> None:
+    with pytest.raises(ProfileError, match=r"ended with exit code 1: .*no_such"):
+        profiler.profile(Job(**(vars(JOB) | {"backend": "no_such"})), NCU, 60)
+
+
+@pytest.mark.parametrize(
+    ("tool", "device", "reason"),
+    [
+        (NCU, "cpu", "profiles kernels on a GPU"),
+        (NCU, "cuda", "ncu is not on the PATH: install Nsight Compute"),
+        (PROTON, "cuda", "proton is not installed"),
+    ],
+)
+def test_a_tool_that_cannot_run_is_named_before_anything_is_measured(
+    tool: str, device: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(profiler, "_has_proton", lambda: False)
+    with pytest.raises(UsageError, match=reason):
+        profiler.check([tool], device)

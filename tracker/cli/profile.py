@@ -1,0 +1,161 @@
+"""`groupbench profile`: profile a call on the GPU, and store its counters."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from groupbench.tracker.cli.here import this_project
+from groupbench.tracker.cli.options import BACKEND, DTYPE, DTYPE_DEFAULT, OPERATOR, SHAPE
+from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
+from groupbench.tracker.completion import BackendName, OperatorName
+from groupbench.tracker.durations import Duration
+from groupbench.tracker.metrics import LATENCY, METRICS, PROFILERS, Metric
+from groupbench.tracker.text.wording import counted, printable
+
+if TYPE_CHECKING:
+    from groupbench.tracker.record import Record
+
+
+STDERR = 2
+"""The descriptor for the output of `tritonbench`, since standard output has the counters."""
+
+
+@click.command()
+@click.option(
+    "--with",
+    "tool",
+    type=click.Choice(PROFILERS),
+    default=PROFILERS[0],
+    show_default=True,
+    help="Profiler to use: ncu (Nsight Compute) has all counters, proton (part of Triton) only the time.",
+)
+@click.option(*OPERATOR, type=OperatorName(), metavar="NAME", required=True, help="Profile this operator.")
+@click.option(
+    *BACKEND[:2],
+    "backends",
+    type=BackendName(),
+    multiple=True,
+    metavar="NAME",
+    help="Profile only this backend; may be repeated.",
+)
+@click.option(
+    *SHAPE[:2],
+    "shapes",
+    multiple=True,
+    metavar="TEXT",
+    help="Profile this shape; may be repeated. Default: the first one of the operator.",
+)
+@click.option(*DTYPE, metavar="NAME", help=f"Profile this dtype. {DTYPE_DEFAULT}")
+@click.option("--mode", default="fwd", show_default=True, help="Mode to profile: fwd, or bwd and fwd_bwd if supported.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the inputs.")
+@click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    metavar="MODULE.NAME|FILE.py",
+    help="Load operators and backends from this plugin; may be repeated.",
+)
+@click.option(
+    "--timeout",
+    type=Duration(least=0.1, most=1e6),
+    default="300s",
+    show_default=True,
+    help="Give up on a cell or its profile after this long without a result.",
+)
+@click.option(
+    "--wait",
+    type=Duration("m", most=6e5),
+    default="0s",
+    show_default=True,
+    help="Wait this long for another run on this device. A plain number is in minutes.",
+)
+@output_formats
+@click.pass_context
+def profile(context: click.Context, tool: str, wait: float, form: Format | None, **options: Any) -> None:
+    """Profile one call on the GPU: memory traffic, cache hits, tensor cores and occupancy.
+
+    The cell is first measured as by `tritonbench`. Then one more call runs under the profiler, in a separate process.
+    A profiler slows the call down, so its time is not the latency: it is stored as ncu_ms or proton_ms. The counters
+    are stored with the cell and are not judged.
+
+    \b
+    groupbench profile --operator grouped_gemm --backend triton_flat --shape G=4,M_g=1024,N=1024,K=1024
+    groupbench explain previous latest        # compare the counters of two commits
+    groupbench explain latest --backend triton_flat --against torch_grouped_mm
+
+    Exit codes: 0 ok, 1 a result is wrong, 2 usage error, or the profiler is not installed, 3 no counters, with the
+    reason, 75 another run holds this device, 130 interrupted.
+    """
+    from groupbench.tracker.cli.explain import kernel_folder
+    from groupbench.tracker.cli.ingest import store
+    from groupbench.tracker.night.measuring import ensure_alone, measure
+    from groupbench.tracker.project import add_to_path
+    from groupbench.tracker.record import read
+    from groupbench.tracker.text.scratch import Scratch
+
+    ensure_alone("auto", wait, sys.argv[1:])
+    project = this_project(context)
+    kernels = os.environ.get("GROUPBENCH_KERNELS") or str(kernel_folder().absolute())
+    environment = add_to_path(project.python_path(), {**os.environ, "GROUPBENCH_KERNELS": kernels})
+    arguments = _arguments(tool, project.placed_plugins(options.pop("plugins")), **options)
+    with Scratch("records") as folder:
+        file = folder / "profile.jsonl"
+        code = measure([*arguments, "--records", str(file)], Path(), environment, stdout=STDERR)
+        if not file.exists():
+            context.exit(code)
+        with file.open("rb") as lines:
+            records = [record for _, record in read(lines)]
+        done = store(context.obj, str(file))
+    click.echo(printable(f"stored: {counted(done.records, 'record')}: {done.summary}"), err=True)
+    _write(records, [metric for metric in METRICS.values() if metric.cost == tool], form)
+    context.exit(code)
+
+
+def _arguments(
+    tool: str,
+    plugins: tuple[str, ...],
+    operator: str,
+    backends: tuple[str, ...],
+    shapes: tuple[str, ...],
+    dtype: str | None,
+    mode: str,
+    seed: int,
+    timeout: float,
+) -> list[str]:
+    """Return the arguments of `tritonbench`."""
+    arguments = ["--host", "builtin", "--op", operator, "--costs", f"memory,kernels,{tool}", "--trigger", "profile"]
+    arguments += ["--mode", mode, "--seed", str(seed), "--timeout", f"{timeout}s"]
+    arguments += ["--only", ",".join(backends)] if backends else []
+    arguments += ["--precision", dtype] if dtype else []
+    arguments += [word for plugin in plugins for word in ("--plugin", plugin)]
+    return arguments + ([word for shape in shapes for word in ("--shapes", shape)] or ["--num-inputs", "1"])
+
+
+def _write(records: list[Record], counters: list[Metric], form: Format | None) -> None:
+    """Print a row for each cell: its latency, and its counters."""
+    known = [metric for metric in counters if any(metric.name in record.metrics for record in records)]
+    names = ("backend", "shape", "dtype", "mode", "status")
+    columns = [Column(name, name, varies=name in ("dtype", "mode", "status") and form is None) for name in names]
+    columns += [Column(m.title, m.name, _number, right=True) for m in (LATENCY, *known)]
+    rows = [
+        {name: getattr(record.cell, name, None) for name in names}
+        | {"status": record.status, LATENCY.name: _median(record)}
+        | {metric.name: record.metrics.get(metric.name) for metric in known}
+        for record in records
+    ]
+    write_table(columns, rows, form)
+
+
+def _median(record: Record) -> float | None:
+    from groupbench.tracker.bursts import Bursts
+
+    return None if record.latency is None else Bursts.of(record.latency.bursts_ms).median
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
