@@ -100,7 +100,13 @@ CASES: dict[str, KernelCase] = {
 
 
 # Bytes per thread that Triton 3.6, 3.8 or 3.9 spills to local memory; 3.7 does not spill.
-SPILLED = {"pointers_decode": 76, "fp8_specialized_blockwise": 28, "fp8_specialized_blockwise_256": 24}
+SPILLED = {
+    "flat_specialized_192": 8,
+    "flat_specialized_192_nk": 12,
+    "fp8_specialized_blockwise": 28,
+    "fp8_specialized_blockwise_256": 24,
+    "pointers_decode": 76,
+}
 
 
 def tiles(config: Any) -> dict[str, Any]:
