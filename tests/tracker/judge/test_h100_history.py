@@ -61,8 +61,8 @@ def test_the_change_of_tiles_makes_suspects_series_by_series(h100: Cli) -> None:
     assert (slower["backend"], slower["shape"]) == SLOWER
     assert slower["change"] == pytest.approx(0.53, abs=0.01)
     faster = [-100 * row["change"] for row in suspects if row is not slower]
-    summary = f"{len(faster)} faster by {min(faster):.1f} to {max(faster):.0f} %"
-    assert f"{summary}, and one {100 * slower['change']:.0f} % slower" in GUIDE
+    summary = f"{len(faster)} are {min(faster):.1f} to {max(faster):.0f} % faster"
+    assert f"{summary}, and one is {100 * slower['change']:.0f} % slower" in GUIDE
     assert (slower["commits"], slower["cause"]) == ("fc7ede973c..87b80271e3", "code")
     assert not {row["backend"] for row in suspects} & {"torch_loop", "torch_grouped_mm"}
     tuned = next(row for row in suspects if row["backend"] == "triton_pointer")
