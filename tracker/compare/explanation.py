@@ -165,13 +165,16 @@ def explain(session: Session, a: ComparedSide, b: ComparedSide, against: str | N
 
 
 def _profiles(a: ComparedSide, b: ComparedSide, against: str | None) -> Iterator[ProfilePair]:
-    """Yield the cells that were profiled on both sides, each with the last profile of a side's runs."""
-    metrics = _profiled()
+    """Yield the cells that were profiled on both sides, each with a side's last profile of those with most counters."""
+
+    def counters(point: PointRow) -> int:
+        return sum(point.value(metric) is not None for metric in _profiled())
+
     old, new = (
         {
             _key(point, against): point
-            for point in sorted(side.points, key=lambda point: point.run.started)
-            if point.status == "ok" and any(point.value(metric) is not None for metric in metrics)
+            for point in sorted(side.points, key=lambda point: (counters(point), point.run.started))
+            if point.status == "ok" and counters(point)
         }
         for side in (a, b)
     )

@@ -145,7 +145,9 @@ def _kib(size: int | None) -> str:
 
 
 def _config(before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[str]:
-    """Yield differences of the configs, without stages if both have them."""
+    """Yield differences of the configs, without stages if both have them; none if one side is no Triton kernel."""
+    if not before or not after:
+        return
     names = [*LOUD, *(name for name in (*before, *after) if name not in LOUD)]
     stages = next((name for name in _STAGES if name in before and name in after), None)
     for name in dict.fromkeys(names):

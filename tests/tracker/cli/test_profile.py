@@ -118,6 +118,13 @@ def test_explain_compares_the_counters_of_two_backends(cli: Cli, write: Write, m
     assert done.exit_code == 0 and "one" in done.stdout and "→ other" in done.stdout
 
 
+def test_a_later_profile_with_fewer_counters_does_not_hide_the_counters(cli: Cli, write: Write, make: Make) -> None:
+    cli("ingest", write([make(0, backend=name, commit="a" * 40, metrics=COUNTERS) for name in ("one", "other")]))
+    cli("ingest", write([make(1, backend="one", commit="a" * 40, metrics={"proton_ms": 1.5})]))
+    done = cli("explain", "a" * 40, "--backend", "one", "--against", "other")
+    assert done.exit_code == 0 and "dram_mib" in done.stdout, done.output
+
+
 def test_counters_of_one_side_explain_nothing(cli: Cli, write: Write, make: Make) -> None:
     cli("ingest", write([make(0, metrics=COUNTERS), make(1)]))
     assert cli("explain", "previous", "latest").exit_code == 3

@@ -55,6 +55,7 @@ CASES: dict[str, tuple[Kernel, list[str]]] = {
         ["num_warps 8 → 4", "BLOCK_M absent → 64"],
     ),
     "renamed": (kernel("fused", "b"), ["gemm → fused"]),
+    "no Triton kernel": (kernel("nvjet", "b", config={}), ["gemm → nvjet"]),
 }  # fmt: skip
 
 
