@@ -38,9 +38,9 @@ class AddConfig:
 
 
 CONFIGS = {
-    # 32 bytes a thread and operand in 16-bit dtypes, 64 in fp32: two to four 16-byte loads of each are in flight.
+    # 32 bytes per thread and operand in 16-bit dtypes, 64 in fp32: two to four 16-byte loads of each are in flight.
     "flat": AddConfig(4096, num_warps=8),
-    # Division by each size: more registers an element, fewer elements.
+    # Division by each size: more registers per element, fewer elements.
     "strided": AddConfig(1024, num_warps=4),
     # The cost in the interpreter depends on the number of operations, not of elements.
     "cpu": AddConfig(1 << 16, num_warps=4),

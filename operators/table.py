@@ -78,7 +78,7 @@ METRICS: dict[str, tuple[str, Callable[[Record, Record | None], Value]]] = {
     ),
     "speedup": ("baseline's latency over this one's", _speedup),
     "tflops": ("10^12 floating-point operations a second, real rows only", lambda r, b: _rate(r, r.cell.flops, 1e9)),
-    "gbps": ("10^9 bytes a second of the least traffic possible", lambda r, b: _rate(r, r.cell.min_bytes, 1e6)),
+    "gbps": ("10^9 bytes per second of the least traffic possible", lambda r, b: _rate(r, r.cell.min_bytes, 1e6)),
     "accuracy": (
         "1 within the tolerance table, 0 outside",
         lambda r, b: None if r.accuracy is None else r.status != "wrong",

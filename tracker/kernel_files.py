@@ -21,7 +21,7 @@ from groupbench.tracker.record import Code
 
 FOLDER = "kernels"
 LIMIT_BYTES = 500_000_000
-"""Default limit. One change a day of a backend's 21 kernels of 20 KB takes 156 MB a year."""
+"""Default limit. One change per day of a backend's 21 kernels of 20 KB takes 156 MB per year."""
 SLACK = 0.9
 """Fraction of the limit to prune to, so that not every new kernel prunes again."""
 LARGEST = 64 << 20

@@ -370,7 +370,7 @@ def _marks(operator: str, mode: str, shapes: Shapes, canaries: dict[tuple[str | 
         dense = "dense cuBLAS of as many operations, large balanced shapes, each"
         rows.append(_each(dense, _large(shapes, canaries), LARGE_SHARE))
         rows.append(
-            _each("copy bandwidth on min_bytes, few rows a group, each", _decode(shapes, canaries), DECODE_SHARE)
+            _each("copy bandwidth on min_bytes, few rows per group, each", _decode(shapes, canaries), DECODE_SHARE)
         )
     rows += [_errors(shapes), _repeatable(shapes)]
     rows = [row for row in rows if row]

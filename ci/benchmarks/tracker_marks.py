@@ -88,15 +88,15 @@ def size_mark(options: argparse.Namespace) -> Rows:
     size = _big(options).stat().st_size
     yield (
         f"a database of {count:,} points, indexes and all",
-        f"≤ {250 * count / 1e9:.1f} GB, 250 bytes a point",
-        f"{size / 1e9:.2f} GB, {size / count:.0f} bytes a point",
+        f"≤ {250 * count / 1e9:.1f} GB, 250 bytes per point",
+        f"{size / 1e9:.2f} GB, {size / count:.0f} bytes per point",
     )
     for ticks, kind in ((True, "latencies in steps of 32 ns, as above"), (False, "latencies of full precision")):
         small = options.keep / f"small-{ticks}.db"
         if not small.exists():
             nights.fill(small, 1000, 200, ticks=ticks)
         points = _size(small) / 200_000
-        yield f"the same at 200,000 points: {kind}", "≤ 250 bytes a point", f"{points:.0f} bytes a point"
+        yield f"the same at 200,000 points: {kind}", "≤ 250 bytes per point", f"{points:.0f} bytes per point"
 
 
 def history_mark(options: argparse.Namespace) -> Rows:

@@ -19,7 +19,7 @@ at most a whole row of tiles: long ones first, and short ones when the last prog
 Store. f's innermost dimension is M2, that of the rows. The address of an element is the sum of a part by row and a part
 by column, so a tile may extend over any of the five dimensions. If it has M2 rows and columns of one n0, it is one run
 of memory. The product is computed transposed, b @ a.T, so that the order of rows in registers is that of f. The
-compiler then stores 16 bytes a thread along them, and marks them for L2 to drop first, which keeps a and b there.
+compiler then stores 16 bytes per thread along them, and marks them for L2 to drop first, which keeps a and b there.
 
 Loads. The tensor memory accelerator (TMA) reads a, b and e if addresses and strides allow it (`tma_reads`), through
 descriptors that a program makes of its table row. TMA needs no registers for addresses, and it puts e into shared
@@ -29,8 +29,8 @@ some group's sizes do not divide by the block; with `EVEN_*` all do, and the mas
 
 Two programs run on an SM: one loads or multiplies while the other stores.
 
-On Hopper, fused_specialized.py computes the same with a role for each warp, a tenth faster, if its tiles fit and TMA
-can read the operands. The kernel here runs otherwise, and always if a config is given.
+On Hopper, fused_specialized.py computes the same with specialised warps, a tenth faster, if its tiles fit and TMA can
+read the operands. The kernel here runs otherwise, and always if a config is given.
 
 Sources: the problem, Composable Kernel's example 28_grouped_gemm_bias_e_permute (see problem.py); the table of
 pointers, Triton's tutorial 08-grouped-gemm; shares of the remaining work, guided self-scheduling (Polychronopoulos and
@@ -68,12 +68,12 @@ from groupbench.kernels.variants import Variant, describe, first_that_runs
 # For problems without a tuned config. Percentages are of copy bandwidth, on an H100, for Composable Kernel's example in
 # bf16.
 CONFIGS = {
-    # Two programs of 4 warps, each with up to 255 registers a thread: 78 %. 256 x 128 alone on an SM reads a quarter
+    # Two programs of 4 warps, each with up to 255 registers per thread: 78 %. 256 x 128 alone on an SM reads a quarter
     # less of a and b from L2, but computes nothing while it stores: 71 %. 128 x 64, three programs on an SM: 65 %.
     "none": FusedConfig(128, 128, 64, num_warps=4, num_stages=3, per_sm=2, tma=True),
     # e's tile is in shared memory together with the stages, which are half as long: 83 %.
     "operand": FusedConfig(128, 128, 32, num_warps=4, num_stages=4, per_sm=2, tma=True),
-    # Few tiles a program, or no TMA: with 8 tiles a program 58 %, and 68 % with e; by TMA 53 % and 66 %. Half the
+    # Few tiles per program, or no TMA: with 8 tiles per program 58 %, and 68 % with e; by TMA 53 % and 66 %. Half the
     # columns, since addresses and a tile of e take registers.
     "pointers": FusedConfig(128, 64, 64, num_warps=4, num_stages=3, per_sm=2),
     # IEEE fp32 runs on FMA units, which read registers.
@@ -88,7 +88,7 @@ TILES_FOR_TMA = 16  # per program: pointers are faster at 8 tiles, by 4 to 10 %,
 def candidates(op: str) -> list[FusedConfig]:
     """Return the 16-bit configs that tuning tries: they compile and run in a minute, and none spills (test_compile).
 
-    An SM has 65,536 registers. They hold two programs of 4 warps with 255 registers a thread, three with 168, and two
+    An SM has 65,536 registers. They hold two programs of 4 warps with 255 registers per thread, three with 168, and two
     programs of 8 warps with 128.
     """
     slim = FusedConfig(128, 64, 64, 4, 2, per_sm=3, tma=True, registers=168)

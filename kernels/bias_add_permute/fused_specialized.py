@@ -1,4 +1,4 @@
-"""The fused kernel with a role for each warp: fused.py runs it on Hopper if TMA can read a, b and e.
+"""The fused kernel with specialised warps: fused.py runs it on Hopper if TMA can read a, b and e.
 
     f = permute((a @ b.T + d) * e)  for each group        maths and layout: problem.py
 
@@ -11,7 +11,7 @@ busy for four fifths of the time. Here one program has an SM to itself, and its 
     load e    one warp: requests e's tiles, each into the buffer through which the output leaves
     multiply  two groups of four warps, which take tiles in turns: multiplies, adds the bias, applies e, stores
 
-One group stores while the other multiplies, and each has all sums of its tile, 128 registers a thread. A tile reads 16
+One group stores while the other multiplies. Each has all sums of its tile, in 128 registers per thread. A tile reads 16
 KB from the L2 for each 64 of K, since a's rows are in shared memory already.
 
 Sweeps. They are fused.py's, long ones first. Programs take them dynamically, by incrementing a counter. With an equal
@@ -252,7 +252,7 @@ def _multiply(
     BLOCK_K: gl.constexpr = b_smem.shape[2]
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
     MMA_N: gl.constexpr = gl.SliceLayout(1, MMA)
-    # 16 bytes a thread, 256 a line.
+    # 16 bytes per thread, 256 per line.
     LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // BLOCK_M, BLOCK_M // 8], [4, 1], [1, 0])
     range_m = gl.arange(0, BLOCK_M, gl.SliceLayout(0, LINES))
     range_n = gl.arange(0, BLOCK_N, gl.SliceLayout(1, LINES))
@@ -432,7 +432,7 @@ def unsuitable(groups: Sequence[Group]) -> str | None:
     if any(group.a.size(1) > MOST_K for group in busy):
         return f"a K is longer than {MOST_K}"
     if plan.tiles_of(groups, CONFIG) < LEAST_TILES * worker_count(a.device):
-        return f"there are fewer than {LEAST_TILES} tiles a program"
+        return f"there are fewer than {LEAST_TILES} tiles per program"
     return None
 
 

@@ -13,7 +13,7 @@ builds a row map, padded row -> row of `a` and `out`, with -1 for padding.
                                                 row map         0 1 2 -  3 4 5 6  7 - - -
 
 A is loaded through the map and the result is stored through it. A padded copy of A would cost a write and a read of all
-rows on every step. The map costs four bytes a row, read once a tile, and these loads compute an address for every row
+rows on every step. The map costs four bytes per row, read once per tile. These loads compute an address for every row
 anyway. Padding rows load zeros and store nothing. The output is therefore dense, and padding neither produces nor
 receives a NaN. If all groups fill their blocks, there is no map, and its code is compiled away.
 
@@ -21,7 +21,7 @@ The weights are addressed by their strides: [E, N, K] as checkpoints store them,
 without copies.
 
 The design is that of gpu-mode/triton-tutorials, lesson 5, by Less Wright (Meta) and Adnan Hoque (IBM). Changes: the
-expert is loaded once a tile instead of in each step over K; sizes are run-time values, so a new row count needs no
+expert is loaded once per tile instead of in each step over K; sizes are run-time values, so a new row count needs no
 compilation; strides; the row map; and a tile order that starts every column of tiles at its first row.
 """
 
@@ -68,7 +68,7 @@ CONFIGS = {
     "cuda": ContiguousConfig(128, 256, 64, super_group_m=8, num_warps=8, num_stages=4),
     # IEEE fp32 runs on FMA units, not tensor cores. The tiles are smaller because registers hold the operands too.
     "cuda_fp32": ContiguousConfig(64, 64, 32, super_group_m=32, num_warps=4, num_stages=3),
-    # The interpreter's cost depends on the number of operations, not of elements. Two tiles a block, so that tests
+    # The interpreter's cost depends on the number of operations, not of elements. Two tiles per block, so that tests
     # distinguish tile from block.
     "cpu": ContiguousConfig(32, 32, 32, super_group_m=2, num_warps=4, num_stages=1, group_size_m=64),
 }

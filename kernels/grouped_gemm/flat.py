@@ -12,15 +12,15 @@ the next expert's rows. B's is clipped at its own expert's N and K, since the de
 of its own. A *ragged* descriptor of the output drops the results for rows of other experts, so the hardware masks and
 no instruction does. The hardware fills the K tail of both with zeros.
 
-Tiles of half the rows (`halves`) avoid work on rows past an expert's last one: up to a third of all work with a hundred
-small experts. They also share out a last wave that would keep less than half of the SMs busy.
+Tiles of half the rows (`halves`) avoid work on rows past an expert's last one, which is up to a third of all work with
+a hundred small experts. They also spread a last wave that would keep less than half of the SMs busy.
 
-With few rows an expert, the operands change places. out.T = b.T @ a.T puts N on the 64 rows that wgmma needs at least,
-and lets a tile have as few as 16 rows of A.
+With few rows per expert, the kernel swaps the operands. out.T = b.T @ a.T puts N on the 64 rows that wgmma needs at
+least, and lets a tile have as few as 16 rows of A.
 
 flat_pointers.py has the same loop with pointers, for operands that TMA cannot read: on a GPU before Hopper, or with
-addresses or strides that are not multiples of 16 bytes. With many rows an expert, on Hopper, configs are `specialized`:
-flat_specialized.py computes the same tiles with a role for each warp.
+addresses or strides that are not multiples of 16 bytes. With many rows per expert, on Hopper, configs are
+`specialized`: flat_specialized.py computes the same tiles with specialised warps.
 
 Sources: the persistent matmul with flattened loop and ragged store of triton_kernels (triton-lang/triton); the order of
 tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and FlashInfer have for Hopper.
@@ -91,7 +91,7 @@ CONFIGS = {
     "decode": FlatConfig(16, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "decode_32": FlatConfig(32, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "small": FlatConfig(64, 128, 64, num_warps=4, num_stages=5),
-    # 128 x 256 keeps 128 accumulators a thread of 8 warps; the split store makes room for its fourth stage.
+    # 128 x 256 keeps 128 accumulators per thread of 8 warps; the split store makes room for its fourth stage.
     "large": FlatConfig(128, 256, 64, num_warps=8, num_stages=4, split_store=True),
     # With hundreds of experts the kernel is memory-bound, and the split store takes 1.3 to 1.5 times as long. Without
     # it, no registers spill.

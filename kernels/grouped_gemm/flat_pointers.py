@@ -24,7 +24,7 @@ def choose_config(mean_rows: float, dtype: torch.dtype, device: Device) -> Point
     """Return the config for the mean rows per expert, shrunk until it fits the device.
 
     Few rows get tiles of few rows. Element-wise loads and stores keep their addresses in registers: with odd strides,
-    twice as many columns would spill 368 bytes a thread (sm_90, Triton 3.7.1).
+    twice as many columns would spill 368 bytes per thread (sm_90, Triton 3.7.1).
     """
     if device.vendor == "cpu" or dtype == torch.float32:
         return default_config(device, dtype)

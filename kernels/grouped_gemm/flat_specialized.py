@@ -1,4 +1,4 @@
-"""Grouped GEMM in 16 bits with a role for each warp, on Hopper: the kernel of flat.py's configs with `specialized`.
+"""Grouped GEMM in 16 bits with specialised warps, on Hopper: the kernel of flat.py's configs with `specialized`.
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 

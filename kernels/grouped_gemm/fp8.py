@@ -21,8 +21,8 @@ of uniform values in [0, 1), whose sums only grow, is off by 7 and 25 %. `fast_a
 torch's flag of that name does. By default, as in torch, CUTLASS and DeepGEMM, the sum of each 128 of K is added in
 fp32 (0.01 and 0.06 %). That again takes twice the accumulators. Block-wise scaling always does so.
 
-With many rows an expert, on Hopper, configs are `specialized`: fp8_specialized.py computes the same product with a role
-for each warp, so that the tensor cores multiply while sums are promoted.
+With many rows per expert, on Hopper, configs are `specialized`: fp8_specialized.py computes the same product with
+specialised warps, so that the tensor cores multiply while sums are promoted.
 
 Sources: flat.py's; promotion every 128 of K and both recipes, DeepSeek-V3 and DeepGEMM; the epilogue of torchao's and
 FBGEMM's row-wise kernels.

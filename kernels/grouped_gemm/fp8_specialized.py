@@ -1,4 +1,4 @@
-"""Grouped GEMM of scaled fp8 with a role for each warp, on Hopper: the kernel of fp8.py's configs with `specialized`.
+"""Grouped GEMM of scaled fp8 with specialised warps, on Hopper: the kernel of fp8.py's configs with `specialized`.
 
     row-wise     out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]                   m in the rows of g
     block-wise   out[m, n] = sum_j scale_a[m, j] scale_b[g, n/128, j]  sum_k a[m, k] b[g, n, k]   k in block j of 128

@@ -16,7 +16,8 @@ Helion masks the operands of a product along K unless it sees that a load is mas
 rows start at a number from the device into a gather. Two measures prevent both, in Helion 1.5.0 and 1.5.1: an identity
 between load and product, which Helion does not look through, and a loop over K that ends at a multiple of its tile.
 
-With few rows a group, the operands change places: out.T = b.T @ a.T puts N on the 64 rows that wgmma needs at least.
+With few rows per group, the kernel swaps the operands: out.T = b.T @ a.T puts N on the 64 rows that wgmma needs at
+least.
 
 The same kernel loads by masked pointers if TMA cannot read the operands: on a GPU before Hopper, with addresses or
 strides that are not multiples of 16 bytes, with matrices smaller than a tile, and in the interpreter.
@@ -109,7 +110,7 @@ CONFIGS = {
     "decode_32": WorklistConfig(32, 128, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "small": WorklistConfig(64, 128, 64, num_warps=4, num_stages=5),
     "medium": WorklistConfig(128, 128, 64, num_warps=4, num_stages=4),
-    # 128 x 256 keeps 128 accumulators a thread of 8 warps. Four stages fit only because the stored tile reuses their
+    # 128 x 256 keeps 128 accumulators per thread of 8 warps. Four stages fit only because the stored tile reuses their
     # memory, which one pipeline over all tiles would rule out.
     "large": WorklistConfig(128, 256, 64, num_warps=8, num_stages=4),
     # IEEE fp32 runs on FMA units, which read registers.

@@ -62,7 +62,7 @@ def illegal_tile(
 
 
 def illegal_roles(lockstep: int, dtype: torch.dtype, device: Device) -> str | None:
-    """Return why no kernel with a role for each warp and this `lockstep` can be compiled for a GPU, or None."""
+    """Return why no warp-specialised kernel with this `lockstep` can be compiled for a GPU, or None."""
     if device.vendor != "cpu" and not device.hopper:
         return f"its instructions are Hopper's, and this GPU is {device.arch}"
     if dtype.itemsize != 2:

@@ -88,7 +88,7 @@ CONFIGS = {
     # hundred rows are uneven, and a step of 32 rows wastes less at their ends.
     "specialized": WgradConfig(128, 256, 64, num_warps=4, num_stages=4, specialized=True, lockstep=16),
     "specialized_uneven": WgradConfig(128, 256, 32, num_warps=4, num_stages=8, specialized=True, dynamic=True),
-    # Without TMA: the wide tile with its pointers and masks would spill 600 bytes a thread.
+    # Without TMA: the wide tile with its pointers and masks would spill 600 bytes per thread.
     "pointers": WgradConfig(128, 128, 32, num_warps=8, num_stages=3),
     # IEEE fp32 runs on FMA units, which read registers.
     "fp32": WgradConfig(64, 64, 32, num_warps=4, num_stages=3),

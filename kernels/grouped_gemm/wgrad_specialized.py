@@ -1,4 +1,4 @@
-"""Gradient of a grouped GEMM's weights with a role for each warp, on Hopper: wgrad.py's configs with `specialized`.
+"""Gradient of a grouped GEMM's weights with specialised warps, on Hopper: wgrad.py's configs with `specialized`.
 
     out[g] = x[rows of g]^T @ y[rows of g]        x [M, P]   y [M, Q]   ->   out [G, P, Q]
 

@@ -9,8 +9,8 @@ tile has its gate on the left and its up on the right, and no weights need to be
 in fp32 until they are multiplied. In inference they never leave registers: a separate product would write 2F columns
 for another kernel to read, and this kernel writes F. With `save` both are written too, for the backward pass.
 
-If operands changed places (few rows an expert, see flat.py), gate and up are two products. wgmma cannot read a box of
-more than 128 bytes a row once it is reshaped; its data went through registers.
+If the operands are swapped (few rows per expert, see flat.py), gate and up are two products, because wgmma cannot read
+a box of more than 128 bytes per row once it is reshaped: the data would go through registers.
 
 A is not gathered here. Hopper's TMA does not gather rows, and pointers by row would cost the first product more (500
 instead of 700 TFLOP/s in kernels that do so) than a permutation at copy bandwidth takes. wgrad needs the rows anyway.
@@ -68,7 +68,7 @@ class GateUpConfig:
 CONFIGS = {
     "decode": GateUpConfig(16, 64, 128, num_warps=4, num_stages=4, group_m=1, swap=True),
     "small": GateUpConfig(64, 64, 64, num_warps=4, num_stages=5),
-    # 250 registers a thread, including two products of 64 values and their activation; none spills.
+    # 250 registers per thread, including two products of 64 values and their activation; none spills.
     "large": GateUpConfig(128, 128, 64, num_warps=8, num_stages=4),
     "fp32": GateUpConfig(64, 32, 32, num_warps=4, num_stages=3),
     "cpu": GateUpConfig(32, 16, 32, num_warps=4, num_stages=1, group_m=2, flatten=False),

@@ -15,7 +15,7 @@ nothing.
 After the routing, programs are launched while it still runs (routing.py). The first ones, as many as the GPU holds at
 once, read their tokens' rows during this time. For many tokens with four to eight experts, permute_fused.py copies.
 
-With k = 8 the permutation moves 9 rows a token, reads and writes together; torch's index_select moves 16.
+With k = 8 the permutation moves 9 rows per token, reads and writes together; torch's index_select moves 16.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class RowConfig:
 def choose_config(T: int, H: int, itemsize: int, rows: int = 1, vectors: int = 2) -> RowConfig:
     """Return the config for T tokens, with `rows` rows of H elements in flight at a time in a program.
 
-    A program takes a whole row at once, if it is not too wide, with `vectors` vectors a thread. On an H100 in bf16, two
-    vectors are 1 to 4 % faster for H of 2880 to 7168 than blocks that leave fewer lanes idle. With too many rows in
-    flight they are up to 1.6 times slower.
+    A program takes a whole row at once if the row is not too wide, with `vectors` vectors per thread. On an H100 in
+    bf16, two vectors are 1 to 4 % faster for H of 2880 to 7168 than blocks that leave fewer lanes idle. With too many
+    rows in flight they are up to 1.6 times slower.
     """
     if T < 4096:
         return narrow_config(H, itemsize)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from groupbench.kernels.moe.routing import Routing
 
-MAX_BLOCK = 1024  # columns at a time: 16 bytes a thread of 128 in 16-bit dtypes
+MAX_BLOCK = 1024  # columns at a time: 16 bytes per thread of 128 in 16-bit dtypes
 
 
 @triton.jit

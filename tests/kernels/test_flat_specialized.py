@@ -1,4 +1,4 @@
-"""Test the flat kernel with a role for each warp: its order of tiles, when it runs and, on Hopper, its results."""
+"""Test the flat kernel with specialised warps: its order of tiles, when it runs and, on Hopper, its results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test the weights' gradient with a role for each warp: when it runs and, on Hopper, its results."""
+"""Test the weights' gradient with specialised warps: when it runs and, on Hopper, its results."""
 
 from __future__ import annotations
 

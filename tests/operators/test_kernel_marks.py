@@ -132,7 +132,7 @@ def test_few_rows_a_group_are_held_to_copy_bandwidth(marks: ModuleType) -> None:
         record("triton_flat", 0.1),
         record("copy", 0.5, "copy,N=1000", "canary"),
     ]
-    name = "fastest of ours over copy bandwidth on min_bytes, few rows a group, each"
+    name = "fastest of ours over copy bandwidth on min_bytes, few rows per group, each"
     assert rows(marks.tables(records, []))[name][1:] == ["1", "0.962", f"0.962 ({DECODE_NAME})", ">= 0.95", "pass"]
     records[0] = record("triton_flat", 0.54, DECODE)
     assert rows(marks.tables(records, []))[name][3:] == [f"0.926 ({DECODE_NAME})", ">= 0.95", "**miss**"]
