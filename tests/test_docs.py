@@ -72,6 +72,11 @@ def test_a_page_is_short(page: Path) -> None:
     assert len(page.read_bytes()) <= LONGEST_BYTES
 
 
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_a_page_has_no_conflict_marker(page: Path) -> None:
+    assert re.findall(r"^(?:<{7}|>{7}) .*", page.read_text(encoding="utf-8"), re.MULTILINE) == []
+
+
 @pytest.mark.parametrize("page", WRITTEN, ids=name_of)
 def test_sentences_are_short(page: Path, language: ModuleType) -> None:
     """Check each page; tests/test_language.py checks folders."""

@@ -3,7 +3,7 @@
 The first cause that applies, in this order:
 
     machine         the run's canaries moved, and they do not run the code under test
-    environment     the card, its power limit or a setting changed
+    environment     the GPU, its power limit or a setting changed
     toolchain       torch, Triton, Helion, CUDA, Python or the driver changed; "code and toolchain" if both did
     infrastructure  the commit is the same, or the compiled kernels are identical
     tuning          the same kernels were compiled from another config, such as an autotuner's choice
