@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 import socket
@@ -79,7 +80,7 @@ def serve(
         from groupbench.tracker.serve.security import LOOPBACK, is_loopback
     except ModuleNotFoundError as error:
         raise ServeError(f"`serve` needs {error.name}, which is not installed: pip install -e '.[serve]'") from error
-    token = _token(token_file) if write else None
+    token, addresses = _token(token_file) if write else None, _addresses(proxies)
     with _listening(host, port) as listener:
         alone = is_loopback(listener.getsockname()[0])
         hosts = {*LOOPBACK, host.lower(), *(name.lower() for name in names)}
@@ -87,7 +88,7 @@ def serve(
             hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         app = create_app(
             db, token=token, hosts=frozenset(hosts), numbers=not alone, secure=secure,
-            proxies=frozenset(proxies), apart=True,
+            proxies=addresses, apart=True,
         )  # fmt: skip
         shown = f"[{host}]" if ":" in host else host
         say(f"serving {app.state.site.database.store.name} at http://{shown}:{listener.getsockname()[1]}"
@@ -131,6 +132,14 @@ def _token(file: Path | None) -> str:
             f"the token has {len(token)} characters; it needs {SHORTEST_TOKEN} or more; {MAKE_TOKEN}"
         )
     return token
+
+
+def _addresses(texts: tuple[str, ...]) -> frozenset[str]:
+    """Return IP addresses as connections have them. Raises UsageError."""
+    try:
+        return frozenset(str(ipaddress.ip_address(text)) for text in texts)
+    except ValueError as error:
+        raise click.UsageError(f"--proxy: {error}") from error
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -40,6 +40,7 @@ DOCS = (Path(__file__).parents[3] / "docs" / "guide" / "serve.md").read_text(enc
         (("--write", "--token-file", "NONE"), None, "'NONE' does not exist"),
         (("--host", "no.such.host.invalid"), None, "cannot listen on"),
         (("--port", "70000"), None, "70000"),
+        (("--proxy", "proxy.example"), None, "--proxy: 'proxy.example' does not appear to be an IPv4 or IPv6 address"),
     ],
 )
 def test_it_does_not_start(
