@@ -22,7 +22,7 @@ from groupbench.tracker.serve.parameters import Parameters
 from groupbench.tracker.serve.render import Wanted, prepare, render
 from groupbench.tracker.serve.security import Guard
 from groupbench.tracker.serve.site import Page, Site
-from groupbench.tracker.serve.worker import JobWorker
+from groupbench.tracker.serve.worker import NICE_PAGES, JobWorker
 
 LIMIT_S = 10.0
 """Maximum CPU time of a large page in seconds."""
@@ -104,7 +104,7 @@ class PageWorker:
     """The process of large pages."""
 
     def __init__(self, location: str) -> None:
-        self._location, self._process = location, JobWorker()
+        self._location, self._process = location, JobWorker(NICE_PAGES)
         self._process.submit(_warm, location, seconds=LIMIT_S)  # so that the first page need not wait for it
 
     async def respond(

@@ -31,6 +31,9 @@ LARGEST_MEMORY = 4 << 30
 WALL_PER_CPU = 10
 """Ratio of a job's limits of wall time and CPU time. A job that waits for the database uses no CPU time."""
 
+NICE_JOBS, NICE_PAGES = 10, 5
+"""Priority of a process for jobs, which take seconds, and of one for large pages. Other pages come before both."""
+
 _LOOK_S = 0.05
 _PR_SET_PDEATHSIG = 1
 
@@ -51,7 +54,8 @@ class _Job:
 class JobWorker:
     """A queue of jobs and the process that runs them. The process starts with the first job."""
 
-    def __init__(self) -> None:
+    def __init__(self, nice: int = NICE_JOBS) -> None:
+        self._nice = nice
         self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._process: Any = None
@@ -123,7 +127,7 @@ class JobWorker:
             # Spawned, not forked: the server has threads, and connections that must not be shared.
             context = multiprocessing.get_context("spawn")
             self._pipe, other_end = context.Pipe()
-            self._process = context.Process(target=_serve, args=(other_end,), daemon=True)
+            self._process = context.Process(target=_serve, args=(other_end, self._nice), daemon=True)
             self._process.start()
             other_end.close()
         return self._pipe
@@ -140,11 +144,11 @@ class JobWorker:
         return process.exitcode
 
 
-def _serve(pipe: Connection) -> None:
+def _serve(pipe: Connection, nice: int = NICE_JOBS) -> None:
     """Run jobs until the pipe closes. This is the entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server handles Ctrl-C
     with contextlib.suppress(OSError, AttributeError):
-        os.nice(10)  # pages come first
+        os.nice(nice)
     _end_with_parent()
     _limit_memory()
     while True:
