@@ -102,13 +102,13 @@ def candidates(mean_rows: float) -> list[WgradConfig]:
     """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of a group."""
     large, paired, short = CONFIGS["large"], CONFIGS["paired"], CONFIGS["short"]
     pairs = [paired, replace(paired, dynamic=False, num_stages=2)]
-    lockstep, uneven = CONFIGS["specialized"], CONFIGS["specialized_uneven"]
     if mean_rows <= 64:
         shorts = [short, replace(short, block_m=32), WgradConfig(128, 256, 16, 8, 3), WgradConfig(128, 256, 32, 8, 3)]
-        return [*shorts, *pairs, uneven]
+        return [*shorts, *pairs]
     wide = [large, replace(large, group_p=4), replace(large, group_p=16), replace(large, block_p=256, block_q=128)]
     # The tile's store shares memory with the stages if no loads are in flight during it.
     free = [replace(large, split_store=False, dynamic=True), replace(large, num_stages=3, split_store=False)]
+    lockstep, uneven = CONFIGS["specialized"], CONFIGS["specialized_uneven"]
     specialized = [lockstep, replace(lockstep, group_p=16), replace(lockstep, lockstep=0, dynamic=True)]
     specialized += [uneven, replace(uneven, dynamic=False, lockstep=32)]
     return [*wide, *free, *pairs, WgradConfig(128, 128, 128, 8, 3), *specialized]

@@ -100,12 +100,10 @@ def test_only_hopper_and_16_bits_are_legal():
 
 
 def test_every_candidate_is_legal_on_hopper():
-    for mean_rows in (4, 300, 4000):
-        specialized = [config for config in wgrad.candidates(mean_rows) if config.specialized]
-        assert specialized
-        assert [wgrad.illegal(config, torch.bfloat16, KNOWN["sm_90"]) for config in specialized] == [None] * len(
-            specialized
-        )
+    specialized = [config for config in wgrad.candidates(300) if config.specialized]
+    assert specialized
+    assert not any(wgrad.illegal(config, torch.bfloat16, KNOWN["sm_90"]) for config in specialized)
+    assert not any(config.specialized for config in wgrad.candidates(4)), "writing the gradient takes the time"
 
 
 def preferred(monkeypatch: pytest.MonkeyPatch) -> None:
