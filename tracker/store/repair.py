@@ -314,9 +314,9 @@ def _copy_leaves(
         unreadable[name] += leaf.unreadable + len(leaf.rows) - len(rows)
         columns = layouts[name].names
         for length in {len(values) for _, values in rows}:
-            into = f"main.{_quoted(name)} ({_quoted(*columns[:length])})"
+            insert = f"INSERT OR IGNORE INTO main.{_quoted(name)} ({_quoted(*columns[:length])}) "  # noqa: S608 # quoted
             connection.executemany(
-                f"INSERT OR IGNORE INTO {into} VALUES {_places(length)}",  # noqa: S608 # quoted
+                f"{insert} VALUES {_places(length)}",
                 [(rowid, *values[1:]) for rowid, values in rows if len(values) == length],
             )
     connection.execute("COMMIT")
