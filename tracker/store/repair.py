@@ -314,7 +314,7 @@ def _copy_leaves(
         unreadable[name] += leaf.unreadable + len(leaf.rows) - len(rows)
         columns = layouts[name].names
         for length in {len(values) for _, values in rows}:
-            insert = f"INSERT OR IGNORE INTO main.{_quoted(name)} ({_quoted(*columns[:length])}) "  # noqa: S608 # quoted
+            insert = f"INSERT OR IGNORE INTO main.{_quoted(name)} ({_quoted(*columns[:length])}) "
             connection.executemany(
                 f"{insert} VALUES {_places(length)}",
                 [(rowid, *values[1:]) for rowid, values in rows if len(values) == length],
