@@ -46,7 +46,7 @@ def test_a_slow_first_answer_or_many_slow_ones_miss(marks: Any, capsys: pytest.C
 def test_hostile_answers_are_counted_by_status(marks: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    attack = marks.Attack(port)
+    attack = marks.Attack(port, "127.0.0.1")
     attack.send("search", "GET", "/series")
     ((kind, (seconds, statuses)),) = attack.report.items()
     assert (kind, len(seconds), statuses) == ("search", 1, {"no answer": 1})
