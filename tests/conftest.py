@@ -44,6 +44,10 @@ if importlib.util.find_spec("torch"):
     if not torch.cuda.is_available():
         # Set this before any test module imports a kernel: triton reads it when it is imported.
         os.environ.setdefault("TRITON_INTERPRET", "1")
+        if importlib.util.find_spec("triton"):
+            from launches import patch_once
+
+            patch_once()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
