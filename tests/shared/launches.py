@@ -1,7 +1,7 @@
 """Make a launch in Triton's interpreter patch `triton.language` once, instead of at every call of a device function.
 
-The interpreter replaces functions of the language while a kernel runs. It repeats this at each call of a `@jit` function
-by a kernel, a quarter of its time, and does not restore what only that call replaced.
+The interpreter replaces functions of the language while a kernel runs. It repeats this at each call of a `@jit`
+function by a kernel, a quarter of its time, and does not restore what only that call replaced.
 """
 
 from __future__ import annotations
