@@ -229,8 +229,9 @@ def _batch_records(
                     time.sleep(cell.job.protocol.idle_s)
                 cell.burst(secret, chosen)
             progress.advance(1 / (bursts + 1))
+    secret = new_secret()
     for cell in cells:
-        cell.finish()
+        cell.finish(secret)
         sound = cell.find_costs() and cell.find_routing()
         cell.find_cold()
         for problem in cell.find_profile():

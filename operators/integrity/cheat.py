@@ -21,7 +21,7 @@ CATCHERS = {
     "reference elsewhere": r"relative RMS error|of the elements are outside the tolerance",
     "seal": r"^the backend's process replaced ",
     "threads": r"^a call came back before a thread that it started$",
-    "parent's clock": r"by the parent's clock|a call in a row takes|times are reported for",
+    "parent's clock": r"by the parent's clock|an output takes|a (timed )?call [a-z ]*takes|times are reported for",
     "physics": r"^implausible: .* is less than",
     "plain tensor": r"returned .*(class of its own|not in memory|without memory|a tensor on|not a tensor)",
     "tolerance table": r"asks for the tolerance",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import queue
+import sys
 import threading
+import time
 from typing import Any
 
 from groupbench.operators.integrity.cheat import Cheat, product
@@ -39,6 +41,59 @@ def lazy_function(x: Any) -> Any:
             return super().__torch_function__(function, types, args, kwargs or {})
 
     return lambda: product(x).as_subclass(Late)
+
+
+def lazy_list(x: Any) -> Any:
+    """Return a list of its own class that computes its only element when it is read."""
+
+    class Late(list[Any]):
+        def __iter__(self) -> Any:
+            return iter([product(x)])
+
+    return Late
+
+
+def lazy_method(x: Any) -> Any:
+    """Compute in a method of all tensors, when the output is read."""
+    import torch
+
+    pending: dict[int, Any] = {}
+    real = torch.Tensor.is_conj
+
+    def is_conj(self: Any) -> bool:
+        if id(self) in pending:
+            pending.clear()
+            self.copy_(product(x))
+        return real(self)
+
+    setattr(torch.Tensor, "is_conj", is_conj)  # noqa: B010
+
+    def run() -> Any:
+        out = x.a.new_empty(x.a.shape[0], x.b.shape[2])
+        pending[id(out)] = out
+        return out
+
+    return run
+
+
+def profile_hook(x: Any) -> Any:
+    """Compute slowly in a profiler's hook, when the harness calls its function that keeps the output."""
+    pending: list[Any] = []
+
+    def hook(frame: Any, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code.co_name in ("plain_parts", "witness") and pending:
+            out = pending.pop()
+            for _ in range(20):
+                out.copy_(product(x))
+
+    sys.setprofile(hook)
+
+    def run() -> Any:
+        pending[:] = [x.a.new_empty(x.a.shape[0], x.b.shape[2])]
+        time.sleep(2e-5)
+        return pending[0]
+
+    return run
 
 
 def lazy_negative(x: Any) -> Any:
@@ -261,8 +316,13 @@ def a_tenth_after_three(x: Any) -> Any:
 PLAIN = ("plain tensor",)
 ELSEWHERE = ("reference elsewhere",)
 CHEATS = (
-    *(Cheat("lazy", prepare, PLAIN) for prepare in (lazy_dispatch, lazy_function, lazy_negative, on_meta, sparse)),
+    *(
+        Cheat("lazy", prepare, PLAIN)
+        for prepare in (lazy_dispatch, lazy_function, lazy_list, lazy_negative, on_meta, sparse)
+    ),
     Cheat("lazy", returns_a_promise, PLAIN),
+    Cheat("lazy", lazy_method, ("seal",)),
+    Cheat("lazy", profile_hook, ("parent's clock",), "cpu"),
     Cheat("thread", thread_later, ("poisoned memory", "threads", "moved inputs", *ELSEWHERE)),
     Cheat("thread", thread_after_three, ("threads", "moved inputs")),
     Cheat("thread", thread_in_waiting, ("moved inputs", "own inputs")),

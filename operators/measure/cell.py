@@ -101,6 +101,7 @@ class Burst(msgspec.Struct, frozen=True, tag=True):
     telemetry: Telemetry | None
     kept: int
     problem: str | None = None
+    keep_ms: float | None = None  # median time from the end of a call until its output is copied; None on a GPU
 
 
 class Shown(msgspec.Struct, frozen=True, tag=True):
@@ -114,6 +115,12 @@ class Witnessed(msgspec.Struct, frozen=True, tag=True):
     """The reply to `witness`."""
 
     samples_ms: tuple[float, ...]
+
+
+class Kept(msgspec.Struct, frozen=True, tag=True):
+    """The judge's reply to `keep`: the median time to copy an output that is in memory."""
+
+    keep_ms: float
 
 
 class Restored(msgspec.Struct, frozen=True, tag=True):
@@ -190,7 +197,7 @@ def _flush() -> None:
     _libc.fflush(None)
 
 
-class _Kept(Watch):
+class Keeper(Watch):
     """Move the inputs before each call of a burst, and keep outputs of timed calls."""
 
     def __init__(self, inputs: moves.Moves, device: str, samples: int) -> None:
@@ -394,11 +401,12 @@ class _CellHandler:
         """
         self.kept = self.shown = None
         self.moves.set(secret)
-        kept = _Kept(self.moves, self.job.device, self.job.protocol.samples)
+        kept = Keeper(self.moves, self.job.device, self.job.protocol.samples)
         samples = self.timer.burst(kept)
         self.kept = kept.kept
         problem = seal.problem() or ("a call came back before a thread that it started" if kept.left_thread else None)
-        return Burst(tuple(samples), self.nvml.telemetry() if self.nvml else None, len(kept.kept), problem)
+        telemetry = self.nvml.telemetry() if self.nvml else None
+        return Burst(tuple(samples), telemetry, len(kept.kept), problem, self.timer.keep_ms)
 
     def show(self, number: int) -> Shown:
         """Return the output of the timed call `number` of the last burst, counted among those that were kept."""
@@ -406,8 +414,19 @@ class _CellHandler:
         step, form, parts = self.kept[number]
         return Shown(exchange.send(form, parts, self.file, by_handle=True), step)
 
+    def move(self, secret: int) -> Done:
+        """Move the inputs by the secret."""
+        self.moves.set(secret)
+        _synchronize(self.job.device)
+        return Done("moved")
+
     def witness(self, calls: int) -> Witnessed:
-        return Witnessed(tuple(self.timer.witness(calls)))
+        """Time consecutive calls. `show(0)` returns the output of the last one."""
+        self.kept = None
+        samples, out = self.timer.witness(calls)
+        form, parts = exchange.plain_parts(out, self.job.device)
+        self.kept = [(0, form, [part.detach().clone() for part in parts])]
+        return Witnessed(tuple(samples))
 
 
 def _choices() -> Any:

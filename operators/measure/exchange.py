@@ -51,7 +51,9 @@ def plain_parts(out: Any, device: str) -> tuple[str, list[Tensor]]:
     if type(out) is torch.Tensor:
         return "tensor", [_plain(out, device)]
     if isinstance(out, (tuple, list)):
-        parts = [tensor_of(part) for part in out]
+        # The `__iter__` of a subclass could compute.
+        elements = list.__iter__(out) if isinstance(out, list) else tuple.__iter__(out)
+        parts = [tensor_of(part) for part in elements]
         if all(isinstance(part, torch.Tensor) for part in parts):
             return "list" if isinstance(out, list) else "tuple", [_plain(part, device) for part in parts]
     elif not isinstance(out, torch.Tensor) and (array := tensor_of(out)) is not None:

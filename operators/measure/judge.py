@@ -16,9 +16,10 @@ import msgspec
 from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import accuracy, exchange, moves, witness
-from groupbench.operators.measure.cell import Done, Failure, Job, _release, _synchronize, answer_requests
+from groupbench.operators.measure.cell import Done, Failure, Job, Keeper, Kept, _release, _synchronize, answer_requests
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given
+from groupbench.operators.measure.protocol import CpuTimer, Protocol
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
 from groupbench.tracker.record import Accuracy
 
@@ -57,7 +58,7 @@ class Gauged(msgspec.Struct, frozen=True, tag=True):
     stretch: float
 
 
-JudgeAnswer = OutputJudgement | Rerouted | Gauged | Done | Failure
+JudgeAnswer = OutputJudgement | Rerouted | Gauged | Kept | Done | Failure
 
 
 def serve(connection: Connection, file: int) -> None:
@@ -96,6 +97,17 @@ class _Judge:
         """Time known work on the problem's device, which other work there slows down."""
         assert self.job is not None
         return Gauged(witness.stretch(self.job.device))
+
+    def keep(self, calls: int) -> Kept:
+        """Time copying an output like the last that was judged, as a burst of this many calls on a CPU does."""
+        import torch
+
+        assert self.job is not None
+        device = self.job.device
+        output = [torch.ones(part.shape, dtype=getattr(torch, part.dtype), device=device) for part in self.output]
+        timer = CpuTimer(lambda: output, Protocol(samples=calls), interpreted=False)
+        timer.burst(Keeper(moves.Moves(()), device, calls))
+        return Kept(timer.keep_ms)
 
     def _check_inputs(self) -> None:
         """Raise UsageError if a plugin's inputs come from a generator that is not seeded.
@@ -139,6 +151,7 @@ class _Judge:
         wide = slack * local
         tolerance = Tolerance(slack * tolerance.rms, wide * tolerance.rtol, wide * tolerance.atol)
         outputs = exchange.receive(sent, path, job.device)
+        self.output = sent.parts
         reference = self._reference(at)
         measured, problem = accuracy.judge(outputs, reference, self.operator, job.dtype, tolerance, local)
         del outputs, reference

@@ -166,6 +166,20 @@ class Live:
         self._forget()
         return self.failure or burst
 
+    def _left_over(self) -> str | Failure | None:
+        """Return why copying the outputs of timed calls takes implausibly long, or None."""
+        if self.interpreted or self.problem is not None:
+            return None
+        calls = max((len(burst.samples_ms) for burst in self.bursts), default=1)
+
+        def keep() -> Any:
+            return self._ask_judge(Request("keep", arguments=(calls,)))
+
+        def again() -> Any:
+            return self.ask("burst", new_secret())
+
+        return witness.left_over(self.bursts, again, keep, self._gauge)
+
     def _look(self, secret: int, numbers: Sequence[int]) -> str | None:
         """Have some of the kept outputs checked. Returns the fault of the first wrong one, or None."""
         for number in numbers:
@@ -182,13 +196,18 @@ class Live:
                 return f"in a timed call: {judged.problem}"
         return None
 
-    def finish(self) -> None:
-        """Make the checks that come after the bursts."""
+    def finish(self, secret: int) -> None:
+        """Make the checks that come after the bursts. Calls in a row are made on inputs moved by the secret."""
         if not self.going:
             return
         if self.job.plugins and (name := seal.broken()) is not None:
             self.problem = f"a plugin replaced {name} in the process that times it"
             return
+        fault = self._left_over()
+        if isinstance(fault, Failure):
+            self.failure = fault
+            return
+        self.problem = self.problem or fault
         restored = self.ask("restore")
         if isinstance(restored, Restored) and restored.problem and self.prepared and not self.prepared.problem:
             self.problem = restored.problem
@@ -199,11 +218,13 @@ class Live:
         def calls(number: int) -> Any:
             return self.worker.ask(Request("witness", arguments=(number,)))
 
+        self.ask("move", secret)
         fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self._gauge)
         if isinstance(fault, Failure):
             self.failure = fault
         else:
-            self.problem = fault
+            self.problem = fault or self._look(secret, [0])
+        self._forget()
 
     def _gauge(self) -> float | Failure:
         """Return how many times as long known work takes on the device, by the process that judges."""

@@ -104,6 +104,7 @@ class GpuTimer:
         self.stream = _current_stream(torch)
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self.host_ms()
+        self.keep_ms = None
 
     def burst(self, watch: Watch | None = None) -> list[float]:
         """Return the time of each call in ms. The L2 cache is overwritten before each call.
@@ -155,22 +156,24 @@ class GpuTimer:
         # The event clock ticks in steps, so an empty kernel may read 0, which is not a valid latency.
         return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
 
-    def witness(self, calls: int) -> list[float]:
-        """Return the times of `calls` consecutive calls in ms, without hooks: an outer clock checks their sum.
+    def witness(self, calls: int) -> tuple[list[float], Any]:
+        """Return the times of `calls` consecutive calls in ms, without hooks, and the output of the last one.
 
-        Waits until the whole device is idle, whichever streams the calls have used.
+        An outer clock checks the sum of the times. Waits until the whole device is idle, whichever streams the calls
+        have used.
         """
         begun = _now()
         start, end = self.torch.cuda.Event(enable_timing=True), self.torch.cuda.Event(enable_timing=True)
         start.record(self.stream)
-        for _ in range(calls):
+        for _ in range(calls - 1):
             self.run()
+        out = self.run()
         end.record(self.stream)
         enqueued_ms = 1e3 * (_now() - begun)
         end.synchronize()
         mean = max(start.elapsed_time(end), enqueued_ms) / calls
         self.torch.cuda.synchronize()
-        return [max(mean, 1e-6)] * calls
+        return [max(mean, 1e-6)] * calls, out
 
     def _load(self, seconds: float) -> None:
         stop = _now() + seconds
@@ -203,6 +206,7 @@ class CpuTimer:
         self.samples = 1 if interpreted else protocol.samples
         self.warm = not interpreted
         self.enqueue_ms = None
+        self.keep_ms = 0.0
 
     def burst(self, watch: Watch | None = None) -> list[float]:
         """Return the time of each call in ms. The hooks of `watch` run around it, outside the timed interval."""
@@ -211,26 +215,32 @@ class CpuTimer:
             watch.before()
             watch.warm(self.run())
         times: list[float] = []
+        keep_ms: list[float] = []
         while len(times) < self.samples and (not times or sum(times) < 1e3 * CPU_BURST_S):
             watch.before()
             threads = _threads()
             start = _now()
             out = self.run()
-            times.append(max(1e3 * (_now() - start), 1e-6))
+            end = _now()
+            times.append(max(1e3 * (end - start), 1e-6))
             if _threads() > threads:
                 watch.left_thread = True
             watch.after(out)
+            keep_ms.append(1e3 * (_now() - end))
             del out
+        self.keep_ms = sorted(keep_ms)[len(keep_ms) // 2]
         return times
 
-    def witness(self, calls: int) -> list[float]:
-        """Return the times of `calls` consecutive calls in ms, so that an outer clock can check their sum."""
-        times = []
+    def witness(self, calls: int) -> tuple[list[float], Any]:
+        """Return the times of `calls` consecutive calls in ms, whose sum an outer clock checks, and the last output."""
+        times: list[float] = []
+        out = None
         for _ in range(calls):
+            del out
             start = _now()
-            self.run()
+            out = self.run()
             times.append(max(1e3 * (_now() - start), 1e-6))
-        return times
+        return times, out
 
 
 def _current_stream(torch: Any) -> Any:

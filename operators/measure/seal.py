@@ -7,35 +7,40 @@ helper left in, is still reported, because its other changes are unknown.
 
 from __future__ import annotations
 
-import importlib
+import random
 import sys
 import time
-from types import FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 CLOCKS = (
     *("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time", "sleep"),
     *("thread_time", "clock_gettime", "clock_gettime_ns"),
 )
-TENSOR = (
-    *("copy_", "clone", "bitwise_xor_", "zero_", "fill_", "view", "reshape", "contiguous", "data_ptr", "is_contiguous"),
-    *("untyped_storage", "set_", "__and__", "__getitem__", "detach"),
-)
-CUDA = ("synchronize", "current_stream", "default_stream", "set_stream", "stream", "Event", "Stream", "_sleep")
-TORCH = ("empty", "empty_like", "randint", "Generator", "Tensor", "equal", "no_grad", "is_tensor")
-BUILTINS = ("type", "isinstance", "len", "id", "getattr", "setattr", "min", "max", "sum", "range")
+OPERATORS = ("__and__", "__getitem__", "__iter__", "__len__")
+"""Methods that the harness calls by an operator."""
+RENEWED = ("manual_seed",)
+"""Functions that torch itself replaces when Dynamo is imported. The harness does not call them, only a namesake."""
 OWN = ("_now", "_threads", "now")
 """Names under which modules of the harness keep their own clocks."""
-STATISTICS = ("median", "mean", "fmean")
+HARNESS = "groupbench.operators.measure."
+"""Package whose functions call those of MODULES and of classes of torch: each that they name is watched."""
+MODULES = ("builtins", "statistics", "random", "mmap", "torch")
 PACKAGES = ("groupbench.operators.", "groupbench.tracker.record", "groupbench.tracker.physics")
 """Packages in whose modules every function and method is watched."""
 
 _GONE = object()
 _first: dict[str, Any] = {}
+_used: set[str] = set()
 
 
 def close() -> None:
     """Remember the current functions, before a plugin is imported. Does not replace remembered functions."""
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith(HARNESS):
+            for _, value in _functions(module_name, module):
+                if isinstance(value, CodeType):
+                    _used.update(_names(value))
     for name, value in _watched():
         _first.setdefault(name, value)
 
@@ -75,18 +80,32 @@ def _modes() -> str | None:
 
 def _watched() -> list[tuple[str, Any]]:
     """Return (name, object) of everything that is watched; for a function, also its code."""
-    members: list[tuple[str, Any]] = []
-    for holder, label, names in _named():
+    members: list[tuple[str, Any]] = [(f"time.{name}", getattr(time, name)) for name in CLOCKS]
+    for holder, label in _holders():
+        names = sorted(_used.union(OPERATORS).intersection(dir(holder)).difference(RENEWED))
         members += [(f"{label}.{name}", _of(holder, name)) for name in names]
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith(PACKAGES) or ".catalog" in module_name or ".integrity" in module_name:
             continue
         short = module_name.removeprefix("groupbench.")
         members += [(f"{short}.{n}", vars(module)[n]) for n in OWN if n in vars(module)]
-        for name, value in list(vars(module).items()):
-            if getattr(value, "__module__", None) == module_name and callable(value):
-                members += _inside(f"{module_name.removeprefix('groupbench.')}.{name}", value)
+        members += _functions(module_name, module)
     return members
+
+
+def _functions(module_name: str, module: ModuleType) -> list[tuple[str, Any]]:
+    """Return (name, object) of the functions and classes that a module defines."""
+    members: list[tuple[str, Any]] = []
+    for name, value in list(vars(module).items()):
+        if getattr(value, "__module__", None) == module_name and callable(value):
+            members += _inside(f"{module_name.removeprefix('groupbench.')}.{name}", value)
+    return members
+
+
+def _names(code: CodeType) -> set[str]:
+    """Return the names of globals and attributes in a function and in those inside it."""
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return set(code.co_names).union(*map(_names, inner))
 
 
 def _inside(label: str, value: Any) -> list[tuple[str, Any]]:
@@ -100,22 +119,16 @@ def _inside(label: str, value: Any) -> list[tuple[str, Any]]:
     return members
 
 
-def _named() -> list[tuple[Any, str, tuple[str, ...]]]:
-    holders: list[tuple[Any, str, tuple[str, ...]]] = [
-        (time, "time", CLOCKS),
-        (importlib.import_module("builtins"), "builtins", BUILTINS),
+def _holders() -> list[tuple[Any, str]]:
+    """Return the modules and classes whose functions the harness uses, if they are imported."""
+    holders: list[tuple[Any, str]] = [
+        (module, name) for name in MODULES if (module := sys.modules.get(name)) is not None
     ]
-    statistics = sys.modules.get("statistics")  # not used unless it is imported
-    if statistics is not None:
-        holders.append((statistics, "statistics", STATISTICS))
+    holders.append((random.SystemRandom, "random.SystemRandom"))
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda"):
-        holders += [
-            (torch, "torch", TORCH),
-            (torch.Tensor, "torch.Tensor", TENSOR),
-            (torch.cuda, "torch.cuda", CUDA),
-            (torch.cuda.Event, "torch.cuda.Event", ("record", "query", "synchronize", "elapsed_time")),
-        ]
+        holders += [(torch.Tensor, "torch.Tensor"), (torch.UntypedStorage, "torch.UntypedStorage")]
+        holders += [(torch.cuda, "torch.cuda"), (torch.cuda.Event, "torch.cuda.Event")]
     return holders
 
 

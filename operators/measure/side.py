@@ -116,7 +116,7 @@ class AbServer:
         live.prepare()
         if live.going and not live.problem and not live.interpreted:
             live.burst(new_secret(), secrets.randbits(31))
-            live.finish()
+            live.finish(new_secret())
         if live.failure is None:
             live.ask("unload")
         if live.failure is not None:

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 
-from groupbench.operators.measure.cell import Failure, Witnessed
+from groupbench.operators.measure.cell import Burst, Failure, Kept, Witnessed
 
 WINDOW_MS = 50.0
 """Minimum duration in ms of the consecutive calls that the parent times."""
@@ -19,6 +19,8 @@ SHARE, SLACK_MS = 0.5, 5.0
 """Time that may be missing from the samples: this share of their sum, but at least SLACK_MS, for the request itself."""
 FACTOR, LAUNCH_MS = 3.0, 0.05
 """A consecutive call may take FACTOR times as long as a timed one, plus LAUNCH_MS in ms."""
+KEEP_MS = 0.02
+"""Time in ms by which copying an output may be longer, besides FACTOR times that of the judge and SHARE of a call."""
 
 STRETCHED, UNEVEN = 1.3, 2.0
 """Slowdown from which a device counts as shared, and the factor by which the slowdown may vary between calls."""
@@ -33,6 +35,50 @@ def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
     if total <= 1e3 * took_s * 1.01 + 1:
         return None
     return f"implausible: {total:.4g} ms are reported for calls that took {1e3 * took_s:.4g} ms by the parent's clock"
+
+
+def left_over(
+    bursts: Sequence[Burst],
+    again: Callable[[], Burst | Failure],
+    keep: Callable[[], Kept | Failure],
+    gauge: Callable[[], float | Failure],
+) -> str | Failure | None:
+    """Return why copying the outputs of timed calls takes implausibly long, or None.
+
+    A backend may return at once and do its work when the harness reads the output: in a method of a tensor, a profile
+    hook, a signal handler, or a thread that holds the interpreter.
+
+    bursts  bursts of the record, of which the median one is looked at
+    again   measures another burst
+    keep    returns the time that the judging process takes to copy such an output
+    gauge   returns the slowdown of work on the device compared with an idle device
+    """
+    by_time = sorted((burst for burst in bursts if burst.keep_ms is not None), key=lambda burst: burst.keep_ms or 0)
+    if not by_time:
+        return None
+    burst = by_time[(len(by_time) - 1) // 2]
+    typical_ms = statistics.median(burst.samples_ms)
+    for _ in range(ATTEMPTS):
+        judges = keep()
+        if isinstance(judges, Failure):
+            return judges
+        kept_ms, now_ms = burst.keep_ms or 0.0, statistics.median(burst.samples_ms)
+        allowed_ms = FACTOR * judges.keep_ms + SHARE * typical_ms + KEEP_MS
+        is_late = kept_ms > allowed_ms
+        if not is_late and now_ms <= FACTOR * typical_ms + LAUNCH_MS:
+            return None
+        another = again()
+        if isinstance(another, Failure):
+            return another
+        burst = another
+    stretched = gauge()
+    if isinstance(stretched, Failure):
+        return stretched
+    if stretched >= STRETCHED and kept_ms <= UNEVEN * stretched * allowed_ms:
+        return _shared(stretched)
+    if not is_late:
+        return f"implausible: a timed call takes {now_ms:.4g} ms, and {typical_ms:.4g} ms is reported for earlier ones"
+    return f"implausible: reading an output takes {kept_ms:.4g} ms, after calls of {typical_ms:.4g} ms"
 
 
 def watch(
@@ -74,6 +120,10 @@ def watch(
         return stretched
     if stretched < STRETCHED or _problem(*row, UNEVEN * stretched):
         return problem
+    return _shared(stretched)
+
+
+def _shared(stretched: float) -> Failure:
     return Failure(
         "error",
         f"not checked: the device is shared with other work and takes {stretched:.1f} times as long for calls in a "

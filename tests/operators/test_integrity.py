@@ -15,13 +15,14 @@ import pytest
 from groupbench.operators.integrity.__main__ import CHEATS, HONEST, measure
 from groupbench.operators.integrity.cheat import CATCHERS, Cheat, caught_by
 from groupbench.operators.measure import seal, witness
-from groupbench.operators.measure.cell import Failure, Witnessed
+from groupbench.operators.measure.cell import Burst, Failure, Kept, Witnessed
 from groupbench.operators.vet import vetted
 from groupbench.tracker.record import Record, decode, encode
 
 ON_CPU = {cheat.name: cheat for cheat in CHEATS if cheat.device != "cuda"}
 QUICK = (
     *("memo_clone", "every_other_call", "memo_by_fingerprint", "packed_activations", "dispatch_aware", "lazy_dispatch"),
+    *("lazy_list", "lazy_method", "profile_hook", "forged_and_idle"),
     *("thread_after_three", "half_precision", "slow_clock", "forged_instance", "forged_answer_with_token"),
     *("stopped_moves", "patched_judge", "loose_tolerance", "signals_parent", "writes_descriptors"),
 )
@@ -178,6 +179,37 @@ def test_no_backend_is_blamed_for_other_work_on_the_device(
         assert (problem.status, "shared with other work" in problem.message) == ("error", True)
 
 
+@pytest.mark.parametrize(
+    ("kept_ms", "again_ms", "stretched", "expected"),
+    [
+        ([0.1, 0.1, 0.1], 0.1, 1.0, None),
+        ([0.1, 9.0, 0.1], 0.1, 1.0, None),
+        ([0.1, 9.0, 9.0], 0.1, 1.0, None),
+        ([9.0, 9.0, 9.0], 9.0, 1.0, "reading an output takes 9 ms, after calls of 1 ms"),
+        ([1.5, 1.5, 1.5], 1.5, 4.0, "shared with other work"),
+        ([90.0, 90.0, 90.0], 90.0, 4.0, "reading an output takes 90 ms"),
+    ],
+    ids=["honest", "one disturbed", "two disturbed", "left over", "shared", "shared, and left over by far"],
+)
+def test_work_that_is_left_to_the_reading_of_an_output_is_found(
+    kept_ms: list[float], again_ms: float, stretched: float, expected: str | None
+) -> None:
+    def burst(ms: float) -> Burst:
+        return Burst((1.0,) * 5, None, 5, None, ms)
+
+    found = witness.left_over(
+        [burst(ms) for ms in kept_ms], lambda: burst(again_ms), lambda: Kept(0.1), lambda: stretched
+    )
+    assert (expected is None and found is None) or (expected or "") in str(found)
+
+
+def test_a_burst_that_is_repeated_cannot_turn_honest() -> None:
+    fast, slow = Burst((0.01,) * 5, None, 5, None, 2.0), Burst((2.0,) * 5, None, 5, None, 0.1)
+    assert "a timed call takes 2 ms, and 0.01 ms is reported" in str(
+        witness.left_over([fast], lambda: slow, lambda: Kept(0.1), lambda: 1.0)
+    )
+
+
 def test_samples_cannot_take_longer_than_they_took() -> None:
     assert witness.too_long([1.0] * 10, 0.012) is None
     assert "by the parent's clock" in (witness.too_long([1.0] * 100, 0.012) or "")
@@ -191,6 +223,27 @@ def test_a_replaced_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert seal.problem() is None
     monkeypatch.setattr(time, "perf_counter", lambda: 0.0)
     assert seal.problem() == "the backend's process replaced time.perf_counter, which measures it"
+
+
+def test_every_method_of_a_tensor_that_the_harness_calls_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    seal.renew()
+    for name in ("is_conj", "numel", "element_size", "detach", "clone"):
+        with monkeypatch.context() as replaced:
+            replaced.setattr(torch.Tensor, name, lambda self: None)
+            assert seal.broken() == f"torch.Tensor.{name}"
+    assert seal.broken() is None
+
+
+def test_torch_itself_may_import_and_compile() -> None:
+    """Dynamo replaces functions of torch."""
+    program = (
+        "import torch; from groupbench.operators.measure import cell, seal; seal.renew();"
+        "import torch._dynamo, torch._inductor, torch.func, torch.export;"
+        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)); print(seal.broken())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.split() == ["None"]
 
 
 def test_code_that_is_swapped_within_a_function_is_named() -> None:
