@@ -66,7 +66,7 @@ def interpreted() -> bool:
 def interpreter_problem() -> str | None:
     """Return why Triton's interpreter cannot run kernels with these packages, or None if it can.
 
-    Triton before 3.7 calls int() on an array of one element for the bounds of a loop. NumPy 2.5 refuses that.
+    Triton before 3.7 calls int() on an array of one element for the bounds of a loop. NumPy 2.4 refuses that.
     """
     from packaging.version import Version
 
@@ -74,8 +74,8 @@ def interpreter_problem() -> str | None:
         triton, numpy = version("triton"), version("numpy")
     except PackageNotFoundError:
         return None
-    if Version(triton).release < (3, 7) and Version(numpy).release >= (2, 5):
-        return f"the interpreter of triton {triton} needs numpy before 2.5, not {numpy}: pip install 'numpy<2.5'"
+    if Version(triton).release < (3, 7) and Version(numpy).release >= (2, 4):
+        return f"the interpreter of triton {triton} needs numpy before 2.4, not {numpy}: pip install 'numpy<2.4'"
     return None
 
 

@@ -80,9 +80,9 @@ def test_detection_works_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 VERSIONS = {
-    "old with old": ("3.6.0", "2.4.6", None),
-    "old with new": ("3.6.0", "2.5.2", "the interpreter of triton 3.6.0 needs numpy before 2.5, not 2.5.2"),
-    "old with a later major": ("3.5.1+git", "3.0.0rc1", "the interpreter of triton 3.5.1+git needs numpy before 2.5"),
+    "old with old": ("3.6.0", "2.3.5", None),
+    "old with new": ("3.6.0", "2.4.0", "the interpreter of triton 3.6.0 needs numpy before 2.4, not 2.4.0"),
+    "old with a later major": ("3.5.1+git", "3.0.0rc1", "the interpreter of triton 3.5.1+git needs numpy before 2.4"),
     "new with new": ("3.7.1", "2.5.2", None),
     "double digits": ("3.10.0", "2.10.0", None),
     "no triton": (None, "2.5.2", None),
