@@ -12,6 +12,7 @@ import json
 import math
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -40,6 +41,12 @@ PERMISSION = (
     "with NVreg_RestrictProfilingToAdminUsers=0"
 )
 _SHORT = 300
+PRINTED = 1 << 20
+"""Bytes at the end of a tool's output that are searched for its error."""
+MOST_BYTES = 64 << 20
+"""Maximum size of a file of results."""
+NUMBER = re.compile(r"-?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
+"""A number as ncu writes it under the C locale, such as 1,234.5. Under another locale, a comma begins the decimals."""
 
 
 class ProfileError(Exception):
@@ -109,14 +116,32 @@ def profile(job: Job, tool: str, timeout_s: float) -> dict[str, float]:
         if tool == NCU:
             command = [*_ncu(log), *command]
         code = _run(command, output, timeout_s)
-        printed = "\n".join(file.read_text(errors="replace") for file in (log, output) if file.exists())
+        printed = "\n".join(_end(file) for file in (log, output))
         if code is None:
             raise ProfileError(f"no result within {timeout_s:g} s; a longer --timeout may help")
         if problem := _problem(code, printed):
             raise ProfileError(problem)
         if tool == NCU:
-            return of_csv(log.read_text(errors="replace"))
-        return of_hatchet((folder / f"{PROTON_NAME}.hatchet").read_text())
+            return of_csv(_whole(log))
+        return of_hatchet(_whole(folder / f"{PROTON_NAME}.hatchet"))
+
+
+def _end(file: Path) -> str:
+    """Return the last PRINTED bytes of a file as text; nothing if it does not exist."""
+    if not file.is_file():
+        return ""
+    with file.open("rb") as lines:
+        lines.seek(max(0, file.stat().st_size - PRINTED))
+        return lines.read(PRINTED).decode(errors="replace")
+
+
+def _whole(file: Path) -> str:
+    """Return a result file's text. Raises ProfileError if the tool did not write it, or wrote too much."""
+    if not file.is_file():
+        raise ProfileError("it ended without an error, but wrote no results")
+    if file.stat().st_size > MOST_BYTES:
+        raise ProfileError(f"its results have more than {MOST_BYTES >> 20} MiB: the call launches too many kernels")
+    return file.read_text(errors="replace")
 
 
 def _ncu(log: Path) -> list[str]:
@@ -132,11 +157,14 @@ def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
     """Return the exit code of a command, or None if it did not end in time. No process of its group is left."""
     # ncu keeps its report in TMPDIR, and leaves it there if it is killed.
     environment = {**os.environ, "TMPDIR": str(output.parent), "LC_ALL": "C.UTF-8"}
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True,
-            preexec_fn=warden.die_with_parent,
-        )  # fmt: skip
+    try:
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment, start_new_session=True,
+                preexec_fn=warden.die_with_parent,
+            )  # fmt: skip
+    except OSError as error:
+        raise ProfileError(f"{command[0]} does not start: {error.strerror}") from None
     try:
         return process.wait(timeout_s)
     except subprocess.TimeoutExpired:
@@ -173,12 +201,18 @@ def _short(text: str) -> str:
 
 
 def of_csv(text: str) -> dict[str, float]:
-    """Return the metrics of a call from ncu's raw page. Raises ProfileError if it is not one, or has another unit."""
+    """Return the metrics of a call from ncu's raw page.
+
+    Raises ProfileError if it is not one, has another unit, or has a value that cannot be.
+    """
     lines = [line for line in text.splitlines() if not line.startswith("==")]
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
         raise ProfileError("it counted nothing: the call launched no kernel")
-    header, *rest = [row for row in csv.reader(lines[start:]) if row]
+    try:
+        header, *rest = [row for row in csv.reader(lines[start:]) if row]
+    except csv.Error as error:
+        raise ProfileError(f"its CSV could not be read: {error}") from None
     units, rows = rest[0] if rest else [], rest[1:]
     if not rows or len(units) != len(header) or any(len(row) != len(header) for row in rows):
         raise ProfileError("its CSV has no line of units, or a line with other columns")
@@ -208,10 +242,10 @@ def _number(name: str, text: str) -> float:
     """Parse 1,234.5; NaN for a metric that the GPU or the kernel does not have."""
     if text.strip().lower() in ("", "n/a", "nan", "inf", "-nan"):
         return math.nan
-    try:
-        return float(text.replace(",", ""))
-    except ValueError:
-        raise ProfileError(f"its {name} is {text!r}, not a number") from None
+    number = float(text.replace(",", "")) if NUMBER.fullmatch(text) else math.nan
+    if not 0 <= number < math.inf:
+        raise ProfileError(f"its {name} is {_short(repr(text))}, not a number of at least 0")
+    return number
 
 
 def _mean(values: list[float], weights: list[float]) -> float:
@@ -225,7 +259,13 @@ def _mean(values: list[float], weights: list[float]) -> float:
 
 def of_hatchet(text: str) -> dict[str, float]:
     """Return the time of a call's kernels from proton's file. Raises ProfileError without any kernel."""
-    spent = sum(map(_spent_ns, json.loads(text)))
+    try:
+        roots = json.loads(text)
+        spent = sum(map(_spent_ns, roots)) if isinstance(roots, list) else math.nan
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        spent = math.nan
+    if not 0 <= spent < math.inf:
+        raise ProfileError("its results could not be read: they are not a tree of frames with times")
     if not spent:
         raise ProfileError("it saw no kernel: the call launched none, or CUPTI is not available to proton")
     return {"proton_ms": spent / 1e6}
@@ -234,4 +274,7 @@ def of_hatchet(text: str) -> dict[str, float]:
 def _spent_ns(frame: dict[str, Any]) -> float:
     """Return the time of the leaves below a frame, since a frame may add up those below it."""
     below = frame.get("children", ())
-    return float(sum(map(_spent_ns, below)) if below else frame.get("metrics", {}).get("time (ns)", 0.0))
+    if below:
+        return sum(map(_spent_ns, below))
+    time = frame.get("metrics", {}).get("time (ns)", 0.0)
+    return float(time) if not isinstance(time, (str, bool)) and time >= 0 else math.nan

@@ -48,6 +48,8 @@ print("==PROF== Connected to process 1", flush=True)
 if kind == "hang":
     subprocess.run(["sleep", "600"])
 code = subprocess.run(command).returncode if kind == "fine" else 0
+if kind == "silent":
+    sys.exit(0)
 log = open(values["--log-file"], "w")
 if kind == "forbidden":
     print("==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance", file=log)
@@ -55,6 +57,11 @@ if kind == "forbidden":
 if kind == "busy":
     print("==ERROR== Profiling failed because a driver resource was unavailable. Ensure that no other", file=log)
     sys.exit(9)
+if kind == "endless":
+    with open(values["--log-file"], "w") as log:
+        log.truncate(1 << 40)
+    os.truncate(1, 1 << 40)
+    sys.exit(0)
 if kind == "nothing":
     print("==WARNING== No kernels were profiled.", file=log)
     sys.exit(0)
@@ -130,9 +137,14 @@ def test_a_metric_that_a_gpu_lacks_is_left_out() -> None:
         (page(), "no line of units, or a line with other columns"),
         (page(ONE[1:]), "no line of units, or a line with other columns"),
         (page(["1 us", *ONE[1:]]), f"{TIME} is '1 us', not a number"),
+        *(
+            (page([text, *ONE[1:]]), f"{TIME} is {text!r}, not a number")
+            for text in ("30,5", "1.048,576", "1,04", "-5", "1e999", "0x10", "\u0663", "1_0")
+        ),
+        (page(["9" * 200_000, *ONE[1:]]), "its CSV could not be read: field larger than"),
         (page(["n/a", *ONE[1:]]), f"a kernel without {TIME}"),
     ],
-    ids=["empty", "no kernel", "short line", "text", "no time"],
+    ids=["empty", "no kernel", "short line", "text", *(f"number {n}" for n in range(8)), "long field", "no time"],
 )
 def test_a_page_that_does_not_hold_is_an_error(text: str, reason: str) -> None:
     with pytest.raises(ProfileError) as raised:
@@ -159,6 +171,19 @@ def test_proton_adds_up_the_leaves() -> None:
         of_hatchet(json.dumps([root | {"metrics": {}, "children": []}]))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "[", "{}", "null", "3", '"a"', "[[]]", "[null]", '[{"children": 3}]', '[{"metrics": []}]'),
+        *(f'[{{"metrics": {{"time (ns)": {value}}}}}]' for value in ('"1"', "-1", "NaN", "1e999", "null", "true")),
+        '[{"children": ' * 100_000,
+    ],
+)
+def test_a_file_of_proton_that_does_not_hold_is_an_error(text: str) -> None:
+    with pytest.raises(ProfileError, match="its results could not be read"):
+        of_hatchet(text)
+
+
 # ---- the way through a process
 
 
@@ -175,6 +200,14 @@ def measure(job: Job, timeout_s: float = 60.0) -> tuple[Record, list[str]]:
     return record, missed
 
 
+@pytest.mark.parametrize("content", [b"\x7fELF garbage", b"#!/no/such/interpreter\n", b""])
+def test_a_record_is_kept_if_the_profiler_does_not_start(content: bytes, ncu: str, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "ncu").write_bytes(content)
+    record, missed = measure(JOB)
+    assert record.status == "ok"
+    assert len(missed) == 1 and "bin/ncu does not start: " in missed[0], missed
+
+
 def test_a_record_gets_the_counters_beside_its_latency(ncu: str) -> None:
     record, missed = measure(JOB)
     assert (record.status, missed) == ("ok", [])
@@ -189,6 +222,8 @@ def test_a_record_gets_the_counters_beside_its_latency(ncu: str) -> None:
         ("old", "this ncu is too old (unrecognised option '--csv'"),
         ("busy", "another tool, such as DCGM,"),
         ("nothing", "the call launched no kernel"),
+        ("silent", "it ended without an error, but wrote no results"),
+        ("endless", "its results have more than 64 MiB"),
     ],
     indirect=["ncu"],
 )
