@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -149,7 +149,6 @@ values = st.floats(-(2.0**100), 2.0**100, width=32) | st.sampled_from([0.0, -0.0
 tables = st.lists(st.lists(values, min_size=1, max_size=20), min_size=1, max_size=4)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
 @given(
     rows=st.lists(st.lists(values, min_size=1, max_size=20), min_size=1, max_size=4), recipe=st.sampled_from(KERNELS)
 )

@@ -493,7 +493,7 @@ AMOUNTS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.lists(st.lists(AMOUNTS, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_each_record_keeps_the_amounts_that_it_gave(empty_databases: Any, make: Any, files: Any) -> None:
     """Whatever other records of the series say, before it, after it, or in the same file."""

@@ -155,7 +155,7 @@ def test_an_empty_database(cli: Cli, opened: Store) -> None:
     assert cli("prune", "--apply").exit_code == 0
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.sqlite
 def test_whatever_happened_edges_stay_and_a_second_time_removes_nothing(
