@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import re
-import subprocess
-import tempfile
 from collections.abc import Collection
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime.cache import get_cache_manager
+
+LOG = "ptxas.log"
+"""A file of Triton's cache that these functions add to the kernel's own."""
 
 
 def target_of(arch: str) -> GPUTarget:
@@ -54,6 +58,21 @@ def built(
     return triton.compile(source, target=target, options=options)
 
 
+def built_with_log(*arguments: Any) -> tuple[str, Any]:
+    """Return the output of ptxas about a kernel, and the kernel. Compile it if Triton's cache lacks either."""
+    with knobs.nvidia.scope(), redirect_stdout(io.StringIO()) as printed:
+        knobs.nvidia.dump_ptxas_log = True
+        code = built(*arguments)
+    cache = get_cache_manager(code.metadata.hash)
+    if printed.getvalue():
+        return Path(cache.put(printed.getvalue(), LOG, binary=False)).read_text(), code
+    if (log := cache.get_file(LOG)) is not None:
+        return Path(log).read_text(), code
+    with knobs.compilation.scope():
+        knobs.compilation.always_compile = True
+        return built_with_log(*arguments)
+
+
 def compiled(
     kernel: Any,
     types: dict[str, str],
@@ -63,16 +82,8 @@ def compiled(
     arch: str = "sm_90",
 ) -> dict[str, Any]:
     """Return ptxas's numbers of registers and memory, and the memory and wgmma instructions in Triton's PTX."""
-    code = built(kernel, types, constants, config, odd, arch)
+    output, code = built_with_log(kernel, types, constants, config, odd, arch)
     ptx = code.asm["ptx"]
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "kernel.ptx"
-        file.write_text(ptx)
-        gpu = re.search(r"\.target (\w+)", ptx)
-        assert gpu is not None
-        ptxas = get_ptxas(target_of(arch).arch).path
-        command = [ptxas, "-v", f"--gpu-name={gpu[1]}", file, "-o", Path(folder) / "kernel.cubin"]
-        output = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     labels = ("registers", "bytes spill stores", "bytes stack frame")
     numbers = [re.search(rf"(\d+) {label}", output) for label in labels]
     registers, spilled, stack = (int(number[1]) for number in numbers if number)
