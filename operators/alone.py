@@ -141,7 +141,7 @@ def main() -> NoReturn:
         type=_wait,
         default=0.0,
         metavar="DURATION",
-        help="wait this long for the device, such as 20m; a plain number is in minutes",
+        help="wait this long for the device, such as 20m; a number without a unit is in minutes",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run")
     options = parser.parse_args()

@@ -142,11 +142,14 @@ cells = _group(
         "--input-id",
         "input_id",
         callback=_commas,
-        help="Measure the inputs from this one on, or exactly these, separated by commas.",
+        help="Measure the inputs from this number on, or only those in a list: 0,3,7. The first input is 0.",
     ),
     click.option("--num-inputs", type=click.IntRange(min=1), help="Measure at most this many inputs."),
     click.option(
-        "--mode", default="fwd", show_default=True, help="Pass to measure: fwd, or bwd and fwd_bwd if supported."
+        "--mode",
+        default="fwd",
+        show_default=True,
+        help="Mode to measure: fwd, bwd or fwd_bwd. Every operator has fwd.",
     ),
     click.option(
         "--precision",
@@ -154,9 +157,12 @@ cells = _group(
         "precision",
         callback=_commas,
         metavar="NAME,...",
-        help="Data types: bf16, fp16, fp32, fp8. [the operator's first; on a CPU fp16 if it has fp16]",
+        help="Measure these dtypes: bf16, fp16, fp32, fp8. Default: the operator's first dtype; on a CPU, fp16 if the "
+        "operator has it.",
     ),
-    click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the inputs."),
+    click.option(
+        "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed for the inputs."
+    ),
     click.option("--plan", type=PATH, help="Measure the cells listed in this groupbench.toml."),
     click.option("--plan-name", metavar="NAME", help="Name of the plan in the records. Default: `name` of the file."),
     click.option(
@@ -164,7 +170,7 @@ cells = _group(
         type=click.Choice(["installed", "all"]),
         is_flag=False,
         flag_value="installed",
-        help="Also measure other projects' kernels; `all` lists those that are not installed as unavailable.",
+        help="Also measure other projects' kernels; all: list those that are not installed as unavailable.",
     ),
     click.option(
         "--plugin",
@@ -195,7 +201,7 @@ places = _group(
     click.option(
         "--gpus",
         metavar="all|0,1,...",
-        help="Measure on these GPUs of this machine, in parallel. [with --plan: all; otherwise the first]",
+        help="Measure on these GPUs of this machine, in parallel. Default: all with --plan, otherwise the first.",
     ),
     click.option("--scheduler", metavar="tcp://HOST:PORT", help="Measure on the workers of a Dask scheduler."),
     click.option(
@@ -206,24 +212,32 @@ places = _group(
 """Options for the benchmark harness, the device and the GPUs."""
 
 timing = _group(
-    click.option("--rtol", type=_Finite(min=0), help="Relative tolerance, instead of the tabulated one."),
+    click.option("--rtol", type=_Finite(min=0), help="Relative tolerance. Default: by dtype."),
     click.option(
         "--atol",
         type=_Finite(min=0),
-        help="Absolute tolerance in units of the output's RMS, instead of the tabulated one.",
+        help="Absolute tolerance, in units of the output's RMS. Default: by dtype.",
     ),
     click.option(
         "--protocol",
         type=click.Choice(["cooled", "sustained"]),
         default="cooled",
         show_default=True,
-        help="Idle before each burst (cooled), or keep the GPU busy (sustained).",
+        help="cooled: let the GPU rest before each burst. sustained: keep the GPU busy.",
     ),
-    click.option("--bursts", type=click.IntRange(1, 1000), default=4, show_default=True, help="Bursts per cell."),
     click.option(
-        "--samples", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Timed calls per burst."
+        "--bursts", type=click.IntRange(1, 1000), default=4, show_default=True, help="Number of bursts per cell."
     ),
-    click.option("--idle", type=Duration(most=3600), default="0.3s", show_default=True, help="Pause before a burst."),
+    click.option(
+        "--samples",
+        type=click.IntRange(1, 10_000),
+        default=10,
+        show_default=True,
+        help="Number of timed calls in a burst.",
+    ),
+    click.option(
+        "--idle", type=Duration(most=3600), default="0.3s", show_default=True, help="Rest this long before a burst."
+    ),
     click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph."),
     click.option(
         "--costs",
@@ -232,19 +246,20 @@ timing = _group(
         show_default=True,
         metavar="NAME,...",
         help="Also measure these costs of a call on a GPU: memory, kernels, energy, cold (compile time with empty "
-        "caches, at the first shape), ncu and proton (profilers); or all (without profilers), none.",
+        "caches, at the first shape), or with a profiler: ncu, proton. all: every cost that needs no profiler.",
     ),
     click.option(
         "--timeout",
         type=Duration(least=0.1, most=1e6),
         default="300s",
         show_default=True,
-        help="Give up on a cell that makes no progress for this long.",
+        help="Fail a cell that makes no progress within this time. A number without a unit is in seconds.",
     ),
     click.option(
         "--budget",
         type=Duration("m", most=6e6, above=True),
-        help="Start no further cell after this time; record the rest as skipped. A plain number is in minutes.",
+        help="Start no further cell after this time; record the rest as skipped. A number without a unit is in "
+        "minutes.",
     ),
 )
 """Options for the timing protocol and its limits."""
@@ -253,7 +268,7 @@ results = _group(
     click.option(
         "--metrics", callback=_commas, metavar="NAME,...", help="Show these metrics in the table; see --list-metrics."
     ),
-    click.option("--baseline", type=BACKENDS, metavar="NAME", help="Backend to compute the speed-up over."),
+    click.option("--baseline", type=BACKENDS, metavar="NAME", help="Compute the speed-up over this backend."),
     click.option("--csv", is_flag=True, help="Print TritonBench's CSV instead of the table."),
     click.option("--output", type=PATH, help="Write TritonBench's CSV to this file."),
     click.option("--output-json", type=PATH, help="Write TritonBench's JSON to this file."),
@@ -279,7 +294,7 @@ results = _group(
         "--logs",
         type=PATH,
         metavar="DIR",
-        help="Write the output of each cell to this folder. [only of failed cells, next to --records]",
+        help="Write the output of each cell to this folder. Default: only failed cells, next to --records.",
     ),
     click.option("--show-output", "-s", is_flag=True, help="Show the output of cells, including tracebacks."),
     click.option("--unmeasured", metavar="REASON", hidden=True, help="Record every cell as failed, unmeasured."),

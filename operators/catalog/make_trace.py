@@ -39,22 +39,34 @@ def make(
 
 
 @click.command()
-@click.option("--experts", type=click.IntRange(1, 4096), default=128, show_default=True)
-@click.option("--k", type=click.IntRange(1, 4096), default=8, show_default=True, help="Experts of each token.")
-@click.option("--tokens", type=click.IntRange(1, 65_536), default=256, show_default=True, help="Tokens of each step.")
-@click.option("--steps", type=click.IntRange(1, 10_000), default=32, show_default=True)
-@click.option("--routing", default="zipf(1.2)", show_default=True, help="Loads at the first step.")
+@click.option("--experts", type=click.IntRange(1, 4096), default=128, show_default=True, help="Number of experts.")
+@click.option(
+    "--k", type=click.IntRange(1, 4096), default=8, show_default=True, help="Number of experts that each token goes to."
+)
+@click.option(
+    "--tokens", type=click.IntRange(1, 65_536), default=256, show_default=True, help="Number of tokens in each step."
+)
+@click.option("--steps", type=click.IntRange(1, 10_000), default=32, show_default=True, help="Number of steps.")
+@click.option(
+    "--routing", default="zipf(1.2)", show_default=True, help="Distribution of tokens over experts at the first step."
+)
 @click.option(
     "--drift",
     type=click.FloatRange(0, 10),
     default=0.1,
     show_default=True,
-    help="Standard deviation of the change of log loads per step.",
+    help="Change per step: the standard deviation of the logarithm of an expert's load.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True)
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="Write this .npy.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Seed for the trace.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    required=True,
+    help="Write the trace to this .npy file.",
+)
 def command(experts: int, k: int, tokens: int, steps: int, routing: str, drift: float, seed: int, output: Path) -> None:
-    """Write a routing trace for `tritonbench --routing-trace`, with loads that follow a routing and drift."""
+    """Write a routing trace for `tritonbench --routing-trace`. The experts' loads drift from step to step."""
     import numpy as np
 
     if k > experts:

@@ -10,7 +10,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.here import recipe_of, this_project
-from groupbench.tracker.cli.options import BACKEND, DTYPE, DTYPE_DEFAULT, MIN_EFFECT_DEFAULT, OPERATOR, SHAPE, Percent
+from groupbench.tracker.cli.options import (
+    BACKEND,
+    CELL_BUDGET,
+    DEVICE,
+    DTYPE,
+    DTYPE_DEFAULT,
+    MIN_EFFECT_DEFAULT,
+    MIN_EFFECT_SAME,
+    MODE,
+    OPERATOR,
+    PLUGIN,
+    SEED,
+    SETUP,
+    SHAPE,
+    Percent,
+)
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
@@ -89,21 +104,21 @@ def cell_options(command: Any) -> Any:
                 "--mode",
                 default="fwd",
                 show_default=True,
-                help="Mode to compare: fwd; bwd and fwd_bwd if the operator has them.",
+                help=MODE,
             ),
             click.option(
                 "--device",
                 type=click.Choice(["auto", "cuda", "cpu"]),
                 default="auto",
                 show_default=True,
-                help="Device to measure on.",
+                help=DEVICE,
             ),
             click.option(
                 "--plugin",
                 "plugins",
                 multiple=True,
                 metavar="MODULE.NAME",
-                help="Add backends from this plugin; may be repeated.",
+                help=PLUGIN,
             ),
         )
     ):
@@ -115,7 +130,7 @@ def cell_options(command: Any) -> Any:
 @click.argument("base", type=CommitName(words=False))
 @click.argument("head", type=CommitName(words=False))
 @cell_options
-@click.option("--setup", metavar="COMMAND", help="Run this command in each commit's checkout before measuring it.")
+@click.option("--setup", metavar="COMMAND", help=SETUP)
 @click.option("--base-python", metavar="FILE", help="Measure base with this interpreter, for example another torch.")
 @click.option("--head-python", metavar="FILE", help="Measure head with this interpreter.")
 @click.option(
@@ -123,14 +138,13 @@ def cell_options(command: Any) -> Any:
     type=Duration(least=1, most=86_400),
     default="60s",
     show_default=True,
-    help="Stop measuring a cell after this time. A plain number is seconds.",
+    help=CELL_BUDGET,
 )
 @click.option(
     "--min-effect",
     type=Percent(),
     metavar="PCT",
-    help='Smallest relative change, in percent, that counts; anything smaller is reported as "same". '
-    + MIN_EFFECT_DEFAULT,
+    help=f"{MIN_EFFECT_SAME} {MIN_EFFECT_DEFAULT}",
 )
 @click.option(
     "--alpha",
@@ -139,7 +153,7 @@ def cell_options(command: Any) -> Any:
     show_default=True,
     help="False-positive rate per comparison (A/A).",
 )
-@click.option("--only-changed", is_flag=True, help="Skip timing of cells whose compiled kernels are equal.")
+@click.option("--only-changed", is_flag=True, help="Do not time cells whose compiled kernels did not change.")
 @click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph.")
 @click.option(
     "--idle", type=Duration(most=60), help="Rest this long before a burst. Default: 0.3s on a GPU, 0 on a CPU."
@@ -147,27 +161,25 @@ def cell_options(command: Any) -> Any:
 @click.option(
     "--samples",
     type=click.IntRange(1, 1000),
-    help="Number of timed calls in a burst. Default: 10; 30 below 50 us on a GPU.",
+    help="Number of timed calls in a burst. Default: 10, or 30 below 50 us on a GPU.",
 )
 @click.option(
     "--rest",
     type=click.Choice(["auto", "burst", "block"]),
     default="auto",
     show_default=True,
-    help="Rest before each burst or once per block; auto decides by the length of a burst.",
+    help="Rest before each burst, or once per block; auto: choose by the length of a burst.",
 )
 @click.option(
     "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Seed for the order of the bursts."
 )
-@click.option(
-    "--input-seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed for the inputs."
-)
+@click.option("--input-seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED)
 @click.option(
     "--timeout",
     type=Duration(least=1, most=1e6),
     default="300s",
     show_default=True,
-    help="Fail a side that does not answer within this time. A plain number is seconds.",
+    help="Fail a side that does not answer within this time. A number without a unit is in seconds.",
 )
 @click.option(
     "--records",

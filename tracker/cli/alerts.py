@@ -119,13 +119,13 @@ def _who(command: F) -> F:
 @click.command()
 @click.argument("ids", type=click.IntRange(min=1), nargs=-1, metavar="[ID...]")
 @click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
-@click.option("--reason", metavar="TEXT", help="Reason, or the planned action.")
+@click.option("--reason", metavar="TEXT", help="Why the alerts are acknowledged, or the planned action.")
 @_who
 @click.pass_obj
 def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, who: str | None) -> None:
-    """Acknowledge alerts: known, and being worked on. The gate still lists them, but fails only under --strict.
+    """Mark alerts as known and being worked on. The gate still lists them, but fails only under --strict.
 
-    With --improvements, the gate judges by the improved levels from now on and no longer reports them.
+    With --improvements, accept improved levels: the gate judges by them from now on and no longer reports them.
     """
     from groupbench.tracker.judge import alert_moves
 
@@ -152,12 +152,12 @@ def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
 @_who
 @click.pass_obj
 def accept_transition(db: str, run: str | None, reason: str | None, who: str | None) -> None:
-    """Accept the levels of every series of RUN that moved with a change of toolchain or machine.
+    """Accept the new level of every series of RUN that changed together with its toolchain or machine.
 
     RUN is the start of a run's id. Default: the newest run.
 
-    The gate judges by the new levels from now on. On another GPU, history continues from the earlier results. A code
-    change at the same time is accepted with it, so run `groupbench confirm` first to separate the two.
+    The gate judges by the new levels from now on. On another GPU, history continues from the earlier results. This also
+    accepts the effect of a code change in the same run, so run `groupbench confirm` first to separate the two.
     """
     from groupbench.tracker.errors import QueryError
 
@@ -180,7 +180,7 @@ def accept_transition(db: str, run: str | None, reason: str | None, who: str | N
 @click.option(
     "--until",
     metavar="DATE|COMMIT",
-    help='Expiry: a date, a duration (30d) or a commit; the alert then becomes "new" again.',
+    help='Make the alert "new" again on this date, after this time (30d), or at this commit.',
 )
 @click.option("--reason", required=True, metavar="TEXT", help="Why the new level is right.")
 @_who
@@ -188,8 +188,8 @@ def accept_transition(db: str, run: str | None, reason: str | None, who: str | N
 def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: str | None) -> None:
     """Accept the new level of alerts: the gate judges by it from now on.
 
-    With --until, the alerts become "new" again on that date, or when that commit or a later one is measured. A wrong
-    result cannot be accepted.
+    With --until COMMIT, the alerts become "new" again when that commit or a later one is measured. A wrong result
+    cannot be accepted.
     """
     from groupbench.tracker.judge import alert_moves
 
@@ -198,8 +198,13 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: s
 
 @click.command()
 @_ids
-@click.option("--as", "state", type=click.Choice(("fixed", "invalid")), required=True,
-              help="fixed: the level is back. invalid: the code is not the cause; accept the level.")  # fmt: skip
+@click.option(
+    "--as",
+    "state",
+    type=click.Choice(("fixed", "invalid")),
+    required=True,
+    help="fixed: the old level is back. invalid: the code is not the cause; accept the new level.",
+)
 @click.option("--reason", required=True, metavar="TEXT", help="Why the alerts are closed.")
 @_who
 @click.pass_obj

@@ -17,6 +17,7 @@ import click
 
 from groupbench.tracker.cli.here import recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt, run_command
+from groupbench.tracker.cli.options import PLAN_DEVICE, WAIT
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
@@ -35,21 +36,25 @@ if TYPE_CHECKING:
 @click.argument("commits", type=CommitName(span=True, words=False), metavar="A..B")
 @click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Measure only every Nth commit.")
 @click.option(
-    "--bisect", is_flag=True, help="Measure both ends first, then halve the gaps: a coarse history that gets finer."
+    "--bisect",
+    is_flag=True,
+    help="Measure both ends first, then halve the gaps. A coarse history appears early and gets finer.",
 )
-@click.option("--budget", type=Duration("m", above=True), help="Stop after this time. A plain number is minutes.")
+@click.option(
+    "--budget", type=Duration("m", above=True), help="Stop after this time. A number without a unit is in minutes."
+)
 @click.option("--again", is_flag=True, help="Retry commits that failed to build or to load.")
 @click.option(
     "--device",
     "-d",
     type=click.Choice(["auto", "cuda", "cpu"]),
-    help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
+    help=PLAN_DEVICE,
 )
 @click.option(
     "--wait",
     type=Duration("m", most=6e5),
     default="0",
-    help="Wait up to this long for another run on the device to end. A plain number is minutes. Default: 0.",
+    help=f"{WAIT} Default: 0.",
 )
 @click.option(
     "--toolchain",
@@ -74,8 +79,8 @@ def backfill(
     groupbench backfill v1.0..main --every 5
     groupbench backfill HEAD~40.. --bisect --budget 2h
 
-    Each commit on the first-parent line is checked out into its own folder, built with `setup` of groupbench.toml, and
-    measured with today's version of the file. Old commits get the files listed in `benchmarks` from this checkout. A
+    Each commit on the first-parent line is checked out into its own folder and built with `setup` of groupbench.toml.
+    It is measured as today's groupbench.toml says, with the files listed in `benchmarks` copied from this checkout. A
     commit that does not build or load is recorded with the reason. Repeat the command to continue a backfill that was
     interrupted or ran out of budget: nothing is measured twice.
 
@@ -86,8 +91,8 @@ def backfill(
     Exit codes:
     0   every commit is measured, or recorded as failed
     2   usage error
-    3   some commits are left
-    75  another run holds this device
+    3   some commits are not measured yet
+    75  another run uses this device
     """
     from groupbench.tracker.ab.toolchains import interpreter_of
     from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of

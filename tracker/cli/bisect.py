@@ -13,9 +13,14 @@ import click
 from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.options import (
     BACKEND,
+    DEVICE,
     DTYPE,
     DTYPE_DEFAULT,
+    MODE,
     OPERATOR,
+    PLUGIN,
+    SEED,
+    SETUP,
     SHAPE,
     Percent,
     min_effect_option,
@@ -61,22 +66,22 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     metavar="TEXT",
     help="Shape to measure, as `groupbench series` prints it or `tritonbench --shapes` takes it.",
 )
-@click.option(*DTYPE, metavar="NAME", help=f"Dtype, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}")
-@click.option("--mode", metavar="NAME", help="Mode: fwd, bwd or fwd_bwd. Default: fwd.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help="Seed of the inputs. Default: 0.")
+@click.option(*DTYPE, metavar="NAME", help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}")
+@click.option("--mode", metavar="NAME", help=f"{MODE} Default: fwd.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help=f"{SEED} Default: 0.")
 @click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),
     default="auto",
     show_default=True,
-    help="Device to measure on.",
+    help=DEVICE,
 )
 @click.option(
     "--plugin",
     "plugins",
     multiple=True,
     metavar="MODULE.NAME",
-    help="Add backends from this plugin; may be repeated.",
+    help=PLUGIN,
 )
 @click.option(
     "--metric",
@@ -96,8 +101,8 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     "--all",
     "all_",
     is_flag=True,
-    help="If the commit found explains only a part of the change, search for the rest too. Default: only if the rest "
-    "may be larger.",
+    help="Search for further causes if the first one explains only part of the change. Default: only if the "
+    "unexplained part may be larger.",
 )
 @click.option(
     "--repo",
@@ -111,15 +116,15 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     help="Skip commits that do not change these paths; may be repeated. Default: kernels and operators in "
     "groupbench's own repository, else all paths.",
 )
-@click.option("--setup", metavar="COMMAND", help="Run this command, such as a build, in each checkout.")
+@click.option("--setup", metavar="COMMAND", help=SETUP)
 @click.option("--python", metavar="EXE", help="Measure with this interpreter. Default: this one.")
 @min_effect_option
 @click.option(
     "--budget",
     type=Duration(least=1, most=86_400),
-    help="Stop one comparison after this time. A plain number is seconds. Default: 120s.",
+    help="Stop one comparison after this time. A number without a unit is in seconds. Default: 120s.",
 )
-@click.option("--only-changed", is_flag=True, help="Skip timing of commits whose compiled kernels are equal.")
+@click.option("--only-changed", is_flag=True, help="Do not time commits whose compiled kernels did not change.")
 @click.option(
     "--confidence",
     type=Percent(),
@@ -157,19 +162,19 @@ def bisect(
     groupbench bisect --package triton==3.6.0..3.8.0 --series 12
     groupbench bisect --resume
 
-    Each step compares a commit with GOOD, in turns on this machine, until the A/B is decided. The two
-    ends are compared first. The search allows for wrong A/B results, and measures the commit again against its parent
-    before naming it. Commits that fail are skipped; if a merge is found, its branch is searched.
+    Each step measures GOOD and another commit in turns on this machine, until the A/B is decided. GOOD and BAD are
+    compared first. The search allows for wrong A/B results. Before it names a commit, it compares that commit with its
+    parent again. Commits that fail are skipped. If the commit is a merge, the merged branch is searched too.
 
-    With --package, the code stays the same. Each release in the package index is installed into an environment of its
-    own, in front of this interpreter's packages, and kept.
+    With --package, the code stays the same and only the package changes. Each release is installed from the package
+    index into its own environment, where it hides this interpreter's release. These environments are kept.
 
     \b
     Exit codes:
-    0  no regression: the ends measure the same, or BAD is better; with --direction better, the improvement was found
+    0  no regression; or, with --direction better, the improvement was found
     1  a regression was confirmed and its commit named, or BAD's result is wrong or less accurate
     2  usage error
-    3  undecided: not resolved, an end fails, or narrowed to several commits only
+    3  undecided: not resolved, GOOD or BAD fails, or several commits remain
     """
     from groupbench.tracker.bisect import drive, report
     from groupbench.tracker.bisect import history as bisect_git

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from groupbench.tracker.cli.options import CELL_BUDGET, DEVICE
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
@@ -40,7 +41,7 @@ COLUMNS = (
     type=click.Choice(["auto", "cuda", "cpu"]),
     default="auto",
     show_default=True,
-    help="Device to measure on.",
+    help=DEVICE,
 )
 @click.option(
     "--minutes",
@@ -49,21 +50,21 @@ COLUMNS = (
     type=Duration("m", most=86_400),
     default="5m",
     show_default=True,
-    help="Measure for at least this long. A plain number is minutes.",
+    help="Measure for at least this long. A number without a unit is in minutes.",
 )
 @click.option(
     "--budget",
     type=Duration(least=1, most=3600),
     default="60s",
     show_default=True,
-    help="Stop measuring a cell after this time. A plain number is seconds.",
+    help=CELL_BUDGET,
 )
 @click.option(
     "--alpha",
     type=click.FloatRange(1e-6, 0.2),
     default=0.001,
     show_default=True,
-    help="False-positive rate, as in `groupbench ab --alpha`.",
+    help="False-positive rate per comparison (A/A).",
 )
 @click.option(
     "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Seed for the order of the bursts."
@@ -88,9 +89,9 @@ def calibrate(
     """Measure this machine's noise floor with A/A comparisons.
 
     Compares the installed groupbench with itself on a few cells of each latency class: up to 0.03, 0.2 and 0.8 ms, and
-    longer. A burst is several timed calls in a row. A block is bursts of both sides in turns at the same addresses; the
-    next block uses other addresses. For each class, the table shows how much bursts and blocks scatter, and the
-    smallest change that `ab` detects in nine of ten comparisons within its budget.
+    longer. A burst is several timed calls in a row. In a block, both sides take turns with bursts at the same memory
+    addresses; the next block uses other addresses. For each class, the table shows how much bursts and blocks scatter.
+    It also shows the smallest change that `ab` detects in nine of ten comparisons within its budget.
 
     \b
     Exit codes:

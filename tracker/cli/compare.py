@@ -64,7 +64,7 @@ CHANGED = (*WORSE, Verdict.IMPROVED)
 @click.option(
     "--fail-on",
     type=click.Choice([str(Verdict.REGRESSED.value)]),
-    help="Exit with 1 if a series regressed or is wrong.",
+    help="Exit with code 1 if a series regressed or is wrong.",
 )
 @series_filters
 @min_effect_option
@@ -83,7 +83,7 @@ def compare(
 ) -> None:
     """Compare two commits, runs or files, series by series.
 
-    The ratio is B/A, so above 1 is slower. It comes with its 95 % interval and p value. Rows are sorted by severity,
+    The ratio is B/A: above 1, B is slower. Its 95 % interval and p value are next to it. Rows are sorted by severity,
     then by the size of the change. Series whose environments differ are not compared.
 
     A and B each name one of:

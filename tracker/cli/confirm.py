@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.here import recipe_of, this_project
+from groupbench.tracker.cli.options import PLUGIN, SETUP
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.durations import Duration
@@ -23,12 +24,21 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run_id", type=RunId(), required=False, metavar="[RUN]")
 @click.option("--repo", type=click.Path(path_type=Path), metavar="PATH",
-              help="Clone with both commits. Default: the repository of groupbench.toml or this folder.")  # fmt: skip
-@click.option("--budget", type=Duration("m", above=True), default="30m", show_default=True,
-              help="Stop after this time and list unmeasured suspects. A plain number is minutes.")  # fmt: skip
-@click.option("--setup", metavar="COMMAND", help="Run this command in each checkout before measuring it.")
-@click.option("--base-python", type=click.Path(path_type=Path), metavar="FILE",
-              help="Measure the earlier commits with this interpreter. Default: that of the run's commit.")  # fmt: skip
+              help="Repository with both commits. Default: the one of groupbench.toml, or this folder's.")  # fmt: skip
+@click.option(
+    "--budget",
+    type=Duration("m", above=True),
+    default="30m",
+    show_default=True,
+    help="Stop after this time and list unmeasured suspects. A number without a unit is in minutes.",
+)
+@click.option("--setup", metavar="COMMAND", help=SETUP)
+@click.option(
+    "--base-python",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Measure the earlier commits with this interpreter. Default: the one that measures the run's commit.",
+)
 @click.option("--toolchain", metavar="NAME",
               help="Measure with this toolchain of groupbench.toml. Default: this interpreter.")  # fmt: skip
 @click.option(
@@ -36,11 +46,14 @@ if TYPE_CHECKING:
     "plugins",
     multiple=True,
     metavar="MODULE.NAME",
-    help="Add backends from this plugin, as in `tritonbench --plugin`; may be repeated.",
+    help=PLUGIN,
 )
-@click.option("--install", is_flag=True,
-              help="Install the packages of an old toolchain that no interpreter has, and keep them.")  # fmt: skip
-@click.option("--again", is_flag=True, help="Measure suspects again whose earlier A/B was inconclusive.")
+@click.option(
+    "--install",
+    is_flag=True,
+    help="If no interpreter has an old toolchain's packages, install them, and keep them for later.",
+)
+@click.option("--again", is_flag=True, help="Also measure suspects whose earlier A/B was inconclusive.")
 @click.pass_context
 def confirm(
     context: click.Context,
@@ -54,17 +67,16 @@ def confirm(
     install: bool,
     again: bool,
 ) -> None:
-    """Measure the suspects of RUN again: the earlier commit and the run's own, in turns on this machine.
+    """Measure the suspects of RUN again: the run's commit and the earlier one, in turns on this machine.
 
     RUN is the start of a run's id. Default: the newest run.
 
-    Each comparison is stored at once, and the gate judges by it: "different" becomes a regression or an improvement,
-    "same" becomes ok. Series that are incomparable only because their earlier results are from another GPU of the same
-    kind, such as a second H100, are measured too. Commits are checked out into temporary folders; --repo itself does
-    not change.
+    Each comparison is stored as soon as it is done, and the gate judges by it: "different" becomes a regression or an
+    improvement, and "same" becomes ok. A series is also measured if its earlier results come from another GPU of the
+    same model, such as a second H100. Commits are checked out into temporary folders; the repository does not change.
 
-    A change that came with another torch, Triton or Helion is measured with both toolchains. The old one needs an
-    interpreter with its packages: this one, --base-python, one of [toolchains] in groupbench.toml, or one that
+    A change that came with another torch, Triton or Helion is measured with both toolchains. The old toolchain needs
+    an interpreter that has its packages: this one, --base-python, one of [toolchains] in groupbench.toml, or one that
     --install creates.
 
     Exit codes: 0 everything decided or nothing to do, 2 usage error, 3 suspects left undecided.

@@ -8,7 +8,18 @@ import click
 
 from groupbench.tracker.cli.ab import progress_line
 from groupbench.tracker.cli.here import this_project
-from groupbench.tracker.cli.options import BACKEND, DTYPE, DTYPE_DEFAULT, OPERATOR, SHAPE, Percent
+from groupbench.tracker.cli.options import (
+    BACKEND,
+    CELL_BUDGET,
+    DEVICE,
+    DTYPE,
+    DTYPE_DEFAULT,
+    MIN_EFFECT_SAME,
+    MODE,
+    OPERATOR,
+    SHAPE,
+    Percent,
+)
 from groupbench.tracker.cli.output import write_json
 from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.durations import Duration
@@ -43,51 +54,51 @@ if TYPE_CHECKING:
     "--mode",
     default="fwd",
     show_default=True,
-    help="Mode to measure: fwd; bwd and fwd_bwd if the operator has them.",
+    help=MODE,
 )
 @click.option(
     "--device",
     type=click.Choice(["auto", "cuda", "cpu"]),
     default="auto",
     show_default=True,
-    help="Device to measure on.",
+    help=DEVICE,
 )
 @click.option(
     "--plugin",
     "plugins",
     multiple=True,
     metavar="MODULE|FILE.py",
-    help="Plugin that defines the operator, and is trusted; may be repeated.",
+    help="Load operators and backends from this plugin, which is trusted; may be repeated.",
 )
 @click.option(
     "--budget",
     type=Duration(least=1, most=86_400),
     default="15s",
     show_default=True,
-    help="Stop measuring a cell after this time. A plain number is seconds.",
+    help=CELL_BUDGET,
 )
 @click.option(
     "--min-effect",
     type=Percent(),
     default="1",
     metavar="PCT",
-    help='Smallest relative change, in percent, that counts; anything smaller is reported as "same". '
-    "Default: 1 on every device.",
+    help=f"{MIN_EFFECT_SAME} Default: 1 on every device.",
 )
 @click.option(
     "--timeout",
     type=Duration(least=1, most=1e6),
     default="120s",
     show_default=True,
-    help="Fail a cell that does not answer within this time. A plain number is seconds.",
+    help="Fail a cell that does not answer within this time. A number without a unit is in seconds.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @click.pass_context
 def evaluate(context: click.Context, candidate: str, as_json: bool, **options: Any) -> None:
     """Check whether CANDIDATE, a Python file with a backend, is correct, honest and faster.
 
-    CANDIDATE may come from a program and is not trusted: processes that do not import it judge its results and check
-    its times against the device's limits. Without --shape and --suite, the operator's first shape is measured.
+    CANDIDATE is not trusted; a program may have written it. Its results are judged by processes that do not import it,
+    and its times are checked against the limits of the device. Without --shape and --suite, the operator's first shape
+    is measured.
 
     \b
     Exit codes:

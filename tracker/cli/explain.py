@@ -49,18 +49,19 @@ def explain(
     form: Format | None,
     **fields: Any,
 ) -> None:
-    """Explain how the kernels of A and B differ: configs, static facts and code, next to each other.
+    """Explain how the kernels of A and B differ: show configs, static facts and code next to each other.
 
-    A and B are as in `compare`: a commit, branch, `latest`, `previous`, run:ID or date. To explain a toolchain,
-    compare two runs of one commit with different versions of Triton. To explain one backend by another, use --against.
+    A and B are as in `compare`: a commit, branch, `latest`, `previous`, run:ID or date. To see the effect of a
+    toolchain, compare two runs of one commit with different versions of Triton. To compare two backends, use --against.
 
     \b
     groupbench explain previous latest
     groupbench explain run:3f2a run:91bc --backend triton_flat
     groupbench explain latest --backend triton_flat --against helion_worklist
 
-    The first lines name the cause. The counters of cells that `groupbench profile` has profiled on both sides come
-    last. Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known kernels or profiles.
+    The first lines name the cause. If `groupbench profile` has profiled a cell in both A and B, its counters come last.
+
+    Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known kernels or profiles.
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.explanation import explain as explain_sides

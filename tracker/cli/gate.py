@@ -81,11 +81,9 @@ COLUMNS = (
     default=100,
     show_default=True,
     metavar="N",
-    help="Number of earlier results of a series to use.",
+    help="Use this many earlier results of a series.",
 )
-@click.option(
-    "--update", is_flag=True, help="Open alerts for new regressions and close fixed ones. Default: only read."
-)
+@click.option("--update", is_flag=True, help="Open alerts for new regressions and close fixed ones.")
 @click.option(
     "-o",
     "--output",
@@ -111,12 +109,11 @@ def gate(
     """Judge the newest run; the exit code is the verdict.
 
     The first line is the verdict, with a count of each kind. The table lists only series that changed or could not be
-    judged, the most severe first. A change that history alone cannot decide is a suspect until `groupbench confirm`
-    has compared both commits in turns. Acknowledged regressions are listed, but fail only under --strict. Accepted
+    judged, the most severe first. A change that history alone cannot decide is a suspect: `groupbench confirm` decides
+    it by measuring both commits in turns. Acknowledged regressions are listed, but fail only under --strict. Accepted
     levels become the level to judge by.
 
-    With -o, the verdict is also written for CI. If an output fails, the others are still written and the exit code is
-    2.
+    With -o, the verdict is also written for CI. If one output fails, the others are still written.
 
     \b
     Exit codes:
@@ -124,7 +121,7 @@ def gate(
     1  latency, accuracy or repeatability regressed, or a result is wrong
     2  usage error, or an output failed
     3  incomplete: a suspect or unresolved series, a failed or missing cell, or nothing measured
-    4  a series moved on a machine that is new to it
+    4  a series changed on a machine that has no earlier results of it
     """
     from groupbench.tracker import git
     from groupbench.tracker.judge import gate as gates

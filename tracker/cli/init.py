@@ -22,15 +22,15 @@ IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupben
 
 @click.command()
 @click.option(*OPERATOR, default="my_softmax", show_default=True, metavar="NAME", help="Name of the operator.")
-@click.option("--benchmark", metavar="FILE", help="Benchmark file (.py): an existing one, or the one to write. "
+@click.option("--benchmark", metavar="FILE", help="Benchmark file (.py) to use or, if it does not exist, to write. "
               "Default: bench_NAME.py.")  # fmt: skip
 @click.option("--ci", type=click.Choice(["github", "gitlab", "none"]), help="CI service to write a workflow for. "
               "Default: gitlab if the remote is on GitLab, else github.")  # fmt: skip
 def init(operator: str, benchmark: str | None, ci: str | None) -> None:
-    """Write groupbench.toml, a benchmark from a template and a CI workflow, in this folder of a repository.
+    """Write groupbench.toml, a benchmark to edit and a CI workflow, in this folder of a repository.
 
-    Existing files are kept. Files that runs write are added to .gitignore. An operator of groupbench's own, such as
-    grouped_gemm, needs no benchmark: the nightly run is configured for it, and none is written.
+    Existing files are kept. Files that runs write are added to .gitignore. An operator that comes with groupbench, such
+    as grouped_gemm, needs no benchmark, so none is written.
     """
     if not operator.isidentifier() or keyword.iskeyword(operator):
         raise click.UsageError(f"--operator {operator!r} is not a Python identifier")

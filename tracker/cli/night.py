@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.here import this_project
+from groupbench.tracker.cli.options import PLAN_DEVICE, WAIT
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.errors import TrackerError
@@ -48,17 +49,17 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
     "--device",
     "-d",
     type=click.Choice(["auto", "cuda", "cpu"]),
-    help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
+    help=PLAN_DEVICE,
 )
 @click.option(
     "--wait",
     type=Duration("m", most=6e5),
-    help="Wait up to this long for another run on the device to end. A plain number is minutes. Default: 0.",
+    help=f"{WAIT} Default: 0.",
 )
 @click.option(
     "--confirm",
     type=Duration("m", most=6e6),
-    help="Spend up to this long on confirming suspects; 0 skips it. A plain number is minutes. Default: 30m.",
+    help="Confirm suspects for up to this long; 0 skips this. A number without a unit is in minutes. Default: 30m.",
 )
 @click.option(
     "--toolchain",
@@ -83,18 +84,25 @@ def night(
     groupbench night && groupbench night --toolchain nightly
 
     Other options are passed to `tritonbench`. To continue an interrupted run, repeat the command on the same commit
-    within a day. Cells that the budget left out are measured first in the next run. Only one run at a time measures on
-    a device.
+    within a day. The next run starts with the cells that this run's budget left out. Only one run at a time measures
+    on a device.
 
     Writes the database, report.html, the run's records in records/, and the verdict for CI in artifacts/. To change
-    these paths and the time limits, set fields of groupbench.toml, or the environment variables GROUPBENCH_DB,
-    _RECORDS, _ARTIFACTS, _REPORT, _CONFIRM_MINUTES, _WAIT_MINUTES, _POST and _WEBHOOK.
+    these paths and the time limits, edit groupbench.toml, or set the environment variables GROUPBENCH_DB, _RECORDS,
+    _ARTIFACTS, _REPORT, _CONFIRM_MINUTES, _WAIT_MINUTES, _POST and _WEBHOOK. All of their names begin with GROUPBENCH.
 
-    With --toolchain NAME, the verdict and the report are written to artifacts/NAME/. The plan of the run is
-    PLAN@NAME, so the run has its own comment, and its cells are compared with the previous run of that plan.
+    With --toolchain NAME, the verdict and the report are written to artifacts/NAME/. The plan of the run is then
+    PLAN@NAME: the run has its own comment, and is compared with earlier runs of that plan.
 
-    Exit codes: those of the gate (0 ok, 1 regression or wrong result, 2 usage error, 3 incomplete, 4 not comparable),
-    75 another run holds this device, 130 interrupted.
+    \b
+    Exit codes:
+    0    ok
+    1    a regression, or a wrong result
+    2    usage error
+    3    incomplete
+    4    not comparable
+    75   another run uses this device
+    130  interrupted
     """
     from groupbench.tracker.ab.toolchains import interpreter_of
     from groupbench.tracker.night.files import NightFiles

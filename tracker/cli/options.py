@@ -80,9 +80,19 @@ class When(click.ParamType[datetime]):
             self.fail(error.message, param, ctx)
 
 
-DTYPE_DEFAULT = "Default: the operator's first; on a CPU fp16 if it has fp16."
-
-MIN_EFFECT_DEFAULT = "Default: 0.3 on a GPU, 1 below 90 us and 2 below 40 us; 10 on a CPU."
+# Help texts that several commands share.
+DTYPE_DEFAULT = "Default: the operator's first dtype; on a CPU, fp16 if the operator has it."
+MIN_EFFECT = "Smallest relative change that counts, in percent."
+MIN_EFFECT_SAME = f'{MIN_EFFECT} Anything smaller is reported as "same".'
+MIN_EFFECT_DEFAULT = "Default on a GPU: 0.3, or 1 below 90 us and 2 below 40 us. Default on a CPU: 10."
+MODE = "Mode to measure: fwd, bwd or fwd_bwd. Every operator has fwd."
+SEED = "Seed for the inputs."
+SETUP = "Run this command, such as a build, in each checkout before measuring."
+PLUGIN = "Load operators and backends from this plugin; may be repeated."
+DEVICE = "Device to measure on; auto: the GPU if there is one."
+PLAN_DEVICE = "Device to measure on. Default: `device` of groupbench.toml, or auto."
+CELL_BUDGET = "Stop measuring a cell after this time. A number without a unit is in seconds."
+WAIT = "Wait up to this long for another run on this device to end. A number without a unit is in minutes."
 
 
 def min_effect_option(command: F) -> F:
@@ -90,7 +100,7 @@ def min_effect_option(command: F) -> F:
         "--min-effect",
         type=Percent(),
         metavar="PCT",
-        help=f"Smallest relative change, in percent, that counts. {MIN_EFFECT_DEFAULT}",
+        help=f"{MIN_EFFECT} {MIN_EFFECT_DEFAULT}",
     )(command)
 
 
@@ -102,7 +112,7 @@ def series_filters(command: F) -> F:
         (("--mode",), "NAME", "Only this mode: fwd, bwd or fwd_bwd."),
         (DTYPE, "NAME", "Only this dtype."),
         (SHAPE, "TEXT", "Only this shape: its name (* and ? are wildcards), its numbers, or sizes as in --where."),
-        (("--where",), "SIZES", "Only shapes for which all these sizes hold: M>=4096,N=4096,G=8..64."),
+        (("--where",), "SIZES", "Only shapes that match all these sizes, such as M>=4096,N=4096,G=8..64."),
         (("--host",), "NAME", "Only results of this benchmark harness: builtin or tritonbench."),
         (("--protocol",), "NAME", "Only results of this timing protocol, as `series` lists it."),
         (("--hardware",), "NAME", "Only this GPU or CPU model; * and ? are wildcards."),
@@ -119,7 +129,7 @@ def commit_filters(command: F) -> F:
         "--since",
         type=When(),
         metavar="DATE|AGO",
-        help="Only runs started on or after this date, or within this time: 2026-01-31, 7d.",
+        help="Only runs started on or after this date, such as 2026-01-31, or within this time, such as 7d.",
     )(command)
     options = (
         (("--branch",), "NAME", "Only commits measured on this branch."),

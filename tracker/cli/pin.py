@@ -30,7 +30,7 @@ _COLUMNS = (
 @click.option("--who", metavar="NAME", help="Person to record with the pin. Default: git's user, or the login name.")
 @click.pass_obj
 def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | None) -> None:
-    """Compare every later run with COMMIT, in addition to its history.
+    """Compare every later run with COMMIT, in addition to history.
 
     The gate fails a series that is slower than at COMMIT by more than --max-slowdown, however gradually it got there.
     COMMIT must have been measured in the same environment. A pin with the same name is replaced.

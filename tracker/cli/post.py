@@ -32,7 +32,7 @@ from groupbench.tracker.cli.output import say
     default="comment",
     show_default=True,
     metavar="NAME",
-    help="Identifier of the comment, so that several can coexist on one pull request. Ignored for text from `gate`.",
+    help="Update the comment with this key; other comments stay. Text from `gate` has its own key.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the comment instead of posting it.")
 def post(file: Path, number: int | None, repository: str | None, kind: str | None, key: str, dry_run: bool) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.here import this_project
-from groupbench.tracker.cli.options import BACKEND, DTYPE, DTYPE_DEFAULT, OPERATOR, SHAPE
+from groupbench.tracker.cli.options import BACKEND, DTYPE, DTYPE_DEFAULT, MODE, OPERATOR, PLUGIN, SEED, SHAPE, WAIT
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
 from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.durations import Duration
@@ -48,48 +48,54 @@ STDERR = 2
     "shapes",
     multiple=True,
     metavar="TEXT",
-    help="Profile this shape; may be repeated. Default: the first one of the operator.",
+    help="Profile this shape; may be repeated. Default: the operator's first shape.",
 )
 @click.option(*DTYPE, metavar="NAME", help=f"Profile this dtype. {DTYPE_DEFAULT}")
-@click.option("--mode", default="fwd", show_default=True, help="Mode to profile: fwd, or bwd and fwd_bwd if supported.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed of the inputs.")
+@click.option("--mode", default="fwd", show_default=True, help=MODE)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED)
 @click.option(
     "--plugin",
     "plugins",
     multiple=True,
     metavar="MODULE.NAME|FILE.py",
-    help="Load operators and backends from this plugin; may be repeated.",
+    help=PLUGIN,
 )
 @click.option(
     "--timeout",
     type=Duration(least=0.1, most=1e6),
     default="300s",
     show_default=True,
-    help="Give up on a cell or its profile after this long without a result.",
+    help="Give up on a cell or its profile after this time. A number without a unit is in seconds.",
 )
 @click.option(
     "--wait",
     type=Duration("m", most=6e5),
     default="0s",
     show_default=True,
-    help="Wait this long for another run on this device. A plain number is in minutes.",
+    help=WAIT,
 )
 @output_formats
 @click.pass_context
 def profile(context: click.Context, tool: str, wait: float, form: Format | None, **options: Any) -> None:
     """Profile one call on the GPU: memory traffic, cache hits, tensor cores and occupancy.
 
-    The cell is first measured as by `tritonbench`. Then one more call runs under the profiler, in a separate process.
-    A profiler slows the call down, so its time is not the latency: it is stored as ncu_ms or proton_ms. The counters
-    are stored with the cell and are not judged.
+    First, the cell is measured as `tritonbench` does it. Then one more call runs under the profiler, in a separate
+    process. A profiler slows the call down, so this time is not the latency: it is stored as ncu_ms or proton_ms. The
+    counters are stored with the cell and are not judged.
 
     \b
     groupbench profile --operator grouped_gemm --backend triton_flat --shape G=4,M_g=1024,N=1024,K=1024
     groupbench explain previous latest        # compare the counters of two commits
     groupbench explain latest --backend triton_flat --against torch_grouped_mm
 
-    Exit codes: 0 ok, 1 a result is wrong, 2 usage error, or the profiler is not installed, 3 no counters, with the
-    reason, 75 another run holds this device, 130 interrupted.
+    \b
+    Exit codes:
+    0    ok
+    1    a result is wrong
+    2    usage error, or the profiler is not installed
+    3    the profiler gave no counters; the reason is printed
+    75   another run uses this device
+    130  interrupted
     """
     from groupbench.tracker.cli.explain import kernel_folder
     from groupbench.tracker.cli.ingest import store

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 @click.option("--all", "all_days", type=click.IntRange(min=0), default=90, show_default=True, metavar="DAYS",
               help="Keep every point of the newest DAYS days.")  # fmt: skip
 @click.option("--every", "every_days", type=click.IntRange(min=1), default=7, show_default=True, metavar="DAYS",
-              help="Of older points, keep one nightly run in every DAYS days.")  # fmt: skip
-@click.option("--apply", "really", is_flag=True, help="Remove the points. Default: only print the number of points.")
+              help="Of the older points, keep those of one nightly run every DAYS days.")  # fmt: skip
+@click.option("--apply", "really", is_flag=True, help="Remove the points.")
 @click.option("--compact", is_flag=True, help="With --apply, return the free space to the file system (SQLite only).")
 @click.pass_obj
 def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) -> None:
-    """Thin out old points. A dry run unless --apply is given.
+    """Remove some of the old points. Without --apply, only print how many.
 
-    A stretch is a part of a series with one environment, status and timing. Its first and last points always stay, as
-    do the evidence of alerts and the points of pinned commits. Age is counted from the newest run. For a backfill,
-    --every goes by the dates of the commits. Pruned records come back if their file is ingested again.
+    These points always stay: the evidence of alerts, the points of pinned commits, and the first and last point of
+    each stretch. A stretch is a part of a series with one environment, status and timing. Age is counted from the
+    newest run. In a backfill, --every uses the dates of the commits. Pruned records come back if their file is ingested
+    again.
     """
     from groupbench.tracker.query.lines import every_line
     from groupbench.tracker.store.engine import open_store

@@ -15,7 +15,7 @@ import click
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
 from groupbench.tracker.cli.here import recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt
-from groupbench.tracker.cli.options import MIN_EFFECT_DEFAULT, Percent
+from groupbench.tracker.cli.options import CELL_BUDGET, MIN_EFFECT_DEFAULT, MIN_EFFECT_SAME, PLAN_DEVICE, WAIT, Percent
 from groupbench.tracker.cli.output import say, write_table
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
@@ -37,24 +37,22 @@ KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_
     "--device",
     "-d",
     type=click.Choice(["auto", "cuda", "cpu"]),
-    help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
+    help=PLAN_DEVICE,
 )
 @click.option(
     "--budget",
     type=Duration(least=1, most=86_400),
     default="60s",
     show_default=True,
-    help="Stop measuring a cell after this time. A plain number is seconds.",
+    help=CELL_BUDGET,
 )
 @click.option(
     "--min-effect",
     type=Percent(),
     metavar="PCT",
-    help='Smallest relative change, in percent, that counts; anything smaller is reported as "same". '
-    + MIN_EFFECT_DEFAULT,
+    help=f"{MIN_EFFECT_SAME} {MIN_EFFECT_DEFAULT}",
 )
-@click.option("--wait", type=Duration("m", most=6e5), default="60m", show_default=True,
-              help="Wait up to this long for another run on the device to end. A plain number is minutes.")  # fmt: skip
+@click.option("--wait", type=Duration("m", most=6e5), default="60m", show_default=True, help=WAIT)
 @click.pass_context
 def pull_request(
     context: click.Context,
@@ -67,9 +65,9 @@ def pull_request(
 ) -> None:
     """Compare HEAD with the merge base of HEAD and BASE, in everything that groupbench.toml measures.
 
-    Both commits are measured in turns on one device. No history and no database are needed. Cells whose compiled
-    kernels did not change are not timed. Writes artifacts/comment.md for `groupbench post`, and appends each comparison
-    to artifacts/comparisons.jsonl.
+    Measures both commits in turns on one device. It needs no history and no database. Cells whose compiled kernels did
+    not change are not timed. Writes artifacts/comment.md for `groupbench post`, and appends each comparison to
+    artifacts/comparisons.jsonl.
 
     \b
     Exit codes:

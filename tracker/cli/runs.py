@@ -36,7 +36,7 @@ def runs(
     form: Format | None,
     **fields: tuple[str, ...],
 ) -> None:
-    """List the newest runs, newest first."""
+    """List the runs, newest first."""
     from groupbench.tracker.query import listing
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.record import STATUSES

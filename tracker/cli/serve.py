@@ -53,7 +53,12 @@ class ServeError(TrackerError):
     metavar="ADDRESS",
     help="Tell clients behind this proxy apart by its X-Forwarded-For; may be repeated.",
 )
-@click.option("--https", "secure", is_flag=True, help="The server is only reachable over HTTPS (marks cookies Secure).")
+@click.option(
+    "--https",
+    "secure",
+    is_flag=True,
+    help="Mark cookies as Secure. Give this if the server is reachable only over HTTPS.",
+)
 @click.pass_obj
 def serve(
     db: str,

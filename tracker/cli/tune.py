@@ -41,7 +41,7 @@ MODULE = "groupbench.operators.tuners"
 @click.option(
     "--limit",
     type=Duration(),
-    help="Start no new problem after this time. A plain number is seconds.",
+    help="Start no new problem after this time. A number without a unit is in seconds.",
 )
 def tune(
     kernels: tuple[str, ...],
