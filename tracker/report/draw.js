@@ -1,5 +1,5 @@
 "use strict";
-// Figures of figures.py, drawn by plotly in the colours of the page, each with its data as a table.
+// Figures of figures/, drawn by plotly in the colours of the page, each with its data as a table.
 const groupbenchFigures = (() => {
   const DATA = new Set(["x", "y", "z", "text", "customdata", "hovertext", "array", "arrayminus", "tickvals", "ticktext"]);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();

@@ -20,7 +20,8 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.errors import ReportError
 from groupbench.tracker.judge.verdicts import Gate
 from groupbench.tracker.metrics import METRICS
-from groupbench.tracker.report import figures, selection, views
+from groupbench.tracker.report import selection, views
+from groupbench.tracker.report.figures import burst_plot, drawing, history_plots, roofline_plot, speedup_map
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import OperatorPage, ShownHistory, SpeedMap
 from groupbench.tracker.report.templates import environment, piece
@@ -74,7 +75,7 @@ def render(report: Report, plotly: str) -> str:
         index=None if report.coverage.complete else selection.index(judged, report.coverage),
         environments=views.environments(report),
         environment_changes=views.changes_table(report),
-        runs=[[figures.run_text(label), label.commit[:7]] for label in report.labels],
+        runs=[[drawing.run_text(label), label.commit[:7]] for label in report.labels],
         plotly=plotly,
         script=script,
     )
@@ -116,10 +117,10 @@ def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
     ceilings, shared = page.roofline.ceilings, _shared(page)
     return {
         "maps": [
-            {name: figures.speedup_heatmap(one.rows, one.backends, name) for name in baselines(one)}
+            {name: speedup_map.speedup_heatmap(one.rows, one.backends, name) for name in baselines(one)}
             for one in page.speeds
         ],
-        "roofline": None if ceilings is None else figures.roofline(page.roofline.points, ceilings),
+        "roofline": None if ceilings is None else roofline_plot.roofline(page.roofline.points, ceilings),
         # Encoded one by one, because the figures of all series as Python objects take ten times as much memory as JSON.
         "series": [
             msgspec.Raw(msgspec.json.encode(_series(history, report, verdicts.get(history.series.pk), shared)))
@@ -146,15 +147,15 @@ def _series(history: ShownHistory, report: Report, verdict: str | None, shared: 
         "tone": tone_of(verdict).name,
     }
     if any(value is not None for value in history.ms):
-        card["latency"] = figures.latency_history(history)
+        card["latency"] = history_plots.latency_history(history)
     if any(value is not None for value in history.rms):
-        card["accuracy"] = figures.accuracy_history(history)
+        card["accuracy"] = history_plots.accuracy_history(history)
     if history.further:
         card["further"] = [
-            [METRICS[name].title, figures.metric_history(history, METRICS[name])] for name in history.further
+            [METRICS[name].title, history_plots.metric_history(history, METRICS[name])] for name in history.further
         ]
     if history.bursts:
-        card["bursts"] = figures.burst_distribution(history.bursts, report.labels)
+        card["bursts"] = burst_plot.burst_distribution(history.bursts, report.labels)
     if len(card) == 5:
         last = len(history.runs) - 1
         message = history.message.get(last)

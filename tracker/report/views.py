@@ -9,8 +9,8 @@ from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
-from groupbench.tracker.report import figures
 from groupbench.tracker.report.cells import Row, Table, TableCell, number, percent
+from groupbench.tracker.report.figures import speedup_map
 from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, is_noisy
@@ -217,7 +217,7 @@ def _speedup(point: PointRow, baseline: PointRow | None) -> TableCell:
     speedup = baseline.median_ms / point.median_ms
     if point is not baseline and is_noisy(speedup, point.half_spread, baseline.half_spread):
         return TableCell("noisy", "number faint")
-    return TableCell(figures.times(speedup), "number", sort=speedup)
+    return TableCell(speedup_map.times(speedup), "number", sort=speedup)
 
 
 def unmeasured(judged: Gate) -> list[Judged]:

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.verdicts import CANARY
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.report import figures
+from groupbench.tracker.report.figures import roofline_plot, speedup_map
 from groupbench.tracker.report.roofline import find_roofline
 from groupbench.tracker.report.shown import Roofline, SpeedMap
 from groupbench.tracker.report.speed import backends_of, speed_maps
@@ -129,9 +129,9 @@ def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], Ca
         drawn: dict[str, Any] = {}
         for place, (each, base) in enumerate(zip(maps, over, strict=True)):
             ordered = [base, *(backend for backend in each.backends if backend != base)]
-            drawn[f"speeds-{place}"] = figures.speedup_heatmap(each.rows, ordered, base)
+            drawn[f"speeds-{place}"] = speedup_map.speedup_heatmap(each.rows, ordered, base)
         if roofline and roofline.ceilings and roofline.points:
-            drawn["roofline"] = figures.roofline(roofline.points, roofline.ceilings)
+            drawn["roofline"] = roofline_plot.roofline(roofline.points, roofline.ceilings)
         return drawn
 
     return data, draw

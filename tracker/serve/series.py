@@ -17,7 +17,7 @@ from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, RunRow, SeriesRow
-from groupbench.tracker.report import figures
+from groupbench.tracker.report.figures import burst_plot, history_plots
 from groupbench.tracker.report.histories import histories, places, read_context
 from groupbench.tracker.report.shown import Mark, ResultBursts, RunLabel, ShownHistory, label_of
 from groupbench.tracker.serve import queries
@@ -120,15 +120,15 @@ def _figures(
         other_histories = _latency_histories(session, others, runs, history)
     drawn: dict[str, Any] = {}
     if any(value is not None for value in history.ms):
-        drawn["latency"] = figures.latency_history(history, labels)
+        drawn["latency"] = history_plots.latency_history(history, labels)
     if other_histories and not history.interpreted:
-        drawn["backends"] = figures.backend_latencies([history, *other_histories], labels)
+        drawn["backends"] = history_plots.backend_latencies([history, *other_histories], labels)
     if any(value is not None for value in history.rms):
-        drawn["accuracy"] = figures.accuracy_history(history, labels)
+        drawn["accuracy"] = history_plots.accuracy_history(history, labels)
     for name in history.further:
-        drawn[f"metric {name}"] = figures.metric_history(history, METRICS[name], labels)
+        drawn[f"metric {name}"] = history_plots.metric_history(history, METRICS[name], labels)
     if history.bursts:
-        drawn["bursts"] = figures.burst_distribution(history.bursts, labels)
+        drawn["bursts"] = burst_plot.burst_distribution(history.bursts, labels)
     return drawn
 
 
@@ -198,7 +198,7 @@ def point(site: Site, parameters: Parameters, identifier: str) -> Page:
     }  # fmt: skip
 
     def draw() -> dict[str, Any]:
-        return {"bursts": figures.burst_distribution([bursts], [label_of(row.run)])} if detail.bursts_ms else {}
+        return {"bursts": burst_plot.burst_distribution([bursts], [label_of(row.run)])} if detail.bursts_ms else {}
 
     return Page("point.html", data, {"path": f"/points/{row.id}", "asked": parameters}, figures=draw)
 

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.query.rows import SeriesRow
-from groupbench.tracker.report import figures, selection
+from groupbench.tracker.report import selection
+from groupbench.tracker.report.figures import burst_plot, drawing, history_plots, roofline_plot, speedup_map
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import (
     CanaryCeilings,
@@ -53,7 +54,7 @@ def history(ms: list[float | None], **fields: Any) -> ShownHistory:
     return ShownHistory(SERIES, ms=tuple(ms), low=tuple(low), high=tuple(high), **plain)
 
 
-def by_name(figure: figures.Figure) -> dict[str, dict[str, Any]]:
+def by_name(figure: drawing.Figure) -> dict[str, dict[str, Any]]:
     return {trace["name"]: trace for trace in figure["data"]}
 
 
@@ -65,7 +66,9 @@ def row(ms: dict[str, float], why: dict[str, str] | None = None, problem: str = 
 
 
 def test_colour_sign_and_number_say_the_same() -> None:
-    figure = figures.speedup_heatmap([row({"base": 2.0, "fast": 1.0, "slow": 4.0, "same": 2.001})], BACKENDS, "base")
+    figure = speedup_map.speedup_heatmap(
+        [row({"base": 2.0, "fast": 1.0, "slow": 4.0, "same": 2.001})], BACKENDS, "base"
+    )
     map_ = figure["data"][0]
     assert map_["text"] == [["1.00×", "▲ 2.00×", "▼ 0.50×", "1.00×"]]
     assert map_["z"] == [[0.0, 1.0, -1.0, pytest.approx(0, abs=0.01)]]
@@ -77,7 +80,7 @@ BACKENDS = ("base", "fast", "slow", "same")
 
 def test_a_cell_without_speed_says_why_and_one_without_baseline_its_latency() -> None:
     rows = [row({"base": 2.0}, {"fast": "oom: <out> of memory"}), row({"slow": 0.5})]
-    map_, lacking = figures.speedup_heatmap(rows, ("base", "fast", "slow"), "base")["data"]
+    map_, lacking = speedup_map.speedup_heatmap(rows, ("base", "fast", "slow"), "base")["data"]
     assert map_["z"] == [[0.0, None, None], [None, None, None]]
     labels = dict(zip(zip(lacking["y"], lacking["x"], strict=True), lacking["text"], strict=True))
     assert labels[0, 1] == "oom"
@@ -92,7 +95,7 @@ def test_a_cell_without_speed_says_why_and_one_without_baseline_its_latency() ->
      (0.0012, "▼ 0.0012×")],
 )  # fmt: skip
 def test_a_speedup_has_its_direction_and_never_reads_as_nothing(speedup: float, text: str) -> None:
-    assert figures.speedup_text(speedup) == text
+    assert speedup_map.speedup_text(speedup) == text
 
 
 # ---- roofline
@@ -103,7 +106,7 @@ def test_points_stand_below_the_roof_at_their_intensity() -> None:
     assert (bound.intensity, bound.tflops, bound.gbps) == (10.0, 10.0, 1000.0)
     assert bound.share(CEILINGS) == pytest.approx(10 / 30)  # 3000 GB/s at 10 FLOP/byte are 30 TFLOP/s
     assert free.share(CEILINGS) == pytest.approx(500 / 800)
-    figure = figures.roofline([bound, free], CEILINGS)
+    figure = roofline_plot.roofline([bound, free], CEILINGS)
     roof, first, second = figure["data"]
     ridge = 1e3 * 800 / 3000
     assert roof["x"][1] == pytest.approx(ridge, rel=1e-3)
@@ -121,7 +124,7 @@ def test_points_stand_below_the_roof_at_their_intensity() -> None:
 
 def test_a_roof_of_a_processor_is_told_in_digits_that_count() -> None:
     low = CanaryCeilings(RUNS[0], tflops=0.0421, gbps=9.6, dtype="fp32")
-    figure = figures.roofline([RoofPoint("a", "p", "fp32", 10**9, 10**8, 20.0)], low)
+    figure = roofline_plot.roofline([RoofPoint("a", "p", "fp32", 10**9, 10**8, 20.0)], low)
     texts = [note["text"] for note in figure["layout"]["annotations"]]
     assert texts == ["0.042 TFLOP/s, fp32 matmul canary", "9.6 GB/s, copy canary"]
     assert "below 0.042 TFLOP/s and 9.6 GB/s." in figure["layout"]["meta"]["alt"]
@@ -131,7 +134,7 @@ def test_a_roof_of_a_processor_is_told_in_digits_that_count() -> None:
 def test_words_of_the_roof_stay_within_it(intensity: float) -> None:
     """Each begins or ends at the edge that it could run over."""
     points = [RoofPoint("a", "p", "bf16", round(intensity * 10**8), 10**8, 20.0)]
-    layout = figures.roofline(points, CEILINGS)["layout"]
+    layout = roofline_plot.roofline(points, CEILINGS)["layout"]
     roof, slope = layout["annotations"]
     left, right = layout["xaxis"]["range"]
     assert (roof["xanchor"], roof["x"]) == ("right", 1)
@@ -143,7 +146,7 @@ def test_words_of_the_roof_stay_within_it(intensity: float) -> None:
 
 def test_what_is_not_ok_is_a_cross_and_no_point_of_the_line() -> None:
     shown = history([1.0, None, 1.1, 3.0], status={1: "oom", 3: "wrong"}, message={1: "<no> memory", 3: "0.5 outside"})
-    traces = by_name(figures.latency_history(shown, RUNS))
+    traces = by_name(history_plots.latency_history(shown, RUNS))
     assert (traces["ok"]["x"], traces["ok"]["y"]) == ([0, 2], [1.0, 1.1])
     assert traces["ok"]["error_y"]["array"] == [0.02, 0.022]
     assert traces["ok"]["error_y"]["arrayminus"] == [0.01, 0.011]
@@ -153,7 +156,7 @@ def test_what_is_not_ok_is_a_cross_and_no_point_of_the_line() -> None:
 
 def test_texts_of_runs_are_left_out_where_the_page_has_them() -> None:
     shown = history([1.0, None], status={1: "oom"})
-    long, short = figures.latency_history(shown, RUNS), figures.latency_history(shown)
+    long, short = history_plots.latency_history(shown, RUNS), history_plots.latency_history(shown)
     assert "ticktext" in long["layout"]["xaxis"]
     assert "ticktext" not in short["layout"]["xaxis"]
     assert (by_name(short)["ok"]["meta"], "text" in by_name(short)["ok"]) == ("runs", False)
@@ -168,7 +171,7 @@ def test_each_kind_of_mark_has_a_line_a_symbol_and_words() -> None:
         Mark("alert", 2, "alert 1 new"),
         Mark("verdict", 3, "suspect +9.0%"),
     )
-    figure = figures.latency_history(
+    figure = history_plots.latency_history(
         history([1.0] * 4, marks=marks, levels=(ShownLevel(0, 1, 1.0), ShownLevel(2, 3, 1.05))), RUNS
     )
     traces = by_name(figure)
@@ -182,12 +185,12 @@ def test_each_kind_of_mark_has_a_line_a_symbol_and_words() -> None:
 
 
 def test_interpreted_latencies_are_called_no_speed() -> None:
-    figure = figures.latency_history(history([1.0, 1.0], interpreted=True))
+    figure = history_plots.latency_history(history([1.0, 1.0], interpreted=True))
     assert figure["layout"]["yaxis"]["title"]["text"] == "ms, interpreted: no speed"
 
 
 def test_errors_that_moved_far_are_on_a_logarithmic_scale() -> None:
-    near, far, zero = (figures.accuracy_history(history([1.0, 1.0], rms=rms))["layout"]["yaxis"]
+    near, far, zero = (history_plots.accuracy_history(history([1.0, 1.0], rms=rms))["layout"]["yaxis"]
                        for rms in ((2e-3, 3e-3), (2e-3, 0.5), (0.0, 0.5)))  # fmt: skip
     assert "type" not in near
     assert far["type"] == "log"
@@ -196,7 +199,7 @@ def test_errors_that_moved_far_are_on_a_logarithmic_scale() -> None:
 
 
 def test_bursts_stand_side_by_side_the_newest_last() -> None:
-    figure = figures.burst_distribution([ResultBursts(0, ((1.0, 1.1), (1.2,))), ResultBursts(1, ((2.0,),))], RUNS)
+    figure = burst_plot.burst_distribution([ResultBursts(0, ((1.0, 1.1), (1.2,))), ResultBursts(1, ((2.0,),))], RUNS)
     before, newest = figure["data"]
     assert (before["x"], before["y"]) == ([1, 1, 2], [1.0, 1.1, 1.2])
     assert before["name"] == f"{RUNS[0].commit}, before"
@@ -225,9 +228,9 @@ def test_any_history_becomes_a_figure_that_json_holds(results: list[Any], marks:
         marks=tuple(Mark(kind, i, text) for i, (kind, text) in enumerate(marks)),
     )
     for figure in (
-        figures.latency_history(shown, RUNS),
-        figures.accuracy_history(shown),
-        figures.latency_history(shown),
+        history_plots.latency_history(shown, RUNS),
+        history_plots.accuracy_history(shown),
+        history_plots.latency_history(shown),
     ):
         assert json.loads(json.dumps(figure, allow_nan=False)) == json.loads(msgspec.json.encode(figure))
         low, high = figure["layout"]["yaxis"]["range"]
@@ -252,7 +255,7 @@ def test_any_history_becomes_a_figure_that_json_holds(results: list[Any], marks:
 )
 def test_a_speedup_within_its_noise_is_none(ms: float, spread: dict[str, float], text: str) -> None:
     row = SpeedRow("s", "s", RUNS[0], False, {"b": 1.0, "a": ms}, {}, spread)
-    map_, *lacking = figures.speedup_heatmap([row], ["b", "a"], "b")["data"]
+    map_, *lacking = speedup_map.speedup_heatmap([row], ["b", "a"], "b")["data"]
     assert (map_["text"][0][1] or lacking[0]["text"][0]) == text
     assert (map_["z"][0][1] is None) == (text == "noisy")
     assert map_["text"][0][0] == "1.00×", "the baseline over itself is sure"
@@ -269,7 +272,7 @@ def test_a_speedup_within_its_noise_is_none(ms: float, spread: dict[str, float],
     ids=["open alert", "closed alert", "slower", "faster"],
 )
 def test_only_bad_news_is_red(mark: Mark, ink: str) -> None:
-    figure = figures.latency_history(history([1.0] * 3, marks=(mark,)), RUNS)
+    figure = history_plots.latency_history(history([1.0] * 3, marks=(mark,)), RUNS)
     (label,), (line,) = figure["layout"]["annotations"], figure["layout"]["shapes"]
     assert (figure["data"][-1]["marker"]["color"], label["font"]["color"], line["line"]["color"]) == (ink, ink, ink)
 
@@ -309,7 +312,7 @@ def test_a_few_results_far_apart_are_no_level(stored: Any, make: Any, report: An
     stored([make(night, ms, backend="quiet") for night, ms in enumerate((0.3221, 0.3218, 0.3225))])
     quiet, far = sorted(report().pages[0].histories, key=lambda one: one.series.backend)
     assert (far.levels, [(level.first, level.last) for level in quiet.levels]) == ((), [(0, 2)])
-    level = by_name(figures.latency_history(quiet))["level"]
+    level = by_name(history_plots.latency_history(quiet))["level"]
     assert level["x"] == [0, 2]  # from its first result to its last
 
 
@@ -406,17 +409,17 @@ def test_one_changed_backend_keeps_its_row_of_the_map_whole(
 def test_an_outlier_does_not_flatten_the_bursts() -> None:
     quiet = (1.0, 1.01, 0.99, 1.02)
     labels = [RunLabel("r", "c", "2026-01-01 03:00")]
-    plain = figures.burst_distribution([ResultBursts(0, (quiet, quiet))], labels)
+    plain = burst_plot.burst_distribution([ResultBursts(0, (quiet, quiet))], labels)
     assert len(plain["data"]) == 1
     low, high = plain["layout"]["yaxis"]["range"]
     assert low < 0.99 < 1.02 < high < 1.1
-    clipped = figures.burst_distribution([ResultBursts(0, (quiet, (*quiet, 40.0)))], labels)
+    clipped = burst_plot.burst_distribution([ResultBursts(0, (quiet, (*quiet, 40.0)))], labels)
     assert clipped["layout"]["yaxis"]["range"] == [low, high]
     marks = clipped["data"][-1]
     assert (marks["name"], marks["x"], marks["y"], marks["text"]) == ("1 clipped", [2], [1.02], ["40 ms"])
     assert 40.0 in clipped["data"][0]["y"]  # the table of its data has it
     assert "marked at its edge: 1 samples" in clipped["layout"]["meta"]["alt"]
-    alike = figures.burst_distribution([ResultBursts(0, ((1.0, 1.0),))], labels)["layout"]["yaxis"]["range"]
+    alike = burst_plot.burst_distribution([ResultBursts(0, ((1.0, 1.0),))], labels)["layout"]["yaxis"]["range"]
     assert alike[0] < 1.0 < alike[1]
 
 
@@ -513,16 +516,16 @@ def test_toolchains_in_turns_have_a_line_each(
     assert [(level.first, level.last, level.line) for level in shown.levels] == [(0, 18, 0), (1, 19, 1)]
     assert [round(level.ms, 2) for level in shown.levels] == [1.0, 0.9]
     assert [burst.run for burst in shown.bursts] == [17, 19]  # each toolchain is compared with itself
-    for figure in (figures.latency_history(shown), figures.accuracy_history(shown)):
+    for figure in (history_plots.latency_history(shown), history_plots.accuracy_history(shown)):
         old, new = by_name(figure)["triton 3.7.1"], by_name(figure)["triton 3.8.0"]
         assert old["x"] == list(range(0, 20, 2)) and set(new["customdata"]) == {"triton 3.8.0"}
         assert old["line"]["color"] != new["line"]["color"] and old["marker"]["symbol"] != new["marker"]["symbol"]
         assert figure["layout"]["showlegend"] and old["showlegend"]
         crosses = by_name(figure)["not ok"]
         assert (crosses["x"], crosses["customdata"], crosses["showlegend"]) == ([7], ["triton 3.8.0"], False)
-    alt = figures.latency_history(shown)["layout"]["meta"]["alt"]
+    alt = history_plots.latency_history(shown)["layout"]["meta"]["alt"]
     assert "With triton 3.7.1: 10 results, newest 1 ms. With triton 3.8.0: 10 results, newest 0.9" in alt
-    names = [trace["name"] for trace in figures.backend_latencies([shown], RUNS)["data"]]
+    names = [trace["name"] for trace in history_plots.backend_latencies([shown], RUNS)["data"]]
     assert names == ["triton, triton 3.7.1", "triton, triton 3.8.0"]
 
 
@@ -561,7 +564,7 @@ def test_which_toolchains_share_a_line(
     assert marks is None or len(texts) == len(marks)
     assert all(text.startswith(start) for text, start in zip(texts, marks or (), strict=False)), texts
     if NEWER in used:
-        new = figures.latency_history(shown)["data"][1]
+        new = history_plots.latency_history(shown)["data"][1]
         assert "triton 3.8.1" in new["name"] and len(set(new["customdata"])) == 2  # the table names each version
 
 
@@ -575,5 +578,5 @@ def test_a_toolchain_that_the_plan_names_has_a_line_from_its_first_night(
 
 
 def test_one_toolchain_has_no_legend() -> None:
-    layout = figures.latency_history(history([1.0, 1.0]))["layout"]
+    layout = history_plots.latency_history(history([1.0, 1.0]))["layout"]
     assert not layout["showlegend"] and "legend" not in layout and layout["height"] == 250

@@ -11,7 +11,7 @@ import pytest
 from click.testing import Result
 from starlette.testclient import TestClient
 
-from groupbench.tracker.report import figures
+from groupbench.tracker.report.figures import burst_plot, history_plots, speedup_map
 
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
@@ -181,9 +181,10 @@ def test_figures_are_drawn_for_html_alone(nights: Any, serve: Client, monkeypatc
     """A program that reads JSON does not wait for them."""
     client = serve()
     drawn: list[str] = []
-    for name in ("latency_history", "speedup_heatmap", "burst_distribution"):
-        real = getattr(figures, name)
-        monkeypatch.setattr(figures, name, lambda *given, name=name, real=real: drawn.append(name) or real(*given))
+    plots = {"latency_history": history_plots, "speedup_heatmap": speedup_map, "burst_distribution": burst_plot}
+    for name, module in plots.items():
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, name=name, real=real: drawn.append(name) or real(*given))
     for path, figure in (
         ("/series/1", "latency_history"),
         ("/operators/grouped_gemm", "speedup_heatmap"),

@@ -1,0 +1,336 @@
+"""Plots of a series by run: its latency, accuracy or another metric, and the latencies of several backends.
+
+If `runs` is omitted, a history does not repeat the texts of its runs: `draw.js` takes them from the page's list.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import cycle
+from typing import Any
+
+from groupbench.tracker.metrics import Metric
+from groupbench.tracker.report.figures.drawing import Figure, cut, mark_of, middle_of, plain, rounded, run_text
+from groupbench.tracker.report.shown import Mark, RunLabel, ShownHistory
+
+DASHES = ("solid", "dot", "dash", "longdash", "dashdot")
+"""Dashes of a backend's lines if it has one for each toolchain."""
+_TICKS = 5
+_MARKS = {  # symbol, colour, dash
+    "change": ("diamond", "var(--change)", "solid"),
+    "environment": ("square-open", "var(--warn)", "dot"),
+    "alert": ("triangle-up", "var(--bad)", "dash"),
+    "closed": ("triangle-up-open", "var(--faint)", "dash"),
+    "verdict": ("diamond-open", "var(--change)", "longdash"),
+}
+_NAMES = {"closed": "closed alert"}
+"""Names of marks in legends, if they differ from the kind."""
+
+
+def latency_history(history: ShownHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
+    """Return latency by run, with burst ranges, levels, changes, environments, alerts and failures."""
+    shape = [value for value in (*history.ms, *history.low, *history.high) if value is not None]
+    typical = middle_of([value for value in history.ms if value is not None])
+    data = _results(history, history.ms, runs, "ms", "var(--series)", history.low, history.high)
+    if history.levels and len(history.runs) > 1:
+        data += _levels(history)
+    low, high = _range(shape, typical, 0.03)
+    high += 0.09 * len({mark.kind for mark in history.marks}) * (high - low)  # room for their words
+    data += _mark_traces(history, low + 0.97 * (high - low))
+    layout = _history_layout(history, runs, "ms, interpreted: no speed" if history.interpreted else "ms", (low, high))
+    layout["shapes"] = [_line(mark) for mark in history.marks]
+    layout["annotations"] = _labels(history)
+    layout["meta"] = {"kind": "history", "alt": _history_alt("Latency", "ms", history, history.ms, runs)}
+    return {"data": data, "layout": layout}
+
+
+def _levels(history: ShownHistory) -> list[dict[str, Any]]:
+    """Return a trace with the levels of each line."""
+    traces = []
+    for number in sorted({level.line for level in history.levels}):
+        x: list[float | None] = []
+        y: list[float | None] = []
+        for level in history.levels:
+            if level.line == number:
+                x += [level.first, level.last, None]
+                y += [rounded(level.ms, 5), rounded(level.ms, 5), None]
+        traces.append({
+            "type": "scatter", "mode": "lines", "name": "level", "x": x[:-1], "y": y[:-1], "hoverinfo": "skip",
+            "line": {"color": "var(--level)", "width": 5}, "zorder": -1,
+        })  # fmt: skip
+        if history.toolchains:
+            traces[-1] |= {"line": {"color": mark_of(number)["color"], "width": 5}, "opacity": 0.25}
+            traces[-1] |= {"showlegend": False}
+    return traces
+
+
+def accuracy_history(history: ShownHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
+    """Return the relative RMS error by run, on a logarithmic axis if it changed by more than a factor of ten."""
+    errors = [value for value in history.rms if value is not None]
+    positive = [value for value in errors if value > 0]
+    data = _results(history, [rounded(value, 4) for value in history.rms], runs, "relative RMS", "var(--accuracy)")
+    low, high = _range(errors, middle_of(errors), 0.25)
+    layout = _history_layout(history, runs, "relative RMS", (low, high))
+    layout["yaxis"]["exponentformat"] = "e"
+    if len(positive) == len(errors) > 1 and max(positive) > 10 * min(positive):
+        ends = (math.log10(min(positive)) - 0.2, math.log10(max(positive)) + 0.2)
+        layout["yaxis"] |= {"type": "log", "range": [rounded(end, 4) for end in ends]}
+    layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
+    layout["meta"] = {"kind": "history", "alt": _history_alt("Relative RMS error", "", history, history.rms, runs)}
+    return {"data": data, "layout": layout}
+
+
+def metric_history(history: ShownHistory, metric: Metric, runs: Sequence[RunLabel] | None = None) -> Figure:
+    """Return the history of a metric that records carry by name, by run."""
+    values = history.further[metric.name]
+    numbers = [value for value in values if value is not None]
+    title = metric.unit or metric.name
+    data = _results(history, [rounded(value, 4) for value in values], runs, title, "var(--c1)")
+    layout = _history_layout(history, runs, title, _range(numbers, middle_of(numbers), 0.05))
+    layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
+    layout["meta"] = {"kind": "history", "alt": _history_alt(metric.name, metric.unit, history, values, runs)}
+    return {"data": data, "layout": layout}
+
+
+def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel]) -> Figure:
+    """Return the latency of each backend of one problem by run, with a line for each backend.
+
+    The first history is the one that the page is about; its changes of environment are marked.
+    """
+    data: list[dict[str, Any]] = []
+    alt = []
+    for number, history in enumerate(histories):
+        places = [i for i, value in enumerate(history.ms) if value is not None and i not in history.status]
+        if not places:
+            continue
+        mark = mark_of(number)
+        for dash, (toolchain, line_places) in zip(cycle(DASHES), history.split(places), strict=False):
+            if not line_places:
+                continue
+            name = history.series.backend + (f", {toolchain}" if toolchain else "")
+            data.append({
+                "type": "scatter", "mode": "lines+markers", "name": plain(name),
+                "x": [history.runs[i] for i in line_places], "y": [rounded(history.ms[i], 5) for i in line_places],
+                "line": {"color": mark["color"], "width": 2.2 if number == 0 else 1.2,
+                         **({"dash": dash} if toolchain else {})},
+                "marker": {**mark, "size": 6}, **_texts(history, line_places, runs),
+                "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} ms<extra></extra>",
+            })  # fmt: skip
+        alt.append(f"{history.series.backend} {history.ms[places[-1]]:.4g} ms")
+    values = [value for trace in data for value in trace["y"]]
+    layout = _history_layout(histories[0], runs, "ms", _range(values, middle_of(values), 0.03))
+    if values and max(values) > 10 * min(values) > 0:
+        ends = (math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1)
+        layout["yaxis"] |= {"type": "log", "range": [rounded(end, 4) for end in ends]}
+    layout |= {
+        "height": 330 + 18 * (len(data) // 4), "showlegend": True,
+        "margin": {"l": 55, "r": 8, "t": 10, "b": 50},
+        "legend": {"orientation": "h", "y": -0.14, "yanchor": "top", "x": 0},
+        "shapes": [_line(mark) for mark in histories[0].marks if mark.kind == "environment"],
+        "meta": {"kind": "backends", "alt": f"Latency of {len(alt)} backends by run. Newest: {', '.join(alt)}."},
+    }  # fmt: skip
+    return {"data": data, "layout": layout}
+
+
+def _results(
+    history: ShownHistory,
+    values: Sequence[float | None],  # [n]
+    runs: Sequence[RunLabel] | None,
+    unit: str,
+    ink: str,
+    low: Sequence[float | None] = (),
+    high: Sequence[float | None] = (),
+) -> list[dict[str, Any]]:
+    """Return ok results as a line of points, and others as crosses, at the typical value if they have no value.
+
+    Each toolchain that is measured in turns has its own line.
+    """
+    every = range(len(values))
+    if not history.toolchains:
+        return _results_of(history, every, values, runs, unit, ink, low, high)
+    with_at = dict(zip(history.runs, history.measured_with, strict=True))
+    traces = []
+    for number, (toolchain, places) in enumerate(history.split(every)):
+        mark = mark_of(number)
+        line_traces = _results_of(history, places, values, runs, unit, mark["color"], low, high)
+        for trace in line_traces:
+            trace |= {"legendgroup": plain(str(toolchain)), "showlegend": trace["name"] == "ok"}
+            trace["customdata"] = [plain(with_at.get(x, "")) for x in trace["x"]]
+            trace["hovertemplate"] = "%{customdata}<br>" + trace["hovertemplate"]
+        line_traces[0] |= {"name": plain(str(toolchain)), "marker": {**mark, "size": 6}}
+        traces += line_traces
+    return traces
+
+
+def _results_of(
+    history: ShownHistory,
+    places: Sequence[int],
+    values: Sequence[float | None],  # [n], as those of `_results`
+    runs: Sequence[RunLabel] | None,
+    unit: str,
+    ink: str,
+    low: Sequence[float | None],
+    high: Sequence[float | None],
+) -> list[dict[str, Any]]:
+    """Return the results at some places as a line and crosses."""
+    typical = middle_of([value for i in places if (value := values[i]) is not None])
+    good = [i for i in places if values[i] is not None and i not in history.status]
+    bad = [i for i in places if i in history.status and (values[i] is not None or typical is not None)]
+    line = {
+        "type": "scatter", "mode": "lines+markers", "name": "ok", "x": [history.runs[i] for i in good],
+        "y": [rounded(values[i], 5) for i in good], "line": {"color": ink, "width": 1.2},
+        "marker": {"color": ink, "size": 5}, **_texts(history, good, runs),
+        "hovertemplate": "%{text}<br>%{y:.4g} " + unit + "<extra></extra>",
+    }  # fmt: skip
+    if low and high and any(high[i] != low[i] for i in good):
+        line["error_y"] = _bars(values, low, high, good, ink)
+    crosses = {
+        "type": "scatter", "mode": "markers", "name": "not ok", "x": [history.runs[i] for i in bad],
+        "y": [rounded(values[i] if values[i] is not None else typical, 5) for i in bad],
+        "marker": {"color": "var(--bad)", "size": 9, "symbol": "x"}, **_texts(history, bad, runs),
+        "hovertemplate": "%{text}<extra></extra>",
+    }  # fmt: skip
+    return [line, crosses] if bad else [line]
+
+
+def _bars(
+    values: Sequence[float | None],  # [n], as the following
+    low: Sequence[float | None],
+    high: Sequence[float | None],
+    places: Sequence[int],
+    ink: str,
+) -> dict[str, Any]:
+    """Return bars from the fastest to the slowest burst."""
+    return {
+        "type": "data", "array": [_distance(high[i], values[i]) for i in places],
+        "arrayminus": [_distance(values[i], low[i]) for i in places], "color": ink, "thickness": 1, "width": 2,
+    }  # fmt: skip
+
+
+def _texts(history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel] | None) -> dict[str, Any]:
+    """Return the tooltips of the points; without `runs`, only the text to add to those in the page's list."""
+    added = []
+    for i in places:
+        status, message = history.status.get(i), history.message.get(i)
+        added.append(plain(status + (f": {cut(message, 200)}" if message else "")) if status else "")
+    if runs is None:
+        return {"meta": "runs", "text": added} if any(added) else {"meta": "runs"}
+    labels = [run_text(runs[history.runs[i]]) for i in places]
+    return {"text": [label + (f"<br>{more}" if more else "") for label, more in zip(labels, added, strict=True)]}
+
+
+def _mark_traces(history: ShownHistory, y: float) -> list[dict[str, Any]]:
+    """Return a symbol at the top of the plot for each mark. Its tooltip has the whole text."""
+    traces = []
+    for kind, (symbol, _, _) in _MARKS.items():
+        marks = [mark for mark in history.marks if mark.kind == kind]
+        name = _NAMES.get(kind, kind)
+        if marks:
+            traces.append({
+                "type": "scatter", "mode": "markers", "name": name, "x": [mark.at - 0.5 for mark in marks],
+                "y": [rounded(y, 5)] * len(marks),
+                "marker": {"color": _ink(marks[-1]), "symbol": symbol, "size": 9},
+                "text": [plain(cut(mark.text, 200)) for mark in marks],
+                "hovertemplate": f"{name}: %{{text}}<extra></extra>",
+                **({"showlegend": False} if history.toolchains else {}),
+            })  # fmt: skip
+    return traces
+
+
+def _line(mark: Mark) -> dict[str, Any]:
+    dash = _MARKS[mark.kind][2]
+    return {
+        "type": "line", "yref": "y domain", "x0": mark.at - 0.5, "x1": mark.at - 0.5, "y0": 0, "y1": 1,
+        "line": {"color": _ink(mark), "width": 1, "dash": dash},
+    }  # fmt: skip
+
+
+def _ink(mark: Mark) -> str:
+    return "var(--good)" if mark.good else _MARKS[mark.kind][1]
+
+
+def _labels(history: ShownHistory) -> list[dict[str, Any]]:
+    """Return the text of the newest mark of each kind, one below the other. Other marks have only their tooltip."""
+    last = {mark.kind: mark for mark in history.marks}
+    middle = (history.runs[0] + history.runs[-1]) / 2 if history.runs else 0
+    return [
+        {
+            "x": mark.at - 0.5, "y": 0.93, "yref": "y domain", "yshift": -13 * number, "yanchor": "top",
+            "xanchor": "right" if mark.at - 0.5 > middle else "left", "showarrow": False, "borderpad": 1,
+            "text": plain(cut(mark.text, 44)), "font": {"size": 10, "color": _ink(mark)},
+            "bgcolor": "var(--ground)",
+        }
+        for number, mark in enumerate(last.values())
+    ]  # fmt: skip
+
+
+def _history_layout(
+    history: ShownHistory, runs: Sequence[RunLabel] | None, unit: str, ends: tuple[float, float]
+) -> dict[str, Any]:
+    places = history.runs
+    step = max(1, math.ceil(len(places) / _TICKS))
+    ticks = list(places[::-step][::-1])
+    axis: dict[str, Any] = {"tickvals": ticks, "tickangle": 0}
+    if places:
+        axis["range"] = [places[0] - 0.7, places[-1] + 0.7]
+    if runs is not None:
+        axis["ticktext"] = [plain(runs[place].commit[:7]) for place in ticks]
+    layout = {
+        "height": 250,
+        "margin": {"l": 55, "r": 8, "t": 10, "b": 28},
+        "showlegend": False,
+        "xaxis": axis,
+        "yaxis": {
+            "title": {"text": unit, "standoff": 4},
+            "range": [rounded(end, 6) for end in ends],
+            "automargin": True,
+        },
+    }
+    if history.toolchains:
+        room = 20 * len(history.toolchains)  # one below the other, since two side by side are too wide for a phone
+        layout |= {
+            "height": 250 + room, "margin": {"l": 55, "r": 8, "t": 10 + room, "b": 28}, "showlegend": True,
+            "legend": {"orientation": "v", "y": 1.0, "yanchor": "bottom", "x": 0},
+        }  # fmt: skip
+    return layout
+
+
+def _history_alt(
+    what: str,
+    unit: str,
+    history: ShownHistory,
+    values: Sequence[float | None],
+    runs: Sequence[RunLabel] | None,
+) -> str:
+    numbers = [value for i, value in enumerate(values) if value is not None and i not in history.status]
+    sentences = [f"{what} of {history.series}, {len(values)} results."]
+    if numbers:
+        unit = f" {unit}" if unit else ""
+        sentences.append(f"Newest {numbers[-1]:.4g}{unit}, from {min(numbers):.4g} to {max(numbers):.4g}{unit}.")
+    for toolchain, places in history.split(range(len(values))) if history.toolchains else ():
+        numbers_of_line = [value for i in places if (value := values[i]) is not None and i not in history.status]
+        sentences.append(
+            f"With {toolchain}: {len(places)} results"
+            + (f", newest {numbers_of_line[-1]:.4g}{unit}." if numbers_of_line else ".")
+        )
+    if history.status:
+        sentences.append(f"{len(history.status)} not ok.")
+    for mark in history.marks:
+        at = f" at {runs[mark.at].commit}" if runs is not None and mark.at < len(runs) else ""
+        sentences.append(f"{_NAMES.get(mark.kind, mark.kind).capitalize()}{at}: {mark.text}.")
+    return " ".join(sentences)
+
+
+def _range(values: Sequence[float], typical: float | None, share: float) -> tuple[float, float]:
+    """Return the range of an axis: at least `share` of the typical value to each side, so that noise looks small."""
+    if not values or typical is None:
+        return 0.0, 1.0
+    low, high = min(*values, typical * (1 - share)), max(*values, typical * (1 + share))
+    if low == high:
+        return low - 1, high + 1
+    return low - 0.06 * (high - low), high + 0.16 * (high - low)
+
+
+def _distance(high: float | None, low: float | None) -> float:
+    return 0.0 if high is None or low is None else float(f"{max(high - low, 0.0):.2g}")
