@@ -37,7 +37,7 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     folder = Path.cwd()
     repository = git.ask(folder, "rev-parse", "--show-toplevel")
     if repository is None:
-        say("groupbench: no git repository here: runs cannot be assigned to commits; run `git init` first")
+        say("groupbench: no git repository here, so runs have no commit; run `git init` first")
     top = Path((repository or str(folder)).strip())
     within = folder.resolve().relative_to(top.resolve()).as_posix()
     prefix = "" if within == "." else f"{within}/"
@@ -46,19 +46,23 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     ours = _is_ours(operator)
     if ours:
         if benchmark:
-            problem = f"--operator {operator} is groupbench's own and brings its benchmark"
+            problem = f"--operator {operator} is groupbench's own and has a benchmark already"
             raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
         written = [_write(folder / NAME, "own_operator.toml", words)]
     else:
         written = [_write(folder / NAME, "groupbench.toml", words), _write(folder / bench, "benchmark.txt", words)]
     ci = ci or ("gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github")
+    ci_steps = []
     if ci == "github":
+        ci_steps.append("in GitHub: add a runner of your own with the labels self-hosted, linux and gpu")
         # GitHub looks for workflows only at the top level; the action is next to groupbench.toml.
         written.append(_write(top / ".github/workflows/groupbench.yml", "workflow.yml", words))
         written.append(_write(folder / ".github/actions/groupbench/action.yml", "action.yml", words))
     elif ci == "gitlab":
         words["PLACE"] = f"{prefix}groupbench.gitlab.yml"
         written.append(_write(folder / "groupbench.gitlab.yml", "gitlab.yml", words))
+        ci_steps.append(f"in .gitlab-ci.yml: include: [{{local: {words['PLACE']}}}]")
+        ci_steps.append("in GitLab: add a runner of your own with the tag gpu, and create a pipeline schedule")
     _ignore(folder / ".gitignore")
     steps = []
     if NAME not in written and f'"{operator}"' not in (folder / NAME).read_text():
@@ -67,10 +71,11 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     if bench in written:
         steps.append(f"edit {bench}: make the inputs, and call your kernel")
     steps += [
-        f"tritonbench --op {operator}",
+        f"tritonbench --op {operator} # try it",
         "git add -A && git commit -m 'Measure with groupbench'",
-        "groupbench night",
-        "groupbench backfill HEAD~20.. --bisect",
+        "groupbench night # measure today's level; repeat it after the next commit",
+        "groupbench backfill HEAD~20.. --bisect # measure the last 20 commits too",
+        *ci_steps,
     ]
     click.echo("\n  ".join(["next:", *map(printable, steps)]), err=True)
 

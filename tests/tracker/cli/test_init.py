@@ -51,12 +51,13 @@ def test_it_writes_what_a_night_reads(repository: Path) -> None:
 def test_outside_a_repository_it_says_that_git_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.chdir(tmp_path)
-    warning = "groupbench: no git repository here: "
+    warning = "groupbench: no git repository here, "
     assert run("--ci", "none").stderr.startswith(warning)
     subprocess.run(["git", "init", "-q", "."], check=True)
     done = run("--ci", "none")
     assert warning not in done.stderr
-    assert "next:\n  " in done.stderr and "\n  groupbench night\n" in done.stderr
+    assert "next:\n  " in done.stderr and "\n  groupbench night #" in done.stderr
+    assert "runner" not in done.stderr  # without CI there is no runner to add
 
 
 def test_an_operator_of_groupbench_needs_no_benchmark(repository: Path) -> None:
@@ -92,10 +93,11 @@ def test_in_a_folder_of_a_monorepo(repository: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_gitlab(repository: Path) -> None:
-    run("--ci", "gitlab")
+    done = run("--ci", "gitlab")
     job = YAML(typ="safe").load((repository / "groupbench.gitlab.yml").read_text())["groupbench"]
     assert "groupbench night" in job["script"][-1] and job["artifacts"]["paths"] == ["artifacts/", "report.html"]
     assert not (repository / ".github").exists()
+    assert "include: [{local: groupbench.gitlab.yml}]" in done.stderr
 
 
 def test_what_exists_is_kept(repository: Path) -> None:
