@@ -26,7 +26,7 @@ from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, chec
 from groupbench.tracker.environment import ab_software, hardware_class, software_identity, toolchain_differences
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.causes import some
-from groupbench.tracker.judge.toolchain_lines import LineSoftware, agree
+from groupbench.tracker.judge.toolchain_lines import LineSoftware, agree, of_one_toolchain
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.record import Environment
@@ -120,7 +120,8 @@ def confirm(
     """Measure the suspects of a run, and store each comparison at once, unless both sides fail.
 
     Commits are measured with `python`, or the base with `base_python`. If a change came with another toolchain,
-    the base is also measured with both toolchains, by interpreters that have their packages.
+    both commits are measured with `python`, and the base also with both toolchains, by interpreters that have their
+    packages.
 
     Raises QueryError, and WorktreeError if `repo` is not a clone.
     """
@@ -180,12 +181,14 @@ def _plan(
         base, head = row.ab_base.commit, row.point.run.commit
         needed: list[tuple[str, ...]] = [] if base == head else [(base, head)]
         transition = row.transition
-        if transition is not None and transition.replaceable and not transition.machine:
+        with_toolchain = _with_toolchain(row)
+        if transition is not None and with_toolchain:
             sides = transition.old, transition.new
             needed.insert(0, (base, base, *map(software_identity, sides)))
             toolchains[needed[0]] = sides
         point = LineSoftware(row.point.run.toolchain, [ab_software(row.point.environment.facts)])
-        measured = {_ends(each) for each in earlier.get(row.series.pk, ()) if point.includes(each)}
+        stored = [each for each in earlier.get(row.series.pk, ()) if point.includes(each)]
+        measured = {_ends(each) for each in (of_one_toolchain(stored) if with_toolchain else stored)}
         new = [ends for ends in needed if again or ends not in measured]
         for ends in new:
             groups.setdefault(ends, []).append(row)
@@ -194,15 +197,24 @@ def _plan(
     return [_Pair(ends[0], ends[1], tuple(rows), toolchains.get(ends)) for ends, rows in groups.items()], before
 
 
+def _with_toolchain(row: Judged) -> bool:
+    """Return whether a suspect's toolchain changed too, so that one commit is measured with both toolchains."""
+    return row.transition is not None and row.transition.replaceable and not row.transition.machine
+
+
 def _ends(compared: Compared) -> tuple[str, ...]:
     """Return the commits and toolchains of a comparison, as `_plan` names them."""
     return (compared.base, compared.head, *(compared.toolchains or ()))
 
 
 def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: Path | None) -> tuple[str, str]:
-    """Return the interpreters of base and head. Raises AbError if no interpreter has a toolchain's packages."""
+    """Return the interpreters of base and head. Raises AbError if no interpreter has a toolchain's packages.
+
+    If the toolchain changed too, its effect is measured by an A/B of its own. An A/B of the commits then uses one
+    interpreter, or it would count that effect again.
+    """
     if pair.toolchains is None:
-        return str(base_python or python), python
+        return python if base_python is None or any(map(_with_toolchain, pair.rows)) else str(base_python), python
     pythons = [interpreters.find(each) for each in pair.toolchains]
     for which, found, wanted in zip(("old", "new"), pythons, pair.toolchains, strict=True):
         if found is None:

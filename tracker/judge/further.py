@@ -26,6 +26,7 @@ from groupbench.tracker.judge.parts import (
 )
 from groupbench.tracker.judge.pasts import Past, coded
 from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
 from groupbench.tracker.metrics import Metric, judged
 from groupbench.tracker.query.points import environment_rows
@@ -120,7 +121,7 @@ class FurtherRule:
         run, base = self.data.run, row.span.base
         ends = [{end.commit} if end is not None and not end.dirty else set() for end in (base, run)]
         stored = self.data.evidence(row.series.pk, [] if base is None else [base.pk], [run.pk])
-        compared = comparisons.about(stored, *ends)
+        compared = comparisons.about(of_one_toolchain(stored), *ends)
         if compared is None or not compared.decided or (compared.effect is None and compared.verdict != SAME):
             askable = base is not None and all(ends) and base.commit != run.commit
             return replace(row, ab_base=base if askable else None, compared=compared)

@@ -10,7 +10,7 @@ import numpy as np
 
 from groupbench.tracker.judge import transitions
 from groupbench.tracker.judge.alert_levels import LATEST, on_level
-from groupbench.tracker.judge.causes import DRIFT, Cause, find_cause
+from groupbench.tracker.judge.causes import DRIFT, Cause, Facts, find_cause, some
 from groupbench.tracker.judge.gate_data import GateData, point_facts
 from groupbench.tracker.judge.levels import latency_history
 from groupbench.tracker.judge.parts import (
@@ -25,6 +25,7 @@ from groupbench.tracker.judge.parts import (
 )
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Evidence, Judged, News
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
@@ -208,7 +209,7 @@ class LatencyRule:
             return replace(row, verdict=Verdict.OK, what="latency", compared=compared, note="A/B: no difference")
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
             span = Span(base, self.data.run)
-            cause = find_cause(*self.data.facts_of(point, span), confirmed=True)
+            cause = _cause_by_ab(compared, *self.data.facts_of(point, span))
             row = replace(row, what="latency", cause=cause.word, note=cause.note, span=span, news=News(1))
             if moved * compared.effect > 0:  # else noise hides in two results what the A/B found
                 row = replace(row, effect=Effect(before_ms=math.exp(before), change=math.expm1(moved)))
@@ -260,17 +261,16 @@ class LatencyRule:
             note = "changed with no code change: same commit before and after"
             return replace(row, cause="infrastructure", note=note, news=loud_while_new(row.news))
         compared = self._compared(row, latency.before(), latency.after())
-        different = compared is not None and compared.verdict == DIFFERENT and compared.effect is not None
-        cause = find_cause(
-            *self.data.facts_of(point, span),
-            canaries_moved=self._machine_moved(row, span, latency.slower),
-            confirmed=different,
-        )
+        facts = self.data.facts_of(point, span)
+        if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
+            cause = _cause_by_ab(compared, *facts)
+            return confirmed(replace(row, cause=cause.word, note=cause.note, compared=compared))
+        cause = find_cause(*facts, canaries_moved=self._machine_moved(row, span, latency.slower))
         row = replace(row, cause=cause.word, note=cause.note, compared=compared)
         if compared is not None and compared.verdict == SAME:
             row = replace(row, note=joined("A/B: no difference", cause.note))
             return replace(row, verdict=Verdict.OK, news=loud_while_new(row.news))
-        return confirmed(row) if different else self._undecided(row, latency, cause)
+        return self._undecided(row, latency, cause)
 
     def _with_toolchain(self, row: Judged, latency: LatencyFinding) -> Judged:
         """Judge a latency that moved when the toolchain changed, with or without a code change."""
@@ -335,7 +335,7 @@ class LatencyRule:
             return replace(row, verdict=Verdict.OK, news=replace(row.news, loud=True), note=note)
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
             old = self.data.facts.get((point.series.pk, before.pk))
-            cause = find_cause(old, point_facts(point), confirmed=True)
+            cause = _cause_by_ab(compared, old, point_facts(point))
             return confirmed(replace(row, cause=cause.word, effect=replace(row.effect, change=None, before_ms=None)))
         return self._to_confirm(row, before) if row.verdict is Verdict.INCOMPARABLE else row
 
@@ -349,6 +349,14 @@ class LatencyRule:
         if dirty is None:
             return replace(row, ab_base=base)
         return replace(row, note=joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again"))
+
+
+def _cause_by_ab(compared: Compared, before: Facts | None, after: Facts) -> Cause:
+    """Return the cause of a change that an A/B of two commits found."""
+    changes_of_software = software_changes(compared)
+    if changes_of_software:
+        return Cause("code and toolchain", f"the A/B measured base with another toolchain: {some(changes_of_software)}")
+    return find_cause(before, after, confirmed=True)
 
 
 def _is_too_noisy(point: PointRow, latency: LatencyFinding) -> bool:

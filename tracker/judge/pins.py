@@ -26,6 +26,7 @@ from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import percent
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import CANARY, PIN, Effect, Evidence, Judged
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.points import environment_rows
@@ -208,7 +209,7 @@ class PinRule:
         number = min(NEWEST, row.news.since or NEWEST, len(past))
         newest = past.run[-number:].tolist()
         stored = self.data.evidence(point.series.pk, [], newest)
-        compared = comparisons.about(stored, {pinned.commit}, self.data.clean_commits(newest))
+        compared = comparisons.about(of_one_toolchain(stored), {pinned.commit}, self.data.clean_commits(newest))
         if compared is not None and compared.verdict == SAME:
             return None
         effect, low, high = _slowdown(past, number, before, point, compared)

@@ -74,7 +74,7 @@ class LineSoftware:
     def includes(self, compared: Compared) -> bool:
         """Return whether an A/B of two commits is evidence for these results: their software measured its head.
 
-        Its base may have an interpreter of its own: `confirm --base-python`. An A/B without software, from before it
+        Its base may have an interpreter of its own (see `software_changes`). An A/B without software, from before it
         was stored, is evidence for a series with one line only. An A/B of two toolchains is looked up by their
         identities.
         """
@@ -85,6 +85,22 @@ class LineSoftware:
         if None not in (self.name, compared.toolchain) and self.name != compared.toolchain:
             return False
         return any(agree(compared.software[1], versions) for versions in self.software)
+
+
+def software_changes(compared: Compared) -> tuple[str, ...]:
+    """Return how the software of base and head differs in an A/B of two commits, such as `triton 3.7.1 → 3.8.0`.
+
+    `confirm --base-python` may measure such an A/B, whose effect is not that of the code alone.
+    """
+    if compared.toolchains is not None or compared.software is None:
+        return ()
+    base, head = compared.software
+    return tuple(f"{name} {base[name]} → {head[name]}" for name in base if name in head and base[name] != head[name])
+
+
+def of_one_toolchain(comparisons: Iterable[Compared]) -> list[Compared]:
+    """Return the A/Bs of two toolchains, and those of two commits that ran both with the same software."""
+    return [one for one in comparisons if not software_changes(one)]
 
 
 def agree(one: Mapping[str, str], other: Mapping[str, str]) -> bool:

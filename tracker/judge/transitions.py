@@ -28,6 +28,7 @@ from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import confirmed, joined, percent, relative
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span, Transition
+from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS
@@ -147,7 +148,9 @@ def parts(data: GateData, row: Judged, before: Sequence[int], after: Sequence[in
     if head is not None and head.environment is not None:
         after_ids.add(software_identity(head.environment))
     toolchain = comparisons.about_toolchains(stored, {software_identity(transition.old)}, after_ids, old | new)
-    return SeparatingComparisons(toolchain, comparisons.about(stored, old, new), transition.code_changed)
+    return SeparatingComparisons(
+        toolchain, comparisons.about(of_one_toolchain(stored), old, new), transition.code_changed
+    )
 
 
 def separated(row: Judged, comparisons_made: SeparatingComparisons) -> tuple[Judged, Cause | None]:

@@ -375,6 +375,37 @@ class TestToolchains:
         (row,) = json.loads(cli("gate", "--json").stdout)["series"]
         assert (row["cause"], row["change"]) == ("code and toolchain", pytest.approx(0.05, abs=1e-3))
 
+    def test_an_interpreter_for_the_base_does_not_count_the_toolchain_twice(
+        self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
+    ) -> None:
+        stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
+        old = msgspec.to_builtins(make().environment)
+        new = old | {"triton": "3.8.0"}
+        mixed = Compared(
+            commit(5), commit(6), "different", datetime.now(UTC), 0.05, 0.04, 0.06,
+            details={"software": [{"triton": "3.7.1"}, {"triton": "3.8.0"}]},
+        )  # fmt: skip
+        with open_store(db, create=False) as store, store.write() as session:
+            comparisons.store(session, 1, mixed)  # as an earlier version stored it
+        bench.plan("different", 0.05, base_environment=new, head_environment=new)
+        interpreters: Any = FakeInterpreters("3.7.1", "3.8.0")
+        with open_store(db, create=False) as store:
+            confirm(store, repo=Path(), budget_s=600, interpreters=interpreters, base_python=Path("python-3.7.1"))
+        assert bench.pythons == [("python-3.7.1", "python-3.8.0"), (sys.executable, sys.executable)]
+
+    def test_an_ab_with_two_toolchains_says_so(
+        self, cli: Cli, stored: Stored, make: Any, bench: FakeBench, db: Any
+    ) -> None:
+        stored(suspect(make))
+        here = msgspec.to_builtins(make().environment)
+        bench.plan("different", 0.05, base_environment=here | {"triton": "3.6.0"}, head_environment=here)
+        with open_store(db, create=False) as store:
+            confirm(store, repo=Path(), budget_s=600, base_python=Path("/opt/old/python"))
+        assert bench.pythons == [("/opt/old/python", sys.executable)]
+        (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+        assert (row["verdict"], row["cause"]) == ("regressed", "code and toolchain")
+        assert "triton 3.6.0 → 3.7.1" in row["note"]
+
     def test_an_old_toolchain_that_nobody_has_is_left_undecided(
         self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench
     ) -> None:
