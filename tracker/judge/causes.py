@@ -10,9 +10,9 @@ The first cause that applies, in this order:
     code            none of these
 
 An A/B comparison of the two commits on one machine overrules the first four: both sides share the machine and the
-environment, so only the code or its tuning can differ. If `confirm --base-python` measured them with different software,
-the cause is "code and toolchain". The note still mentions identical kernels, because such a
-comparison is an A/A comparison and shows the noise.
+environment, so only the code or its tuning can differ. If `confirm --base-python` measured them with different
+software, the cause is "code and toolchain". The note still mentions identical kernels, because such a comparison is an
+A/A comparison and shows the noise.
 
 A change of accuracy or correctness does not depend on the machine's speed. Identical kernels do not rule out the code
 either: the code that launches them and the operations of torch around them affect the result too.
