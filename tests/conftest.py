@@ -6,6 +6,7 @@ of their parameters in which every pair of values occurs. The rest is marked `ex
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import os
@@ -34,6 +35,10 @@ _OF_THE_CALLER = ("GIT_", "GROUPBENCH_", "FORCE_COLOR", "NO_COLOR", "COLUMNS", "
 _OF_THE_TESTS = ("GROUPBENCH_TEST_", "GROUPBENCH_BROWSER")
 for _name in [n for n in os.environ if n.startswith(_OF_THE_CALLER) and not n.startswith(_OF_THE_TESTS)]:
     del os.environ[_name]
+
+# Most programs that tests start run the same code several times, in clones and worktrees that begin without bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # There are as many processes as cores, so more threads would only compete. Besides, threads do not survive a fork.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -81,6 +86,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         deselected = [item for item in items if item.get_closest_marker("exhaustive")]
         items[:] = [item for item in items if not item.get_closest_marker("exhaustive")]
         config.hook.pytest_deselected(items=deselected)
+
+
+def pytest_collection_finish() -> None:
+    """Keep the collected tests and imported modules out of later garbage collections."""
+    gc.collect()
+    gc.freeze()
 
 
 def cover_pairs(rows: Sequence[Sequence[Any]]) -> set[int]:
