@@ -154,10 +154,13 @@ def _spoil(out: Any, given: Given | None) -> list[str]:
     A backend that allocates below Python, or writes into a buffer of its own, is not reached by `poisoned`. An output
     that is an input stays as it is: the names of such are returned.
     """
+    import torch
+
     parts = [part for part in map(tensor_of, out if isinstance(out, (list, tuple)) else [out]) if part is not None]
     returned = given.holding(parts) if given is not None else []
-    for part in () if returned else parts:
-        part.fill_(math.nan if part.is_floating_point() else LEFT)
+    with torch.inference_mode():  # or torch refuses to change an output from a backend's own inference mode
+        for part in () if returned else parts:
+            part.fill_(math.nan if part.is_floating_point() else LEFT)
     return returned
 
 

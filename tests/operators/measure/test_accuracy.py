@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
-from groupbench.operators.measure.accuracy import Seen, check, compare, poisoned
+from groupbench.operators.measure.accuracy import Seen, check, compare, poisoned, rehearse
+from groupbench.operators.measure.given import Given
 from groupbench.operators.tolerances import TOLERANCES
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -297,6 +298,19 @@ def test_a_buffer_that_is_written_each_time_is_right() -> None:
     measured, problem = check(lambda: buffer.copy_(REFERENCE), REFERENCE, TOLERANCES["fp32"])
     assert problem is None
     assert measured.repeatable
+
+
+def test_an_output_of_inference_mode_is_right() -> None:
+    """Outside that mode, torch refuses to change such a tensor in place."""
+    x = torch.randn(8, 4)
+
+    @torch.inference_mode()
+    def run() -> Tensor:
+        return x * 2
+
+    _, problem = check(run, x.double() * 2, TOLERANCES["fp32"], torch.float32)
+    assert problem is None
+    assert rehearse(run, "cpu", Given(()))[2:] == ([], [])
 
 
 def test_an_output_of_another_dtype_is_refused() -> None:
