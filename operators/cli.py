@@ -204,7 +204,9 @@ def _run_fleet(options: dict[str, Any], session: Any) -> int:
     elsewhere = where.far and where.slurm != slurm.LOCAL and options["device"] == "auto"
     device = resolve_device("cuda" if elsewhere else options["device"])
     if where.gpus is not None and device == "cpu" and options["device"] == "auto":
-        raise UsageError(f"--gpus {where.gpus}: torch sees no GPU here; --device cpu tries the command on the CPU")
+        raise UsageError(
+            f"--gpus {where.gpus}: torch sees no GPU here; to try the command on the CPU, add --device cpu"
+        )
     return host.measure(_selections(options, device, session), device, session, where)
 
 
@@ -249,7 +251,7 @@ def _session(options: dict[str, Any]) -> Any:
 
     unknown = [name for name in options["metrics"] if name not in table.metrics_of_tables()]
     if unknown and not _picks_tritonbench(options):
-        raise UsageError(f"no metric {unknown[0]!r}; there are: {', '.join(table.metrics_of_tables())}")
+        raise UsageError(f"no metric {unknown[0]!r}; known: {', '.join(table.metrics_of_tables())}")
     if options["plot"] is not None:
         from groupbench.tracker import plots
 

@@ -121,7 +121,7 @@ def _probe(device: str) -> Machine:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA GPU here; --device cpu measures without one")
+        raise UsageError("--device cuda: torch finds no CUDA GPU here; use --device cpu to measure without one")
     capability = cuda_capability() if device == "cuda" else None
     return Machine(environment.detect(device), capability)
 

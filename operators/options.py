@@ -58,7 +58,7 @@ def _costs(context: click.Context, parameter: click.Parameter, value: Any) -> tu
     known = (*COSTS, *PROFILERS)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise click.BadParameter(f"no cost {unknown[0]!r}; there are: {', '.join(known)}, all, none")
+        raise click.BadParameter(f"no cost {unknown[0]!r}; known: {', '.join(known)}, all, none")
     return names
 
 

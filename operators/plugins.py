@@ -207,7 +207,7 @@ def _plugin(loaded: Any, origin: str) -> Plugin:
     except (Exception, SystemExit) as error:
         raise UsageError(f"plugin {origin!r} raised {type(error).__name__}: {error}") from error
     if parts is None or not all(isinstance(part, (Backend, Operator)) for part in parts):
-        raise UsageError(f"plugin {origin!r} gives neither a Backend nor an operator, nor several: {loaded!r}")
+        raise UsageError(f"plugin {origin!r} is neither a Backend nor an operator, nor a sequence of them: {loaded!r}")
     if not parts and isinstance(loaded, ModuleType):
         raise UsageError(f"plugin {origin!r}: the module has no operator and no Backend")
     operators = tuple(part for part in parts if isinstance(part, Operator))
@@ -253,12 +253,14 @@ def _check_backend(backend: Backend, origin: str) -> None:
     _check_name(backend.name, "a backend's", "--only", origin)
     if backend.kind not in KINDS:
         raise UsageError(
-            f"plugin {origin!r}: backend {backend.name!r} is of kind {backend.kind!r}; there are: {', '.join(KINDS)}"
+            f"plugin {origin!r}: backend {backend.name!r} is of kind {backend.kind!r}; known: {', '.join(KINDS)}"
         )
 
 
 def _check_name(name: Any, whose: str, option: str, origin: str) -> None:
     if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= MAX_NAME:
-        raise UsageError(f"plugin {origin!r}: {name!r:.80} is not {whose} name: 1 to {MAX_NAME} printable characters")
+        raise UsageError(
+            f"plugin {origin!r}: {name!r:.80} is not {whose} name: it needs 1 to {MAX_NAME} printable characters"
+        )
     if "," in name or name != name.strip():
-        raise UsageError(f"plugin {origin!r}: {name!r} is not {whose} name, since {option} could not name it")
+        raise UsageError(f"plugin {origin!r}: {name!r} is not {whose} name, because {option} could not select it")

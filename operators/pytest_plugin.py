@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if not (records or config.getoption("--groupbench")):
         return
     if getattr(config.option, "numprocesses", None) or hasattr(config, "workerinput"):
-        raise pytest.UsageError("--groupbench measures one test at a time: leave -n out")
+        raise pytest.UsageError("--groupbench measures one test at a time: omit -n")
     from groupbench.operators.errors import GroupbenchError
     from groupbench.operators.pytest_session import PytestSession
 

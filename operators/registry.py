@@ -175,7 +175,7 @@ def get_backend(operator: Operator, name: str) -> Backend:
         return operator.backend(name)
     except KeyError:
         names = ", ".join(backend.name for backend in operator.backends)
-        raise UsageError(f"{operator.name} has no backend {name!r}; there are: {names}") from None
+        raise UsageError(f"{operator.name} has no backend {name!r}; known: {names}") from None
 
 
 def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
@@ -191,7 +191,7 @@ def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
             if backend.operator not in names:
                 named = f"operator {backend.operator!r}" if backend.operator else "no operator"
                 raise UsageError(
-                    f"plugin {plugin.origin!r}: backend {backend.name!r} names {named}; there are: {', '.join(names)}"
+                    f"plugin {plugin.origin!r}: backend {backend.name!r} names {named}; known: {', '.join(names)}"
                 )
             backends.append(backend)
     return backends
@@ -199,7 +199,7 @@ def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
 
 def _no_operator(name: str, plugins: Iterable[str] = ()) -> UsageError:
     names = operator_names(plugins)
-    return UsageError(f"{unknown_operator(name, names)}; there are: {', '.join(names)}. --plugin FILE.py adds another")
+    return UsageError(f"{unknown_operator(name, names)}; known: {', '.join(names)}. --plugin FILE.py adds another")
 
 
 def unknown_operator(name: str, names: Iterable[str]) -> str:

@@ -12,7 +12,7 @@ def whole(name: str, text: str) -> int:
     if not (digits.isascii() and digits.isdecimal()):
         raise ValueError(f"{name}={text[:DIGITS]} is not an integer")
     if len(digits) > DIGITS:
-        raise ValueError(f"{name}={text[:DIGITS]}... has {len(digits)} digits")
+        raise ValueError(f"{name}={text[:DIGITS]}... is too large: it has {len(digits)} digits")
     return int(text)
 
 
@@ -24,7 +24,7 @@ def size(name: str, text: str, most: int, least: int = 1) -> int:
 def within(name: str, value: int, most: int, least: int = 1) -> int:
     """Return the value if it is from `least` to `most`. Raises ValueError with the name, the value and the limits."""
     if not least <= value <= most:
-        raise ValueError(f"{name}={value}: {least} to {most}")
+        raise ValueError(f"{name}={value} is out of range: {least} to {most}")
     return value
 
 

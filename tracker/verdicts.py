@@ -80,20 +80,24 @@ class Verdict(StrEnum):
     MISSING = _Facts(
         "missing",
         WARN,
-        "it failed, or the run before measured it and this one did not",
+        "it failed, or the previous run measured it and this one did not",
         ExitCode.INCOMPLETE,
         of_sides=True,
     )
     UNRESOLVED = _Facts(
         "unresolved",
         WARN,
-        "it may have changed; an A/B did not decide, or the machine may be the cause",
+        "it may have changed, but an A/B did not decide, or the machine may be the cause",
         ExitCode.INCOMPLETE,
         changed=True,
     )
     SUSPECT = _Facts("suspect", WARN, "it may have changed; an A/B can decide", ExitCode.INCOMPLETE, changed=True)
     INCOMPARABLE = _Facts(
-        "incomparable", WARN, "it changed on a machine that is new to it", ExitCode.INCOMPARABLE, of_sides=True
+        "incomparable",
+        WARN,
+        "it changed on a machine that has not measured it before",
+        ExitCode.INCOMPARABLE,
+        of_sides=True,
     )
     IMPROVED = _Facts("improved", GOOD, "it got better", changed=True, of_sides=True)
     NOISY = _Facts(
@@ -101,7 +105,9 @@ class Verdict(StrEnum):
     )
     OK = _Facts("ok", GOOD, "it did not change, or not because of the code", quiet=True, of_sides=True)
     NEW = _Facts("new", FAINT, "it has no earlier result", strict=ExitCode.INCOMPLETE, quiet=True, of_sides=True)
-    INSUFFICIENT = _Facts("insufficient", FAINT, "too few earlier results", strict=ExitCode.INCOMPLETE, quiet=True)
+    INSUFFICIENT = _Facts(
+        "insufficient", FAINT, "it has too few earlier results", strict=ExitCode.INCOMPLETE, quiet=True
+    )
     UNAVAILABLE = _Facts("unavailable", FAINT, "its backend cannot run here", quiet=True)
     UNKNOWN = _Facts("~", FAINT, "`groupbench compare` cannot judge it", quiet=True, of_sides=True)
 

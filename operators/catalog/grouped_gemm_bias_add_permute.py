@@ -79,7 +79,7 @@ class FusedShape:
         if self.op not in OPS:
             raise ValueError(f"E={self.op} is not one of {', '.join(OPS)}")
         if len(str(self)) > MAX_TEXT:
-            raise ValueError(f"its text is longer than {MAX_TEXT} characters")
+            raise ValueError(f"its text has more than {MAX_TEXT} characters")
         if 3 * sum(group.M * group.N * (group.K + 1) for group in self.groups) >= 2**63:
             raise ValueError("the number of operations does not fit in 64 bits")
 

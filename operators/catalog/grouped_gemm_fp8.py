@@ -83,7 +83,7 @@ def parse_shape(text: str) -> GroupedShape:
     """Parse a shape as grouped_gemm does, always with W=nk. Raises ValueError."""
     shape = shapes.parse(text)
     if shape.shared:
-        raise ValueError(f"shape {text!r}: fp8 weights differ by expert; leave B=shared out")
+        raise ValueError(f"shape {text!r}: fp8 weights differ by expert; omit B=shared")
     return replace(shape, nk=True)
 
 

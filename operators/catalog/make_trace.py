@@ -70,7 +70,7 @@ def command(experts: int, k: int, tokens: int, steps: int, routing: str, drift: 
     import numpy as np
 
     if k > experts:
-        raise UsageError(f"--k {k}: a token's experts are all different, and there are {experts}")
+        raise UsageError(f"--k {k} is too large: a token's experts are all different, and there are only {experts}")
     if output.suffix != ".npy":
         raise UsageError(f"{output}: the name of a trace file must end in .npy")
     try:

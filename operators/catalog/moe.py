@@ -55,14 +55,16 @@ class MoeShape:
         if self.E == self.G:
             object.__setattr__(self, "E", 0)  # one text for one problem
         if not 1 <= self.G <= self.experts <= MAX_EXPERTS:
-            raise ValueError(f"G={self.G}, E={self.experts}: 1 to {MAX_EXPERTS} experts, and G at most E")
+            raise ValueError(
+                f"G={self.G}, E={self.experts}: there must be 1 to {MAX_EXPERTS} experts, and G must be at most E"
+            )
         for letter, value in (("H", self.H), ("F", self.F)):
             if not (0 if letter == "F" else 1) <= value <= MAX_SIZE:
-                raise ValueError(f"{letter}={value}: 1 to {MAX_SIZE}")
+                raise ValueError(f"{letter}={value} is out of range: 1 to {MAX_SIZE}")
         if not 1 <= self.k <= self.experts:
-            raise ValueError(f"k={self.k}: a token has 1 to E={self.experts} experts, all different")
+            raise ValueError(f"k={self.k} is out of range: a token has 1 to E={self.experts} experts, all different")
         if not 0 <= self.T * self.k <= MAX_CHOICES:
-            raise ValueError(f"T={self.T}, k={self.k}: 0 to {MAX_CHOICES} choices")
+            raise ValueError(f"T={self.T}, k={self.k}: the number of choices, T·k, must be 0 to {MAX_CHOICES}")
         routings.check(self.routing, self.experts)
 
     @property

@@ -54,13 +54,13 @@ class GroupedShape:
 
     def __post_init__(self) -> None:
         if not 1 <= self.G <= MAX_GROUPS:
-            raise ValueError(f"G={self.G}: 1 to {MAX_GROUPS} groups")
+            raise ValueError(f"G={self.G} is out of range: 1 to {MAX_GROUPS} groups")
         for letter, value in (("M", self.M), ("N", self.N), ("K", self.K)):
             least = 0 if letter == "M" else 1
             if value < least:
-                raise ValueError(f"{letter}={value}: {least} to {MAX_SIZE}")
+                raise ValueError(f"{letter}={value} is out of range: {least} to {MAX_SIZE}")
             if value > MAX_SIZE:
-                raise ValueError(f"{letter} is too large: {MAX_SIZE} at most")
+                raise ValueError(f"{letter} is too large: at most {MAX_SIZE}")
         if 2 * self.M * self.N * self.K >= 2**63:
             raise ValueError("the number of operations does not fit in 64 bits")
         if self.listed and (len(self.listed) != self.G or sum(self.listed) != self.M or min(self.listed) < 0):
@@ -72,7 +72,7 @@ class GroupedShape:
         elif self.routing != "balanced":
             raise ValueError("M_g lists the rows: leave routing out")
         if len(str(self)) > MAX_TEXT:
-            raise ValueError(f"its text is longer than {MAX_TEXT} characters")
+            raise ValueError(f"its text has more than {MAX_TEXT} characters")
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
@@ -112,9 +112,9 @@ def listed(rows: tuple[int, ...], N: int, K: int, **options: Any) -> GroupedShap
 def of_rank(G: int, E: int, rank: int, M: int, N: int, K: int, routing: str, **options: Any) -> GroupedShape:
     """Return the shape of one rank of E / G, with G experts. The routing spreads M rows over all E experts."""
     if E % G or not 1 <= G <= E <= MAX_GROUPS:
-        raise ValueError(f"E={E}: the number of all experts is a multiple of G={G}, at most {MAX_GROUPS}")
+        raise ValueError(f"E={E}: the number of all experts must be a multiple of G={G}, at most {MAX_GROUPS}")
     if not 0 <= rank < E // G:
-        raise ValueError(f"rank={rank}: 0 to {E // G - 1}")
+        raise ValueError(f"rank={rank} is out of range: 0 to {E // G - 1}")
     return listed(routings.rows(routing, E, M)[rank * G : (rank + 1) * G], N, K, **options)
 
 
@@ -275,7 +275,7 @@ def _parse_fields(text: str) -> GroupedShape:
     G, N, K = (whole(letter, fields[letter]) for letter in "GNK")
     if "E" in fields or "rank" in fields:
         if not {"E", "rank", "M"} <= fields.keys():
-            raise ValueError("the experts of one rank need E, rank, and M rows of all E experts")
+            raise ValueError("a shape of one rank's experts needs E, rank, and M: the rows of all E experts")
         E, rank, M = (whole(name, fields[name]) for name in ("E", "rank", "M"))
         return of_rank(G, E, rank, within("M", M, MAX_SIZE, 0), N, K, fields.get("routing", "balanced"), **options)
     if "M" in fields:

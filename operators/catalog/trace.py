@@ -57,7 +57,7 @@ def read(path: Path) -> list[TraceStep]:
     readers = {".npy": _npy, ".jsonl": _jsonl, ".csv": _csv}
     reader = readers.get(path.suffix)
     if reader is None:
-        raise UsageError(f"routing trace {path}: a trace is one of {', '.join(readers)}")
+        raise UsageError(f"routing trace {path}: the file name must end in one of {', '.join(readers)}")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it is larger than {MAX_BYTES >> 30} GiB")
@@ -67,7 +67,7 @@ def read(path: Path) -> list[TraceStep]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"routing trace {path}: {error}") from error
     if not steps:
-        raise UsageError(f"routing trace {path}: no token of it has an expert")
+        raise UsageError(f"routing trace {path}: no token in it has an expert")
     experts = max(max(len(step.rows), step.experts) for step in steps)
     return [TraceStep(step.tokens, step.k, step.loads(experts), experts) for step in steps]
 
@@ -87,12 +87,12 @@ def of_ids(ids: Any, experts: int = 0) -> TraceStep:
 
     ids = np.asarray(ids)
     if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
-        raise ValueError(f"expert ids are whole numbers [T, k], not {ids.dtype} {list(ids.shape)}")
+        raise ValueError(f"expert ids must be integers [T, k], not {ids.dtype} {list(ids.shape)}")
     here = ids[ids >= 0]
     if here.size and int(here.max()) >= MAX_EXPERTS:
-        raise ValueError(f"expert {int(here.max())}: at most {MAX_EXPERTS} experts")
+        raise ValueError(f"expert {int(here.max())} is too large: at most {MAX_EXPERTS} experts are supported")
     if experts and here.size and int(here.max()) >= experts:
-        raise ValueError(f"expert {int(here.max())} of {experts} experts")
+        raise ValueError(f"expert {int(here.max())} does not exist: there are {experts}, numbered from 0")
     tokens = int((ids >= 0).any(axis=1).sum())
     return TraceStep(tokens, ids.shape[1], _trimmed(np.bincount(here.astype(np.int64))), experts)
 
@@ -101,7 +101,7 @@ def _trimmed(rows: Iterable[Any]) -> tuple[int, ...]:
     """Return whole numbers, without the experts after the last one that has a row. Raises ValueError."""
     counts = [int(row) for row in rows]
     if len(counts) > MAX_EXPERTS or any(row < 0 for row in counts):
-        raise ValueError(f"rows must not be negative, and experts are at most {MAX_EXPERTS}")
+        raise ValueError(f"rows must not be negative, and there may be at most {MAX_EXPERTS} experts")
     while counts and not counts[-1]:
         counts.pop()
     return tuple(counts)
@@ -131,7 +131,7 @@ def _object(step: Any, folder: Path) -> TraceStep:
     if isinstance(step, list):
         return of_ids(step)
     if not isinstance(step, dict):
-        raise TypeError("a step is a list of tokens' experts, or an object")
+        raise TypeError("a step must be a list of tokens' experts, or an object")
     if isinstance(step.get("workload"), dict):
         return _workload(step["workload"], folder)
     experts = int(step.get("num_experts", 0))
@@ -176,7 +176,7 @@ def _csv(path: Path) -> Iterator[TraceStep]:
         columns = set(lines.fieldnames or ())
         counted = {"step", "expert", "rows"} <= columns
         if not counted and not {"step", "token", "expert"} <= columns:
-            raise ValueError("its columns are neither step, token, expert nor step, expert, rows")
+            raise ValueError("it needs the columns step, token and expert, or step, expert and rows")
         steps: dict[str, dict[int, int]] = {}
         tokens: dict[str, dict[str, int]] = {}
         for number, line in enumerate(lines, 2):
@@ -186,7 +186,10 @@ def _csv(path: Path) -> Iterator[TraceStep]:
             except (TypeError, ValueError) as error:
                 raise ValueError(f"line {number}: {error}") from error
             if expert >= MAX_EXPERTS or rows < 0:
-                raise ValueError(f"line {number}: expert {expert}, {rows} rows")
+                raise ValueError(
+                    f"line {number}: expert {expert} with {rows} rows: rows must not be negative, and expert "
+                    f"numbers are below {MAX_EXPERTS}"
+                )
             if expert >= 0:
                 by_expert = steps.setdefault(step, {})
                 by_expert[expert] = by_expert.get(expert, 0) + rows

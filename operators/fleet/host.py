@@ -44,7 +44,7 @@ def place(options: dict[str, Any]) -> DeviceChoice:
     if len(names) > 1:
         raise UsageError(f"--{names[0]} and --{names[1]} both choose where to measure: use one")
     if chosen.hardware is not None and not chosen.far:
-        raise UsageError("--hardware selects cards of a fleet: use it with --scheduler or --slurm")
+        raise UsageError("--hardware selects GPUs of a fleet: use it with --scheduler or --slurm")
     return chosen
 
 
@@ -113,7 +113,7 @@ def _host(where: DeviceChoice, fleet: Fleet) -> str:
     if where.slurm is not None:
         return "built-in host through SLURM"
     through = f" behind {where.scheduler}" if where.scheduler else ""
-    return f"built-in host on {counted(len(fleet.cards), 'card')}{through}"
+    return f"built-in host on {counted(len(fleet.cards), 'GPU')}{through}"
 
 
 def _device(device: str) -> Any:

@@ -53,13 +53,13 @@ def slots(gpus: str, device: str) -> list[Slot]:
     """
     if device == "cpu":
         if gpus == "all":
-            raise UsageError("--gpus all: no GPU is visible; --gpus 0,1 runs two processes side by side")
+            raise UsageError("--gpus all: no GPU is visible; --gpus 0,1 runs two processes in parallel")
         numbers = _numbers(gpus)
         return _share([Slot(f"cpu {number}", "cpu", {}) for number in numbers])
     visible = visible_gpus()
     if not visible:
         reason = "no GPU is visible (CUDA_VISIBLE_DEVICES can hide them)"
-        raise UsageError(f"--gpus {gpus}: {reason}; --device cpu measures without one")
+        raise UsageError(f"--gpus {gpus}: {reason}; use --device cpu to measure without one")
     numbers = list(range(len(visible))) if gpus == "all" else _numbers(gpus)
     for number in numbers:
         if number >= len(visible):
@@ -239,7 +239,7 @@ def look(gpus: str | None, device: str) -> list[tuple[Slot, Card]]:
 
     requested, device = device, resolve_device(device)
     if device == "cpu" != requested:
-        raise UsageError("torch sees no GPU here; --device cpu runs a trial without one")
+        raise UsageError("torch sees no GPU here; use --device cpu to try the command without one")
     chosen = slots(gpus or ("0" if device == "cpu" else "all"), device)
     processes = [_Process(slot) for slot in chosen]
     try:

@@ -48,7 +48,7 @@ def _unknown_operator(setup: Setup) -> UsageError:
     names = [*operator_names(), *(operator.name for path in setup.plugins for operator in operators_in(path))]
     of_tritonbench = _operators_of_tritonbench()
     problem = unknown_operator(setup.op, [*names, *of_tritonbench])
-    return UsageError(f"{problem}; there are: {', '.join(names)}; TritonBench's: {', '.join(of_tritonbench)}")
+    return UsageError(f"{problem}; known: {', '.join(names)}; TritonBench's: {', '.join(of_tritonbench)}")
 
 
 def _run(setup: Setup, arguments: list[str]) -> None:

@@ -59,9 +59,9 @@ class Protocol:
 
     def __post_init__(self) -> None:
         if self.name not in ("cooled", "sustained"):
-            raise UsageError(f"no protocol {self.name!r}; there are: cooled, sustained")
+            raise UsageError(f"no protocol {self.name!r}; known: cooled, sustained")
         if self.bursts < 1 or self.samples < 1 or not 0 <= self.idle_s <= 3600:
-            raise UsageError("--bursts and --samples are at least 1, --idle is 0 to 3600 seconds")
+            raise UsageError("--bursts and --samples must be at least 1, and --idle must be 0 to 3600 seconds")
 
     @property
     def label(self) -> str:

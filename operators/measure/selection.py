@@ -25,7 +25,7 @@ USES_DYNAMO = re.compile(r"helion|torch\.compile|_dynamo|_inductor")
 def select_mode(operator: Operator, mode: str) -> Operator:
     """Return the operator in that mode. Raises UsageError if it does not have the mode."""
     if mode not in operator.modes:
-        raise UsageError(f"{operator.name} has no mode {mode!r}; there are: {', '.join(operator.modes)}")
+        raise UsageError(f"{operator.name} has no mode {mode!r}; known: {', '.join(operator.modes)}")
     return operator.in_mode(mode)
 
 
@@ -33,7 +33,7 @@ def select_dtypes(operator: Operator, dtypes: Sequence[str], device: str) -> tup
     """Return the named dtypes, or the default. Raises UsageError for a dtype that the operator does not have."""
     for dtype in dtypes:
         if dtype not in operator.dtypes:
-            raise UsageError(f"{operator.name} has no precision {dtype!r}; there are: {', '.join(operator.dtypes)}")
+            raise UsageError(f"{operator.name} has no precision {dtype!r}; known: {', '.join(operator.dtypes)}")
     return tuple(dtypes) or default_dtypes(operator, device)
 
 
@@ -47,7 +47,7 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
     shapes: list[Any] = []
     for suite in suites:
         if suite not in operator.suites:
-            raise UsageError(f"{operator.name} has no suite {suite!r}; there are: {', '.join(operator.suites)}")
+            raise UsageError(f"{operator.name} has no suite {suite!r}; known: {', '.join(operator.suites)}")
         shapes += operator.suites[suite]
     try:
         shapes += [operator.parse_shape(text) for text in texts]

@@ -250,7 +250,7 @@ def probe(device: str) -> dict[str, Any]:
     from groupbench.operators.measure import environment
 
     if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA GPU here; --device cpu measures without one")
+        raise UsageError("--device cuda: torch finds no CUDA GPU here; use --device cpu to measure without one")
     capability = cuda_capability() if device == "cuda" else None
     return {"capability": capability, "environment": msgspec.to_builtins(environment.detect(device))}
 

@@ -64,7 +64,7 @@ def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], limit: fl
     from groupbench.kernels.grouped_gemm.fp8 import MODES
 
     if unknown := set(modes) - set(MODES):
-        raise click.BadParameter(f"{', '.join(unknown)}: modes are {', '.join(MODES)}", param_hint="--mode")
+        raise click.BadParameter(f"no mode {', '.join(unknown)}; known: {', '.join(MODES)}", param_hint="--mode")
     problems = {f"{name} {mode}": (MOE[name], mode) for name in names for mode in modes}
     tuning.tune(output, ABOUT, problems, lambda problem: times_of(*problem), limit_s=limit)
 

@@ -149,7 +149,7 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     _, err = first.communicate()
     assert first.returncode == (-9 if number is signal.SIGKILL else 130), err
     if number is not signal.SIGKILL:
-        assert "the same command continues this run" in err
+        assert "repeat the command to continue this run" in err
         kept = f"the interrupted run is kept; to begin a new one, remove {checkout.folder / 'records'}"
         for option, code, text in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
             printed = checkout.run("bash", "ci/nightly.sh", option, GROUPBENCH_RECORDS=str(checkout.folder / "records"))
@@ -217,7 +217,7 @@ def test_a_night_that_cannot_begin(args: tuple[str, ...], text: str, checkout: C
     done = checkout.run("bash", "ci/nightly.sh", *args)
     assert done.returncode == 2
     assert text in done.stderr
-    assert "continues" not in done.stderr
+    assert "to continue" not in done.stderr
     assert not list((checkout.folder / "records").glob(".unfinished*"))
 
 

@@ -163,7 +163,9 @@ def test_gpus_that_are_not_there_are_not_the_processor(
 ) -> None:
     monkeypatch.setattr("groupbench.operators.measure.environment.resolve_device", lambda device: "cpu")
     result = invoke("--op", "grouped_gemm", "--host", "builtin", "--gpus", "0,1")
-    assert "--gpus 0,1: torch sees no GPU here; --device cpu" in str(result.exception)
+    assert "--gpus 0,1: torch sees no GPU here; to try the command on the CPU, add --device cpu" in str(
+        result.exception
+    )
 
 
 def test_records_are_not_appended_to_something_else(invoke: Callable[..., Result], tmp_path: Path) -> None:
@@ -214,7 +216,7 @@ def test_the_interpreter_on_a_gpu_is_a_usage_error(value: str, tritonbench_apart
 def test_a_gpu_that_is_not_there(tritonbench_apart: Command) -> None:
     done = tritonbench_apart("--op", "grouped_gemm", "--device", "cuda", "--host", "builtin", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
-    assert done.stderr.startswith("tritonbench: --device cuda: torch finds no CUDA GPU here; --device cpu ")
+    assert done.stderr.startswith("tritonbench: --device cuda: torch finds no CUDA GPU here; use --device cpu ")
     assert done.stderr.count("\n") == 1
 
 

@@ -64,7 +64,7 @@ BAD_SHAPES = {
     "": "it needs N",
     "M=2": "it needs N",
     "M=2,N=x": "N=x is not an integer",
-    "M=2,N=-5": "N=-5: 0 to ",
+    "M=2,N=-5": "N=-5 is out of range: 0 to ",
     "M=2,N=3,K=4": "no size 'K'",
     "M=2,M=3,N=4": "given twice",
     "1,2,3,1,nk,6": "6 sizes are too many",

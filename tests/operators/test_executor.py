@@ -578,7 +578,7 @@ def test_progress_adds_up_to_the_cells(scripted: type[Scripted]) -> None:
 def test_probe_reports_a_missing_gpu() -> None:
     assert executor.probe("cpu").environment.device == "cpu"
     if not torch.cuda.is_available():
-        with pytest.raises(GroupbenchError, match=r"^--device cuda: torch finds no CUDA GPU here; --device cpu "):
+        with pytest.raises(GroupbenchError, match=r"^--device cuda: torch finds no CUDA GPU here; use --device cpu "):
             executor.probe("cuda")
 
 

@@ -101,4 +101,4 @@ def test_tests_side_by_side_are_not_measured(run: Run) -> None:
     pytest.importorskip("xdist")
     result = run("--groupbench", "-n", "2")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    assert "leave -n out" in result.stderr.str()
+    assert "omit -n" in result.stderr.str()

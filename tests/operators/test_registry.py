@@ -230,7 +230,7 @@ BAD = {
     "an operator without a reference": ("a_plugin.unjudged", "raised ValueError: unjudged has no reference"),
     "an operator without a backend": ("a_plugin.empty_operator", "operator 'empty' has no backend"),
     "an operator of a name that there is": ("a_plugin.canary_again", "groupbench has an operator 'canary' already"),
-    "an operator with a name of two": ("a_plugin.two_operators", "since --op could not name it"),
+    "an operator with a name of two": ("a_plugin.two_operators", "because --op could not select it"),
     "a module with nothing": ("a_bare_plugin", "the module has no operator and no Backend"),
     "no such file": ("nowhere/softmax.py", "there is no file nowhere/softmax.py"),
     "a file that does not import": ("a_broken_plugin.py", "no_such_module_at_all"),
@@ -246,16 +246,16 @@ BAD = {
     "a function that raises": ("a_plugin.raises", "RuntimeError: first line"),
     "a generator that raises": ("a_plugin.raises_later", "RuntimeError: later"),
     "a function of a number": ("a_plugin.wrong", "neither a Backend"),
-    "a backend of no operator": ("a_plugin.nowhere", "there are: grouped_gemm, "),
+    "a backend of no operator": ("a_plugin.nowhere", "known: grouped_gemm, "),
     "a backend of an unknown operator": ("a_plugin.elsewhere", "'conv'"),
-    "no name": ("a_plugin.unnamed", "'' is not a backend's name: 1 to 500 printable characters"),
+    "no name": ("a_plugin.unnamed", "'' is not a backend's name: it needs 1 to 500 printable characters"),
     "a number for a name": ("a_plugin.numbered", "3 is not a backend's name"),
     "a name that no record holds": ("a_plugin.endless", "xxx is not a backend's name"),
     "a name of two lines": ("a_plugin.two_lines", r"'a\nb' is not a backend's name"),
     "a name that no encoding has": ("a_plugin.undecodable", r"'a\udcff' is not a backend's name"),
-    "two names in one": ("a_plugin.two_names", "'a,b' is not a backend's name, since --only could not name it"),
+    "two names in one": ("a_plugin.two_names", "'a,b' is not a backend's name, because --only could not select it"),
     "a name that ends in a space": ("a_plugin.padded", "'a ' is not a backend's name"),
-    "a kind there is not": ("a_plugin.unkind", "'unkind' is of kind 'cuda'; there are: torch, triton, helion"),
+    "a kind there is not": ("a_plugin.unkind", "'unkind' is of kind 'cuda'; known: torch, triton, helion"),
     "a kind that is not text": ("a_plugin.unhashable", "is of kind ['triton']"),
     "dots": ("..x", "neither module.attribute"),
     "this folder": (".", "it is a folder; name a file in it, such as FILE.py"),
@@ -345,11 +345,9 @@ def test_an_operator_is_imported_without_the_others() -> None:
 
 
 def test_unknown_names_are_reported_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"there are: grouped_gemm, .*, canary"):
+    with pytest.raises(UsageError, match=r"known: grouped_gemm, .*, canary"):
         get_operator("conv")
-    with pytest.raises(
-        UsageError, match=r"no operator 'twce' \(did you mean 'twice'\?\); there are: .*, canary, twice"
-    ):
+    with pytest.raises(UsageError, match=r"no operator 'twce' \(did you mean 'twice'\?\); known: .*, canary, twice"):
         get_operator("twce", ["an_operator"])
     with pytest.raises(UsageError, match="torch_loop"):
         get_backend(get_operator("grouped_gemm"), "cutlass")

@@ -15,31 +15,31 @@ INT32 = 2**31 - 1
 
 # operator, text, message
 WRONG = [
-    ("vector_add", "N=0", f"N=0: 1 to {2**40}"),
-    ("vector_add", "N=-1", f"N=-1: 1 to {2**40}"),
-    ("vector_add", "N=3,stride=0", f"stride=0: 1 to {2**40}"),
-    ("vector_add", "M=0,N=3", f"M=0: 1 to {2**40}"),
-    ("vector_add", f"N={2**41}", f"N={2**41}: 1 to {2**40}"),
+    ("vector_add", "N=0", f"N=0 is out of range: 1 to {2**40}"),
+    ("vector_add", "N=-1", f"N=-1 is out of range: 1 to {2**40}"),
+    ("vector_add", "N=3,stride=0", f"stride=0 is out of range: 1 to {2**40}"),
+    ("vector_add", "M=0,N=3", f"M=0 is out of range: 1 to {2**40}"),
+    ("vector_add", f"N={2**41}", f"N={2**41} is out of range: 1 to {2**40}"),
     ("vector_add", "N=x", "N=x is not an integer"),
-    ("split_k_matmul", "M=16,N=16,K=0", f"K=0: 1 to {INT32}"),
-    ("split_k_matmul", "M=-1,N=16,K=16", f"M=-1: 1 to {INT32}"),
-    ("matmul_outer_k", "16,-1,16", f"N=-1: 1 to {INT32}"),
+    ("split_k_matmul", "M=16,N=16,K=0", f"K=0 is out of range: 1 to {INT32}"),
+    ("split_k_matmul", "M=-1,N=16,K=16", f"M=-1 is out of range: 1 to {INT32}"),
+    ("matmul_outer_k", "16,-1,16", f"N=-1 is out of range: 1 to {INT32}"),
     ("matmul_outer_k", "16,16,1.5", "K=1.5 is not an integer"),
-    ("quantize_fp8", "rowwise,M=0,K=8", f"M=0: 1 to {INT32}"),
-    ("quantize_fp8", "blockwise,K=-8,M=8", f"K=-8: 1 to {INT32}"),
+    ("quantize_fp8", "rowwise,M=0,K=8", f"M=0 is out of range: 1 to {INT32}"),
+    ("quantize_fp8", "blockwise,K=-8,M=8", f"K=-8 is out of range: 1 to {INT32}"),
     ("quantize_fp8", "rowwise,M=x,K=1", "M=x is not an integer"),
-    ("canary", "copy,N=0", f"N=0: 1 to {2**20}"),
-    ("canary", "matmul,M=1,N=-2,K=1", f"N=-2: 1 to {2**20}"),
+    ("canary", "copy,N=0", f"N=0 is out of range: 1 to {2**20}"),
+    ("canary", "matmul,M=1,N=-2,K=1", f"N=-2 is out of range: 1 to {2**20}"),
     ("canary", "matmul,N=²", "N=² is not an integer"),
     ("canary", "matmul,N=٣", "N=٣ is not an integer"),
-    ("grouped_gemm", "4,0,8,0", f"K=0: 1 to {INT32}"),
-    ("grouped_gemm", "G=2,M=-4,N=4,K=4", f"M=-4: 0 to {INT32}"),
-    ("grouped_gemm", "G=2,M_g=5|-4,N=4,K=4", f"M_g=-4: 0 to {INT32}"),
+    ("grouped_gemm", "4,0,8,0", f"K=0 is out of range: 1 to {INT32}"),
+    ("grouped_gemm", "G=2,M=-4,N=4,K=4", f"M=-4 is out of range: 0 to {INT32}"),
+    ("grouped_gemm", "G=2,M_g=5|-4,N=4,K=4", f"M_g=-4 is out of range: 0 to {INT32}"),
     ("grouped_gemm", "G=2,M=4,N=x,K=4", "N=x is not an integer"),
-    ("grouped_gemm_fp8", "G=2,M=4,N=0,K=4", f"N=0: 1 to {INT32}"),
-    ("moe_layer", "T=1,k=1,G=1,H=8,F=0", f"F=0: 1 to {2**20}"),
-    ("moe_layer", "T=1,k=1,G=1,H=-8,F=8", f"H=-8: 1 to {2**20}"),
-    ("moe_layer", "T=-1,k=1,G=1,H=8,F=8", "T=-1, k=1: 0 to "),
+    ("grouped_gemm_fp8", "G=2,M=4,N=0,K=4", f"N=0 is out of range: 1 to {INT32}"),
+    ("moe_layer", "T=1,k=1,G=1,H=8,F=0", f"F=0 is out of range: 1 to {2**20}"),
+    ("moe_layer", "T=1,k=1,G=1,H=-8,F=8", f"H=-8 is out of range: 1 to {2**20}"),
+    ("moe_layer", "T=-1,k=1,G=1,H=8,F=8", "T=-1, k=1: the number of choices, T·k, must be 0 to "),
     ("moe_permute", "T=1,k=1,G=x,H=8", "G=x is not an integer"),
 ]
 
@@ -59,7 +59,7 @@ def test_numbers_within_the_limits_and_no_others(number: int, least: int, most: 
     if least <= number <= most:
         assert size("N", str(number), most, least) == number
     else:
-        with pytest.raises(ValueError, match=f"^N={number}: {least} to {most}$"):
+        with pytest.raises(ValueError, match=f"^N={number} is out of range: {least} to {most}$"):
             size("N", str(number), most, least)
 
 
@@ -73,7 +73,7 @@ def test_text_is_a_number_or_refused(text: str) -> None:
 
 
 def test_thousands_of_digits_are_counted() -> None:
-    with pytest.raises(ValueError, match=r"^N=9{30}\.\.\. has 5000 digits$"):
+    with pytest.raises(ValueError, match=r"^N=9{30}\.\.\. is too large: it has 5000 digits$"):
         whole("N", "9" * 5000)
 
 

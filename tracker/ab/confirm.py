@@ -64,12 +64,16 @@ class Confirmed:
             counts[one.verdict] = counts.get(one.verdict, 0) + 1
         parts = [f"{number} {verdict}" for verdict, number in counts.items()]
         if self.left_out:
-            parts.append(f"{len(self.left_out)} left out, the budget is spent; `groupbench confirm` continues")
+            parts.append(
+                f"{len(self.left_out)} left out because the budget is spent; run `groupbench confirm` to continue"
+            )
         if self.inconclusive:
-            parts.append(f"{counted(len(self.inconclusive), 'earlier comparison')} gave no decision; see --again")
+            parts.append(
+                f"{counted(len(self.inconclusive), 'earlier comparison')} gave no decision; repeat them with --again"
+            )
         if self.elsewhere:
             parts.append(f"{len(self.elsewhere)} cannot be measured on this machine")
-        return "CONFIRM " + (", ".join(parts) or "nothing to do: the run has no suspect that an A/B would decide")
+        return "CONFIRM " + (", ".join(parts) or "nothing to do: the run has no suspect that an A/B could decide")
 
 
 @dataclass(frozen=True)
@@ -292,7 +296,7 @@ def _check(row: Judged, here: Environment, pair: _Pair) -> None:
     assert row.point is not None
     if hardware_class(here) != row.series.hardware:
         raise AbError(
-            f"this machine has {hardware_class(here)}, the suspects ran on {row.series.hardware}: confirm them there"
+            f"this machine has {hardware_class(here)}, but the suspects ran on {row.series.hardware}: confirm there"
         )
     sides = ab_software(row.point.environment.facts), ab_software(here)
     if pair.toolchains is None and not agree(*sides):

@@ -154,7 +154,7 @@ def hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
 def _hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
     good, bad = history.good, history.bad
     if history.key(good) == history.key(bad):
-        return BisectResult("none", "no regression to find: the ends have the same files in the relevant paths")
+        return BisectResult("none", "no regression to find: GOOD and BAD have the same files in the relevant paths")
     ends = yield from compare(good, bad, "ends", trace)
     early = _without_search(ends, settings, good, bad)
     if early is not None:
@@ -188,10 +188,10 @@ def _without_search(ends: AbFinding, settings: Settings, good: str, bad: str) ->
         return inaccurate
     if ends.verdict == "same":
         what = {"worse": "regression", "better": "improvement", "either": "change"}[settings.direction]
-        return BisectResult("none", f"no {what} to find: the ends measure the same", ends)
+        return BisectResult("none", f"no {what} to find: GOOD and BAD measure the same", ends)
     if ends.verdict == "unknown" or not ends.effect:
         return BisectResult(
-            "undecided", "it is not clear whether the ends differ: raise --budget, or measure again", ends
+            "undecided", "it is not clear whether GOOD and BAD differ: raise --budget, or measure again", ends
         )
     if settings.direction == "worse" and ends.effect < 0:
         return BisectResult("opposite", "BAD is better than GOOD; --direction better finds the improvement", ends)
@@ -355,7 +355,9 @@ class _Hunter:
         rest = self.unexplained or None
         what, noun = "regression" if self.sign > 0 else "improvement", self.history.noun
         if not culprits and self.no_change and self.undecided is None:
-            none = BisectResult("none", f"no {what} to find: the difference of the ends did not appear again", ends)
+            none = BisectResult(
+                "none", f"no {what} to find: the difference between GOOD and BAD did not appear again", ends
+            )
             return _inaccurate(ends, self.settings) or none
         if not culprits:
             note = self.undecided.note if self.undecided else ""

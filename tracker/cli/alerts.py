@@ -130,7 +130,7 @@ def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, w
     from groupbench.tracker.judge import alert_moves
 
     if bool(ids) == improvements:
-        raise click.UsageError("name alerts by ID, or give --improvements")
+        raise click.UsageError("give the IDs of alerts, or --improvements")
     if improvements:
         _change(db, lambda session: _improvements(session, _person(who), reason))
     else:
@@ -169,7 +169,9 @@ def accept_transition(db: str, run: str | None, reason: str | None, who: str | N
         judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
         accepted = alert_moves.accept_transition(session, judged, _person(who), reason, _now())
         if not accepted:
-            raise QueryError(f"nothing to accept: no series of run {judged.run.id[:12]} moved with a transition")
+            raise QueryError(
+                f"nothing to accept: no series of run {judged.run.id[:12]} changed with its toolchain or machine"
+            )
         return accepted
 
     _change(db, change)

@@ -117,7 +117,7 @@ def backfill(
         try:
             run(by_halving(selected) if bisect else selected, again)
         except KeyboardInterrupt:
-            say(f"groupbench: interrupted; {run.text(len(selected))}; the same command continues")
+            say(f"groupbench: interrupted; {run.text(len(selected))}; repeat the command to continue")
             raise
     click.echo(f"BACKFILL {run.text(len(selected))}")
     context.exit(ExitCode.OK if run.settled == len(selected) else ExitCode.INCOMPLETE)

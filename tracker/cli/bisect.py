@@ -213,7 +213,7 @@ def bisect(
         try:
             result = drive.drive(hunting, comparator, log, print_step)
         except KeyboardInterrupt:
-            say("interrupted; `groupbench bisect --resume` continues")
+            say("interrupted; run `groupbench bisect --resume` to continue")
             raise
     _write(form, header, result, history, trace, path)
     context.exit(report.exit_code(result))

@@ -107,7 +107,7 @@ def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Fo
     for group in explanation.groups[:GROUPS]:
         click.echo(printable(f"{group.text} ({group.effect})"))
     if len(explanation.groups) > GROUPS:
-        click.echo(f"and {len(explanation.groups) - GROUPS} more groups; --json has all")
+        click.echo(f"and {len(explanation.groups) - GROUPS} more groups; --json lists all")
     click.echo(printable(explanation.head))
     if explanation.environment:
         click.echo(printable(f"environment: {'; '.join(explanation.environment)}"))
@@ -116,7 +116,7 @@ def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Fo
     for pair in explanation.profiles[:GROUPS]:
         _write_profiles(pair, form)
     if len(explanation.profiles) > GROUPS:
-        click.echo(f"and {len(explanation.profiles) - GROUPS} more profiles; --json has all")
+        click.echo(f"and {len(explanation.profiles) - GROUPS} more profiles; --json lists all")
 
 
 def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Format | None) -> None:

@@ -121,7 +121,7 @@ def gate(
     1  latency, accuracy or repeatability regressed, or a result is wrong
     2  usage error, or an output failed
     3  incomplete: a suspect or unresolved series, a failed or missing cell, or nothing measured
-    4  a series changed on a machine that has no earlier results of it
+    4  a series changed on a machine that has not measured it before
     """
     from groupbench.tracker import git
     from groupbench.tracker.judge import gate as gates

@@ -56,5 +56,5 @@ def league(context: click.Context, words: tuple[str, ...], as_json: bool, output
             file.write(page(tables).encode())
         say(f"wrote {output}")
     if not tables:
-        print("nothing to compare: no problem has two backends on one card at one commit", file=sys.stderr)
+        print("nothing to compare: no problem has two backends on one GPU at one commit", file=sys.stderr)
         context.exit(ExitCode.INCOMPARABLE)

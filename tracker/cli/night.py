@@ -128,7 +128,7 @@ def night(
     try:
         code = run(confirm_s)
     except KeyboardInterrupt:
-        say("groupbench: interrupted; the same command continues this run")
+        say("groupbench: interrupted; repeat the command to continue this run")
         raise
     context.exit(code)
 

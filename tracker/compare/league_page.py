@@ -13,7 +13,7 @@ HEAD = """# League table
 Times are medians over bursts. "Behind" is a backend's latency over the fastest one's: the geometric mean over its
 problems, with a 95 % interval. A value of 1.000 means always fastest. A backend wins if it is fastest or level with the
 fastest: the 95 % interval of the ratio contains 1, or the difference is too small to count. Nothing is compared across
-cards, toolchains or commits. Dynamic routing accepts new offsets without a new preparation; fixed routing does not."""
+GPUs, toolchains or commits. Dynamic routing accepts new offsets without a new preparation; fixed routing does not."""
 
 LONGEST = 60
 """Largest number of characters of a shape. Longer ones, such as lists of rows, are shortened in the middle."""
@@ -22,7 +22,7 @@ LONGEST = 60
 def page(tables: Sequence[LeagueTable]) -> str:
     """Return the whole page, or a sentence if nothing can be compared."""
     if not tables:
-        return f"{HEAD}\n\nNo problem has results of two backends on one card at one commit.\n"
+        return f"{HEAD}\n\nNo problem has results of two backends on one GPU at one commit.\n"
     return "\n\n".join([HEAD, *(part for table in tables for part in _table(table))]) + "\n"
 
 

@@ -18,9 +18,9 @@ HELD = 0x2
 REASONS = {
     0x4: ("SwPowerCap", "the power limit is reached"),
     0x8: ("HwSlowdown", "the hardware slows down"),
-    0x10: ("SyncBoost", "the clocks follow another card's"),
-    0x20: ("SwThermalSlowdown", "the card is too hot"),
-    0x40: ("HwThermalSlowdown", "the card is far too hot"),
+    0x10: ("SyncBoost", "the clocks follow another GPU's"),
+    0x20: ("SwThermalSlowdown", "the GPU is too hot"),
+    0x40: ("HwThermalSlowdown", "the GPU is far too hot"),
     0x80: ("HwPowerBrakeSlowdown", "the power supply requests less power"),
     0x100: ("DisplayClockSetting", "a display requests these clocks"),
 }
@@ -105,7 +105,7 @@ def _clocks(gpu: GpuDevice, area: str) -> Iterator[Check]:
             yield Check(area, "SM clock", f"held at {now} MHz of {highest}")
         else:
             steady = _steady(gpu, highest)
-            why = "clocks follow load and heat: latencies change by up to 5 %, of which rests before bursts hide most"
+            why = "clocks follow load and heat: latencies change by up to 5 %; rests before bursts hide most of it"
             command = f"sudo nvidia-smi -i {gpu.index} -lgc {steady},{steady}    # later: -rgc"
             yield Check(area, "SM clock", f"free: {now} MHz now, up to {highest}", "better", why, command)
     for bit, (name, meaning) in REASONS.items():
@@ -123,7 +123,7 @@ def _clocks(gpu: GpuDevice, area: str) -> Iterator[Check]:
         text = f"{limit / 1000:.0f} W"
         if usual is not None and limit < usual:
             command = f"sudo nvidia-smi -i {gpu.index} -pl {usual // 1000}"
-            why = f"below the default of {usual / 1000:.0f} W: under load it slows down earlier than other cards"
+            why = f"below the default of {usual / 1000:.0f} W: under load it slows down earlier than other GPUs"
             yield Check(area, "power limit", text, "better", why, command)
         else:
             yield Check(area, "power limit", text)
@@ -154,14 +154,14 @@ def _modes(gpu: GpuDevice, area: str) -> Iterator[Check]:
             yield Check(area, "ECC", current)
     errors = gpu.ask("nvmlDeviceGetTotalEccErrors", ERRORS_UNCORRECTED, SINCE_BOOT)
     if errors:
-        why = "faulty memory makes results wrong; have the card checked"
+        why = "faulty memory makes results wrong; have the GPU checked"
         yield Check(
             area, "memory errors", f"{errors} uncorrected since boot", "better", why,
             f"nvidia-smi -i {gpu.index} -q -d ECC,ROW_REMAPPER",
         )  # fmt: skip
     mig = gpu.ask("nvmlDeviceGetMigMode")
     if mig is not None and mig[0]:
-        why = "a process sees a slice of the card, so latencies are comparable only within the same slice"
+        why = "a process sees a slice of the GPU, so latencies are comparable only within the same slice"
         yield Check(area, "MIG", "on", "better", why, f"sudo nvidia-smi -i {gpu.index} -mig 0")
     elif mig is not None:
         yield Check(area, "MIG", "off")
@@ -177,7 +177,7 @@ def _company(gpu: GpuDevice, area: str) -> Iterator[Check]:
         name = _process_name(gpu.nvml, pid)
         used = getattr(process, "usedGpuMemory", None)
         memory = f", {used / 2**20:.0f} MiB" if used else ""
-        why = "other work on the card slows down the measured kernels: wait for it, or end it"
+        why = "other work on the GPU slows down the measured kernels: wait for it, or end it"
         yield Check(area, "process", f"{pid} {name}{memory}", "better", why, f"ps -fp {pid}")
     if not others:
         yield Check(area, "processes", "none")

@@ -331,7 +331,7 @@ class LatencyRule:
         compared = self._compared(row, [before.pk], [self.data.run.pk])
         row = replace(row, compared=compared)
         if compared is not None and compared.verdict == SAME:
-            note = joined("another card; A/B on one card: no difference", row.note)
+            note = joined("another GPU; A/B on one GPU: no difference", row.note)
             return replace(row, verdict=Verdict.OK, news=replace(row.news, loud=True), note=note)
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
             old = self.data.facts.get((point.series.pk, before.pk))

@@ -260,7 +260,7 @@ class Gate:
         repeated = {note: number for note, number in counts.items() if number > 1}
         lines = list(self.transitions)
         for note, number in repeated.items():
-            then = "; run `groupbench confirm` to measure both commits on this card" if note in measurable else ""
+            then = "; run `groupbench confirm` to measure both commits on this GPU" if note in measurable else ""
             lines.append(f"{number} series incomparable: {note}{then}")
         return lines, [
             row for row in self.notable if not (row.verdict is Verdict.INCOMPARABLE and row.note in repeated)
@@ -314,7 +314,7 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict
     elif code is ExitCode.INCOMPLETE:
         text = _incomplete(rows, strict)
     elif code is ExitCode.INCOMPARABLE:
-        text = f"{counts[Verdict.INCOMPARABLE]} series moved on a machine that is new to them"
+        text = f"{counts[Verdict.INCOMPARABLE]} series changed on a machine that has not measured them before"
     else:
         text = _passed(rows, counts)
     return f"GATE {OUTCOMES[code].word}: {text}"

@@ -81,7 +81,7 @@ def check_inputs(op: Any) -> None:
 def check_backends(op: Any, setup: Setup) -> None:
     """Raise UsageError for unknown backends, which TritonBench would ignore."""
     registered = list(triton_op.REGISTERED_BENCHMARKS.get(op.name, ()))
-    there_are = f"there are: {', '.join(registered)}"
+    listing = f"known: {', '.join(registered)}"
     prefixes = op.tb_args.only_match_mode != "exact"
     only, skip = op._only or [], op._skip or []
     baselines = op.tb_args.baseline.split(",") if op.tb_args.baseline else []
@@ -91,9 +91,9 @@ def check_backends(op: Any, setup: Setup) -> None:
     wrong = [name for name in baselines if name not in registered] + (strays if setup.alone else [])
     send(setup, Event(strays=tuple(strays)))
     if wrong:
-        raise UsageError(f"no backend {wrong[0]!r}; {there_are}")
+        raise UsageError(f"no backend {wrong[0]!r}; {listing}")
     if only and not set(only) - set(strays):
-        raise UsageError(f"none of the backends of --only; {there_are}")
+        raise UsageError(f"none of the backends of --only; {listing}")
     if not set(only or registered) - set(skip):
         raise UsageError("--only and --skip leave no backend")
 

@@ -83,7 +83,7 @@ def test_texts_for_people() -> None:
         ("G=1,groups=99999x99999x2:2x2:2", "at most"),
         ("G=1,groups=40000x40000x1:40000x40000:40000", "64 bits"),
         ("G=1,groups=random(x)", "random=x is not an integer"),
-        ("G=9000,groups=random(1)", "longer than"),
+        ("G=9000,groups=random(1)", "more than"),
         ("G=1,groups=2x2x2:2x2:2,G=1", "given twice"),
     ],
 )

@@ -382,7 +382,7 @@ def test_workers_use_cpus_only_on_request(gpus: str | None, monkeypatch: pytest.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # as on a host without a GPU
     monkeypatch.setenv("TRITON_INTERPRET", "0")
     monkeypatch.setattr(local, "_card", cells.look_at_slot)
-    with pytest.raises(UsageError, match="torch sees no GPU here; --device cpu"):
+    with pytest.raises(UsageError, match="torch sees no GPU here; use --device cpu"):
         local.look(gpus, "auto")
     slots = [slot for slot, _ in local.look(gpus, "cpu")]
     assert [slot.name for slot in slots] == [f"cpu {n}" for n in (gpus or "0").split(",")]
@@ -444,7 +444,7 @@ def test_the_command_measures_on_two_cards_and_resumes(tritonbench: Callable[...
     arguments = (*COMMAND, "--gpus", "0,1", "--commit", "abcdef12", "--records", records)
     done = tritonbench(*arguments)
     assert done.returncode == 0, done.stderr
-    assert "on 2 cards" in done.stdout.splitlines()[0]
+    assert "on 2 GPUs" in done.stdout.splitlines()[0]
     lines = records.read_bytes().splitlines(keepends=True)
     assert [r.status for _, r in read(lines)] == ["ok", "ok"]
     records.write_bytes(lines[0] + lines[1][:50])  # killed while it wrote

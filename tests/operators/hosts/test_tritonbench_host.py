@@ -514,7 +514,7 @@ def test_operators_after_a_failure_are_measured(measured: Callable[..., Any]) ->
     assert nothing.startswith(
         "tritonbench: mx4_to_fp32: TritonBench measured nothing: none of the selected backends of mx4_to_fp32"
     )
-    assert no_such.startswith("tritonbench: no_such: no operator 'no_such'; there are: grouped_gemm, ")
+    assert no_such.startswith("tritonbench: no_such: no operator 'no_such'; known: grouped_gemm, ")
 
 
 def test_latency_is_measured_even_if_the_operator_does_not_select_it(measured: Callable[..., Any]) -> None:
@@ -530,15 +530,15 @@ OURS = ("--op", "grouped_gemm", "--suite", "smoke")
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "an unknown operator": (
         ("--op", "moe_permut"),
-        "moe_permut: no operator 'moe_permut' (did you mean 'moe_permute'?); there are: grouped_gemm, ",
+        "moe_permut: no operator 'moe_permut' (did you mean 'moe_permute'?); known: grouped_gemm, ",
     ),
     "an operator that a plugin has under another name": (
         ("--op", "row_softmx", "--plugin", "examples/operators/row_softmax.py"),
-        "row_softmx: no operator 'row_softmx' (did you mean 'row_softmax'?); there are: grouped_gemm, ",
+        "row_softmx: no operator 'row_softmx' (did you mean 'row_softmax'?); known: grouped_gemm, ",
     ),
     "a mode that ours lacks": (
         (*OURS, "--fwd-bwd"),
-        "grouped_gemm has no mode 'fwd_bwd'; there are: fwd, bwd",
+        "grouped_gemm has no mode 'fwd_bwd'; known: fwd, bwd",
     ),
     "an option of ours": ((*OURS, "--numinputs", "2"), "grouped_gemm: unknown option or argument: --numinputs 2"),
     "an option": (("--op", "sum", "--input-dimm", "2"), "sum: unrecognized arguments: --input-dimm 2"),
@@ -550,12 +550,12 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "an option of its host": (("--op", "sum", "--rep", "x"), "sum: argument --rep: invalid int value: 'x'"),
     "its timing of ours": ((*OURS, "--rep", "5"), "grouped_gemm: --rep works only with TritonBench's own operators"),
     "our timing of its": (("--op", "sum", "--bursts", "2"), "--bursts works only with groupbench's operators; sum is"),
-    "a backend": (("--op", "sum", "--only", "torch_sum,summ"), "sum: no backend 'summ'; there are: triton_sum, "),
-    "a backend to skip": (("--op", "sum", "--skip", "summ"), "sum: no backend 'summ'; there are: triton_sum, "),
-    "a baseline of ours": ((*OURS, "--baseline", "no"), "grouped_gemm: no backend 'no'; there are: torch_loop, "),
+    "a backend": (("--op", "sum", "--only", "torch_sum,summ"), "sum: no backend 'summ'; known: triton_sum, "),
+    "a backend to skip": (("--op", "sum", "--skip", "summ"), "sum: no backend 'summ'; known: triton_sum, "),
+    "a baseline of ours": ((*OURS, "--baseline", "no"), "grouped_gemm: no backend 'no'; known: torch_loop, "),
     "backends of neither": (
         ("--op", "sum,test_op", "--only", "no", "--num-inputs", "1"),
-        "sum: none of the backends of --only; there are: triton_sum, torch_sum, torch_compile_sum; test_op: none",
+        "sum: none of the backends of --only; known: triton_sum, torch_sum, torch_compile_sum; test_op: none",
     ),
     "an input": (("--op", "sum", "--input-id", "99"), "sum: --input-id 99: there are inputs 0 to 13"),
     "an input of ours": ((*OURS, "--input-id", "9"), "grouped_gemm: --input-id 9: there are inputs 0 to 3"),

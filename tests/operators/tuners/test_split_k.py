@@ -49,7 +49,7 @@ def test_no_more_configs_than_asked_for_and_the_rule_first(number: int, most: in
         (("--configs", "3", "--suite", "smoke", "--dtype", "fp32"), "tuning needs the GPU to tune for"),
         (("--dtype", "foo"), "'foo' is not one of 'bf16', 'fp16', 'fp32'"),
         (("--suite", "foo"), "'foo' is not one of 'skinny'"),
-        (("--shape", "16,16,0"), "K=0: 1 to"),
+        (("--shape", "16,16,0"), "K=0 is out of range: 1 to"),
         (("--limit", "60"), "No such option"),  # an option of the other tuners, in seconds
     ],
 )

@@ -233,7 +233,7 @@ def test_another_card_is_compared_on_one(cli: Cli, stored: Stored, make: Any, be
     assert cli("confirm").exit_code == 0
     assert bench.compared[0][:2] == (commit(5), commit(6))
     result = cli("gate")
-    assert (result.exit_code, "another card; A/B on one card: no difference" in result.stdout) == (0, True)
+    assert (result.exit_code, "another GPU; A/B on one GPU: no difference" in result.stdout) == (0, True)
     stored([make(7, ms=1.2, environment={"gpu_uuid": "GPU-3"})])
     bench.plan("different", 0.2)
     assert cli("confirm").exit_code == 0
@@ -285,7 +285,7 @@ def test_what_fails_on_one_side_is_kept(cli: Cli, stored: Stored, make: Any, ben
     stored(suspect(make))
     bench.plan("failed", message="head (006): cannot compile", failed_side="head", failed_status="error")
     assert cli("confirm").exit_code == 3
-    assert "1 earlier comparison gave no decision; see --again" in cli("confirm").stdout
+    assert "1 earlier comparison gave no decision; repeat them with --again" in cli("confirm").stdout
 
 
 @pytest.mark.parametrize("wrong", ["device", "model"])
@@ -319,7 +319,7 @@ def test_a_spent_budget_is_reported(stored: Stored, make: Any, bench: FakeBench,
     with open_store(db, create=False) as store:
         done = confirm(store, repo=Path(), budget_s=120, clock=lambda: bench.now)
         assert [row.series.backend for row in done.left_out] == ["b3"]
-        assert "1 left out, the budget is spent" in done.text
+        assert "1 left out because the budget is spent" in done.text
         assert not done.decided
         assert [round(budget) for *_, budget in bench.compared] == [60, 60, 20]
         assert confirm(store, repo=Path(), budget_s=120, clock=lambda: bench.now).decided

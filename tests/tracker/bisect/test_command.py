@@ -157,7 +157,7 @@ def test_tables_have_a_row_for_each_commit(cli: Cli, lab: Lab, line: tuple[Path,
 @pytest.mark.parametrize(
     ("planted", "more", "code", "text"),
     [
-        ({}, (), 0, "no regression to find: the ends measure the same"),
+        ({}, (), 0, "no regression to find: GOOD and BAD measure the same"),
         ({"c4": -0.02}, (), 0, "BAD is better than GOOD"),
         ({"c4": -0.02}, ("--direction", "better"), 0, "% faster"),
         ({"c4": 0.02}, ("--direction", "better"), 1, "BAD is worse than GOOD"),

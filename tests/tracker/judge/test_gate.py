@@ -118,7 +118,10 @@ def test_a_range_of_commits_has_the_command_that_finds_the_commit(
     assert label == "one of 4 commits"
     assert command == (f"groupbench --db {db} bisect {commits[0]} {commits[4]} --series 1{option} --device cuda")
     done = cli(*shlex.split(command)[3:])  # `cli` adds --db itself; the commits do not differ, so nothing is measured
-    assert (done.exit_code, done.stdout.startswith("no regression to find: the ends have the same files")) == (0, True)
+    assert (done.exit_code, done.stdout.startswith("no regression to find: GOOD and BAD have the same files")) == (
+        0,
+        True,
+    )
 
 
 def test_a_single_commit_or_an_unknown_one_needs_no_search(
@@ -428,7 +431,7 @@ def test_one_reason_for_many_series_is_listed_once(cli: Cli, stored: Stored, mak
     stored([*nights, *now, make(5, ms=1.1, backend="c", environment=other | {"driver": "580.2"})])
     result = cli("gate")
     (folded,) = [line for line in result.stdout.splitlines() if line.startswith("2 series incomparable: gpu_uuid ")]
-    assert folded.endswith("run `groupbench confirm` to measure both commits on this card")
+    assert folded.endswith("run `groupbench confirm` to measure both commits on this GPU")
     assert "driver 570.1 → 580.2" in result.stdout
 
 
