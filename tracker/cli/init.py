@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import keyword
+import re
 import subprocess
 from importlib import resources
 from pathlib import Path
@@ -18,6 +19,9 @@ from groupbench.tracker.text.wording import printable
 
 IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupbench/")
 """Files that runs write and git should ignore."""
+
+_PLAIN = re.compile(r"[\w./+ -]+")
+"""A path that means the same in YAML, TOML and a quoted word of a shell."""
 
 
 @click.command()
@@ -42,6 +46,12 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     within = folder.resolve().relative_to(top.resolve()).as_posix()
     prefix = "" if within == "." else f"{within}/"
     bench = benchmark or f"bench_{operator}.py"
+    for name in (within, bench):
+        if not _PLAIN.fullmatch(name):
+            raise click.UsageError(
+                f"the name {name!r} has characters that a shell or YAML would interpret: rename it, "
+                "with letters, digits, spaces, dots, dashes and underscores only"
+            )
     words = {"OPERATOR": operator, "BENCHMARK": bench, "WITHIN": within, "FOLDER": prefix}
     ours = _is_ours(operator)
     if ours:

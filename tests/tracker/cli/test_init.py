@@ -122,3 +122,12 @@ def test_a_second_operator_is_to_be_added_to_the_file_that_is_kept(repository: P
 def test_a_name_that_is_no_name(repository: Path) -> None:
     assert CliRunner().invoke(init, ["--operator", "my-norm"]).exit_code == 2
     assert files(repository) == set()
+
+
+@pytest.mark.parametrize("name", ["x$(touch y)", "${{ github.token }}", "n: [z]", 'a"b'])
+def test_a_folder_that_a_workflow_would_interpret(repository: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repository / name).mkdir()
+    monkeypatch.chdir(repository / name)
+    done = CliRunner().invoke(init, [])
+    assert done.exit_code == 2 and "a shell or YAML would interpret" in done.output
+    assert not list((repository / name).iterdir())
