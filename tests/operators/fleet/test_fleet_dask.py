@@ -228,7 +228,7 @@ def worker_command(*arguments: str) -> tuple[int, str]:
 def test_the_worker_command_without_a_gpu_suggests_the_cpu() -> None:
     code, errors = worker_command("tcp://127.0.0.1:1")
     assert (code, errors.count("\n")) == (2, 1)
-    assert "torch sees no GPU here; --device cpu" in errors
+    assert "torch sees no GPU here; use --device cpu" in errors
     code, errors = worker_command("udp://a:1")
     assert (code, errors.count("\n")) == (2, 1)
     assert "'udp://a:1' is not a scheduler's address" in errors
