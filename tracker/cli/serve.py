@@ -80,9 +80,10 @@ def serve(
         import uvicorn
 
         from groupbench.tracker.serve.app import create_app
-        from groupbench.tracker.serve.connection import MOST, Connection
+        from groupbench.tracker.serve.connection import BACKLOG, Connection
         from groupbench.tracker.serve.lane import SWITCH_S
         from groupbench.tracker.serve.security import LOOPBACK, is_loopback
+        from groupbench.tracker.serve.worker import spare_from_collection
     except ModuleNotFoundError as error:
         raise ServeError(f"`serve` needs {error.name}, which is not installed: pip install -e '.[serve]'") from error
     token, addresses = _token(token_file) if write else None, _addresses(proxies)
@@ -101,11 +102,12 @@ def serve(
         if not alone:
             say(f"anyone who can reach {host} can read the database")
         config = uvicorn.Config(
-            app, http=Connection, ws="none", log_level="warning", access_log=False, server_header=False,
-            proxy_headers=False, timeout_keep_alive=20, limit_concurrency=MOST, timeout_graceful_shutdown=3,
+            app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False,
+            proxy_headers=False, timeout_keep_alive=20, backlog=BACKLOG, timeout_graceful_shutdown=3,
         )  # fmt: skip
         signal.signal(signal.SIGTERM, _end)
         sys.setswitchinterval(SWITCH_S)
+        spare_from_collection()
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -7,7 +7,7 @@ page's data is the body of the JSON response; a browser gets the same data as HT
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -126,7 +126,7 @@ def _page(path: str, view: View) -> Route:
         heavy = lane.is_heavy(parameters)
         # The results of comparisons are in this process, and too large for another.
         apart = heavy and state.pages is not None and view is not comparing.compare
-        async with state.lane.enter(client_of(request, state.proxies), heavy, lane.REST if heavy and not apart else 0):
+        async with _turn(request, heavy, lane.REST if heavy and not apart else 0):
             if apart:
                 made = await state.pages.respond(site, *work)
             else:
@@ -136,6 +136,13 @@ def _page(path: str, view: View) -> Route:
         return Response(made.body, made.status, made.headers, made.kind)
 
     return Route(path, endpoint, methods=["GET"])
+
+
+def _turn(request: Request, heavy: bool = False, rest: float = 0) -> AbstractAsyncContextManager[None]:
+    """Return the context of a request's work, which begins when it is the turn of its client."""
+    state = request.app.state
+    turns: lane.Lane = state.lane
+    return turns.enter(client_of(request, state.proxies), heavy, rest)
 
 
 async def change(request: Request) -> Response:
@@ -158,9 +165,10 @@ async def login_form(request: Request) -> Response:
     person = site.guard.person(request)
     writes = site.guard.writes
     page = Page("login.html", {"writes": writes}, {"path": "/login", "asked": parameters, "next": back})
-    made = await run_in_threadpool(
-        respond, site, lambda _, __: page, parameters, {}, Wanted.of(request, person), writes
-    )
+    async with _turn(request):
+        made = await run_in_threadpool(
+            respond, site, lambda _, __: page, parameters, {}, Wanted.of(request, person), writes
+        )
     return Response(made.body, made.status, made.headers, made.kind)
 
 
@@ -240,7 +248,8 @@ async def healthz(request: Request) -> Response:
         with site.database.read() as session:
             site.facets(session)
 
-    await run_in_threadpool(look)
+    async with _turn(request):
+        await run_in_threadpool(look)
     return Response(b'{"ok":true}', media_type="application/json")
 
 
@@ -248,7 +257,7 @@ async def static(request: Request) -> Response:
     parameters = Parameters.of_query(request.url.query)
     parameters.text("v")
     parameters.done()
-    return await run_in_threadpool(static_file, request.path_params["name"], request.headers)
+    return static_file(request.path_params["name"], request.headers)  # from memory
 
 
 # ---- errors
@@ -288,5 +297,9 @@ async def _error_page(request: Request, status: int, message: str, headers: Any 
     page = Page("error.html", {"error": message}, {"path": "", "status_code": status}, status)
     site: Site = request.app.state.site
     name, writes = site.database.store.name, site.guard.writes
-    text = await run_in_threadpool(render, Wanted.of(request), page, name, writes)
+    try:
+        async with _turn(request):
+            text = await run_in_threadpool(render, Wanted.of(request), page, name, writes)
+    except lane.CrowdedError:
+        return Response(message, status, headers, "text/plain; charset=utf-8")
     return Response(text, status, headers, "text/html; charset=utf-8")

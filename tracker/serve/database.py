@@ -79,7 +79,7 @@ def _check_revision(location: str) -> None:
 
 
 def _be_impatient(store: Store) -> None:
-    """Limit how long a connection waits for locks (SQLite) or runs a statement (PostgreSQL)."""
+    """Limit how long a connection waits for locks (SQLite), or runs a statement and on how many cores (PostgreSQL)."""
     listen = {"sqlite": _wait_briefly, "postgresql": _ask_briefly}.get(store.engine.dialect.name)
     if listen is not None:
         store.engine.dispose()  # the connection that opened it has no limit
@@ -93,4 +93,7 @@ def _wait_briefly(connection: Any, _: Any) -> None:
 def _ask_briefly(connection: Any, _: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET statement_timeout = '30s'")
+        # One request uses one core at most: no parallel workers, and no compiling, which takes longer than most pages.
+        cursor.execute("SET max_parallel_workers_per_gather = 0")
+        cursor.execute("SET jit = off")
     connection.commit()

@@ -22,7 +22,7 @@ from groupbench.tracker.serve.parameters import Parameters
 from groupbench.tracker.serve.render import Wanted, prepare, render
 from groupbench.tracker.serve.security import Guard
 from groupbench.tracker.serve.site import Page, Site
-from groupbench.tracker.serve.worker import NICE_PAGES, JobWorker
+from groupbench.tracker.serve.worker import NICE_PAGES, JobWorker, spare_from_collection
 
 LIMIT_S = 10.0
 """Maximum CPU time of a large page in seconds."""
@@ -146,6 +146,7 @@ def _warm(location: str) -> None:
     site = _site(location)
     with site.database.read() as session:
         site.facets(session)
+    spare_from_collection()
 
 
 def _respond(location: str, results: Mapping[Hashable, Any], *args: Any) -> PageResponse | _Question:

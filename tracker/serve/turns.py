@@ -87,6 +87,12 @@ def client_of(request: Request, proxies: Collection[str]) -> str:
     forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
     while (address := address.removeprefix(_IPV4_IN_IPV6)) in proxies and forwarded:
         address = forwarded.pop().strip() or address
+    return machine_of(address)
+
+
+def machine_of(address: str) -> str:
+    """Return the part of an IP address that names a machine, or an empty text for another address."""
+    address = address.removeprefix(_IPV4_IN_IPV6)
     try:
         number = ipaddress.ip_address(address)
     except ValueError:

@@ -169,3 +169,13 @@ def test_a_refusal_is_held_back(serve: Client, nights: Any, monkeypatch: pytest.
     assert client.get("/compare.json?a=previous&b=latest").json()["state"] == "crowded"
     assert client.get("/series.json").status_code == 200
     assert held == [lane.REFUSED_S, lane.CROWDED_S]
+
+
+@pytest.mark.parametrize(("path", "status"), [("/nothing", 404), ("/login", 503), ("/healthz", 503)])
+def test_small_answers_take_turns_too(
+    serve: Client, nights: Any, monkeypatch: pytest.MonkeyPatch, path: str, status: int
+) -> None:
+    monkeypatch.setattr(lane, "Turns", lambda *_: Turns(0, 0, 0))
+    monkeypatch.setattr(lane, "REFUSED_S", 0.0)
+    answer = serve().get(path, headers={"Accept": "text/html"})
+    assert (answer.status_code, answer.headers["Content-Type"]) == (status, "text/plain; charset=utf-8")

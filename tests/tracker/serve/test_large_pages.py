@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
 from typing import Any
@@ -72,6 +73,13 @@ def test_what_a_job_raises_is_raised_in_the_page(db: Any, nights: Any) -> None:
     with pytest.raises(responses.StoreError, match="no room"):
         jobs_of_page.ask("of", 1, os.stat)
     jobs.close()
+
+
+@pytest.mark.sqlite
+def test_their_process_spares_what_exists_at_its_start_from_collection(nights: Any) -> None:
+    pages = responses.PageWorker(str(nights))
+    assert pages._process.submit(gc.get_freeze_count, seconds=60).result() > 10_000
+    pages.close()
 
 
 class _Failing(Jobs):

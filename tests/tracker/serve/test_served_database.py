@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from sqlalchemy import delete, event, select
+from sqlalchemy import delete, event, select, text
 from starlette.testclient import TestClient
 
 from groupbench.tracker.errors import StoreError
@@ -28,9 +28,16 @@ Act = Callable[..., Any]
 def test_the_database_is_opened_to_read(nights: Any) -> None:
     opened = database.open_to_read(str(nights))
     with opened.read() as session, pytest.raises(Exception, match=r"readonly|read-only"):
-        from sqlalchemy import text
-
         session.execute(text("DELETE FROM alert_event"))
+    opened.close()
+
+
+def test_a_statement_uses_one_core_of_postgresql(nights: Any) -> None:
+    opened = database.open_to_read(str(nights))
+    with opened.read() as session:
+        if session.get_bind().dialect.name == "postgresql":
+            settings = [session.scalar(text(f"SHOW {name}")) for name in ("max_parallel_workers_per_gather", "jit")]
+            assert settings == ["0", "off"]
     opened.close()
 
 
