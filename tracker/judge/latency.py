@@ -10,6 +10,7 @@ import numpy as np
 
 from groupbench.tracker.judge import transitions
 from groupbench.tracker.judge.alert_levels import LATEST, on_level
+from groupbench.tracker.judge.beyond import with_other_evidence
 from groupbench.tracker.judge.causes import DRIFT, Cause, Facts, find_cause, some
 from groupbench.tracker.judge.gate_data import GateData, point_facts
 from groupbench.tracker.judge.levels import latency_history
@@ -142,7 +143,7 @@ class LatencyRule:
                 )
         findings = scans.scan(histories, q=Q)
         return {
-            key: LatencyFinding(past, finding, history_.min_effect)
+            key: LatencyFinding(past, with_other_evidence(self.data, past, history_, finding), history_.min_effect)
             for (key, past), finding, history_ in zip(pasts.items(), findings, histories, strict=True)
         }
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from groupbench.tracker.judge.gate import judge_run
-from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
@@ -78,3 +78,70 @@ def test_a_commit_in_between_that_was_measured_twice_is_not_a_base(make: Any, st
     again = f"{2:03x}" + "c" * 37
     row = judged(stored, [make(1), make(2, 1.5), make(3, 1.5, commit=again)])
     assert row.ab_base is not None and row.ab_base.commit == make(1).run.commit.hash
+
+
+def of_history(
+    make: Any, stored: Any, levels: list[float], found: tuple[int, int, str, float] | None = None, **fields: Any
+) -> Gate:
+    """Judge the newest of some nights with these latencies, after an A/B (base, head, verdict, effect) of two."""
+    records = [make(night, ms, **fields) for night, ms in enumerate(levels, 1)]
+    with open_store(stored(records), create=False) as store, store.write() as session:
+        run = find_run(session, None)
+        if found is not None:
+            base, head = (records[night - 1].run.commit.hash for night in found[:2])
+            comparison = Compared(base, head, found[2], datetime(2026, 1, 9, tzinfo=UTC), *[found[3]] * 3)
+            comparisons.store(session, judge_run(session, run).rows[0].series.pk, comparison)
+        return judge_run(session, run)
+
+
+STEPS = {
+    "the third result": ([1, 1.01, 2], 3, 1),
+    "after one result": ([1, 2, 2.02], 2, 2),
+    "four results ago": ([1, 1.01, 2, 1.95, 1.98, 2.02], 3, 4),
+}
+
+
+@pytest.mark.parametrize(("levels", "head", "since"), STEPS.values(), ids=STEPS)
+def test_a_large_step_inside_a_short_history_is_a_suspect(
+    levels: list[float], head: int, since: int, make: Any, stored: Any
+) -> None:
+    judged = of_history(make, stored, levels)
+    (row,) = judged.rows
+    assert judged.exit_code == 3 and row.verdict == "suspect"
+    assert row.change == pytest.approx(1.0, abs=0.05) and row.news.since == since
+    assert row.span is not None and row.span.head.commit == make(head).run.commit.hash
+    assert row.ab_base is not None and row.ab_base.commit == make(head - 1).run.commit.hash
+
+
+CALM = {
+    "back on the level before": [1, 1.01, 2, 2.02, 1],
+    "a small step": [1, 1.01, 1.05, 1.06, 1.05],
+    "a scatter as wide as the step": [1, 1.6, 2.2, 2.9, 2.3],
+}
+
+
+@pytest.mark.parametrize("levels", CALM.values(), ids=CALM)
+def test_a_short_history_without_a_clear_step_has_no_suspect(levels: list[float], make: Any, stored: Any) -> None:
+    assert not of_history(make, stored, levels).suspects
+
+
+@pytest.mark.parametrize(
+    ("levels", "found", "verdict"),
+    [
+        ([1, 1.01, 1.06, 1.05, 1.05, 1.06], (2, 3, "different", 0.05), "regressed"),
+        ([1.06, 1.05, 1, 1.01, 1, 1.01], (2, 3, "different", -0.05), "improved"),
+        ([1, 1.01, 1.06, 1.05, 1, 1, 1.01], (2, 3, "different", 0.05), "ok"),
+        ([1, 1.01, 2, 2.01, 2, 2.02], (2, 5, "same", 0.0), "ok"),
+        ([1, 1, *[1.06] * 21], (2, 3, "different", 0.05), "ok"),
+    ],
+    ids=["slower", "faster", "back on the level before", "the same", "20 results ago"],
+)
+def test_a_stored_comparison_decides_later_runs(
+    levels: list[float], found: tuple[int, int, str, float], verdict: str, make: Any, stored: Any
+) -> None:
+    judged = of_history(make, stored, levels, found)
+    (row,) = judged.rows
+    assert row.verdict == verdict
+    if row.verdict.changed:
+        assert row.span is not None and row.span.head.commit == make(3).run.commit.hash
+        assert row.news.since == 4 and row.note is not None and "A/B of" in row.note

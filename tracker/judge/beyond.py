@@ -1,0 +1,55 @@
+"""Changes of latency that statistics do not see: those that a stored A/B found, and steps in a short history."""
+
+from __future__ import annotations
+
+from groupbench.tracker.judge.gate_data import GateData
+from groupbench.tracker.judge.parts import OLD, moved
+from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.stats import young
+from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import DIFFERENT, Compared
+
+
+def with_other_evidence(data: GateData, past: Past, history: SeriesHistory, finding: SeriesFinding) -> SeriesFinding:
+    """Return the statistics' finding, or if it is no change, one that an A/B or a short history shows."""
+    if moved(finding):
+        return finding
+    return _measured_step(data, past, history) or young.find_step(history) or finding
+
+
+def _measured_step(data: GateData, past: Past, history: SeriesHistory) -> SeriesFinding | None:
+    """Return the change that a stored A/B found between two commits of the history, if its level is still there.
+
+    A slowdown comes before an improvement. Of several A/Bs, the one that spans the fewest results decides.
+    """
+    stored = [one for one in data.comparisons.get(past.series, ()) if one.verdict == DIFFERENT and not one.toolchains]
+    if not stored:
+        return None
+    steps = [step for one in stored if (step := _step(data, past, history, one)) is not None]
+    return max(steps, key=_weight, default=None)
+
+
+def _weight(step: SeriesFinding) -> tuple[bool, int, int]:
+    assert step.effect is not None and step.first is not None and step.last is not None
+    return step.effect > 0, step.first - step.last, step.last
+
+
+def _step(data: GateData, past: Past, history: SeriesHistory, compared: Compared) -> SeriesFinding | None:
+    """Return the step between the commits of an A/B, or None if the results or a newer A/B contradict it."""
+    runs = past.run[past.alike].tolist()
+    measured = [None if data.runs[run].dirty else data.runs[run].commit for run in runs]
+    if compared.base not in measured or not compared.effect or abs(compared.effect) < history.min_effect:
+        return None
+    start = measured.index(compared.base)
+    last = next((at for at in range(start + 1, len(runs)) if measured[at] == compared.head), None)
+    if last is None or len(runs) - last > OLD:
+        return None
+    first = max(at for at in range(last) if measured[at] == compared.base)
+    step = young.step_between(history, first, last)
+    before, after = runs[: first + 1], runs[last:]
+    evidence = data.evidence(past.series, before, after)
+    decisive = comparisons.about(evidence, data.clean_commits(before), data.clean_commits(after))
+    if decisive is None or decisive.verdict != DIFFERENT or not decisive.effect:
+        return None
+    return step if young.is_still_there(history, step, decisive.effect) else None

@@ -1,0 +1,89 @@
+"""Steps that statistics cannot judge: those of a short history, and those between two results that others compared.
+
+A history of fewer than ten results has no segments, so a step inside it counts as scatter. It is a suspect if both
+levels are far apart, compared with their own scatter and with the bursts of their results. The newest result alone is
+left to `records.py` as soon as that can judge it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from groupbench.tracker.stats.batches import MIN_POINTS
+from groupbench.tracker.stats.changepoints import MIN_SEGMENT
+from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory
+from groupbench.tracker.stats.thresholds import typical
+
+FEWEST = 3
+"""Smallest number of results in which two agree against a third."""
+FAR = 2.0
+"""Smallest distance of two such levels, as a multiple of a gross change; a single outlier can be a gross change."""
+SIGMAS = 6.0
+"""Smallest distance in standard errors of a result."""
+AGREE = 2.0
+"""Smallest distance as a multiple of the range of the results on a level."""
+LEVEL = 10
+"""Largest number of results before a step that form its earlier level."""
+NEWEST = 3
+"""Number of newest results that show whether a level is still there."""
+
+
+def find_step(history: SeriesHistory) -> SeriesFinding | None:
+    """Return the clearest step to the newest level of a short history as a suspect, or None."""
+    place = _newest_environment(history)
+    n = len(place)
+    if not FEWEST <= n < 2 * MIN_SEGMENT:
+        return None
+    state = history.state[place]
+    ends = (k for k in range(1, n) if state[k - 1] != state[k] and (k < n - 1 or n < MIN_POINTS))
+    steps = [(gap, k) for k in ends if (gap := _clear_gap(history, place, k)) > 0]
+    if not steps:
+        return None
+    k = max(steps)[1]
+    before, after = f"{k} before", f"{n - k} since"
+    return step_between(history, k - 1, k, f"far outside the scatter of few results: {before}, {after}")
+
+
+def _clear_gap(history: SeriesHistory, place: NDArray[np.int64], k: int) -> float:
+    """Return the distance between the results before `k` and since; 0 if it is not far outside their scatter."""
+    y, error = history.log_ms[place], history.error[place]
+    errors = typical(error[:k]), typical(error[k:])
+    if min(k, len(y) - k) < 2 and not all(errors):
+        return 0.0
+    up = float(np.median(y[k:]) - np.median(y[:k])) > 0
+    gap = float(y[k:].min() - y[:k].max() if up else y[:k].min() - y[k:].max())
+    scatter = float(max(np.ptp(y[:k]), np.ptp(y[k:])))
+    sigma = max(*errors, history.floor)
+    far = max(FAR * history.gross, history.min_effect)
+    return gap if gap > max(far, SIGMAS * sigma, AGREE * scatter) else 0.0
+
+
+def step_between(history: SeriesHistory, first: int, last: int, reason: str = "") -> SeriesFinding:
+    """Return the step after one result and by another as a suspect.
+
+    first, last  indices among the results in the newest environment
+    """
+    place = _newest_environment(history)
+    y, error = history.log_ms[place], history.error[place]
+    before, after = y[max(first + 1 - LEVEL, 0) : first + 1], y[last:]
+    index = first + 1 + int(np.argmax(np.abs(np.diff(y[first : last + 1]))))
+    scatter = np.concatenate([before - np.median(before), after - np.median(after)])
+    sigma = max(float(np.std(scatter)), typical(error), history.floor)
+    return SeriesFinding(
+        "suspect", index=int(place[index]), first=int(place[first]), last=int(place[last]),
+        effect=float(np.median(after) - np.median(before)), before=float(np.median(before)), sigma=sigma,
+        n_before=index, n_after=len(y) - index, reason=reason,
+    )  # fmt: skip
+
+
+def is_still_there(history: SeriesHistory, step: SeriesFinding, effect: float) -> bool:
+    """Return whether the results after a step, and the newest of them, moved by at least half of an effect."""
+    assert step.before is not None and step.last is not None and step.effect is not None
+    place = _newest_environment(history)
+    newest = float(np.median(history.log_ms[place[place >= step.last][-NEWEST:]])) - step.before
+    return min(step.effect / effect, newest / effect) >= 0.5
+
+
+def _newest_environment(history: SeriesHistory) -> NDArray[np.int64]:
+    return np.flatnonzero(history.environment == history.environment[-1:])
