@@ -32,7 +32,7 @@ class Holder:
     """The holder of a lock, as text, and how to get past it."""
 
     text: str
-    remedy: str = "try again later, or wait"
+    remedy: str = "try again later, or wait for it with `--wait 1h`"
 
 
 def device_name(device: str, gpu_uuid: str | None) -> str:
@@ -106,7 +106,7 @@ def holder(path: Path) -> Holder:
         return Holder(taker + (", which has ended, but left processes running" if over else ""))
     pids = " ".join(map(str, left))
     text = f"pid {pids}: {_command(left[0])}, which {taker} started and left behind"
-    return Holder(text, f"wait, or end it: kill {pids}")
+    return Holder(text, f"wait for it with `--wait 1h`, or end it: kill {pids}")
 
 
 def _read(path: Path) -> bytes:

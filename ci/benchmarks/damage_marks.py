@@ -38,7 +38,12 @@ READING = [
     ["report", "-o", "{folder}/report.html"],
 ]
 WRITING = [
-    *(["ingest", "{folder}/more.jsonl"], ["gate", "--update"], ["prune", "--all", "1", "--apply"], ["ack", "1"]),
+    *(
+        ["ingest", "{folder}/more.jsonl"],
+        ["gate", "--update"],
+        ["prune", "--all", "1", "--apply"],
+        ["ack", "1", "--reason", "known"],
+    ),
     *(["expect", "1", "--reason", "x"], ["close", "1", "--reason", "x"], ["pin", "latest", "--max-slowdown", "2"]),
     *(["unpin", "old"], ["backup", "{folder}/copy.db"], ["merge", "{folder}/sound.db"], ["confirm", "--dry-run"]),
 ]

@@ -77,7 +77,7 @@ def test_a_process_left_by_a_killed_holder_is_named(start: Start) -> None:
         err = second.communicate()[1]
         assert second.returncode == 75
         assert f"pid {left}: sleep 60, which pid {first.pid} of " in err
-        assert err.endswith(f" started and left behind; wait, or end it: kill {left}\n")
+        assert err.endswith(f" started and left behind; wait for it with `--wait 1h`, or end it: kill {left}\n")
     finally:
         os.kill(left, signal.SIGTERM)
     assert waiting.wait() == 0
@@ -120,7 +120,7 @@ def test_devices_do_not_share_a_lock(tmp_path: Path, monkeypatch: pytest.MonkeyP
     names = ("GPU-1", "GPU-2", "cpu-a/b")
     assert len({alone.take(name, ["x"]) for name in names}) == 3
     assert [path.parent for path in map(lock_file, names)] == [tmp_path] * 3
-    with pytest.raises(alone.Busy, match="GPU-1 is in use by pid"):
+    with pytest.raises(alone.Busy, match=r"GPU-1 is in use by pid .* wait for it with `--wait 1h`"):
         alone.take("GPU-1", ["y"])
 
 

@@ -73,7 +73,7 @@ class Confirmed:
             )
         if self.elsewhere:
             parts.append(f"{len(self.elsewhere)} cannot be measured on this machine")
-        return "CONFIRM " + (", ".join(parts) or "nothing to do: the run has no suspect that an A/B could decide")
+        return "CONFIRM " + (", ".join(parts) or "nothing to confirm")
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,9 @@ def _who(command: F) -> F:
 @click.command()
 @click.argument("ids", type=click.IntRange(min=1), nargs=-1, metavar="[ID...]")
 @click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
-@click.option("--reason", metavar="TEXT", help="Why the alerts are acknowledged, or the planned action.")
+@click.option(
+    "--reason", metavar="TEXT", help="Why the alerts are acknowledged, or the planned action. Required with ID."
+)
 @_who
 @click.pass_obj
 def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, who: str | None) -> None:
@@ -133,8 +135,10 @@ def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, w
         raise click.UsageError("give the IDs of alerts, or --improvements")
     if improvements:
         _change(db, lambda session: _improvements(session, _person(who), reason))
-    else:
-        _change(db, lambda session: alert_moves.acknowledge(session, ids, _person(who), reason, _now()))
+        return
+    if reason is None:
+        raise click.UsageError("missing --reason TEXT: the gate passes from now on, so record why")
+    _change(db, lambda session: alert_moves.acknowledge(session, ids, _person(who), reason, _now()))
 
 
 def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:

@@ -79,7 +79,7 @@ def confirm(
     an interpreter that has its packages: this one, --base-python, one of [toolchains] in groupbench.toml, or one that
     --install creates.
 
-    Exit codes: 0 everything decided or nothing to do, 2 usage error, 3 suspects left undecided.
+    Exit codes: 0 everything decided or nothing to confirm, 2 usage error, 3 suspects left undecided.
     """
     from groupbench.tracker.ab import confirm as confirming
     from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of

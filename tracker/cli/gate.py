@@ -53,10 +53,10 @@ COLUMNS = (
     Column("change", "change", signed_percent, right=True),
     Column("interval", "interval"),
     Column("p", "p", lambda p: "" if p is None else f"{p:.1g}", right=True),
-    Column("n", "n", right=True),
-    Column("results since", "since", right=True),
+    Column("earlier results", "n", right=True),
+    Column("results after", "since", right=True),
     Column("commits", "commits"),
-    Column("last of them", "subject", wraps=True),
+    Column("last commit", "subject", wraps=True),
     Column("note", "note", lambda note: "" if note is None else shortened(note), wraps=True),
 )
 

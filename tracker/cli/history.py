@@ -23,7 +23,7 @@ from groupbench.tracker.text.wording import (
 )
 
 _SERIES = (
-    Column("date", "started", date),
+    Column("measured", "started", date),
     Column("commit", "commit", commit_text),
     Column("operator", "operator"),
     Column("backend", "backend"),

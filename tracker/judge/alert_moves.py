@@ -157,7 +157,7 @@ def accept_transition(session: Session, gate: Gate, who: str, reason: str | None
     return find(session, keys=keys) if keys else []
 
 
-def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str | None, now: datetime) -> list[AlertRow]:
+def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str, now: datetime) -> list[AlertRow]:
     """Mark alerts as known and being worked on. Raises QueryError."""
     for alert in _alerts_by_id(session, ids):
         _must_be_open(alert, "acknowledged")

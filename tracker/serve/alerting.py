@@ -77,7 +77,7 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
         raise BadRequest(f"no action; give one of {', '.join(ACTIONS)}")
     if not who:
         raise BadRequest("missing `who`: your name, recorded with the change")
-    if reason is None and action != "acknowledge":
+    if reason is None:
         raise BadRequest(f"{action} needs a reason")
     if until is not None and action != "expect":
         raise BadRequest("until goes with expect alone")
@@ -95,9 +95,9 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
         if action == "acknowledge":
             changed = alert_moves.acknowledge(session, keys, who, reason, now)
         elif action == "expect":
-            changed = alert_moves.expect(session, keys, until, who, str(reason), now)
+            changed = alert_moves.expect(session, keys, until, who, reason, now)
         else:
-            changed = alert_moves.close(session, keys, action, who, str(reason), now)
+            changed = alert_moves.close(session, keys, action, who, reason, now)
         return [alert_data(each) for each in changed], local(back)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from groupbench.tracker.errors import QueryError, StoreError
-from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, read_only_uri
+from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, no_database, read_only_uri
 
 REFUSED = "`groupbench sql` only reads; this statement would do more"
 
@@ -66,7 +66,7 @@ def _path(where: str) -> Path:
 def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> SqlResult:
     try:
         if not path.is_file():
-            raise StoreError(f"{path}: no such database; `groupbench ingest FILE` creates one")
+            raise no_database(path)
         connection = sqlite3.connect(read_only_uri(path), uri=True, timeout=BUSY_SECONDS, isolation_level=None)
     except (OSError, ValueError, sqlite3.Error) as error:
         raise StoreError(f"{path}: {getattr(error, 'strerror', None) or error}") from error

@@ -28,7 +28,7 @@ def check_file(path: Path, *, create: bool) -> bool:
             raise StoreError(f"{path}: is a directory, not a database")
         if not path.exists():
             if not create:
-                raise StoreError(f"{path}: no such database; `groupbench ingest FILE` creates one")
+                raise no_database(path)
             if not path.parent.is_dir():
                 raise StoreError(f"{path}: {path.parent} is not a directory")
             return False
@@ -39,8 +39,16 @@ def check_file(path: Path, *, create: bool) -> bool:
     if head and head != _MAGIC:
         raise StoreError(f"{path}: is not a SQLite database")
     if not head and not create:
-        raise StoreError(f"{path}: is empty, not a database; `groupbench ingest FILE` creates one")
+        raise no_database(path, "is empty, not a database")
     return True
+
+
+def no_database(path: Path, problem: str = "no such database") -> StoreError:
+    """Return the error for a file that is not a database yet, with the command that makes it one."""
+    from groupbench.tracker import project  # the rest of this module needs only the standard library
+
+    how = "`groupbench ingest FILE` creates one" if project.find() is None else "run `groupbench night` first"
+    return StoreError(f"{path}: {problem}; {how}")
 
 
 def read_only_uri(path: Path) -> str:

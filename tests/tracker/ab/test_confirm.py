@@ -119,7 +119,7 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
     assert (row["ab"], row["change"]) == ("different", pytest.approx(0.05, abs=2e-3))
     assert row["now"] == pytest.approx(row["before"] * (1 + row["change"]), rel=1e-3)
     assert json.loads(cli("alerts", "--json").stdout)[0]["ab"] == "different"
-    assert "nothing to do" in cli("confirm").stdout
+    assert "nothing to confirm" in cli("confirm").stdout
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_another_card_is_compared_on_one(cli: Cli, stored: Stored, make: Any, be
 
 def test_another_driver_is_not(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
     stored([*[make(n) for n in range(6)], make(6, environment={"gpu_uuid": "GPU-2", "driver": "580"})])
-    assert "nothing to do" in cli("confirm").stdout
+    assert "nothing to confirm" in cli("confirm").stdout
     assert bench.compared == []
 
 
@@ -250,7 +250,7 @@ def test_dirty_trees_cannot_be_measured_again(cli: Cli, stored: Stored, make: An
     stored([*[make(n) for n in range(6)], make(6, ms=1.05, commit_facts={"dirty": True})])
     result = cli("gate")
     assert (result.exit_code, "is a dirty tree, which cannot be measured again" in result.stdout) == (3, True)
-    assert "nothing to do" in cli("confirm").stdout
+    assert "nothing to confirm" in cli("confirm").stdout
 
 
 def test_a_commit_that_git_lacks_is_unresolved_with_the_reason(
@@ -327,7 +327,7 @@ def test_a_spent_budget_is_reported(stored: Stored, make: Any, bench: FakeBench,
 
 def test_usage(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make()])
-    assert "nothing to do" in cli("confirm").stdout
+    assert "nothing to confirm" in cli("confirm").stdout
     for bad in (["nope"], ["--budget", "0"], ["--budget", "x"]):
         assert cli("confirm", *bad).exit_code == 2
 
@@ -362,7 +362,7 @@ class TestToolchains:
         done = cli("gate", "--json")
         (row,) = json.loads(done.stdout)["series"]
         assert (done.exit_code, row["verdict"], row["cause"]) == (code, verdict, "toolchain")
-        assert self.confirmed(db, "3.7.1", "3.8.0").text.startswith("CONFIRM nothing to do")
+        assert self.confirmed(db, "3.7.1", "3.8.0").text == "CONFIRM nothing to confirm"
 
     def test_commits_and_toolchains_are_separated(
         self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench

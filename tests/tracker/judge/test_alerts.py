@@ -215,7 +215,7 @@ def test_a_regression_that_history_grew_used_to_stays_one(slower: Cli, stored: S
     assert (result.exit_code, "still there; alert 1 new" in result.stdout) == (1, True)
     (row,) = (row for row in json.loads(slower("gate", "--window", "5", "--json").stdout)["series"] if row["alert"])
     assert row["low"] <= row["change"] <= row["high"], "of one estimate"
-    slower("ack", "1", *WHO)
+    slower("ack", "1", "--reason", "known", *WHO)
     assert slower("gate", "--window", "5").exit_code == 0
     stored([make(20, ms=1.0)])
     assert "1 fixed" in slower("gate", "--update", "--window", "5").stderr
@@ -240,7 +240,7 @@ def test_closed_by_people(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(8, ms=1.05)])
     assert slower("gate", "--update").exit_code == 0
     assert listed(slower) == []
-    assert slower("ack", "1").exit_code == 2
+    assert slower("ack", "1", "--reason", "known").exit_code == 2
     assert slower("close", "1", "--as", "invalid", "--reason", "again").exit_code == 2
 
 
@@ -281,7 +281,7 @@ def test_levels_of_an_accuracy_are_its_errors(cli: Cli, stored: Stored, make: An
     (alert,) = listed(cli)
     assert (alert["before"], alert["after"]) == (pytest.approx(before, abs=1e-12), pytest.approx(after))
     assert alert["change"] == (pytest.approx(after / before - 1) if before else None)
-    assert cli("ack", "1", *WHO).exit_code == 0
+    assert cli("ack", "1", "--reason", "known", *WHO).exit_code == 0
     assert first_line(cli("gate")) == ("GATE ok: nothing new; 1 acknowledged regression. 1 regressed (1 acknowledged)")
     assert cli("expect", "1", "--reason", "so be it", *WHO).exit_code == 0
     stored([make(7, rms=after)])
@@ -294,7 +294,7 @@ def test_levels_of_an_accuracy_are_its_errors(cli: Cli, stored: Stored, make: An
 def test_a_wrong_result_fails_despite_its_alert(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, status="wrong")])
     assert "1 opened (1)" in cli("gate", "--update").stderr
-    assert cli("ack", "1", *WHO).exit_code == 0
+    assert cli("ack", "1", "--reason", "known", *WHO).exit_code == 0
     assert cli("gate").exit_code == 1
     assert "cannot be expected; fix the backend" in cli("expect", "1", "--reason", "r").stderr
     assert cli("close", "1", "--as", "invalid", "--reason", "r").exit_code == 2
@@ -322,7 +322,9 @@ def test_a_wrong_result_has_one_alert_whichever_night_is_judged(
     assert listed(cli)[-1]["commits"] == "007ccccccc..008ccccccc"
 
 
-@pytest.mark.parametrize("command", [("ack", "7"), ("ack", "0"), ("ack",), ("close", "1"), ("expect", "1")], ids=str)
+@pytest.mark.parametrize(
+    "command", [("ack", "7"), ("ack", "0"), ("ack",), ("ack", "1"), ("close", "1"), ("expect", "1")], ids=str
+)
 @pytest.mark.sqlite
 def test_usage(slower: Cli, command: tuple[str, ...]) -> None:
     assert slower(*command).exit_code == 2
@@ -331,14 +333,14 @@ def test_usage(slower: Cli, command: tuple[str, ...]) -> None:
 
 @pytest.mark.sqlite
 def test_all_of_several_or_none(slower: Cli) -> None:
-    assert "no alert 9" in slower("ack", "1", "9").stderr
+    assert "no alert 9" in slower("ack", "1", "9", "--reason", "known").stderr
     assert listed(slower)[0]["state"] == "new"
 
 
 @pytest.mark.sqlite
 def test_who_is_gits_user_by_default(slower: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("groupbench.tracker.git.user", lambda: "Grace <grace@example.org>")
-    assert "by Grace" in slower("ack", "1").stdout
+    assert "by Grace" in slower("ack", "1", "--reason", "known").stdout
 
 
 class TestKeeping:
@@ -351,7 +353,7 @@ class TestKeeping:
             key = session.scalar(select(Series.id))
             comparisons.store(session, key, compared)
             comparisons.store(session, key, compared)
-        slower("ack", "1", *WHO)
+        slower("ack", "1", "--reason", "known", *WHO)
         return slower
 
     def test_merge_keeps_them_and_is_idempotent(self, judged: Cli, db: Any, tmp_path: Path) -> None:

@@ -524,7 +524,7 @@ def test_an_alert_keeps_an_old_change_until_it_is_dealt_with(cli: Cli, stored: S
     assert "1 opened (1)" in cli("gate", "--update", "--run", "run-010").stderr
     for night in (25, 26, 39):
         assert cli("gate", "--run", f"run-{night:03d}").exit_code == 1, night
-    assert cli("ack", "1").exit_code == 0
+    assert cli("ack", "1", "--reason", "known").exit_code == 0
     assert (cli("gate").exit_code, cli("gate", "--strict").exit_code) == (0, 1)
     assert cli("expect", "1", "--reason", "bounds are checked").exit_code == 0
     assert cli("gate", "--strict").exit_code == 0

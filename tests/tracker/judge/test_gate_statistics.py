@@ -226,7 +226,7 @@ def test_an_acknowledged_alert_does_not_hide_an_open_one(cli: Cli, stored: Store
     assert "1 opened (1)" in cli("gate", "--update").stderr
     stored(made[36:])
     assert "1 opened (2)" in cli("gate", "--update").stderr
-    assert cli("ack", "2", "--who", "Ada").exit_code == 0
+    assert cli("ack", "2", "--who", "Ada", "--reason", "known").exit_code == 0
     assert cli("gate").exit_code == 1
     assert gate_rows(cli) == [("regressed", "latency", 1), ("regressed", "accuracy", 2)]
 

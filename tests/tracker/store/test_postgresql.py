@@ -184,7 +184,7 @@ _PIN = ["pin", "latest", "--name", "p", "--max-slowdown", "3", "--who", "Ada"]
         (["merge", "{other}"], None),
         (_PIN, _PIN),
         (["unpin", "p"], _PIN),
-        (["ack", "1", "2", "--who", "Ada"], ["gate", "--update"]),
+        (["ack", "1", "2", "--who", "Ada", "--reason", "known"], ["gate", "--update"]),
         (["close", "1", "2", "--as", "fixed", "--reason", "repaired", "--who", "Ada"], ["gate", "--update"]),
     ],
     ids=lambda command: None if command is None else command[0],

@@ -56,6 +56,19 @@ def test_reading_creates_nothing(cli: Cli, db: Path, command: list[str]) -> None
     assert list(db.parent.iterdir()) == []
 
 
+@pytest.mark.parametrize("command", [("runs",), ("sql", "SELECT 1")], ids=str)
+def test_a_missing_database_names_the_command_that_makes_it(
+    cli: Cli, db: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(db.parent)
+    assert "no such database; `groupbench ingest FILE` creates one" in cli(*command).stderr
+    (db.parent / "groupbench.toml").touch()
+    assert "no such database; run `groupbench night` first" in cli(*command).stderr
+    db.touch()
+    if command == ("runs",):
+        assert "is empty, not a database; run `groupbench night` first" in cli(*command).stderr
+
+
 def refused(path: Path, words: str, cli: Cli, records: Path) -> None:
     """Both a reader and a writer say `words`, and the file stays as it is."""
     before = path.read_bytes() if path.is_file() else None
