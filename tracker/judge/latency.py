@@ -214,6 +214,9 @@ class LatencyRule:
             row = replace(row, what="latency", cause=cause.word, note=cause.note, span=span, news=News(1))
             if moved * compared.effect > 0:  # else noise hides in two results what the A/B found
                 row = replace(row, effect=Effect(before_ms=math.exp(before), change=math.expm1(moved)))
+            else:
+                own = f"before is computed from the A/B; the runs' own results say {percent(moved)}"
+                row = replace(row, note=joined(own, _scatter(latency.past), row.note))
             return confirmed(replace(row, compared=compared))
         if compared is None and abs(moved) > latency.least:
             return self._to_confirm(row, base)
@@ -358,6 +361,12 @@ def _cause_by_ab(compared: Compared, before: Facts | None, after: Facts) -> Caus
     if changes_of_software:
         return Cause("code and toolchain", f"the A/B measured base with another toolchain: {some(changes_of_software)}")
     return find_cause(before, after, confirmed=True)
+
+
+def _scatter(past: Past) -> str | None:
+    """Return how far the bursts of the last results scatter, or None if unknown."""
+    errors = past.error[past.alike][-2:]
+    return f"their bursts scatter by ±{100 * np.max(errors):.0f} %" if np.isfinite(errors).all() else None
 
 
 def _is_too_noisy(point: PointRow, latency: LatencyFinding) -> bool:

@@ -145,3 +145,11 @@ def test_a_stored_comparison_decides_later_runs(
     if row.verdict.changed:
         assert row.span is not None and row.span.head.commit == make(3).run.commit.hash
         assert row.news.since == 4 and row.note is not None and "A/B of" in row.note
+
+
+def test_a_row_says_when_its_earlier_level_was_not_measured(make: Any, stored: Any) -> None:
+    """The results and the A/B point in opposite directions, so the row shows the A/B's effect."""
+    row = judged(stored, [make(1), make(2, 0.5)], math.log(1.3), "different")
+    assert row.verdict == "regressed" and row.change == pytest.approx(0.3)
+    assert row.note is not None and "before is computed from the A/B; the runs' own results say -50.0%" in row.note
+    assert "their bursts scatter by ±" in row.note
