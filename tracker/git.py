@@ -105,6 +105,12 @@ def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
     return output.strip() if output else None
 
 
+def advice_for_unknown(folder: str | os.PathLike[str], otherwise: str) -> str:
+    """Return how to get a commit that git does not know here: a shallow clone lacks most of them."""
+    shallow = (ask(folder, "rev-parse", "--is-shallow-repository") or "").strip() == "true"
+    return "this is a shallow clone: run `git fetch --unshallow`" if shallow else otherwise
+
+
 def first_parents(commit: str) -> tuple[list[str], bool] | None:
     """Return a commit and its first parents, newest first, and whether they end at a root.
 

@@ -35,7 +35,8 @@ def resolve(repository: Path, name: str) -> str:
         raise BisectError(f"{name!r} is not a commit")
     full = git.rev_parse(name, repository)
     if full is None:
-        raise BisectError(f"git knows no commit {name!r} in {repository}; fetch it, or give --repo")
+        advice = git.advice_for_unknown(repository, "fetch it, or give --repo")
+        raise BisectError(f"git knows no commit {name!r} in {repository}; {advice}")
     return full
 
 

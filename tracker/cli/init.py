@@ -15,7 +15,7 @@ from groupbench.tracker.cli.options import OPERATOR
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.night.measuring import PROGRAM
 from groupbench.tracker.project import NAME, ProjectError
-from groupbench.tracker.text.wording import printable
+from groupbench.tracker.text.wording import counted, printable
 
 IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupbench/")
 """Files that runs write and git should ignore."""
@@ -80,11 +80,15 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
         steps.append(f'add to {NAME}: a [[measure]] with operator = "{operator}"{plugin}')
     if bench in written:
         steps.append(f"edit {bench}: make the inputs, and call your kernel")
+    steps = [*([] if repository else ["git init # a run records its commit"]), *steps]
+    # The step before it adds a commit, so that even the only commit so far is in a range.
+    past = min(20, int(git.ask(folder, "rev-list", "--count", "--first-parent", "HEAD") or 0))
+    backfill = f"groupbench backfill HEAD~{past}.. --bisect # measure the newest {counted(past, 'commit')} too"
     steps += [
         f"tritonbench --op {operator} # try it",
         "git add -A && git commit -m 'Measure with groupbench'",
         "groupbench night # measure today's level; repeat it after the next commit",
-        "groupbench backfill HEAD~20.. --bisect # measure the last 20 commits too",
+        *([backfill] if past else []),
         *ci_steps,
     ]
     click.echo("\n  ".join(["next:", *map(printable, steps)]), err=True)

@@ -52,7 +52,8 @@ def commits_of(folder: Path, text: str, every: int = 1) -> list[BackfillCommit]:
     ends = [git.rev_parse(name, folder) for name in (first, last or "HEAD")]
     for name, commit in zip((first, last or "HEAD"), ends, strict=True):
         if commit is None:
-            raise BackfillError(f"git knows no commit {name!r} in {folder}; check the spelling, or fetch it")
+            advice = git.advice_for_unknown(folder, "check the spelling, or fetch it")
+            raise BackfillError(f"git knows no commit {name!r} in {folder}; {advice}")
     form = "--format=%H%x00%s"
     try:
         log = git.run(folder, "log", "--first-parent", form, "--end-of-options", f"{ends[0]}..{ends[1]}", "--")

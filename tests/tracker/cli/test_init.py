@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from repositories import git
 from ruamel.yaml import YAML
 
 from groupbench.tracker import project
 from groupbench.tracker.cli.init import init
+from groupbench.tracker.night.backfill import commits_of
 
 
 @pytest.fixture
@@ -52,12 +54,24 @@ def test_outside_a_repository_it_says_that_git_is_needed(tmp_path: Path, monkeyp
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.chdir(tmp_path)
     warning = "groupbench: no git repository here, "
-    assert run("--ci", "none").stderr.startswith(warning)
+    outside = run("--ci", "none").stderr
+    assert outside.startswith(warning) and "next:\n  git init #" in outside
     subprocess.run(["git", "init", "-q", "."], check=True)
     done = run("--ci", "none")
     assert warning not in done.stderr
     assert "next:\n  " in done.stderr and "\n  groupbench night #" in done.stderr
     assert "runner" not in done.stderr  # without CI there is no runner to add
+
+
+@pytest.mark.parametrize("commits", [0, 1, 2, 25])
+def test_the_backfill_it_prints_names_commits_that_exist(repository: Path, commits: int) -> None:
+    for number in range(commits):
+        git(repository, "commit", "-q", "--allow-empty", "-m", str(number))
+    (*_, line) = [None, *(line for line in run("--ci", "none").stderr.splitlines() if "backfill" in line)]
+    assert (line is None) == (commits == 0)
+    git(repository, "commit", "-q", "--allow-empty", "-m", "Measure with groupbench")
+    if line is not None:
+        assert len(commits_of(repository, line.split()[2])) == min(commits, 20)
 
 
 def test_an_operator_of_groupbench_needs_no_benchmark(repository: Path) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from repositories import git
 
+from groupbench.tracker.bisect.history import BisectError, resolve
 from groupbench.tracker.night.backfill import BackfillCommit, BackfillError, by_halving, commits_of
 from groupbench.tracker.record import read
 
@@ -102,6 +103,14 @@ def test_commits_are_the_newest_first_and_without_the_first(history: Path) -> No
 def test_what_is_no_range(text: str, history: Path) -> None:
     with pytest.raises(BackfillError):
         commits_of(history, text)
+
+
+def test_a_shallow_clone_is_named(history: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{history}", "shallow")
+    with pytest.raises(BackfillError, match=r"HEAD~1.*this is a shallow clone: run `git fetch --unshallow`"):
+        commits_of(tmp_path / "shallow", "HEAD~1..")
+    with pytest.raises(BisectError, match="run `git fetch --unshallow`"):
+        resolve(tmp_path / "shallow", "HEAD~1")
 
 
 @given(st.integers(1, 70))
