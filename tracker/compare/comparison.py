@@ -33,6 +33,9 @@ ORDER = tuple(verdict for verdict in Verdict if verdict.of_sides)
 COMPARING = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
 """Verdicts that compare B with A."""
 
+BLIND = 1.0
+"""Relative noise from which `ok` means nothing: a change by a factor of two would not show."""
+
 
 @dataclass(frozen=True)
 class SeriesPair:
@@ -49,6 +52,11 @@ class SeriesPair:
     noise: float | None = None  # largest relative change that would still be noise
     runs: tuple[int, int] = (0, 0)  # number of runs used of A and of B
     note: str | None = None
+
+    @property
+    def blind(self) -> bool:
+        """Return whether the noise is too large to judge the ratio, which then counts for no mean."""
+        return self.verdict is Verdict.UNKNOWN and self.noise is not None and self.noise > BLIND
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
@@ -102,14 +110,14 @@ class Comparison:
     @property
     def overall(self) -> GeometricMean | None:
         """The geometric mean of all ratios with its interval, if any."""
-        return geometric_mean([pair.ratio for pair in self.pairs if pair.ratio is not None])
+        return geometric_mean([pair.ratio for pair in self.pairs if pair.ratio is not None and not pair.blind])
 
     @property
     def by_backend(self) -> dict[str, GeometricMean]:
         """The geometric mean of each backend with ratios, by name."""
         ratios: dict[str, list[float]] = {}
         for pair in self.pairs:
-            if pair.ratio is not None:
+            if pair.ratio is not None and not pair.blind:
                 ratios.setdefault(pair.series.backend, []).append(pair.ratio)
         means = {backend: geometric_mean(ratios[backend]) for backend in sorted(ratios)}
         return {backend: mean for backend, mean in means.items() if mean is not None}
@@ -277,6 +285,9 @@ def _timed(
     )
     if pair.verdict is Verdict.UNKNOWN:
         return replace(pair, note=note or "one run with one burst on a side: the noise is unknown")
+    if pair.verdict is Verdict.OK and pair.noise is not None and pair.noise > BLIND:
+        reason = f"too noisy to judge: only a change of more than {100 * pair.noise:.0f} % would show"
+        pair = replace(pair, verdict=Verdict.UNKNOWN, note="; ".join(text for text in (reason, note) if text))
     interval = ratio_interval(*pools, timing=timing)
     return pair if interval is None else replace(pair, low=interval.low, high=interval.high, p=interval.p)
 

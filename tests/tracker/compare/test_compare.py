@@ -195,3 +195,15 @@ def test_without_noise_estimates_there_is_no_interval(cli: Cli, stored: Stored, 
     (row,) = json.loads(cli("compare", "000", "001", "--json").stdout)["series"]
     assert (row["ratio"], row["low"], row["high"], row["p"]) == (2.0, None, None, None)
     assert "2.000" in cli("compare", "000", "001").stdout
+
+
+def test_noise_that_hides_a_factor_of_two_cannot_be_judged(cli: Cli, stored: Stored, make: Any) -> None:
+    """Such a series is not `ok`, and its ratio does not count for the geometric mean."""
+    a, b = {"commit": "a" * 40}, {"commit": "b" * 40}
+    stored([make(n, ms=ms, **a) for n, ms in enumerate((1.0, 3.0, 0.4))])
+    stored([make(n, ms=ms, **b) for n, ms in enumerate((0.8, 2.5, 0.3), 3)])
+    stored([make(n, backend="calm", **side) for n, side in ((0, a), (3, b))])
+    assert verdicts(cli, "aaa", "bbb") == {"triton": "~", "calm": "ok"}
+    text = cli("compare", "aaa", "bbb").stdout
+    assert "too noisy to judge: only a change of more than" in text
+    assert "geometric mean of B/A over 1 series" in text
