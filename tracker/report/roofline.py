@@ -20,9 +20,12 @@ def find_roofline(
     """
     if all(point.series.operator == CANARY for point in points):
         return Roofline(missing="Canaries measure the ceilings, so they have no roofline.")
-    timed = [point for point in points if point.timed and point.series.flops and point.series.min_bytes]
+    timed = [point for point in points if point.timed]
     if not timed:
-        return Roofline(missing="No result has a speed and known work: FLOP, and bytes that must be moved.")
+        return Roofline(missing="No result has a speed.")
+    timed = [point for point in timed if point.series.flops and point.series.min_bytes]
+    if not timed:
+        return Roofline(missing="No result has both flops and min_bytes. An operator that states both gets a roofline.")
     by_run: dict[int, list[PointRow]] = {}
     for point in timed:
         by_run.setdefault(point.run.pk, []).append(point)

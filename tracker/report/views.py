@@ -133,7 +133,7 @@ def _first_commit(row: Judged) -> TableCell:
     head = span.head
     text = f"{head.state} {head.subject or ''}".strip()
     base = "" if span.base is None else f"last before: {span.base.state}"
-    return TableCell(text, "message", more=", ".join(filter(None, [span.author, base])) or None)
+    return TableCell(text, "message", more=", ".join(filter(None, [span.author and f"by {span.author}", base])) or None)
 
 
 def _interval(row: Judged) -> str:
@@ -166,7 +166,7 @@ def operators(report: Report, slugs: Mapping[str, str]) -> Table:
         ])  # fmt: skip
     in_full = () if complete else ("in full",)
     titles = ("operator", "series", *in_full, "results in this run", "verdicts")
-    return Table("Operators", "operators", titles, rows)
+    return Table("Operators", "operators", titles, rows, cards=True)
 
 
 def _count(value: int) -> TableCell:
@@ -187,7 +187,7 @@ def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
         *("shape", "dtype", "mode", "backend", "status", "verdict", "latency ms", "±"),
         *("speedup", "tflops", "gbps", "rms"),
     )
-    return Table(f"Results of {page.name}", f"results-{slug}", titles, rows)
+    return Table(f"Results of {page.name}", f"results-{slug}", titles, rows, cards=True).without_empty_columns()
 
 
 def _result(point: PointRow, verdict: str, baseline: PointRow | None, slug: str) -> Row:
@@ -197,11 +197,11 @@ def _result(point: PointRow, verdict: str, baseline: PointRow | None, slug: str)
         latency = _INTERPRETED
     return [
         TableCell(series.shape, "shape"),
-        series.dtype,
-        series.mode,
-        TableCell(series.backend + (" (baseline)" if point.baseline else ""), href=f"#{slug}/s{series.pk}"),
-        TableCell(point.status, tone_of(point.status).name),
-        TableCell(verdict, tone_of(verdict).name),
+        TableCell(series.dtype, "short"),
+        TableCell(series.mode, "short"),
+        TableCell(series.backend + (" (baseline)" if point.baseline else ""), "short", href=f"#{slug}/s{series.pk}"),
+        TableCell(point.status, f"short {tone_of(point.status).name}"),
+        TableCell(verdict, f"short {tone_of(verdict).name}"),
         latency,
         percent(point.half_spread if point.timed else None),
         _speedup(point, baseline),

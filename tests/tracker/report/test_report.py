@@ -109,7 +109,14 @@ def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stor
     stored([make(night, ms=1.0 if night < 5 else 1.1, commit_facts=facts) for night in range(7)])
     text = page().text
     changed = text[text.index("What changed") : text.index("Operators")]
-    for expected in ("regressed", "+10.", "1.00 ms", "1.10 ms", "005ccccccc Tiles of 128x256", "Ada <ada@example.org>"):
+    for expected in (
+        "regressed",
+        "+10.",
+        "1.00 ms",
+        "1.10 ms",
+        "005ccccccc Tiles of 128x256",
+        "by Ada <ada@example.org>",
+    ):
         assert expected in changed, expected
     assert "last before: 004ccccccc" in changed
 
