@@ -12,19 +12,17 @@ import click
 from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.options import (
     BACKEND,
-    CELL_BUDGET,
-    DEVICE,
     DTYPE,
     DTYPE_DEFAULT,
-    MIN_EFFECT_DEFAULT,
-    MIN_EFFECT_SAME,
     MODE,
     OPERATOR,
-    PLUGIN,
     SEED,
-    SETUP,
     SHAPE,
-    Percent,
+    cell_budget_option,
+    device_option,
+    min_effect_same_option,
+    plugins_option,
+    setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
@@ -106,20 +104,8 @@ def cell_options(command: Any) -> Any:
                 show_default=True,
                 help=MODE,
             ),
-            click.option(
-                "--device",
-                type=click.Choice(["auto", "cuda", "cpu"]),
-                default="auto",
-                show_default=True,
-                help=DEVICE,
-            ),
-            click.option(
-                "--plugin",
-                "plugins",
-                multiple=True,
-                metavar="MODULE.NAME",
-                help=PLUGIN,
-            ),
+            device_option,
+            plugins_option,
         )
     ):
         command = option(command)
@@ -130,22 +116,11 @@ def cell_options(command: Any) -> Any:
 @click.argument("base", type=CommitName(words=False))
 @click.argument("head", type=CommitName(words=False))
 @cell_options
-@click.option("--setup", metavar="COMMAND", help=SETUP)
+@setup_option
 @click.option("--base-python", metavar="FILE", help="Measure base with this interpreter, for example another torch.")
 @click.option("--head-python", metavar="FILE", help="Measure head with this interpreter.")
-@click.option(
-    "--budget",
-    type=Duration(least=1, most=86_400),
-    default="60s",
-    show_default=True,
-    help=CELL_BUDGET,
-)
-@click.option(
-    "--min-effect",
-    type=Percent(),
-    metavar="PCT",
-    help=f"{MIN_EFFECT_SAME} {MIN_EFFECT_DEFAULT}",
-)
+@cell_budget_option
+@min_effect_same_option
 @click.option(
     "--alpha",
     type=click.FloatRange(1e-6, 0.2),

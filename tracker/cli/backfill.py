@@ -17,7 +17,7 @@ import click
 
 from groupbench.tracker.cli.here import recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt, run_command
-from groupbench.tracker.cli.options import PLAN_DEVICE, WAIT
+from groupbench.tracker.cli.options import WAIT, plan_device_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
@@ -44,12 +44,7 @@ if TYPE_CHECKING:
     "--budget", type=Duration("m", above=True), help="Stop after this time. A number without a unit is in minutes."
 )
 @click.option("--again", is_flag=True, help="Retry commits that failed to build or to load.")
-@click.option(
-    "--device",
-    "-d",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    help=PLAN_DEVICE,
-)
+@plan_device_option
 @click.option(
     "--wait",
     type=Duration("m", most=6e5),

@@ -13,18 +13,18 @@ import click
 from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.options import (
     BACKEND,
-    DEVICE,
     DTYPE,
     DTYPE_DEFAULT,
     MODE,
     OPERATOR,
-    PLUGIN,
     SEED,
-    SETUP,
     SHAPE,
     Percent,
+    device_option,
     min_effect_option,
+    plugins_option,
     reading,
+    setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
@@ -69,20 +69,8 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 @click.option(*DTYPE, metavar="NAME", help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}")
 @click.option("--mode", metavar="NAME", help=f"{MODE} Default: fwd.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help=f"{SEED} Default: 0.")
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help=DEVICE,
-)
-@click.option(
-    "--plugin",
-    "plugins",
-    multiple=True,
-    metavar="MODULE.NAME",
-    help=PLUGIN,
-)
+@device_option
+@plugins_option
 @click.option(
     "--metric",
     type=click.Choice(["latency", "accuracy"]),
@@ -116,7 +104,7 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     help="Skip commits that do not change these paths; may be repeated. Default: kernels and operators in "
     "groupbench's own repository, else all paths.",
 )
-@click.option("--setup", metavar="COMMAND", help=SETUP)
+@setup_option
 @click.option("--python", metavar="EXE", help="Measure with this interpreter. Default: this one.")
 @min_effect_option
 @click.option(

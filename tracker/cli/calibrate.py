@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.cli.options import CELL_BUDGET, DEVICE
+from groupbench.tracker.cli.options import CELL_BUDGET, device_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
@@ -36,13 +36,7 @@ COLUMNS = (
 
 
 @click.command()
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help=DEVICE,
-)
+@device_option
 @click.option(
     "--minutes",
     "--for",

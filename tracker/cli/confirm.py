@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.here import recipe_of, this_project
-from groupbench.tracker.cli.options import PLUGIN, SETUP
+from groupbench.tracker.cli.options import plugins_option, setup_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.durations import Duration
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Stop after this time and list unmeasured suspects. A number without a unit is in minutes.",
 )
-@click.option("--setup", metavar="COMMAND", help=SETUP)
+@setup_option
 @click.option(
     "--base-python",
     type=click.Path(path_type=Path),
@@ -41,13 +41,7 @@ if TYPE_CHECKING:
 )
 @click.option("--toolchain", metavar="NAME",
               help="Measure with this toolchain of groupbench.toml. Default: this interpreter.")  # fmt: skip
-@click.option(
-    "--plugin",
-    "plugins",
-    multiple=True,
-    metavar="MODULE.NAME",
-    help=PLUGIN,
-)
+@plugins_option
 @click.option(
     "--install",
     is_flag=True,

@@ -11,7 +11,6 @@ from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.options import (
     BACKEND,
     CELL_BUDGET,
-    DEVICE,
     DTYPE,
     DTYPE_DEFAULT,
     MIN_EFFECT_SAME,
@@ -19,6 +18,7 @@ from groupbench.tracker.cli.options import (
     OPERATOR,
     SHAPE,
     Percent,
+    device_option,
 )
 from groupbench.tracker.cli.output import write_json
 from groupbench.tracker.completion import BackendName, OperatorName
@@ -56,13 +56,7 @@ if TYPE_CHECKING:
     show_default=True,
     help=MODE,
 )
-@click.option(
-    "--device",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    default="auto",
-    show_default=True,
-    help=DEVICE,
-)
+@device_option
 @click.option(
     "--plugin",
     "plugins",

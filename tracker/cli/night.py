@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.here import this_project
-from groupbench.tracker.cli.options import PLAN_DEVICE, WAIT
+from groupbench.tracker.cli.options import WAIT, plan_device_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.errors import TrackerError
@@ -45,12 +45,7 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option(
-    "--device",
-    "-d",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    help=PLAN_DEVICE,
-)
+@plan_device_option
 @click.option(
     "--wait",
     type=Duration("m", most=6e5),

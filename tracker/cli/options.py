@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
+from groupbench.tracker.durations import Duration
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -80,6 +81,8 @@ class When(click.ParamType[datetime]):
             self.fail(error.message, param, ctx)
 
 
+DEVICES = ("auto", "cuda", "cpu")
+
 # Help texts that several commands share.
 DTYPE_DEFAULT = "Default: the operator's first dtype; on a CPU, fp16 if the operator has it."
 MIN_EFFECT = "Smallest relative change that counts, in percent."
@@ -87,21 +90,37 @@ MIN_EFFECT_SAME = f'{MIN_EFFECT} Anything smaller is reported as "same".'
 MIN_EFFECT_DEFAULT = "Default on a GPU: 0.3, or 1 below 90 us and 2 below 40 us. Default on a CPU: 10."
 MODE = "Mode to measure: fwd, bwd or fwd_bwd. Every operator has fwd."
 SEED = "Seed for the inputs."
-SETUP = "Run this command, such as a build, in each checkout before measuring."
 PLUGIN = "Load operators and backends from this plugin; may be repeated."
-DEVICE = "Device to measure on; auto: the GPU if there is one."
-PLAN_DEVICE = "Device to measure on. Default: `device` of groupbench.toml, or auto."
 CELL_BUDGET = "Stop measuring a cell after this time. A number without a unit is in seconds."
 WAIT = "Wait up to this long for another run on this device to end. A number without a unit is in minutes."
 
-
-def min_effect_option(command: F) -> F:
-    return click.option(
-        "--min-effect",
-        type=Percent(),
-        metavar="PCT",
-        help=f"{MIN_EFFECT} {MIN_EFFECT_DEFAULT}",
-    )(command)
+# Options that several commands share.
+device_option = click.option(
+    "--device",
+    type=click.Choice(DEVICES),
+    default="auto",
+    show_default=True,
+    help="Device to measure on; auto: the GPU if there is one.",
+)
+plan_device_option = click.option(
+    "--device",
+    "-d",
+    type=click.Choice(DEVICES),
+    help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
+)
+plugins_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help=PLUGIN)
+setup_option = click.option(
+    "--setup", metavar="COMMAND", help="Run this command, such as a build, in each checkout before measuring."
+)
+cell_budget_option = click.option(
+    "--budget", type=Duration(least=1, most=86_400), default="60s", show_default=True, help=CELL_BUDGET
+)
+min_effect_same_option = click.option(
+    "--min-effect", type=Percent(), metavar="PCT", help=f"{MIN_EFFECT_SAME} {MIN_EFFECT_DEFAULT}"
+)
+min_effect_option = click.option(
+    "--min-effect", type=Percent(), metavar="PCT", help=f"{MIN_EFFECT} {MIN_EFFECT_DEFAULT}"
+)
 
 
 def series_filters(command: F) -> F:

@@ -15,7 +15,7 @@ import click
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
 from groupbench.tracker.cli.here import recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt
-from groupbench.tracker.cli.options import CELL_BUDGET, MIN_EFFECT_DEFAULT, MIN_EFFECT_SAME, PLAN_DEVICE, WAIT, Percent
+from groupbench.tracker.cli.options import WAIT, cell_budget_option, min_effect_same_option, plan_device_option
 from groupbench.tracker.cli.output import say, write_table
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
@@ -33,25 +33,9 @@ KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_
 @click.command("pull-request")
 @click.argument("base", type=CommitName(words=False))
 @click.argument("head", default="HEAD", type=CommitName(words=False))
-@click.option(
-    "--device",
-    "-d",
-    type=click.Choice(["auto", "cuda", "cpu"]),
-    help=PLAN_DEVICE,
-)
-@click.option(
-    "--budget",
-    type=Duration(least=1, most=86_400),
-    default="60s",
-    show_default=True,
-    help=CELL_BUDGET,
-)
-@click.option(
-    "--min-effect",
-    type=Percent(),
-    metavar="PCT",
-    help=f"{MIN_EFFECT_SAME} {MIN_EFFECT_DEFAULT}",
-)
+@plan_device_option
+@cell_budget_option
+@min_effect_same_option
 @click.option("--wait", type=Duration("m", most=6e5), default="60m", show_default=True, help=WAIT)
 @click.pass_context
 def pull_request(
