@@ -105,10 +105,11 @@ def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
     return output.strip() if output else None
 
 
-def advice_for_unknown(folder: str | os.PathLike[str], otherwise: str) -> str:
-    """Return how to get a commit that git does not know here: a shallow clone lacks most of them."""
+def unknown_commit(name: str, folder: str | os.PathLike[str], otherwise: str) -> str:
+    """Return the error for a commit that git does not know here, with advice: a shallow clone lacks most commits."""
     shallow = (ask(folder, "rev-parse", "--is-shallow-repository") or "").strip() == "true"
-    return "this is a shallow clone: run `git fetch --unshallow`" if shallow else otherwise
+    advice = "this is a shallow clone: run `git fetch --unshallow`" if shallow else otherwise
+    return f"git knows no commit {name!r} in {folder}; {advice}"
 
 
 def first_parents(commit: str) -> tuple[list[str], bool] | None:

@@ -218,7 +218,8 @@ class Live:
         def calls(number: int) -> Any:
             return self.worker.ask(Request("witness", arguments=(number,)))
 
-        self.ask("move", secret)
+        if isinstance(self.ask("move", secret), Failure):
+            return
         fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self._gauge)
         if isinstance(fault, Failure):
             self.failure = fault

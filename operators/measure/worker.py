@@ -65,7 +65,6 @@ DOING = {
     "restore": "the check after its timed calls",
     "reroute": "a call with another routing",
     "compare": "judging an output",
-    "around": "timing the work around calls",
     "keep": "timing a copy",
     "gauge": "looking for other work on the device",
     "unload": "its clearing away",

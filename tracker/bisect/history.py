@@ -35,8 +35,7 @@ def resolve(repository: Path, name: str) -> str:
         raise BisectError(f"{name!r} is not a commit")
     full = git.rev_parse(name, repository)
     if full is None:
-        advice = git.advice_for_unknown(repository, "fetch it, or give --repo")
-        raise BisectError(f"git knows no commit {name!r} in {repository}; {advice}")
+        raise BisectError(git.unknown_commit(name, repository, "fetch it, or give --repo"))
     return full
 
 

@@ -52,8 +52,7 @@ def commits_of(folder: Path, text: str, every: int = 1) -> list[BackfillCommit]:
     ends = [git.rev_parse(name, folder) for name in (first, last or "HEAD")]
     for name, commit in zip((first, last or "HEAD"), ends, strict=True):
         if commit is None:
-            advice = git.advice_for_unknown(folder, "check the spelling, or fetch it")
-            raise BackfillError(f"git knows no commit {name!r} in {folder}; {advice}")
+            raise BackfillError(git.unknown_commit(name, folder, "check the spelling, or fetch it"))
     form = "--format=%H%x00%s"
     try:
         log = git.run(folder, "log", "--first-parent", form, "--end-of-options", f"{ends[0]}..{ends[1]}", "--")
