@@ -14,11 +14,9 @@ import os
 import pickle
 import re
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,7 +152,7 @@ def _ncu(log: Path) -> list[str]:
 
 
 def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
-    """Return the exit code of a command, or None if it did not end in time. No process of its group is left."""
+    """Return the exit code of a command, or None if it did not end in time. Kills what is left of its group."""
     # ncu keeps its report in TMPDIR, and leaves it there if it is killed.
     environment = {**os.environ, "TMPDIR": str(output.parent), "LC_ALL": "C.UTF-8"}
     try:
@@ -170,8 +168,7 @@ def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        warden.kill_left(process.pid)
         process.wait()
 
 
