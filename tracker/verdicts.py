@@ -133,7 +133,8 @@ OUTCOMES = {
 }
 """Outcomes by exit code, most severe first. The first that applies is the run's."""
 
-OUTCOMES_BY_WORD = {outcome.word: outcome for outcome in OUTCOMES.values()}
+NOT_JUDGED = RunOutcome("not judged", FAINT)
+"""The outcome of a run that passed although none of its latencies could be judged. Its exit code is OK."""
 
 _STATUSES = {"error": BAD, "skipped": FAINT}
 """Tones of the statuses that are not verdicts. Every other status is a warning."""

@@ -20,7 +20,7 @@ from groupbench.tracker.query.tables import Rows
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import counted
-from groupbench.tracker.verdicts import OUTCOMES, RunOutcome, Verdict, most_severe
+from groupbench.tracker.verdicts import NOT_JUDGED, OUTCOMES, RunOutcome, Verdict, most_severe
 
 _UNJUDGED = (Verdict.NEW, Verdict.INSUFFICIENT, Verdict.NOISY, Verdict.INCOMPARABLE)
 
@@ -227,7 +227,7 @@ class Gate:
 
     @property
     def outcome(self) -> RunOutcome:
-        return OUTCOMES[self.exit_code]
+        return _outcome(self.rows, self.exit_code)
 
     @property
     def word(self) -> str:
@@ -236,8 +236,7 @@ class Gate:
     @property
     def blind(self) -> bool:
         """Return whether the run passed although none of its latencies could be judged."""
-        judged, timed = latencies(self.rows)
-        return self.exit_code is ExitCode.OK and timed > 0 and judged == 0
+        return self.outcome is NOT_JUDGED
 
     @property
     def notable(self) -> tuple[Judged, ...]:
@@ -308,6 +307,11 @@ def latencies(rows: Sequence[Judged]) -> tuple[int, int]:
     return len({row.series.pk for row in rows if row.judged_latency}), len(timed)
 
 
+def _outcome(rows: Sequence[Judged], code: ExitCode) -> RunOutcome:
+    judged, timed = latencies(rows)
+    return NOT_JUDGED if code is ExitCode.OK and timed and not judged else OUTCOMES[code]
+
+
 def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict: bool) -> str:
     if code is ExitCode.FAILED:
         text = _headlines(rows, code, strict)
@@ -317,7 +321,7 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict
         text = f"{counts[Verdict.INCOMPARABLE]} series changed on a machine that has not measured them before"
     else:
         text = _passed(rows, counts)
-    return f"GATE {OUTCOMES[code].word}: {text}"
+    return f"GATE {_outcome(rows, code).word}: {text}"
 
 
 def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:

@@ -7,7 +7,7 @@ from html import escape
 
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.outputs.result import GateResult
-from groupbench.tracker.verdicts import FAINT, Verdict
+from groupbench.tracker.verdicts import Verdict
 
 LABEL = "kernels"
 _LABEL_COLOUR = "#444"
@@ -33,8 +33,8 @@ def message(result: GateResult) -> str:
 
 
 def colour(result: GateResult) -> str:
-    """Return the colour of the outcome, or the faint one if no latency was judged."""
-    return FAINT.badge if result.gate.blind else result.gate.outcome.tone.badge
+    """Return the colour of the outcome."""
+    return result.gate.outcome.tone.badge
 
 
 def render(result: GateResult) -> str:

@@ -35,14 +35,14 @@ def test_first_run_is_new(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make()])
     result = cli("gate")
     assert result.exit_code == 0
-    assert result.stdout == "GATE ok: nothing to compare with yet. 1 new\n"
+    assert result.stdout == "GATE not judged: nothing to compare with yet. 1 new\n"
 
 
 def test_second_run_is_insufficient_and_nothing_is_claimed_of_it(cli: Cli, stored: Stored, make: Any) -> None:
     stored(quiet(make, 2))
     result = cli("gate")
     assert result.exit_code == 0
-    assert first_line(result) == "GATE ok: no latency was judged (1 with too few results). 1 insufficient"
+    assert first_line(result) == "GATE not judged: no latency was judged (1 with too few results). 1 insufficient"
 
 
 def test_strict_asks_for_a_history(cli: Cli, stored: Stored, make: Any) -> None:
@@ -280,7 +280,10 @@ def noisy(level: float) -> dict[str, Any]:
 def test_a_noisy_latency_is_not_judged(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(latency=noisy(1.0))])
     result = cli("gate")
-    assert (result.exit_code, first_line(result)) == (0, "GATE ok: no latency was judged (1 too noisy). 1 noisy")
+    assert (result.exit_code, first_line(result)) == (
+        0,
+        "GATE not judged: no latency was judged (1 too noisy). 1 noisy",
+    )
     assert cli("gate", "--strict").exit_code == 3
     output = json.loads(cli("gate", "--json").stdout)
     assert (output["latencies"], output["counts"]) == ({"judged": 0, "measured": 1}, {"noisy": 1})
@@ -289,7 +292,7 @@ def test_a_noisy_latency_is_not_judged(cli: Cli, stored: Stored, make: Any) -> N
 
 def test_a_burst_that_the_host_stalled_makes_no_latency_noisy(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(latency={"timing": "gpu", "bursts_ms": [[1.0] * 3, [1.0] * 3, [1.01] * 3, [24.0] * 3]})])
-    assert first_line(cli("gate")) == "GATE ok: nothing to compare with yet. 1 new"
+    assert first_line(cli("gate")) == "GATE not judged: nothing to compare with yet. 1 new"
 
 
 def test_a_noisy_latency_that_agrees_with_the_results_before_is_ok(cli: Cli, stored: Stored, make: Any) -> None:
@@ -300,7 +303,7 @@ def test_a_noisy_latency_that_agrees_with_the_results_before_is_ok(cli: Cli, sto
 def test_a_noisy_latency_off_its_level_is_not_called_ok(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), make(6, latency=noisy(1.1))])
     assert first_line(cli("gate")) in (
-        "GATE ok: no latency was judged (1 too noisy). 1 noisy",
+        "GATE not judged: no latency was judged (1 too noisy). 1 noisy",
         "GATE incomplete: 1 series may have regressed; run `groupbench confirm` to measure both commits. 1 suspect",
     )
 

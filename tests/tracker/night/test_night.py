@@ -84,7 +84,7 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
     tritonbench.records = [[make(1)], [make(2)]]
     code, output = run("night", "--samples", "3")
     assert code == 0, output
-    assert "GATE ok: nothing to compare with yet. 1 new" in output
+    assert "GATE not judged: nothing to compare with yet. 1 new" in output
     assert {path.name for path in (tmp_path / "artifacts").iterdir()} == {
         *(
             "summary.md",
