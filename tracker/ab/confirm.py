@@ -16,10 +16,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from groupbench.tracker import git
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
+from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
 from groupbench.tracker.ab.result import timing_of
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
 from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve
@@ -264,31 +263,11 @@ def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
     Raises AbError if it ran on other hardware than the series, or if commits were compared with another toolchain.
     """
     if result.head_environment:
-        _check(row, _environment(result.head_environment), pair)
+        _check(row, environment_of(result.head_environment), pair)
     message = result.message
     if result.failed_side == "both" and result.failed_status == "usage":
         message = f"{message}; backends from a plugin need --plugin here too"
-    sides = ((result.base_accuracy, result.base_hash), (result.head_accuracy, result.head_hash))
-    return Compared(
-        base=pair.base,
-        head=pair.head,
-        verdict=result.verdict,
-        measured=datetime.now(UTC),
-        effect=_plain(result.effect),
-        low=_plain(result.low),
-        high=_plain(result.high),
-        base_ms=_plain(result.base_ms),
-        head_ms=_plain(result.head_ms),
-        pairs=result.pairs,
-        seconds=_plain(result.seconds),
-        message=message,
-        details={
-            "accuracy": [None if accuracy is None else msgspec.to_builtins(accuracy) for accuracy, _ in sides],
-            "kernel_hash": [hash_ for _, hash_ in sides],
-            "gpu_uuid": result.head_environment.get("gpu_uuid"),
-            **pair.details(row, _software(result)),
-        },
-    )
+    return compared_of(result, pair.base, pair.head, pair.details(row, software_of(result)), message)
 
 
 def _check(row: Judged, here: Environment, pair: _Pair) -> None:
@@ -308,25 +287,10 @@ def _check(row: Judged, here: Environment, pair: _Pair) -> None:
         )
 
 
-def _software(result: AbResult) -> list[dict[str, str]] | None:
-    """Return the versions of base and head by package, or None if a side did not start."""
-    sides = result.base_environment, result.head_environment
-    return [ab_software(_environment(each)) for each in sides] if all(sides) else None
-
-
-def _environment(facts: dict[str, Any]) -> Environment:
-    return msgspec.convert(facts, Environment, strict=False)
-
-
 def _stored(store: Store, row: Judged, compared: Compared) -> Compared:
     with store.write() as session:
         comparisons.store(session, row.series.pk, compared)
     return compared
-
-
-def _plain(value: float | None) -> float | None:
-    """Return a number as the database stores it, or None if it is not finite."""
-    return None if value is None or not math.isfinite(value) else float(value)
 
 
 def relative(effect: float) -> float:

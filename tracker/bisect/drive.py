@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from groupbench.tracker.bisect.log import Header, Log
 
 Comparator = Callable[[ComparisonRequest], AbFinding]
+Keep = Callable[["AbResult", str, str], object]
+"""Called with each A/B of two commits, and their hashes."""
 
 MOST_CHECKOUTS = 4
 BUDGET_S = 120.0
@@ -61,7 +63,8 @@ def drive(
 class AbComparator:
     """Compares commits by an A/B of their checkouts. The most recently used checkouts are kept."""
 
-    def __init__(self, repository: Path, header: Header) -> None:
+    def __init__(self, repository: Path, header: Header, keep: Keep | None = None) -> None:
+        self._keep = keep
         self._repository = repository
         self._header = header
         bench = header.bench
@@ -109,7 +112,10 @@ class AbComparator:
             if self._cell is None:
                 self._cell = self._resolved(running)
             result = running.compare(self._cell)
-        return finding_of_latency(result) if only_latency else finding_of_accuracy(result)
+        finding = finding_of_latency(result) if only_latency else finding_of_accuracy(result)
+        if self._keep is not None and only_latency:
+            self._keep(result, question.base, question.head)
+        return finding
 
     def _resolved(self, running: Bench) -> AbCell:
         """Return the cell. If no dtype was given, it is the one that both sides use by default."""
@@ -246,9 +252,9 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def open_comparator(repository: Path, header: Header) -> AbstractContextManager[Comparator]:
+def open_comparator(repository: Path, header: Header, keep: Keep | None = None) -> AbstractContextManager[Comparator]:
     """Return the comparator that measures a search's comparisons."""
-    return (AbComparator if header.package is None else ReleaseComparator)(repository, header)
+    return AbComparator(repository, header, keep) if header.package is None else ReleaseComparator(repository, header)
 
 
 def settings_of(header: Header) -> Settings:

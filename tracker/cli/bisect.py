@@ -154,6 +154,8 @@ def bisect(
     compared first. The search allows for wrong A/B results. Before it names a commit, it compares that commit with its
     parent again. Commits that fail are skipped. If the commit is a merge, the merged branch is searched too.
 
+    If the database has the series, the decided comparisons are stored with it, and the gate judges by them.
+
     With --package, the code stays the same and only the package changes. Each release is installed from the package
     index into its own environment, where it hides this interpreter's release. These environments are kept.
 
@@ -164,6 +166,7 @@ def bisect(
     2  usage error
     3  undecided: not resolved, GOOD or BAD fails, or several commits remain
     """
+    from groupbench.tracker.ab.kept import Keeper
     from groupbench.tracker.bisect import drive, report
     from groupbench.tracker.bisect import history as bisect_git
     from groupbench.tracker.bisect import log as bisect_log
@@ -195,7 +198,8 @@ def bisect(
         say(report.step_line(question, finding, history, header.metric, next(numbers)))
 
     log = bisect_log.Log(path, header, resume=resume, replace=log_file is None)
-    with drive.open_comparator(repository, header) as comparator:
+    keeper = Keeper(context.obj, say)
+    with drive.open_comparator(repository, header, keeper) as comparator:
         say(_plan(history, header, path))
         hunting = hunt(history, drive.settings_of(header), trace)
         try:
@@ -203,6 +207,8 @@ def bisect(
         except KeyboardInterrupt:
             say("interrupted; run `groupbench bisect --resume` to continue")
             raise
+    if keeper.stored:
+        say(f"{counted(keeper.stored, 'comparison')} stored in the database; the gate judges by them")
     _write(form, header, result, history, trace, path)
     context.exit(report.exit_code(result))
 

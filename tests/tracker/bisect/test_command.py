@@ -103,7 +103,7 @@ def lab(line: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> L
     made = Lab(folder, {hashes["c6"]: 0.02})
 
     @contextmanager
-    def opened(repository: Path, header: Header) -> Iterator[Lab]:
+    def opened(repository: Path, header: Header, keep: object) -> Iterator[Lab]:
         yield made
 
     monkeypatch.setattr(drive, "open_comparator", opened)

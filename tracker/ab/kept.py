@@ -1,0 +1,131 @@
+"""Results of A/B comparisons as rows of the database, by which the gate judges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.ab.result import AbResult, timing_of
+from groupbench.tracker.environment import Environment, ab_software, hardware_class
+from groupbench.tracker.errors import QueryError, StoreError
+from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.query.rows import SeriesRow
+from groupbench.tracker.query.series import find_series
+from groupbench.tracker.stats.thresholds import least_effect
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import DECIDED, SAME, Compared
+from groupbench.tracker.store.engine import Store, open_store
+
+
+def compared_of(
+    result: AbResult,
+    base: str,  # hash of the commit
+    head: str,
+    details: Mapping[str, Any],  # facts about the software of both sides
+    message: str | None = None,
+) -> Compared:
+    """Return the result of an A/B of two commits for the database."""
+    sides = ((result.base_accuracy, result.base_hash), (result.head_accuracy, result.head_hash))
+    return Compared(
+        base=base,
+        head=head,
+        verdict=result.verdict,
+        measured=datetime.now(UTC),
+        effect=_finite(result.effect),
+        low=_finite(result.low),
+        high=_finite(result.high),
+        base_ms=_finite(result.base_ms),
+        head_ms=_finite(result.head_ms),
+        pairs=result.pairs,
+        seconds=_finite(result.seconds),
+        message=message,
+        details={
+            "accuracy": [None if accuracy is None else msgspec.to_builtins(accuracy) for accuracy, _ in sides],
+            "kernel_hash": [hash_ for _, hash_ in sides],
+            "gpu_uuid": result.head_environment.get("gpu_uuid"),
+            **details,
+        },
+    )
+
+
+def keep(store: Store, result: AbResult, base: str, head: str) -> int:
+    """Store an A/B of two commits for the series that it measured, and return their number.
+
+    Only a decision counts. "same" is one only if the comparison could have seen the smallest change that counts for
+    the gate.
+    """
+    software = software_of(result)
+    if result.verdict not in DECIDED or result.effect is None or result.base_ms is None or software is None:
+        return 0
+    seen = least_effect(result.timing or "", result.base_ms)
+    if result.verdict == SAME and (result.min_effect is None or result.min_effect > seen):
+        return 0
+    compared = compared_of(result, base, head, {"software": software})
+    with store.write() as session:
+        series = _series_of(session, result)
+        for row in series:
+            comparisons.store(session, row.pk, compared)
+    return len(series)
+
+
+class Keeper:
+    """Stores A/Bs in a database as they finish. If that fails once, says why and stores no more.
+
+    location  path or URL of the database
+    say       prints a line
+    """
+
+    def __init__(self, location: str, say: Callable[[str], None]) -> None:
+        self._location, self._say = location, say
+        self.stored = 0
+        self._open = "://" in location or Path(location).exists()
+
+    def __call__(self, result: AbResult, base: str, head: str) -> None:
+        """Store an A/B of the commits with these hashes."""
+        if not self._open:
+            return
+        try:
+            with open_store(self._location, create=False) as store:
+                self.stored += bool(keep(store, result, base, head))
+        except StoreError as error:
+            self._open = False
+            self._say(f"the comparisons are not stored: {error.message}")
+
+
+def software_of(result: AbResult) -> Sequence[dict[str, str]] | None:
+    """Return the versions of base and head by package, or None if a side did not start."""
+    sides = result.base_environment, result.head_environment
+    return [ab_software(environment_of(each)) for each in sides] if all(sides) else None
+
+
+def environment_of(facts: dict[str, Any]) -> Environment:
+    return msgspec.convert(facts, Environment, strict=False)
+
+
+def _series_of(session: Session, result: AbResult) -> list[SeriesRow]:
+    """Return the series of an A/B's cell on hardware of its kind: none if several shapes match the cell's text."""
+    cell = result.cell
+    where = Filter((cell.operator,), (cell.backend,), (cell.mode,), (cell.dtype,), (cell.shape,))
+    timing: dict[str, Any] = {} if cell.idle_s is None else {"idle_s": cell.idle_s}
+    timing |= {"cudagraph": True} if cell.cudagraph else {}
+    hardware = hardware_class(environment_of(result.head_environment))
+    try:
+        series = [
+            row
+            for row in find_series(session, where)
+            if row.seed == cell.seed and row.hardware == hardware and timing_of(row.protocol) == timing
+        ]
+    except QueryError:  # no series has that name
+        return []
+    return series if len({row.shape for row in series}) == 1 else []
+
+
+def _finite(value: float | None) -> float | None:
+    """Return a number as the database stores it, or None if it is not finite."""
+    return None if value is None or not math.isfinite(value) else float(value)
