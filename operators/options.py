@@ -279,7 +279,7 @@ results = _group(
         metavar="[FILE]",
         help="Plot the first metric in the terminal, or to FILE.png or FILE.svg.",
     ),
-    click.option("--traces", type=PATH, help="Write results of FlashInfer-Bench definitions as its traces."),
+    click.option("--traces", type=PATH, help="Write the results of FlashInfer-Bench definitions as its traces."),
     click.option("--records", type=PATH, help="Append records (JSON lines) for `groupbench ingest`."),
     click.option(
         "--resume", is_flag=True, help="Continue the interrupted run in --records without measuring its cells again."

@@ -156,12 +156,13 @@ def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
 @_who
 @click.pass_obj
 def accept_transition(db: str, run: str | None, reason: str | None, who: str | None) -> None:
-    """Accept the new level of every series of RUN that changed together with its toolchain or machine.
+    """Accept the new level of every series of RUN that changed when its toolchain or machine changed.
 
     RUN is the start of a run's id. Default: the newest run.
 
-    The gate judges by the new levels from now on. On another GPU, history continues from the earlier results. This also
-    accepts the effect of a code change in the same run, so run `groupbench confirm` first to separate the two.
+    The gate judges by the new levels from now on. After a change of GPU, the series continue their history on the new
+    one. If the code changed in the same run, its effect is accepted too. `groupbench confirm` separates the two, so run
+    it first.
     """
     from groupbench.tracker.errors import QueryError
 

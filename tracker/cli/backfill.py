@@ -75,7 +75,7 @@ def backfill(
     groupbench backfill HEAD~40.. --bisect --budget 2h
 
     Each commit on the first-parent line is checked out into its own folder and built with `setup` of groupbench.toml.
-    It is measured as today's groupbench.toml says, with the files listed in `benchmarks` copied from this checkout. A
+    It is measured by the groupbench.toml of this checkout, from which it also gets the files listed in `benchmarks`. A
     commit that does not build or load is recorded with the reason. Repeat the command to continue a backfill that was
     interrupted or ran out of budget: nothing is measured twice.
 

@@ -118,8 +118,8 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     type=Percent(),
     default="95",
     show_default=True,
-    metavar="PCT",
-    help="Posterior probability, in percent, required before a commit is named.",
+    metavar="PERCENT",
+    help="Name a commit once the probability that it is the cause reaches this, in percent.",
 )
 @click.option("--package", metavar="NAME==FIRST..LAST",
               help="Search the releases of a package instead of commits: triton==3.6.0..3.8.0.")  # fmt: skip

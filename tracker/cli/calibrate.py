@@ -82,10 +82,14 @@ def calibrate(
 ) -> None:
     """Measure this machine's noise floor with A/A comparisons.
 
-    Compares the installed groupbench with itself on a few cells of each latency class: up to 0.03, 0.2 and 0.8 ms, and
-    longer. A burst is several timed calls in a row. In a block, both sides take turns with bursts at the same memory
-    addresses; the next block uses other addresses. For each class, the table shows how much bursts and blocks scatter.
-    It also shows the smallest change that `ab` detects in nine of ten comparisons within its budget.
+    Compares the installed groupbench with itself, so every difference is noise. It measures a few cells of each latency
+    class: up to 0.03 ms, up to 0.2 ms, up to 0.8 ms, and longer. For each class, the table shows the smallest change
+    that `ab` detects in nine of ten comparisons within its budget, and the standard deviations behind it:
+
+    \b
+    burst sd      between bursts, each of several timed calls in a row
+    placement sd  between blocks of one side, each at new memory addresses
+    block sd      of the difference between both sides of a block
 
     \b
     Exit codes:

@@ -61,19 +61,18 @@ def confirm(
     install: bool,
     again: bool,
 ) -> None:
-    """Measure the suspects of RUN again: the run's commit and the earlier one, in turns on this machine.
+    """Measure the suspects of RUN again: the run's commit and the one before the change, in turns on this machine.
 
     RUN is the start of a run's id. Default: the newest run.
 
-    Each comparison is stored as soon as it is done, and the gate judges by it: "different" becomes a regression or an
-    improvement, and "same" becomes ok. A series is also measured if its earlier results come from another GPU of the
-    same model, such as a second H100. Commits are checked out into temporary folders; the repository does not change.
+    Each comparison is stored at once, and the gate uses it: "different" makes a suspect a regression or an improvement,
+    and "same" makes it ok. Series whose earlier results come from another GPU of the same model are measured too. Both
+    commits are checked out into temporary folders; your working tree does not change.
 
-    A change that came with another torch, Triton or Helion is measured with both toolchains. The old toolchain needs
-    an interpreter that has its packages: this one, --base-python, one of [toolchains] in groupbench.toml, or one that
-    --install creates.
+    If torch, Triton or Helion changed as well, both toolchains are measured. The old one needs an interpreter that has
+    its packages: this one, --base-python, one of [toolchains] in groupbench.toml, or one that --install creates.
 
-    Exit codes: 0 everything decided or nothing to confirm, 2 usage error, 3 suspects left undecided.
+    Exit codes: 0 every suspect is decided or there is nothing to confirm, 2 usage error, 3 a suspect is undecided.
     """
     from groupbench.tracker.ab import confirm as confirming
     from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of

@@ -75,8 +75,9 @@ if TYPE_CHECKING:
     "--min-effect",
     type=Percent(),
     default="1",
-    metavar="PCT",
-    help=f"{MIN_EFFECT_SAME} Default: 1 on every device.",
+    metavar="PERCENT",
+    show_default=True,
+    help=MIN_EFFECT_SAME,
 )
 @click.option(
     "--timeout",
@@ -88,11 +89,11 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @click.pass_context
 def evaluate(context: click.Context, candidate: str, as_json: bool, **options: Any) -> None:
-    """Check whether CANDIDATE, a Python file with a backend, is correct, honest and faster.
+    """Check whether CANDIDATE, a Python file with a backend, is correct, honest and faster than the baseline.
 
-    CANDIDATE is not trusted; a program may have written it. Its results are judged by processes that do not import it,
-    and its times are checked against the limits of the device. Without --shape and --suite, the operator's first shape
-    is measured.
+    CANDIDATE may try to cheat: processes that do not import it judge its results, and its times are checked against
+    the limits of the device. It is not sandboxed and runs with your permissions. Without --shape and --suite, only the
+    operator's first shape is measured.
 
     \b
     Exit codes:

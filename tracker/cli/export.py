@@ -33,7 +33,7 @@ _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "
 @click.option(
     "--csv-safe",
     is_flag=True,
-    help="Write CSV that is safe in a spreadsheet: prefix text that looks like a formula with an apostrophe.",
+    help="Write CSV that is safe in a spreadsheet: text that looks like a formula gets an apostrophe.",
 )
 @click.pass_obj
 def export(db: str, file: str, form: str | None, csv_safe: bool) -> None:

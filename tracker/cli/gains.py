@@ -36,13 +36,16 @@ COLUMNS = (
 def gains(context: click.Context, run_id: str | None, form: Format | None, **fields: Any) -> None:
     """List the problems of a run by the time that an optimal kernel would save per call, largest first.
 
-    Each problem is represented by its fastest backend. An optimal kernel runs at the speed of light: it moves its bytes
-    and computes its flops at the rates that the operator `canary` reaches (a copy and a matrix product). The same run
-    must have measured `canary` on the same GPU.
+    The speed of light of a problem is the latency of an optimal kernel. It moves the problem's bytes and computes its
+    flops at the rates that the operator `canary` reaches with a copy and a matrix product. So the same run must have
+    measured `canary` on the same GPU.
 
-    `gap` is the latency divided by the speed of light. `share` is the problem's part of the time that all listed
-    problems could save. To see which products of a model's layer are worth the work, select them with --operator,
-    --shape and --where.
+    \b
+    ms     the latency of the problem's fastest backend
+    gap    ms divided by the speed of light
+    share  part of the time that all listed problems together could save
+
+    To see which products of a model's layer are worth the work, select them with --operator, --shape and --where.
 
     Exit codes: 0 ok, 2 usage error, 3 no cell has a known speed of light.
     """

@@ -49,12 +49,13 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
 @click.option(
     "--wait",
     type=Duration("m", most=6e5),
-    help=f"{WAIT} Default: 0.",
+    help=f"{WAIT} Default: GROUPBENCH_WAIT_MINUTES, `wait` of groupbench.toml, or 0.",
 )
 @click.option(
     "--confirm",
     type=Duration("m", most=6e6),
-    help="Confirm suspects for up to this long; 0 skips this. A number without a unit is in minutes. Default: 30m.",
+    help="Confirm suspects for up to this long; 0 skips this. A number without a unit is in minutes. Default: "
+    "GROUPBENCH_CONFIRM_MINUTES, `confirm` of groupbench.toml, or 30m.",
 )
 @click.option(
     "--toolchain",
@@ -82,20 +83,27 @@ def night(
     within a day. The next run starts with the cells that this run's budget left out. Only one run at a time measures
     on a device.
 
-    Writes the database, report.html, the run's records in records/, and the verdict for CI in artifacts/. To change
-    these paths and the time limits, edit groupbench.toml, or set the environment variables GROUPBENCH_DB, _RECORDS,
-    _ARTIFACTS, _REPORT, _CONFIRM_MINUTES, _WAIT_MINUTES, _POST and _WEBHOOK. All of their names begin with GROUPBENCH.
+    Writes these files. An environment variable or a field of groupbench.toml changes each path:
+
+    \b
+    groupbench.db  every result         GROUPBENCH_DB         database
+    records/       the run's records    GROUPBENCH_RECORDS    records
+    artifacts/     the verdict for CI   GROUPBENCH_ARTIFACTS  artifacts
+    report.html    the report           GROUPBENCH_REPORT     report
+
+    GROUPBENCH_POST is the number of a pull request or issue: a comment there shows the newest verdict.
+    GROUPBENCH_WEBHOOK is a URL that gets a message when something changed.
 
     With --toolchain NAME, the verdict and the report are written to artifacts/NAME/. The plan of the run is then
     PLAN@NAME: the run has its own comment, and is compared with earlier runs of that plan.
 
     \b
     Exit codes:
-    0    ok
+    0    nothing got worse
     1    a regression, or a wrong result
     2    usage error
-    3    incomplete
-    4    not comparable
+    3    incomplete: something is undecided, failed or was not measured
+    4    not comparable: a change on a machine that has not measured it before
     75   another run uses this device
     130  interrupted
     """

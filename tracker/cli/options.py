@@ -85,9 +85,9 @@ DEVICES = ("auto", "cuda", "cpu")
 
 # Help texts that several commands share.
 DTYPE_DEFAULT = "Default: the operator's first dtype; on a CPU, fp16 if the operator has it."
-MIN_EFFECT = "Smallest relative change that counts, in percent."
-MIN_EFFECT_SAME = f'{MIN_EFFECT} Anything smaller is reported as "same".'
-MIN_EFFECT_DEFAULT = "Default on a GPU: 0.3, or 1 below 90 us and 2 below 40 us. Default on a CPU: 10."
+MIN_EFFECT = "Ignore changes below this size, in percent: 2 or 2%."
+MIN_EFFECT_SAME = 'Report "same" once the change is certainly below this size, in percent: 2 or 2%.'
+MIN_EFFECT_DEFAULT = "Default: 10 on a CPU; on a GPU 0.3, or 1 for latencies below 90 us and 2 below 40 us."
 MODE = "Mode to measure: fwd, bwd or fwd_bwd. Every operator has fwd."
 SEED = "Seed for the inputs."
 PLUGIN = "Load operators and backends from this plugin; may be repeated."
@@ -116,10 +116,10 @@ cell_budget_option = click.option(
     "--budget", type=Duration(least=1, most=86_400), default="60s", show_default=True, help=CELL_BUDGET
 )
 min_effect_same_option = click.option(
-    "--min-effect", type=Percent(), metavar="PCT", help=f"{MIN_EFFECT_SAME} {MIN_EFFECT_DEFAULT}"
+    "--min-effect", type=Percent(), metavar="PERCENT", help=f"{MIN_EFFECT_SAME} {MIN_EFFECT_DEFAULT}"
 )
 min_effect_option = click.option(
-    "--min-effect", type=Percent(), metavar="PCT", help=f"{MIN_EFFECT} {MIN_EFFECT_DEFAULT}"
+    "--min-effect", type=Percent(), metavar="PERCENT", help=f"{MIN_EFFECT} {MIN_EFFECT_DEFAULT}"
 )
 
 

@@ -62,7 +62,7 @@ def output_formats(command: F) -> F:
         is_flag=True,
         expose_value=False,
         callback=_take_safe,
-        help="Write CSV that is safe in a spreadsheet: prefix text that looks like a formula with an apostrophe.",
+        help="Write CSV that is safe in a spreadsheet: text that looks like a formula gets an apostrophe.",
     )(command)
 
 

@@ -24,7 +24,11 @@ _COLUMNS = (
 @click.command()
 @click.argument("commit", type=CommitName())
 @click.option(
-    "--max-slowdown", type=Percent(), required=True, metavar="PERCENT", help="Largest slowdown allowed, in percent."
+    "--max-slowdown",
+    type=Percent(),
+    required=True,
+    metavar="PERCENT",
+    help="Largest slowdown allowed, in percent: 3 or 3%.",
 )
 @click.option("--name", metavar="NAME", help="Name of the pin. Default: COMMIT as typed.")
 @click.option("--who", metavar="NAME", help="Person to record with the pin. Default: git's user, or the login name.")

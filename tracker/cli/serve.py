@@ -57,7 +57,7 @@ class ServeError(TrackerError):
     "--https",
     "secure",
     is_flag=True,
-    help="Mark cookies as Secure. Give this if the server is reachable only over HTTPS.",
+    help="Mark cookies as Secure. Use this if the server is reachable only over HTTPS.",
 )
 @click.pass_obj
 def serve(
