@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.support import DTYPES, require_device, require_tensors
+from groupbench.kernels.launch import Launch
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,11 @@ def prepare_add(
     grid = (triton.cdiv(n, config.block),)
     wide = n + config.block >= 2**31
     if flat:
+        launch = Launch(_flat_kernel, grid, WIDE=wide, BLOCK=config.block, num_warps=config.num_warps)
 
         def run_flat() -> Tensor:
             out = torch.empty_like(x)  # keeps the order of dimensions
-            _flat_kernel[grid](x, y, out, n, WIDE=wide, BLOCK=config.block, num_warps=config.num_warps)
+            launch(x, y, out, n)
             return out
 
         return run_flat
@@ -143,13 +145,12 @@ def prepare_add(
     sizes, x_strides, y_strides = merged(x.permute(order), y.permute(order))
     shape = [x.size(dim) for dim in order]
     back = [order.index(dim) for dim in range(x.dim())]
+    fixed = {"NDIM": len(sizes), "WIDE": wide, "BLOCK": config.block, "num_warps": config.num_warps}
+    launch = Launch(_strided_kernel, grid, **fixed)
 
     def run() -> Tensor:
         out = torch.empty(shape, dtype=x.dtype, device=x.device)
-        _strided_kernel[grid](
-            x, y, out, n, sizes, x_strides, y_strides,
-            NDIM=len(sizes), WIDE=wide, BLOCK=config.block, num_warps=config.num_warps,
-        )  # fmt: skip
+        launch(x, y, out, n, sizes, x_strides, y_strides)
         return out.permute(back)
 
     return run

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import illegal_tile
+from groupbench.kernels.launch import Launch
 from groupbench.kernels.split_k.problem import require_product
 from groupbench.kernels.variants import Variant, first_that_runs
 
@@ -147,14 +148,12 @@ def _prepare_with(a: Tensor, b: Tensor, config: OuterKConfig) -> Callable[[], Te
     """Run `prepare_outer_k` for operands and a config that were checked."""
     (M, K), N = a.shape, b.size(1)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
-    constants = kernel_constants(config, K)
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    launch = Launch(_outer_k_kernel, grid, **kernel_constants(config, K), **options)
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        _outer_k_kernel[grid](
-            a, b, out, M, N, K, *a.stride(), *b.stride(),
-            **constants, num_warps=config.num_warps, num_stages=config.num_stages,
-        )  # fmt: skip
+        launch(a, b, out, M, N, K, *a.stride(), *b.stride())
         return out
 
     return run

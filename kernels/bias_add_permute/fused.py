@@ -63,6 +63,7 @@ from groupbench.kernels.bias_add_permute.problem import Group, require_problem
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import illegal_tile, worker_count
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
+from groupbench.kernels.launch import Launch
 from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 # For problems without a tuned config. Percentages are of copy bandwidth, on an H100, for Composable Kernel's example in
@@ -379,28 +380,28 @@ def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Call
     constants = constants_of(groups, config)
     # The table holds addresses only: the callable must own the operands.
     operands = tuple(groups)
+    launch = Launch(
+        _fused_kernel,
+        (len(planned),),
+        OP=op,
+        NUM_FIELDS=len(FIELDS),
+        TMA=tma,
+        PRECISION="ieee" if dtype == torch.float32 else "tf32",
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+        **({} if config.registers is None or device.type == "cpu" else {"maxnreg": config.registers}),
+        **constants,
+    )
 
     def run() -> tuple[Tensor, ...]:
         out = torch.empty(offsets[len(operands)], dtype=dtype, device=device)
         if tma:
             triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
         if len(planned):
-            _fused_kernel[(len(planned),)](
-                table,
-                planned,
-                out,
-                OP=op,
-                NUM_FIELDS=len(FIELDS),
-                TMA=tma,
-                PRECISION="ieee" if dtype == torch.float32 else "tf32",
-                BLOCK_M=config.block_m,
-                BLOCK_N=config.block_n,
-                BLOCK_K=config.block_k,
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
-                **({} if config.registers is None or device.type == "cpu" else {"maxnreg": config.registers}),
-                **constants,
-            )
+            launch(table, planned, out)
         return tuple(part.view(shape) for part, shape in zip(out.split(sizes), shapes, strict=True))
 
     if device.type == "cuda":

@@ -64,6 +64,7 @@ from groupbench.kernels.bias_add_permute.problem import Group
 from groupbench.kernels.device import device_of
 from groupbench.kernels.gluon_names import async_load, not_hopper, reinterpret
 from groupbench.kernels.grouped_gemm.support import worker_count
+from groupbench.kernels.launch import Launch
 
 # Shared memory: 64 KB of a, 96 KB of b, 64 KB of e and the output.
 CONFIG = plan.FusedConfig(128, 128, 64, num_warps=4, num_stages=6, tma=True)
@@ -460,26 +461,26 @@ def prepare_specialized(
     constants = plan.constants_of(groups, CONFIG)
     # The table holds addresses only: the callable must own the operands.
     operands = tuple(groups)
+    launch = Launch(
+        _fused_specialized_kernel,
+        (programs,),
+        OP=op,
+        WIDTH=WIDTH,
+        EVEN=constants["EVEN_M"] and constants["EVEN_N"],
+        WHOLE_M=constants["WHOLE_M"],
+        WHOLE_N=constants["WHOLE_N"],
+        BLOCK_M=CONFIG.block_m,
+        BLOCK_N=CONFIG.block_n,
+        BLOCK_K=CONFIG.block_k,
+        A_TILES=A_TILES,
+        STAGES=CONFIG.num_stages,
+        num_warps=CONFIG.num_warps,
+    )
 
     def run() -> tuple[Tensor, ...]:
         out = torch.empty(offsets[len(operands)], dtype=dtype, device=device)
         triton.set_allocator(lambda size, align, stream: torch.empty(size, dtype=torch.int8, device=device))
-        _fused_specialized_kernel[(programs,)](
-            table,
-            torch.zeros(1, dtype=torch.int32, device=device),
-            out,
-            OP=op,
-            WIDTH=WIDTH,
-            EVEN=constants["EVEN_M"] and constants["EVEN_N"],
-            WHOLE_M=constants["WHOLE_M"],
-            WHOLE_N=constants["WHOLE_N"],
-            BLOCK_M=CONFIG.block_m,
-            BLOCK_N=CONFIG.block_n,
-            BLOCK_K=CONFIG.block_k,
-            A_TILES=A_TILES,
-            STAGES=CONFIG.num_stages,
-            num_warps=CONFIG.num_warps,
-        )
+        launch(table, torch.zeros(1, dtype=torch.int32, device=device), out)
         return tuple(part.view(shape) for part, shape in zip(out.split(sizes), shapes, strict=True))
 
     run()  # compiles

@@ -62,6 +62,7 @@ from groupbench.kernels.grouped_gemm.tuned import (
     tunes_here,
     tuning_key,
 )
+from groupbench.kernels.launch import Launch, Outputs
 from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 
@@ -432,37 +433,32 @@ def _prepare_tma(
     b_desc = TensorDescriptor.from_tensor(weights, block_b)
     block_out = [config.block_m, config.block_n // (2 if config.split_store else 1)]
     a_half_desc = TensorDescriptor.from_tensor(a, [config.block_m // 2, config.block_k]) if config.halves else None
+    out_desc = Outputs(lambda out: create_ragged_descriptor(out, block_out))
     programs = worker_count(a.device, config.per_sm)
+    launch = Launch(
+        _flat_kernel,
+        (programs,),
+        G=G,
+        G_POW2=triton.next_power_of_2(G),
+        SHARED_B=shared,
+        B_IS_NK=nk,
+        PRECISION="ieee",
+        NUM_PROGRAMS=programs,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        SWAP=config.swap,
+        SPLIT_STORE=config.split_store,
+        FLATTEN=config.flatten,
+        HALVES=config.halves,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        _flat_kernel[(programs,)](
-            a_desc,
-            a_half_desc,
-            b_desc,
-            create_ragged_descriptor(out, block_out),
-            out,
-            offs,
-            M if zero_rest else 0,
-            N,
-            K,
-            G=G,
-            G_POW2=triton.next_power_of_2(G),
-            SHARED_B=shared,
-            B_IS_NK=nk,
-            PRECISION="ieee",
-            NUM_PROGRAMS=programs,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            GROUP_M=config.group_m,
-            SWAP=config.swap,
-            SPLIT_STORE=config.split_store,
-            FLATTEN=config.flatten,
-            HALVES=config.halves,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
+        launch(a_desc, a_half_desc, b_desc, out_desc(out), out, offs, M if zero_rest else 0, N, K)
         return out
 
     return run

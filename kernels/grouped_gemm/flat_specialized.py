@@ -63,6 +63,7 @@ from groupbench.kernels.grouped_gemm.gluon_tiles import (
 )
 from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals, arrivals_before, keep_step
 from groupbench.kernels.grouped_gemm.support import worker_count
+from groupbench.kernels.launch import Launch, Outputs
 
 if TYPE_CHECKING:
     from groupbench.kernels.grouped_gemm.flat import FlatConfig
@@ -383,31 +384,26 @@ def prepare_specialized(
     width, buffers = (config.block_n // 4, 2) if groups == 2 else (config.block_n // 2, 1)
     programs = worker_count(a.device)
     counter = arrivals(a.device)
+    out_desc = Outputs(lambda out: ragged(out, [64, width]))
+    launch = Launch(
+        _flat_specialized_kernel,
+        (programs,),
+        G=G,
+        G_POW2=triton.next_power_of_2(G),
+        SHARED_B=shared,
+        B_IS_NK=nk,
+        NUM_PROGRAMS=programs,
+        GROUP_M=config.group_m,
+        LOCKSTEP=config.lockstep,
+        STAGES=config.num_stages,
+        GROUPS=groups,
+        BUFFERS=buffers,
+        num_warps=config.num_warps,
+    )
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        _flat_specialized_kernel[(programs,)](
-            a_desc,
-            b_desc,
-            ragged(out, [64, width]),
-            out,
-            offs,
-            counter,
-            M if zero_rest else 0,
-            N,
-            K,
-            G=G,
-            G_POW2=triton.next_power_of_2(G),
-            SHARED_B=shared,
-            B_IS_NK=nk,
-            NUM_PROGRAMS=programs,
-            GROUP_M=config.group_m,
-            LOCKSTEP=config.lockstep,
-            STAGES=config.num_stages,
-            GROUPS=groups,
-            BUFFERS=buffers,
-            num_warps=config.num_warps,
-        )
+        launch(a_desc, b_desc, out_desc(out), out, offs, counter, M if zero_rest else 0, N, K)
         return out
 
     return run

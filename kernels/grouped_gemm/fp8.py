@@ -58,6 +58,7 @@ from groupbench.kernels.grouped_gemm.support import (
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
+from groupbench.kernels.launch import Launch, Outputs
 from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
@@ -317,37 +318,29 @@ def _prepare_plain(
     # Triton's interpreter truncates to bf16; a GPU rounds.
     stored_dtype = torch.float32 if interpreted() else out_dtype
     padded = triton.cdiv(N, 8) * 8
+    out_desc = Outputs(lambda out: create_ragged_descriptor(out, block_out))
+    launch = Launch(
+        _fp8_kernel,
+        (programs,),
+        G=G,
+        G_POW2=triton.next_power_of_2(G),
+        SCALE_BLOCK=SCALE_BLOCK if scale_a.ndim == 2 else 0,
+        FAST_ACCUM=fast_accum,
+        NUM_PROGRAMS=programs,
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        SWAP=config.swap,
+        SPLIT_STORE=config.split_store,
+        FLATTEN=config.flatten,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
 
     def run() -> Tensor:
         out = torch.empty(M, padded, dtype=stored_dtype, device=a.device)[:, :N]
-        _fp8_kernel[(programs,)](
-            a_desc,
-            b_desc,
-            scale_a,
-            scale_b,
-            create_ragged_descriptor(out, block_out),
-            out,
-            offs,
-            M,
-            N,
-            K,
-            scale_a.stride(-1),
-            padded,
-            G=G,
-            G_POW2=triton.next_power_of_2(G),
-            SCALE_BLOCK=SCALE_BLOCK if scale_a.ndim == 2 else 0,
-            FAST_ACCUM=fast_accum,
-            NUM_PROGRAMS=programs,
-            BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n,
-            BLOCK_K=config.block_k,
-            GROUP_M=config.group_m,
-            SWAP=config.swap,
-            SPLIT_STORE=config.split_store,
-            FLATTEN=config.flatten,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
+        launch(a_desc, b_desc, scale_a, scale_b, out_desc(out), out, offs, M, N, K, scale_a.stride(-1), padded)
         return out.to(out_dtype)
 
     return run

@@ -54,6 +54,7 @@ from groupbench.kernels.grouped_gemm.fp8_config import Fp8Config
 from groupbench.kernels.grouped_gemm.gluon_tiles import add, halves, ragged, store_rows, zero_past
 from groupbench.kernels.grouped_gemm.quantize import SCALE_BLOCK
 from groupbench.kernels.grouped_gemm.support import worker_count
+from groupbench.kernels.launch import Launch, Outputs
 
 MOST_GROUPS = 256  # the loading warp counts their tiles in the few registers it has
 
@@ -348,32 +349,23 @@ def prepare_specialized(
     block_out = [config.block_m // 2, config.block_n // 4]
     programs = worker_count(a.device)
     padded = triton.cdiv(N, 8) * 8
+    out_desc = Outputs(lambda out: ragged(out, block_out))
+    launch = Launch(
+        _fp8_specialized_kernel,
+        (programs,),
+        G=G,
+        G_POW2=triton.next_power_of_2(G),
+        SCALE_BLOCK=SCALE_BLOCK if scale_a.ndim == 2 else 0,
+        FAST_ACCUM=fast_accum,
+        NUM_PROGRAMS=programs,
+        GROUP_M=config.group_m,
+        STAGES=config.num_stages,
+        num_warps=config.num_warps,
+    )
 
     def run() -> Tensor:
         out = torch.empty(M, padded, dtype=out_dtype, device=a.device)[:, :N]
-        _fp8_specialized_kernel[(programs,)](
-            a_desc,
-            b_desc,
-            scale_a,
-            scale_b,
-            ragged(out, block_out),
-            out,
-            offs,
-            M,
-            N,
-            K,
-            b_rows,
-            scale_a.stride(-1),
-            padded,
-            G=G,
-            G_POW2=triton.next_power_of_2(G),
-            SCALE_BLOCK=SCALE_BLOCK if scale_a.ndim == 2 else 0,
-            FAST_ACCUM=fast_accum,
-            NUM_PROGRAMS=programs,
-            GROUP_M=config.group_m,
-            STAGES=config.num_stages,
-            num_warps=config.num_warps,
-        )
+        launch(a_desc, b_desc, scale_a, scale_b, out_desc(out), out, offs, M, N, K, b_rows, scale_a.stride(-1), padded)
         return out
 
     return run

@@ -32,6 +32,7 @@ from torch import Tensor
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import illegal_tile, require_runnable, require_tensors, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
+from groupbench.kernels.launch import Launch
 from groupbench.kernels.variants import Variant, first_that_runs
 
 # One table row: 64 bytes, two memory sectors. Leading dimensions are in elements, addresses in bytes.
@@ -234,25 +235,25 @@ def _prepare_with(group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: 
     # The table holds addresses only: the callable must own the matrices, and any copies made for their layout.
     operands = list(zip(matrices_a, matrices_b, strict=True))
     grid = (min(tiles, worker_count(device, config.programs_per_sm)),)
+    launch = Launch(
+        _pointer_kernel,
+        grid,
+        A_K_UNIT=a_k_unit,
+        B_N_UNIT=b_n_unit,
+        ALIGN=align,
+        PRECISION="ieee" if dtype == torch.float32 else "tf32",
+        BLOCK_M=config.block_m,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
+        GROUP_M=config.group_m,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
 
     def run() -> Tensor:
         out = torch.empty(total, dtype=dtype, device=device)
         if tiles:
-            _pointer_kernel[grid](
-                table,
-                out,
-                len(operands),
-                A_K_UNIT=a_k_unit,
-                B_N_UNIT=b_n_unit,
-                ALIGN=align,
-                PRECISION="ieee" if dtype == torch.float32 else "tf32",
-                BLOCK_M=config.block_m,
-                BLOCK_N=config.block_n,
-                BLOCK_K=config.block_k,
-                GROUP_M=config.group_m,
-                num_warps=config.num_warps,
-                num_stages=config.num_stages,
-            )
+            launch(table, out, len(operands))
         return out
 
     if device.type == "cuda":

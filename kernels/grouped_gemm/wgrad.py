@@ -53,6 +53,7 @@ from groupbench.kernels.grouped_gemm.support import (
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
+from groupbench.kernels.launch import Launch, Outputs
 from groupbench.kernels.variants import Variant, describe, first_that_runs
 
 RAGGED_ROWS = 2**30
@@ -435,15 +436,16 @@ def _launcher(
     G, P, Q = offs.numel(), x.size(1), y.size(1)
     programs = worker_count(x.device, config.per_sm)
     launch = (_prepare_specialized if config.specialized else _prepare_plain)(x, y, offs, config, tma)
+    make_plan = Launch(
+        _plan_kernel, (triton.cdiv(G, RANKED_AT_ONCE),), G_POW2=triton.next_power_of_2(G), MINE=RANKED_AT_ONCE
+    )
 
     def run() -> Tensor:
         out = torch.empty(G, P, Q, dtype=x.dtype, device=x.device)
         plan = offs
         if config.dynamic:
             plan = torch.empty(1 + G, dtype=torch.int32, device=x.device)
-            _plan_kernel[(triton.cdiv(G, RANKED_AT_ONCE),)](
-                offs, plan, G, programs, G_POW2=triton.next_power_of_2(G), MINE=RANKED_AT_ONCE
-            )
+            make_plan(offs, plan, G, programs)
         launch(out, plan)
         return out
 
@@ -467,34 +469,25 @@ def _prepare_plain(
     x_in: object = create_ragged_descriptor(x, [config.block_m, config.block_p]) if tma else x
     y_in: object = create_ragged_descriptor(y, [config.block_m, config.block_q]) if tma else y
     block_out = [1, config.block_p, config.block_q // (2 if config.split_store else 1)]
+    out_desc = Outputs(lambda out: TensorDescriptor.from_tensor(out, block_out))
     programs = worker_count(x.device, config.per_sm)
-
-    def launch(out: Tensor, plan: Tensor) -> None:
-        _wgrad_kernel[(programs,)](
-            x_in,
-            y_in,
-            TensorDescriptor.from_tensor(out, block_out) if tma else out,
-            offs,
-            plan,
-            G,
-            P,
-            Q,
-            *x.stride(),
-            *y.stride(),
-            TMA=tma,
-            DTYPE=_TRITON_DTYPES[x.dtype],
-            NUM_PROGRAMS=programs,
-            BLOCK_P=config.block_p,
-            BLOCK_Q=config.block_q,
-            BLOCK_M=config.block_m,
-            GROUP_P=config.group_p,
-            SPLIT_STORE=config.split_store,
-            DYNAMIC=config.dynamic,
-            num_warps=config.num_warps,
-            num_stages=config.num_stages,
-        )
-
-    return launch
+    launch = Launch(
+        _wgrad_kernel,
+        (programs,),
+        TMA=tma,
+        DTYPE=_TRITON_DTYPES[x.dtype],
+        NUM_PROGRAMS=programs,
+        BLOCK_P=config.block_p,
+        BLOCK_Q=config.block_q,
+        BLOCK_M=config.block_m,
+        GROUP_P=config.group_p,
+        SPLIT_STORE=config.split_store,
+        DYNAMIC=config.dynamic,
+        num_warps=config.num_warps,
+        num_stages=config.num_stages,
+    )
+    strides = (*x.stride(), *y.stride())
+    return lambda out, plan: launch(x_in, y_in, out_desc(out) if tma else out, offs, plan, G, P, Q, *strides)
 
 
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

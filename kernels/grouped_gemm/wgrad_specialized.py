@@ -57,6 +57,7 @@ from groupbench.kernels.grouped_gemm.gluon_tiles import (
 )
 from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals, arrivals_before, keep_step
 from groupbench.kernels.grouped_gemm.support import worker_count
+from groupbench.kernels.launch import Launch, Outputs
 
 if TYPE_CHECKING:
     from groupbench.kernels.grouped_gemm.wgrad import WgradConfig
@@ -278,24 +279,16 @@ def prepare_specialized(
     layout = gl.NVMMASharedLayout(128, 16, rank=3)
     programs = worker_count(x.device)
     counter = arrivals(x.device)
-
-    def launch(out: Tensor, plan: Tensor) -> None:
-        _wgrad_specialized_kernel[(programs,)](
-            x_desc,
-            y_desc,
-            TensorDescriptor.from_tensor(out, [1, config.block_p // 2, config.block_q // 4], layout),
-            offs,
-            plan,
-            counter,
-            G,
-            P,
-            Q,
-            DYNAMIC=config.dynamic,
-            NUM_PROGRAMS=programs,
-            GROUP_P=config.group_p,
-            LOCKSTEP=config.lockstep,
-            STAGES=config.num_stages,
-            num_warps=config.num_warps,
-        )
-
-    return launch
+    block_out = [1, config.block_p // 2, config.block_q // 4]
+    out_desc = Outputs(lambda out: TensorDescriptor.from_tensor(out, block_out, layout))
+    launch = Launch(
+        _wgrad_specialized_kernel,
+        (programs,),
+        DYNAMIC=config.dynamic,
+        NUM_PROGRAMS=programs,
+        GROUP_P=config.group_p,
+        LOCKSTEP=config.lockstep,
+        STAGES=config.num_stages,
+        num_warps=config.num_warps,
+    )
+    return lambda out, plan: launch(x_desc, y_desc, out_desc(out), offs, plan, counter, G, P, Q)

@@ -44,6 +44,7 @@ from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 
 from groupbench.kernels.device import device_of
 from groupbench.kernels.gluon_names import barrier, not_hopper
+from groupbench.kernels.launch import Launch
 from groupbench.kernels.split_k.slots import EMPTY, NAN, chunk, most_adders, poll, poll_operands, polled_at_once
 from groupbench.kernels.split_k.splits import LARGE_BYTES, even_splits, legal_splits
 
@@ -376,10 +377,11 @@ def prepare_stream(
     options: dict[str, object] = {"num_warps": config.num_warps}
     if config.adders > 1:
         options["launch_cooperative_grid"] = True  # all or none: no program waits for one that cannot start
+    launch = Launch(_stream_kernel, grid, **constants, **options)
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        _stream_kernel[grid](a, b, out, slots, M, N, K, a.stride(0), b.stride(1), **constants, **options)
+        launch(a, b, out, slots, M, N, K, a.stride(0), b.stride(1))
         return out
 
     return run

@@ -43,6 +43,7 @@ from torch import Tensor
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.support import can_chain, illegal_tile, interpreted
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, problem_key
+from groupbench.kernels.launch import Launch
 from groupbench.kernels.masks import masked_if
 from groupbench.kernels.split_k.problem import require_product
 from groupbench.kernels.split_k.slots import (
@@ -405,13 +406,14 @@ def prepare_two_launches(
     constants = {"SPLITS": config.splits, "PDL": early, "PART": part, "CHUNK": chunk(config.splits, part)}
     constants |= {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
     options = {"num_warps": 4} | ({"launch_pdl": True} if early else {})
+    add = Launch(_sum_kernel, grid, **constants, **options)
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
         partials = torch.empty(elements, dtype=torch.float32, device=a.device).view(torch.int32)
         launch(out, partials)
         if config.splits > 1:
-            _sum_kernel[grid](partials, out, M, N, **constants, **options)
+            add(partials, out, M, N)
         return out
 
     return run
@@ -452,10 +454,8 @@ def _launcher(
     if mode is FIXUP and config.adders > 1 and a.device.type == "cuda":
         options["launch_cooperative_grid"] = True  # all or none: no program waits for one that cannot start
 
-    def launch(out: Tensor, slots: Tensor | None) -> None:
-        _split_k_kernel[grid](a, b, out, slots, M, N, K, *a.stride(), *b.stride(), **constants, **options)
-
-    return launch
+    launch = Launch(_split_k_kernel, grid, **constants, **options)
+    return lambda out, slots: launch(a, b, out, slots, M, N, K, *a.stride(), *b.stride())
 
 
 def kernel_constants(config: SplitKConfig, M: int, K: int, mode: int, compiled: bool = True) -> dict[str, object]:

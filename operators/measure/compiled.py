@@ -16,6 +16,7 @@ from unittest import mock
 
 import msgspec
 
+from groupbench.kernels import launch
 from groupbench.kernels.variants import Choice
 from groupbench.tracker.record import Code, Kernel
 
@@ -47,7 +48,7 @@ def watched(code: dict[str, Code] | None = None) -> Iterator[list[Kernel]]:
                 code[kernel.hash] = _code_of(kernel.hash, compiled, self)
         return compiled
 
-    with mock.patch.object(JITFunction, "run", run):
+    with mock.patch.object(JITFunction, "run", run), mock.patch.object(launch, "through_triton", True):
         yield launched
     launched.extend(kernels.values())
 

@@ -1,0 +1,140 @@
+"""Test when a launch skips Triton's binding: with a kernel that only notes its launches, and on a GPU."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from groupbench.kernels import launch as launching
+from groupbench.kernels.elementwise import prepare_add
+from groupbench.kernels.grouped_gemm.flat import prepare_flat
+from groupbench.kernels.grouped_gemm.wgrad import prepare_wgrad
+from groupbench.kernels.launch import Launch, Outputs
+from groupbench.kernels.outer_k import prepare_outer_k
+from groupbench.operators.measure import compiled
+
+
+@dataclass
+class Compiled:
+    """A compiled kernel that notes its launches."""
+
+    launched: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def __getitem__(self, grid: tuple[int, int, int]) -> Any:
+        return lambda *args: self.launched.append((grid, *args))
+
+
+class Kernel:
+    """A kernel of x, n and the constant B, bound as Triton does."""
+
+    arg_names = ("x", "n", "B")
+
+    def __init__(self, interpreted: bool = False) -> None:
+        self.bound: list[tuple[Any, ...]] = []
+        self.compiled = Compiled()
+        self.interpreted = interpreted
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def run(*args: Any, **fixed: Any) -> Compiled | None:
+            self.bound.append((grid, *args, fixed))
+            return None if self.interpreted else self.compiled
+
+        return run
+
+
+@pytest.fixture
+def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return Kernel()
+
+
+def test_later_launches_skip_the_binding(kernel: Kernel) -> None:
+    launch = Launch(kernel, (3,), num_warps=4, B=16)
+    x, y = torch.zeros(64), torch.zeros(64)
+    for tensor in (x, x, y):
+        launch(tensor, 5)
+    assert kernel.bound == [((3,), x, 5, {"num_warps": 4, "B": 16})]
+    assert [(grid, tensor is x, *rest) for grid, tensor, *rest in kernel.compiled.launched] == [
+        ((3, 1, 1), True, 5, 16),
+        ((3, 1, 1), False, 5, 16),
+    ]
+
+
+@pytest.mark.parametrize("change", ["alignment", "integer", "device", "wrapped"])
+def test_arguments_that_may_need_another_kernel_are_bound_again(
+    kernel: Kernel, change: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch, x = Launch(kernel, (3,), B=16), torch.zeros(64)
+    launch(x, 5)
+    if change == "device":
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    if change == "wrapped":
+        monkeypatch.setattr(launching, "through_triton", True)
+    launch(x[1:] if change == "alignment" else x, 1 if change == "integer" else 5)
+    assert (len(kernel.bound), kernel.compiled.launched) == (2, [])
+
+
+def test_a_kernel_is_bound_each_time_if_a_constant_has_a_default(kernel: Kernel) -> None:
+    launch, x = Launch(kernel, (3,), num_warps=4), torch.zeros(64)
+    launch(x, 5)
+    launch(x, 5)
+    assert (len(kernel.bound), kernel.compiled.launched) == (2, [])
+
+
+def test_the_interpreter_runs_every_launch() -> None:
+    kernel = Kernel(interpreted=True)
+    launch, x = Launch(kernel, (3,), B=16), torch.zeros(64)
+    launch(x, 5)
+    launch(x, 5)
+    assert len(kernel.bound) == 2
+
+
+def test_descriptors_of_outputs_differ_in_their_address_alone() -> None:
+    outputs: Outputs[TensorDescriptor] = Outputs(lambda out: TensorDescriptor.from_tensor(out, [16, 16]))
+    first, second = torch.zeros(32, 64), torch.ones(32, 64)
+    made, copied = outputs(first), outputs(second)
+    assert made.base is first and copied.base is second
+    assert vars(copied) | {"base": 0} == vars(made) | {"base": 0}
+    gone = weakref.ref(first)
+    del first, made
+    gc.collect()
+    assert gone() is None
+
+
+def operands(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    a = torch.randn(4 * rows, 256, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(4, 512, 256, device="cuda", dtype=torch.bfloat16)
+    return a, w.transpose(1, 2), torch.arange(rows, 4 * rows + 1, rows, dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: launches of compiled kernels. No GPU")
+@pytest.mark.parametrize("rows", [16, 1024])
+@pytest.mark.parametrize("name", ["flat", "wgrad", "outer_k", "add"])
+def test_every_launch_computes_the_same_on_a_gpu(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, offs = operands(rows)
+    run = {
+        "flat": lambda: prepare_flat(a, b, offs),
+        "wgrad": lambda: prepare_wgrad(a, torch.randn(4 * rows, 512, device="cuda", dtype=torch.bfloat16), offs),
+        "outer_k": lambda: prepare_outer_k(a[:, :16], b[0, :16]),
+        "add": lambda: prepare_add(a, a),
+    }[name]()
+    first = run()
+    with compiled.watched() as kernels:
+        run()
+    assert kernels  # a launch is seen, although this callable has launched before
+    with monkeypatch.context() as patch:
+        from triton.runtime.jit import JITFunction
+
+        def bound(*args: Any, **kwargs: Any) -> None:
+            raise AssertionError("Triton bound the arguments again")
+
+        patch.setattr(JITFunction, "run", bound)
+        again, other = run(), run()
+    assert torch.equal(first, again) and torch.equal(first, other) and again.data_ptr() != other.data_ptr()
