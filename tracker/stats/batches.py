@@ -19,7 +19,7 @@ from groupbench.tracker.stats.records import RECENT, records, standing_record
 Floats = NDArray[np.float64]
 
 MIN_POINTS = 4
-"""Three earlier results and the newest."""
+"""Smallest number of points to judge: three earlier results and the newest."""
 HELD_OUT = 5
 """Number of newest points excluded from noise estimates at least, because they are the ones being judged."""
 SETTLED = MIN_SEGMENT + 3
@@ -37,42 +37,43 @@ class SeriesBatch:
     """m series of equal length n, each in one environment. `_segment` fills in the fields with defaults."""
 
     which: NDArray[np.int64]  # [m] index of the history
-    y: Floats  # [m, n]
-    error: Floats  # [m, n], 0 if unknown
-    floor: Floats  # [m]
+    y: Floats  # [m, n] log_ms less `shift`
+    error: Floats  # [m, n] standard error of a point, 0 if unknown
+    floor: Floats  # [m] smallest scatter to assume
     shift: Floats  # [m] log_ms at y = 0
     least: Floats  # [m] smallest log change that counts
     gross: Floats  # [m] log change so large that it needs less evidence
     worse: Floats  # [m] 1 or -1, sign of a change for the worse
     rough_rho: float = 0.0  # typical autocorrelation of the batch, estimated without levels
     starts: list[tuple[int, ...]] = field(default_factory=list)  # [m] first points of all segments but the first
-    begin: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # [m] start of the level to judge by
-    onset: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # [m] its end; newer points are judged
-    record: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros(0, np.int64)
-    )  # [m] place of a standing record, or -1
+    # [m] start of the level to judge by
+    begin: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    # [m] end of that level; newer points are judged
+    onset: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    # [m] place of a standing record, or -1
+    record: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     residual: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # [m, n] relative to the segment's centre
     used: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), bool))  # [m, n] used for noise estimates
-    begins: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), bool))  # [m, n]
+    begins: NDArray[np.bool_] = field(default_factory=lambda: np.zeros((0, 0), bool))  # [m, n] first of a segment
 
 
 @dataclass
 class Noise:
-    """The noise estimates of m series."""
+    """The noise estimates of m series. noise.py explains them."""
 
-    sigma: Floats
-    df: Floats
-    rho: Floats
-    rho_high: Floats  # one standard error above the estimate
-    weights: Floats  # [m, tails]
-    count: NDArray[np.int64]
+    sigma: Floats  # [m] scatter of a point, at least the floor
+    df: Floats  # [m] degrees of freedom of sigma
+    rho: Floats  # [m] autocorrelation of successive points
+    rho_high: Floats  # [m] one standard error above the estimate
+    weights: Floats  # [m, tails] posterior weights of noise.TAILS
+    count: NDArray[np.int64]  # [m] number of residuals behind the estimates
 
 
 def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np.int64]]) -> list[SeriesBatch]:
+    """Return the segmented batches, the shortest series first.
+
+    places  indices of the points to judge in each history, all in one environment; fewer than `MIN_POINTS` are left out
+    """
     lengths: dict[int, list[int]] = defaultdict(list)
     for number, place in enumerate(places):
         if len(place) >= MIN_POINTS:
@@ -122,9 +123,8 @@ def _segment(batch: SeriesBatch) -> None:
     sigma, rho = noise.rough_scale(y)
     rho = np.maximum(rho, batch.rough_rho)  # a few differences do not show it
     sigma, slow = np.maximum(sigma, batch.floor), np.sqrt((1 + rho) / (1 - rho))
-    typical = float(
-        np.sqrt((1 + batch.rough_rho) / (1 - batch.rough_rho))
-    )  # a series' own value may come from the step
+    # For the onset, the batch's autocorrelation: a series' own may come from the step.
+    typical = float(np.sqrt((1 + batch.rough_rho) / (1 - batch.rough_rho)))
     batch.starts = [()] * m
     if n >= 2 * MIN_SEGMENT - 2:
         whitened = tamed(y, sigma) / (sigma * slow)[:, None]
@@ -194,6 +194,7 @@ def penalty(n: int) -> float:
 
 
 def segments(starts: Sequence[int], n: int) -> list[tuple[int, int]]:
+    """Return the segments [start, stop) of n points, given the first points of all segments but the first."""
     ends = [0, *starts, n]
     return list(itertools.pairwise(ends))
 

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 NEIGHBOURS = 11
+"""Width of the running median about which outliers are clipped."""
 CLIP = 3.0
+"""Distance from it, in sigma, at which they are clipped."""
 MIN_SEGMENT = 5
 """Smallest number of points between two changes. The newest segment may be shorter."""
 
@@ -37,7 +39,10 @@ def tamed(y: Floats, sigma: Floats) -> Floats:
 
 
 def partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
-    """Return the first points of all segments but the first, for each row of x [m, n] with unit noise variance."""
+    """Return the first points of all segments but the first, for each row of x [m, n] with unit noise variance.
+
+    penalty  cost of a segment, in squared sigma
+    """
     starts: list[tuple[int, ...]] = []
     for at in range(0, len(x), 256):
         starts += _partition(x[at : at + 256], penalty)

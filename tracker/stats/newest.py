@@ -62,7 +62,7 @@ class Windows:
 
     rows: NDArray[np.int64]  # [r] rows of the batch
     begin: int  # first point of the level before
-    onset: int
+    onset: int  # first of the newest points
     first: NDArray[np.int64]  # [w] first point of each run, counted from the onset
     p: Floats  # [r, w]
     effect: Floats  # [r, w] mean of the run minus the level
@@ -81,7 +81,10 @@ class Windows:
 
 
 def tests_of(batch: SeriesBatch, learnt: Noise) -> tuple[list[Windows], list[Windows]]:
-    """Test the newest points of the newest segment, and the newest segment itself if it has its own level."""
+    """Test the newest points of the newest segment, and the newest segment itself if it has its own level.
+
+    Returns the windows of both families, grouped by `begin` and `onset`.
+    """
     n = batch.y.shape[1]
     newest = [windows(batch, learnt, rows, *ends) for ends, rows in _alike(batch.begin, batch.onset)]
     settled = np.array([len(one) > 0 and n - one[-1] >= SETTLED for one in batch.starts], dtype=bool)
@@ -128,6 +131,7 @@ def windows(batch: SeriesBatch, learnt: Noise, rows: NDArray[np.int64], begin: i
 
 
 def _level(base: Floats, sigma: Floats) -> Floats:
+    """Return the mean of each row about its median, with outliers clipped at 2.5 sigma, [r]."""
     centre = np.median(base, axis=1)
     reach = 2.5 * sigma[:, None]
     return centre + np.clip(base - centre[:, None], -reach, reach).mean(axis=1)

@@ -132,7 +132,8 @@ def autocorrelation(
     pairs = np.where(first[:, 1:], 0.0, z[:, 1:] * z[:, :-1]).sum(axis=1)
     square = (z * z).sum(axis=1)
     rho = np.where(square > 0, pairs / np.where(square > 0, square, 1.0), 0.0)
-    # Kendall's correction: relative to a fitted mean, rho is biased low by (1 + 3 rho) / n.
+    # Kendall ("Note on bias in the estimation of autocorrelation", 1954): about a fitted mean, rho is biased low by
+    # (1 + 3 rho) / n.
     rho = np.where(count > 6, (rho + 1 / count) / (1 - 3 / np.maximum(count, 7)), 0.0)
     return np.clip(rho, -MAX_RHO, MAX_RHO)
 
@@ -181,7 +182,7 @@ def mean_variance(k: NDArray[np.int64], rho: Floats) -> Floats:
 
 
 def variance_prior(variance: Floats, df: Floats) -> tuple[float, float] | None:
-    """Return centre and spread of a pool's log variances, or None for fewer than eight; arguments [m] each."""
+    """Return mean and variance of a pool's log variances, or None for fewer than eight; arguments [m] each."""
     usable = (df >= 1) & (variance > 0)
     if usable.sum() < 8:
         return None

@@ -41,13 +41,13 @@ from groupbench.tracker.stats.records import RECENT
 from groupbench.tracker.stats.standing import still_standing
 from groupbench.tracker.stats.steps import (
     DRIFTS,
-    One,
+    NoisySeries,
     Step,
     climbing,
     confirmed,
     make_step,
+    noisy_series,
     not_reported,
-    some_of,
 )
 
 __all__ = [
@@ -64,6 +64,7 @@ __all__ = [
 Floats = NDArray[np.float64]
 
 DRIFT_LEVEL = 1e-4
+"""Two-sided p-value of a trend below which the newest segment drifts."""
 CLEARLY = 6.0
 """Squared sigma by which a line must fit better than a step to call a suspect a drift."""
 YOUNG = 10
@@ -99,12 +100,12 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
         trend = _trends(batch, learnt)
         calm = _calm_levels(batch, learnt, [places[number] for number in batch.which.tolist()])
         loud = np.array(sorted({*standing[0], *standing[1], *np.flatnonzero(trend).tolist()}), dtype=np.int64)
-        ones = dict(zip(loud.tolist(), some_of(batch, learnt, loud), strict=True))
+        by_row = dict(zip(loud.tolist(), noisy_series(batch, learnt, loud), strict=True))
         recent_q = q_values[0](p)
         for row, number in enumerate(batch.which):
             finding = None
-            if row in ones:
-                judged = _Row(histories[number], places[number], batch, row, ones[row])
+            if row in by_row:
+                judged = _Row(histories[number], places[number], batch, row, by_row[row])
                 finding = judged.verdict([s.get(row) for s in standing], float(p[row]), bool(trend[row]), q_values)
             if finding is None:
                 finding = SeriesFinding(
@@ -131,12 +132,15 @@ def _tonight(
 
 
 def find_changes(history: SeriesHistory) -> list[PastChange]:
-    """Return all changes of a series, oldest first."""
+    """Return all changes of a series, oldest first. Raises ValueError as `scan` does."""
     return find_all_changes([history])[0]
 
 
 def find_all_changes(histories: Sequence[SeriesHistory]) -> list[list[PastChange]]:
-    """Return all changes of many series, each judged alone. Faster than one `find_changes` for each."""
+    """Return all changes of many series, [m] lists, each series judged alone. Raises ValueError as `scan` does.
+
+    Faster than one `find_changes` for each.
+    """
     check(histories)
     parts: list[tuple[int, int, NDArray[np.int64]]] = []  # history, environment, its points
     for number, history in enumerate(histories):
@@ -147,14 +151,14 @@ def find_all_changes(histories: Sequence[SeriesHistory]) -> list[list[PastChange
     changes_of: list[list[PastChange]] = [[] for _ in histories]
     for batch, learnt in zip(batches, learn(batches, None), strict=True):
         rows = np.array([row for row, starts in enumerate(batch.starts) if starts], dtype=np.int64)
-        for row, one in zip(rows.tolist(), some_of(batch, learnt, rows), strict=True):
+        for row, series in zip(rows.tolist(), noisy_series(batch, learnt, rows), strict=True):
             number, environment, place = parts[batch.which[row]]
             history = histories[number]
-            steps = confirmed(one, batch.starts[row])
+            steps = confirmed(series, batch.starts[row])
             for step in steps:
-                why = not_reported(one, step, history.state[place], steps, history.min_effect)
+                why = not_reported(series, step, history.state[place], steps, history.min_effect)
                 if why is None:
-                    changes_of[number].append(_change(one, step, place, environment))
+                    changes_of[number].append(_change(series, step, place, environment))
     return [sorted(changes, key=lambda change: change.index) for changes in changes_of]
 
 
@@ -170,7 +174,7 @@ def _too_few(history: SeriesHistory, place: NDArray[np.int64]) -> SeriesFinding:
 
 
 def _trends(batch: SeriesBatch, learnt: Noise) -> NDArray[np.bool_]:
-    """Return whether the newest segment has a trend, [m]."""
+    """Return whether the newest segment has a trend, [m]: a significant slope of the clipped residuals."""
     m, n = batch.y.shape
     climbs = np.zeros(m, dtype=bool)
     for begin in np.unique(batch.begin):
@@ -211,8 +215,8 @@ def _q_values(family: list[Windows]) -> Callable[[Floats], Floats]:
     return lambda each: q[np.minimum(np.searchsorted(p, each), len(q) - 1)]
 
 
-def _change(one: One, step: Step, place: NDArray[np.int64], environment: int) -> PastChange:
-    half = float(special.stdtrit(one.df, 0.975)) * step.error
+def _change(series: NoisySeries, step: Step, place: NDArray[np.int64], environment: int) -> PastChange:
+    half = float(special.stdtrit(series.df, 0.975)) * step.error
     return PastChange(
         index=int(place[step.index]), first=int(place[step.low_index - 1]), last=int(place[step.high_index]),
         effect=step.effect, low=step.effect - half, high=step.effect + half, before=step.before,
@@ -229,7 +233,7 @@ class _Row:
     place: NDArray[np.int64]  # indices of its points in the history
     batch: SeriesBatch
     row: int
-    one: One
+    series: NoisySeries
 
     def verdict(
         self,
@@ -239,21 +243,21 @@ class _Row:
         q_values: Sequence[Callable[[Floats], Floats]],  # for recent changes, for old ones
     ) -> SeriesFinding | None:
         """Return the series' finding, or None if it is unchanged."""
-        n, one, state = self.batch.y.shape[1], self.one, self.history.state[self.place]
+        n, series, state = self.batch.y.shape[1], self.series, self.history.state[self.place]
         for suspect in suspects:
             if suspect is None:
                 continue
-            step = make_step(one, suspect.begin, suspect.index, n)
+            step = make_step(series, suspect.begin, suspect.index, n)
             if suspect.index == self.batch.record[self.row] and step.index - step.start < YOUNG:
                 # Few results do not locate a change by their scatter, but the start of a record is certain.
                 step = replace(step, low_index=step.index, high_index=step.index)
             ends = [*(s for s in self.batch.starts[self.row] if 0 < s <= suspect.begin), suspect.index]
-            judgement = _weighed(one, step, ends, state, self.history.min_effect)
+            judgement = _weighed(series, step, ends, state, self.history.min_effect)
             if judgement is not None:
                 best = min(p, suspect.p)
                 q = float(q_values[n - step.index > RECENT](np.array([best]))[0])
                 return self._finding(step, judgement, ends, best, q)
-        if trend and self._climbs_far(one):
+        if trend and self._climbs_far(series):
             return self._finding(None, ("drift", DRIFTS[1]), self.batch.starts[self.row], p, float("nan"))
         return None
 
@@ -265,33 +269,34 @@ class _Row:
         p: float,
         q: float,
     ) -> SeriesFinding:
-        n, place, one = self.batch.y.shape[1], self.place, self.one
+        n, place, series = self.batch.y.shape[1], self.place, self.series
         shift, levels = float(self.batch.shift[self.row]), []
         for a, b in segments(starts, n):
-            level, error = one.level(a, b)
+            level, error = series.level(a, b)
             levels.append(Segment(int(place[a]), int(place[b - 1]) + 1, level + shift, error))
         if step is None:
             newest = starts[-1] if starts else 0
             return SeriesFinding(
-                judgement[0], tuple(levels), p=p, q=q, sigma=one.sigma, n_before=max(n - newest - 1, 0), n_after=1,
+                judgement[0], tuple(levels), p=p, q=q, sigma=series.sigma, n_before=max(n - newest - 1, 0), n_after=1,
                 reason=judgement[1],
             )  # fmt: skip
-        half = float(special.stdtrit(one.df, 0.975)) * step.error
+        half = float(special.stdtrit(series.df, 0.975)) * step.error
         return SeriesFinding(
             judgement[0], tuple(levels), int(place[step.index]), int(place[step.low_index - 1]),
             int(place[step.high_index]), step.effect, step.effect - half, step.effect + half, step.before + shift, p, q,
-            one.sigma, step.index - step.start, n - step.index, judgement[1],
+            series.sigma, step.index - step.start, n - step.index, judgement[1],
         )  # fmt: skip
 
-    def _climbs_far(self, one: One) -> bool:
-        y = one.y[int(self.batch.begin[self.row]) :]
+    def _climbs_far(self, series: NoisySeries) -> bool:
+        """Return whether the trend of the newest segment adds up to a change that counts."""
+        y = series.y[int(self.batch.begin[self.row]) :]
         time = np.arange(len(y)) - (len(y) - 1) / 2
-        slope = float(time @ np.clip(y - np.median(y), -4 * one.sigma, 4 * one.sigma) / (time @ time))
+        slope = float(time @ np.clip(y - np.median(y), -4 * series.sigma, 4 * series.sigma) / (time @ time))
         return abs(slope * len(y)) >= self.history.min_effect
 
 
 def _weighed(
-    one: One, step: Step, ends: Sequence[int], state: NDArray[np.int64], min_effect: float
+    series: NoisySeries, step: Step, ends: Sequence[int], state: NDArray[np.int64], min_effect: float
 ) -> tuple[FindingVerdict, str] | None:
     """Return verdict and reason of a significant step, or None for an old one that has become uncertain."""
     after = step.stop - step.index
@@ -299,15 +304,15 @@ def _weighed(
         return "drift", DRIFTS[2]
     if after < MIN_SEGMENT or step.index - step.start < MIN_SEGMENT:
         return "suspect", f"{after} point{'s' if after > 1 else ''} off the level before"
-    stands = confirmed(one, ends)
+    stands = confirmed(series, ends)
     if any(other.index == step.index for other in stands):
-        why = not_reported(one, step, state, stands, min_effect)
+        why = not_reported(series, step, state, stands, min_effect)
         if why is None:
             return "changed", f"new level for {after} points"
-        if why in DRIFTS and (why != DRIFTS[1] or climbing(one, step, ends, clearly=CLEARLY)):
+        if why in DRIFTS and (why != DRIFTS[1] or climbing(series, step, ends, clearly=CLEARLY)):
             return "drift", why
         return ("suspect", why) if after <= RECENT else ("drift", why)
-    if climbing(one, step, ends, clearly=CLEARLY):
+    if climbing(series, step, ends, clearly=CLEARLY):
         return "drift", DRIFTS[1]
     if after > RECENT:
         return None

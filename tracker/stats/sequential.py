@@ -191,7 +191,7 @@ def bursts_per_block(placement_sd: float, burst_sd: float, reload_s: float, burs
 
     A block of b bursts per side takes reload_s + 2 b burst_s, and its difference has the variance
     2 (placement_sd^2 + burst_sd^2 / b). The number of blocks is proportional to the variance, so minimise the product:
-    b = burst_sd / placement_sd * sqrt(reload_s / (2 burst_s)).
+    b = burst_sd / placement_sd * sqrt(reload_s / (2 burst_s)). Raises ValueError for a negative argument.
     """
     if min(placement_sd, burst_sd, reload_s, burst_s) < 0:
         raise ValueError("standard deviations and times must not be negative")

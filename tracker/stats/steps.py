@@ -1,4 +1,9 @@
-"""The changes of one series: size, certainty, place, and whether the code or the machine caused them."""
+"""The changes of one series: size, certainty, place, and whether the code or the machine caused them.
+
+A step between two segments is tested by Student's t on Gaussian scores, which heavy tails do not inflate. The p-value
+is corrected for all positions (Bonferroni). A bootstrap of the residuals confirms it. It draws circular blocks, which
+preserve the autocorrelation (Politis and Romano, "A circular block-resampling procedure for stationary data", 1992).
+"""
 
 from __future__ import annotations
 
@@ -21,26 +26,28 @@ Floats = NDArray[np.float64]
 CHANGE_LEVEL = 0.001
 """Significance level of a reported change, after Bonferroni over all positions."""
 BOOTSTRAPS, BOOTSTRAP_LEVEL = 399, 0.01
+"""Number of resampled series, and the largest share of them that may have a step as large as the observed one."""
 WANDER = 0.8
 """Autocorrelation above which the machine wanders, so that history alone reports no change."""
 DRIFTS = ("the level wanders", "slow trend", "the level moved while the code stayed the same")
 
 
 @dataclass(frozen=True)
-class One:
-    """One series with its noise."""
+class NoisySeries:
+    """One series with its noise. Values are logarithms of the latency."""
 
-    y: Floats  # [n]
+    y: Floats  # [n] relative to the batch's `shift`
     scale: Floats  # [n] the larger of sigma and the point's own error
-    sigma: float
-    df: float
-    rho: float
-    rho_high: float
+    sigma: float  # scatter of a point
+    df: float  # degrees of freedom of sigma
+    rho: float  # autocorrelation of successive points
+    rho_high: float  # one standard error above the estimate
     curve: Floats  # [CURVE] Gaussian scores, see noise.score_curves
     spread: Floats  # [n + 1] variance of the mean of 0, 1, .. successive points
     spread_high: Floats  # [n + 1] the same with rho_high
 
     def scores(self, start: int, stop: int, centre: float) -> Floats:
+        """Return the Gaussian scores of the points start..stop about a centre, [stop - start]."""
         deviation = (self.y[start:stop] - centre) / self.scale[start:stop]
         return noise.curve_score(deviation, self.curve)
 
@@ -61,21 +68,22 @@ class Step:
     start: int
     index: int
     stop: int
-    p: float
-    effect: float
-    error: float
-    before: float
+    p: float  # after Bonferroni over all positions
+    effect: float  # log change
+    error: float  # standard error of the effect
+    before: float  # level before
     low_index: int  # the new level begins between low_index and high_index
     high_index: int
 
 
-def some_of(batch: SeriesBatch, learnt: Noise, rows: NDArray[np.int64]) -> list[One]:
+def noisy_series(batch: SeriesBatch, learnt: Noise, rows: NDArray[np.int64]) -> list[NoisySeries]:
+    """Return some rows of a batch, each with its noise, in the order of `rows`."""
     curves = noise.score_curves(learnt.weights[rows], learnt.count[rows])
     k = np.arange(batch.y.shape[1] + 1)
     spread = noise.mean_variance(k, learnt.rho[rows, None])
     high = noise.mean_variance(k, learnt.rho_high[rows, None])
     return [
-        One(
+        NoisySeries(
             batch.y[row], np.maximum(learnt.sigma[row], batch.error[row]), float(learnt.sigma[row]),
             float(learnt.df[row]), float(learnt.rho[row]), float(learnt.rho_high[row]), curves[i], spread[i], high[i],
         )
@@ -97,15 +105,16 @@ def distances(z: Floats, spread: Floats) -> Floats:
     return ((sums[-1] - sums[:-1]) / (n - index) - sums[:-1] / index) / np.sqrt(spread[1:n] + spread[n - 1 : 0 : -1])
 
 
-def make_step(one: One, start: int, index: int, stop: int) -> Step:
-    centre = median(one.y[start:index])
-    z = one.scores(start, stop, centre)
-    distance = np.abs(distances(z, one.spread)) / _restless(z, index - start)
+def make_step(series: NoisySeries, start: int, index: int, stop: int) -> Step:
+    """Return the step at `index` between the segments [start, index) and [index, stop), with its p-value and place."""
+    centre = median(series.y[start:index])
+    z = series.scores(start, stop, centre)
+    distance = np.abs(distances(z, series.spread)) / _restless(z, index - start)
     at = distance[index - start - 1]
-    p = min(1.0, 2 * float(special.stdtr(one.df, -at)) * (stop - start))
-    (before, e0), (after, e1) = one.level(start, index), one.level(index, stop)
+    p = min(1.0, 2 * float(special.stdtr(series.df, -at)) * (stop - start))
+    (before, e0), (after, e1) = series.level(start, index), series.level(index, stop)
     likely = np.flatnonzero(distance**2 >= max(at**2 - 7.0, 0.5 * at**2)) + 1 + start
-    # The contiguous likely positions around the best one.
+    # The contiguous likely positions around the best series.
     near = set(likely.tolist())
     low = high = index
     while low - 1 in near:
@@ -127,14 +136,17 @@ def _restless(z: Floats, cut: int) -> float:
     return float(np.sqrt(spread / (1 / len(before) + 1 / len(after))))
 
 
-def confirmed(one: One, starts: Sequence[int]) -> list[Step]:
-    """Return the significant changes, removing the least certain one until all are significant."""
-    one = replace(one, rho=one.rho_high, spread=one.spread_high)
+def confirmed(series: NoisySeries, starts: Sequence[int]) -> list[Step]:
+    """Return the significant changes, oldest first.
+
+    starts  first points of all segments but the first; the least certain one is removed until all are significant
+    """
+    series = replace(series, rho=series.rho_high, spread=series.spread_high)
     kept = list(starts)
-    n = len(one.y)
+    n = len(series.y)
     while kept:
         ends = [0, *kept, n]
-        steps = [make_step(one, ends[i], ends[i + 1], ends[i + 2]) for i in range(len(kept))]
+        steps = [make_step(series, ends[i], ends[i + 1], ends[i + 2]) for i in range(len(kept))]
         worst = max(range(len(steps)), key=lambda i: steps[i].p)
         if steps[worst].p <= CHANGE_LEVEL:
             return steps
@@ -142,23 +154,23 @@ def confirmed(one: One, starts: Sequence[int]) -> list[Step]:
     return []
 
 
-def _bootstrapped(one: One, step: Step) -> float:
-    """Return how often a block bootstrap of the residuals has an equally large step anywhere."""
-    one = replace(one, rho=one.rho_high, spread=one.spread_high)
+def _bootstrapped(series: NoisySeries, step: Step) -> float:
+    """Return the share of block bootstraps of the residuals that have an equally large step anywhere."""
+    series = replace(series, rho=series.rho_high, spread=series.spread_high)
     n, half = step.stop - step.start, step.index - step.start
-    z = one.scores(step.start, step.stop, median(one.y[step.start : step.index]))
-    seen = abs(float(distances(z, one.spread)[half - 1]))
+    z = series.scores(step.start, step.stop, median(series.y[step.start : step.index]))
+    seen = abs(float(distances(z, series.spread)[half - 1]))
     parts = [
-        one.scores(step.start, step.index, float(one.y[step.start : step.index].mean())),
-        one.scores(step.index, step.stop, float(one.y[step.index : step.stop].mean())),
+        series.scores(step.start, step.index, float(series.y[step.start : step.index].mean())),
+        series.scores(step.index, step.stop, float(series.y[step.index : step.stop].mean())),
     ]
     # About a fitted mean, k residuals scatter less than the noise.
     residual = np.concatenate([part * np.sqrt(len(part) / (len(part) - 1)) for part in parts])
-    block = min(max(3, round(n ** (1 / 3)), round(2 / (1 - one.rho))), max(n // 4, 1))
+    block = min(max(3, round(n ** (1 / 3)), round(2 / (1 - series.rho))), max(n // 4, 1))
     index = np.arange(MIN_SEGMENT, n - MIN_SEGMENT + 1)
     if not len(index):
         return 1.0
-    variance = one.spread[index] + one.spread[n - index]
+    variance = series.spread[index] + series.spread[n - index]
     # A difference of two means is at most the norm of the residuals times that of its weights. The norm is largest if
     # the largest block fills every place.
     largest = np.convolve(np.tile(residual**2, 2)[: n + block - 1], np.ones(block), "valid").max() * -(-n // block)
@@ -181,31 +193,31 @@ def _blocks(n: int, block: int) -> tuple[NDArray[np.int64], Floats]:
     return places, signs
 
 
-def climbing(one: One, step: Step, starts: Sequence[int], *, clearly: float = 0.0) -> bool:
+def climbing(series: NoisySeries, step: Step, starts: Sequence[int], *, clearly: float = 0.0) -> bool:
     """Return whether a line fits no worse than the step, or than the staircase of steps that leads up to it.
 
     clearly  squared sigma by which the line must fit better, also than the best single step anywhere
     """
     ends = sorted({0, *(s for s in starts if s < step.start), step.start, step.index, step.stop})
-    levels = [median(one.y[a:b]) for a, b in itertools.pairwise(ends)]
+    levels = [median(series.y[a:b]) for a, b in itertools.pairwise(ends)]
     at = ends.index(step.start)
     while at > 0 and (levels[at] - levels[at - 1]) * step.effect > 0:
         at -= 1
     stairs = ends[at:]
-    y = one.y[stairs[0] : step.stop]
-    flat = np.concatenate([one.y[a:b] - median(one.y[a:b]) for a, b in itertools.pairwise(stairs)])
-    calm = y - flat + np.clip(flat, -3 * one.sigma, 3 * one.sigma)
+    y = series.y[stairs[0] : step.stop]
+    flat = np.concatenate([series.y[a:b] - median(series.y[a:b]) for a, b in itertools.pairwise(stairs)])
+    calm = y - flat + np.clip(flat, -3 * series.sigma, 3 * series.sigma)
     time = np.arange(len(y)) - (len(y) - 1) / 2
     line = y - (calm.mean() + time * (time @ calm) / (time @ time))
-    cap = (3 * one.sigma) ** 2
+    cap = (3 * series.sigma) ** 2
     stepped = float(np.minimum(flat**2, cap).sum())
     if clearly:
         sums, index = np.cumsum(calm - calm.mean()), np.arange(1, len(y))
         best = float((sums[:-1] ** 2 * len(y) / (index * (len(y) - index))).max())
         stepped = min(stepped, float(((calm - calm.mean()) ** 2).sum()) - best)
     # More levels always fit better: each explains about two squared sigma of noise.
-    easier = 3 * one.sigma**2 * (len(stairs) - 3)
-    return float(np.minimum(line**2, cap).sum()) <= stepped + easier - clearly * one.sigma**2
+    easier = 3 * series.sigma**2 * (len(stairs) - 3)
+    return float(np.minimum(line**2, cap).sum()) <= stepped + easier - clearly * series.sigma**2
 
 
 def _machine(step: Step, state: NDArray[np.int64], steps: Sequence[Step]) -> Literal["inside", "near", "like", None]:
@@ -224,7 +236,7 @@ def _machine(step: Step, state: NDArray[np.int64], steps: Sequence[Step]) -> Lit
 
 
 def not_reported(
-    one: One, step: Step, state: NDArray[np.int64], steps: Sequence[Step], min_effect: float
+    series: NoisySeries, step: Step, state: NDArray[np.int64], steps: Sequence[Step], min_effect: float
 ) -> str | None:
     """Return why a significant change is not certainly a code change, or None."""
     if min(step.index - step.start, step.stop - step.index) < MIN_SEGMENT:
@@ -238,10 +250,10 @@ def not_reported(
             "near": "the code may be the same on both sides",
             "like": "the machine alone has caused changes this large",
         }[machine]
-    if one.rho > WANDER:
+    if series.rho > WANDER:
         return DRIFTS[0]
-    if climbing(one, step, [other.index for other in steps]):
+    if climbing(series, step, [other.index for other in steps]):
         return DRIFTS[1]
-    if _bootstrapped(one, step) > BOOTSTRAP_LEVEL:
+    if _bootstrapped(series, step) > BOOTSTRAP_LEVEL:
         return "noise of this series can be this large"
     return None

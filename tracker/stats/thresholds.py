@@ -24,6 +24,7 @@ from groupbench.tracker.metrics import RMS
 from groupbench.tracker.verdicts import Verdict
 
 SIGMAS = 4.0
+"""Standard errors that two pools of runs must differ by."""
 FLOOR = {"gpu": 0.0003, "cpu": 0.02}
 """Smallest relative scatter to assume for a history."""
 POOL_FLOOR = {"gpu": 0.001, "cpu": 0.02}
@@ -33,6 +34,7 @@ GROSS = {"gpu": 0.05, "cpu": 0.30}
 YOUNG = 10
 """Number of earlier results from which statistics reliably detect a gross change."""
 RMS_RATIO = 1 + RMS.least
+"""Ratio of two relative errors from which the larger one is worse."""
 RMS_FLOOR = RMS.negligible
 """Errors below this are rounding of the last bit, whatever their ratio."""
 
@@ -61,7 +63,7 @@ class ChangeVerdict:
 
 
 def mad(values: NDArray[np.float64]) -> float:
-    """Return a robust standard deviation; 0 for fewer than two values."""
+    """Return a robust standard deviation of values [n] from their median absolute deviation; 0 for fewer than two."""
     n = len(values)
     if n < 2:
         return 0.0
