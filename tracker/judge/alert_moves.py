@@ -35,6 +35,7 @@ class Updated:
 
     @property
     def text(self) -> str:
+        """The line that `gate --update` prints: how many alerts changed, and their first numbers."""
         parts = [
             f"{len(keys)} {name} ({', '.join(map(str, keys[:8]))}{', …' if len(keys) > 8 else ''})"
             for name, keys in (("opened", self.opened), ("reopened", self.reopened), ("fixed", self.fixed))
@@ -92,6 +93,7 @@ def _settle_alerts(
 
 
 def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
+    """Store an alert for a row, or reopen the stored one of the same change. Returns its key."""
     assert row.point is not None and row.what is not None
     head = row.span.head if row.span else row.point.run
     base = row.span.base if row.span else None
@@ -126,7 +128,10 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
 
 
 def accept_improvements(session: Session, gate: Gate, who: str, reason: str | None, now: datetime) -> list[AlertRow]:
-    """Accept the new level of every improved series. The gate judges by it and no longer reports it."""
+    """Accept the new level of every improved series, and return the alerts that record it.
+
+    The gate judges by these levels from now on and no longer reports the improvements.
+    """
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
     keys = {
         _open(session, row, now, at)
@@ -139,9 +144,10 @@ def accept_improvements(session: Session, gate: Gate, who: str, reason: str | No
 
 
 def accept_transition(session: Session, gate: Gate, who: str, reason: str | None, now: datetime) -> list[AlertRow]:
-    """Accept the levels since the newest change of toolchain or machine. Later runs are judged by them.
+    """Accept the levels since the newest change of toolchain or machine, and return the alerts that record them.
 
-    Each is stored as an alert closed as invalid, since the code did not cause it. A wrong result is never accepted.
+    Later runs are judged by these levels. Each is stored as an alert closed as invalid, since the code did not cause
+    it. A wrong result is never accepted.
     """
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
     keys = set()
@@ -158,7 +164,7 @@ def accept_transition(session: Session, gate: Gate, who: str, reason: str | None
 
 
 def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str, now: datetime) -> list[AlertRow]:
-    """Mark alerts as known and being worked on. Raises QueryError."""
+    """Mark alerts as known and being worked on, and return them. Raises QueryError for an unknown or closed one."""
     for alert in _alerts_by_id(session, ids):
         _must_be_open(alert, "acknowledged")
         _move(session, alert.pk, "acknowledged", who, reason, now)
@@ -168,7 +174,10 @@ def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str, now
 def expect(
     session: Session, ids: Sequence[int], until: str | None, who: str, reason: str, now: datetime
 ) -> list[AlertRow]:
-    """Accept the new levels of alerts, until a date or a commit if given. Raises QueryError."""
+    """Accept the new levels of alerts, until a date or a commit if given, and return the alerts.
+
+    Raises QueryError for an unknown or closed alert, a wrong result, or an `until` in the past or unknown.
+    """
     when, commit = _until(session, until, now)
     for alert in _alerts_by_id(session, ids):
         if alert.metric == "result":
@@ -179,7 +188,10 @@ def expect(
 
 
 def close(session: Session, ids: Sequence[int], state: str, who: str, reason: str, now: datetime) -> list[AlertRow]:
-    """Close alerts as fixed or as invalid. Raises QueryError."""
+    """Close alerts as fixed or as invalid, and return them.
+
+    Raises QueryError for an unknown alert, one that is already closed so, or an `invalid` wrong result.
+    """
     for alert in _alerts_by_id(session, ids):
         if alert.metric == "result" and state == "invalid":
             raise QueryError(f"alert {alert.pk} is a wrong result and cannot be accepted; fix backend or tolerance")

@@ -131,6 +131,7 @@ class AlertRow:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
+        """Return the keys of `flat`, in the order of CSV."""
         return (
             *("alert", "state", "metric", "cause", *SHOWN),
             *("commits", "commit", "subject", "author", "before", "after", "change", "low", "high"),
@@ -138,6 +139,7 @@ class AlertRow:
         )
 
     def flat(self) -> dict[str, Any]:
+        """Return the alert as one row of JSON or CSV."""
         series = {name: getattr(self.series, name) for name in SHOWN}
         return {
             **{name: getattr(self, name) for name in ("state", "metric", "cause", "commits", "before", "after")},

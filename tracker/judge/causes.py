@@ -49,6 +49,8 @@ class Facts:
 
 @dataclass(frozen=True)
 class Cause:
+    """The cause of a change."""
+
     word: Word
     note: str | None = None  # the evidence
 
@@ -99,7 +101,7 @@ def _other_config(before: Sequence[Kernel], after: Sequence[Kernel]) -> bool:
 
 
 def some(texts: Sequence[str]) -> str:
-    """Return the first few texts, and how many more there are."""
+    """Return the first few texts joined by semicolons, with the number of the others."""
     more = len(texts) - _SHOWN
     return "; ".join(texts[:_SHOWN]) + (f"; and {more} more" if more > 0 else "")
 
@@ -117,10 +119,12 @@ def _surroundings(before: Facts, old: Environment, after: Facts, new: Environmen
 
 
 def _same_kernels(before: Facts | None, after: Facts) -> bool | None:
+    """Return whether the compiled kernels are identical; None if either side's are unknown."""
     if before is None or before.kernel_hash is None or after.kernel_hash is None:
         return None
     return before.kernel_hash == after.kernel_hash
 
 
 def _same_code(before: Facts, after: Facts) -> bool:
+    """Return whether both are of one commit without uncommitted changes."""
     return before.state is not None and before.state == after.state and not after.state.dirty

@@ -131,6 +131,7 @@ class LatencyRule:
     # ---- statistics
 
     def _latencies(self) -> dict[int, LatencyFinding]:
+        """Return the finding on each timed point, by the point's key."""
         pasts: dict[int, Past] = {}
         histories: list[scans.SeriesHistory] = []
         for point in self.data.points:
@@ -223,6 +224,7 @@ class LatencyRule:
         return row
 
     def _untimed(self, point: PointRow) -> Judged:
+        """Judge a point without a latency, such as an interpreted one: missing if the previous run had a latency."""
         expected = self.data.expected.get(point.series.pk)
         if expected is not None and expected.timed:
             note = "the previous run has a latency, but this run does not"
@@ -231,6 +233,7 @@ class LatencyRule:
         return Judged(point.series, Verdict.OK if seen else Verdict.NEW, point, evidence=Evidence(seen))
 
     def _drift(self, row: Judged, point: PointRow, latency: LatencyFinding) -> Judged:
+        """Return the row of a latency that moved without a step, or without a change of the code."""
         finding = latency.finding
         span = None if finding.effect is None else self._span(latency)
         inside = span is not None and span.same_code

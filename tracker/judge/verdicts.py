@@ -72,7 +72,7 @@ class Judged:
 
     series: SeriesRow
     verdict: Verdict
-    point: PointRow | None  # None where the run lacks the series
+    point: PointRow | None  # None if the run lacks the series
     what: str | None = None  # latency, accuracy, repeatability, result, another metric, or the status
     cause: str | None = None  # a word of causes.find_cause, or drift
     note: str | None = None
@@ -169,6 +169,7 @@ class Judged:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
+        """Return the columns of CSV, which are keys of `flat`."""
         return (
             *("verdict", "what", "cause", *SHOWN, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
             *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
@@ -176,6 +177,7 @@ class Judged:
         )
 
     def flat(self) -> dict[str, Any]:
+        """Return the row as one entry of JSON: latencies in ms, changes as ratios less one."""
         return {
             **{name: getattr(self, name) for name in ("verdict", "what", "cause", "note")},
             **{name: getattr(self.effect, name) for name in ("before_ms", "change", "low", "high", "before_rms")},
@@ -286,6 +288,7 @@ def exit_code(rows: Sequence[Judged], strict: bool) -> ExitCode:
 
 
 def measured(rows: Sequence[Judged]) -> bool:
+    """Return whether any row has a result, right or wrong."""
     return any(row.point is not None and row.point.status in MEASURED for row in rows)
 
 
