@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 64
-LEFT = 77
+"""Rows and columns of the blocks whose error is computed on its own."""
+UNWRITTEN = 77
 """The value that marks unwritten elements of integer outputs, which have no NaN."""
 
 
@@ -120,7 +121,10 @@ def check_backend(
     seen: Seen | None = None,
     given: Given | None = None,
 ) -> tuple[Accuracy, str | None]:
-    """Call `check` with the tolerance of the backend of that name and the dtype of the operator's outputs."""
+    """Call `check` with the tolerance of the backend of that name and the dtype of the operator's outputs.
+
+    rtol, atol  replace those of the tolerance table
+    """
     tolerance = tolerance_of(operator, backend, dtype).with_overrides(rtol, atol)
     decode = operator.decode
     if decode is not None:
@@ -135,6 +139,7 @@ class Seen:
     """
 
     def note(self, reference: Tensor | Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
+        """Keep the checksums of accepted outputs, and the shapes and dtypes of the reference."""
         self._like: Tensor | Mapping[str, Tensor]
         if isinstance(reference, Mapping):
             self._like = {name: part.to("meta") for name, part in reference.items()}
@@ -149,10 +154,10 @@ class Seen:
 
 
 def _spoil(out: Any, given: Given | None) -> list[str]:
-    """Leave NaN in an output, and in the block that the allocator is likely to hand out next.
+    """Fill an output with NaN, and so the block that the allocator is likely to hand out next.
 
-    A backend that allocates below Python, or writes into a buffer of its own, is not reached by `poisoned`. An output
-    that is an input stays as it is: the names of such are returned.
+    `poisoned` does not reach a backend that allocates below Python, or writes into a buffer of its own. An output that
+    is an input is not changed. Returns the names of such inputs.
     """
     import torch
 
@@ -160,7 +165,7 @@ def _spoil(out: Any, given: Given | None) -> list[str]:
     returned = given.holding(parts) if given is not None else []
     with torch.inference_mode():  # or torch refuses to change an output from a backend's own inference mode
         for part in () if returned else parts:
-            part.fill_(math.nan if part.is_floating_point() else LEFT)
+            part.fill_(math.nan if part.is_floating_point() else UNWRITTEN)
     return returned
 
 
@@ -197,7 +202,11 @@ def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
 
 
 def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0) -> tuple[Accuracy, str | None]:
-    """Return the errors of `out` [M, N] from `reference` [M, N], and the exceeded tolerance as text, or None."""
+    """Return the errors of `out` [M, N] from `reference` [M, N], and the exceeded tolerance as text, or None.
+
+    out    any dtype; it is compared in the reference's
+    local  limit for a row or block, in units of the tolerance's relative RMS
+    """
     import torch
 
     if out.numel() == 0:
@@ -295,7 +304,11 @@ def _output(out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
-    """Largest relative RMS of any row and any block of 64 x 64: an error that a mean over everything would hide.
+    """Return the largest relative RMS of any row and any block of 64 x 64, which a mean over everything would hide.
+
+    error     [M, N] absolute errors
+    expected  [M, N] magnitudes of the reference
+    scale     RMS of the whole reference
 
     A twentieth of the whole output's RMS is added to the denominator, so that a row that cancels to nothing is not
     divided by nothing.
@@ -316,6 +329,7 @@ def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
 
 
 def _bits(x: Tensor) -> torch.Tensor:
+    """Return the bits of a tensor as integers of the same size, so that NaN equals NaN and -0 differs from 0."""
     import torch
 
     return (

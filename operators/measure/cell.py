@@ -248,6 +248,8 @@ class Keeper(Watch):
 
 
 class _CellHandler:
+    """The requests of one cell, each a method. They are asked in the order of the path of a cell (ARCHITECTURE.md)."""
+
     def __init__(self, job: Job, file: int) -> None:
         self.job = job
         self.file = file
@@ -284,6 +286,7 @@ class _CellHandler:
         return Done("unloaded")
 
     def prepare(self) -> Prepared:
+        """Prepare the backend, timed, and call it twice on poisoned memory. Raises as the backend does."""
         job = self.job
         self.given = Given(self.inputs)
         _release(job.device)

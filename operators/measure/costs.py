@@ -86,12 +86,13 @@ class Building:
 
     compiled_ms: float = 0.0
     compiled: int = 0  # kernels that no cache had
-    tuned_ms: float | None = None
-    within_tuning_ms: float = 0.0
+    tuned_ms: float | None = None  # with the compiling of candidates
+    within_tuning_ms: float = 0.0  # compiling of candidates
     _depth: int = field(default=0, repr=False)
 
     @property
     def metrics(self) -> dict[str, float]:
+        """Return `compile_ms` and `tune_ms`, each only if there was any; tuning without its compiling."""
         values = {"compile_ms": self.compiled_ms} if self.compiled else {}
         if self.tuned_ms is not None:
             values["tune_ms"] = max(0.0, self.tuned_ms - self.within_tuning_ms)
@@ -329,7 +330,9 @@ def _name(driver: Any, node: int) -> str:
 # ---- energy
 
 REST_S, IDLE_S = 0.3, 0.3
+"""Rest before the idle power is measured, and the time over which it is."""
 WARM_S, WINDOW_S, LONGEST_S = 0.3, 0.8, 2.5
+"""Seconds of calls before the counter is read, while it is read, and at most if it rarely changes."""
 BATCH_S = 0.03
 """GPU time in seconds of the calls that are enqueued together. It must exceed several readings of the counter, each of
 which may take the host 5 ms: with batches of 2 ms the GPU was idle half of the time."""
@@ -409,6 +412,7 @@ class _Ticks:
         self.at: list[tuple[float, float]] = []
 
     def look(self) -> None:
+        """Read the counter, and note a change at the middle of the time since the last reading."""
         value, now = self._read(), _now()
         if value != self._last:
             self.at.append(((self._looked + now) / 2, value))

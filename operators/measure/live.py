@@ -31,16 +31,16 @@ from groupbench.tracker.text.scratch import Scratch
 FIRST = At()
 """The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
 
-
 ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "restore": Restored}
 """The reply types of verbs, other than Done."""
 
 LOOKS, LOOK_S = 3, 0.2
-"""Timed calls of a burst that are judged; one where that takes longer. Half of the calls must lie to move a median."""
-
+"""Number of timed calls of a burst that are judged, and the time of one judgement above which only one is. Half of the
+calls must lie to move a median."""
 
 SLACK, REROUTED_SLACK = 4.0, 10.0
-"""Limit for results on drawn inputs, in units of the tolerance. A result that was not computed is off by far more."""
+"""Limits for results on moved inputs and under another routing, in units of the tolerance. A result that was not
+computed is off by far more."""
 
 
 def new_secret() -> int:
@@ -106,6 +106,7 @@ class Live:
 
     @property
     def going(self) -> bool:
+        """Return whether the cell is prepared and nothing has failed."""
         return self.failure is None and self.prepared is not None
 
     @property

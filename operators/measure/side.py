@@ -55,6 +55,8 @@ LOOK = 4
 
 
 class SideQuestion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """One line of the input: a method of `AbServer` and its keyword arguments."""
+
     verb: str
     arguments: dict[str, Any] = {}
 
@@ -76,6 +78,10 @@ class AbServer:
         self._able: set[Job] = set()  # jobs known to be available, so that a repeated comparison need not check again
 
     def hello(self, device: str) -> dict[str, Any]:
+        """Set the device, and return it with its capability and environment.
+
+        Raises ImportError if this tree is too old to be measured, UsageError without the device.
+        """
         check_contract()
         self._device = resolve_device(device)
         facts = call(probe, self._device)
@@ -83,6 +89,7 @@ class AbServer:
         return {"device": self._device, **facts}
 
     def cells(self, **selection: Any) -> list[dict[str, Any]]:
+        """Return the selected cells, as `list_cells` does."""
         return call(list_cells, self._device, self._capability, selection)
 
     def offers(self, candidate: str, plugins: list[str]) -> list[dict[str, Any]]:
@@ -90,6 +97,10 @@ class AbServer:
         return call(list_offers, candidate, tuple(plugins))
 
     def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
+        """Check a cell's results in the checking process, and return its accuracy, costs and kernels.
+
+        timeout_s  limit for each later reply of the cell's processes
+        """
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
         if self._job not in self._able:
@@ -137,6 +148,7 @@ class AbServer:
         }
 
     def adopt(self, seed: int, samples: int, fresh: bool = False) -> str | Failure:
+        """Load the prepared cell into the timed process. With `fresh`, start a new one first."""
         if fresh:
             _end(self._timed)
             self._timed = None
@@ -145,6 +157,10 @@ class AbServer:
         return adopted if isinstance(adopted, Failure) else self.reload(seed, samples)
 
     def reload(self, seed: int, samples: int) -> str | Failure:
+        """Make the inputs again at other addresses in the timed process, and prepare the backend.
+
+        samples  number of timed calls in each following burst
+        """
         reply = self._ask(Request("reload", arguments=(seed, samples)))
         if isinstance(reply, Failure):
             return reply
@@ -168,6 +184,7 @@ class AbServer:
         return list(taken.samples_ms)
 
     def unload(self) -> str | Failure:
+        """Free the timed process's memory on the device, so that the other side has it alone."""
         self._live = None
         if self._timed is None:
             return "nothing was loaded"
@@ -376,6 +393,7 @@ def end_with_driver(questions: int, over: threading.Event) -> None:
 
 
 def main() -> None:
+    """Answer on standard output. All other output of this process goes to standard error."""
     answers = os.fdopen(os.dup(1), "wb")
     questions = os.fdopen(os.dup(0), "rb")
     null = os.open(os.devnull, os.O_RDONLY)
