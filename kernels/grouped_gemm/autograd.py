@@ -43,6 +43,8 @@ def is_nk(b: Tensor) -> bool:
 
 
 class _TritonGroupedGemm(torch.autograd.Function):
+    """Compute the product and its gradients by Triton kernels."""
+
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
         from groupbench.kernels.grouped_gemm.flat import prepare_flat

@@ -372,9 +372,16 @@ def prepare_wgrad(
 
 
 def wgrad_launcher(
-    a: Tensor, dc: Tensor, offs: Tensor, nk: bool = False, config: WgradConfig | None = None
-) -> Callable[[], Tensor]:
-    """Run `prepare_wgrad` without checking the offsets, which would synchronise with the device."""
+    a: Tensor,  # [M, K]
+    dc: Tensor,  # [M, N]
+    offs: Tensor,  # [G], int32 or int64
+    nk: bool = False,
+    config: WgradConfig | None = None,
+) -> Callable[[], Tensor]:  # [G, K, N]
+    """Return `prepare_wgrad`'s callable without checking the offsets, which would synchronise with the device.
+
+    Raises ValueError for operands or a config that the kernel cannot take.
+    """
     require_runnable(a, dc)
     require_dense(offs)
     if dc.ndim != 2 or dc.size(0) != a.size(0):

@@ -183,6 +183,8 @@ def backward(
 
 
 class _Layer(torch.autograd.Function):
+    """Connect `forward` and `backward` of this module to autograd."""
+
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor, parts: Parts,

@@ -37,6 +37,7 @@ class Sent(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
+        """Return the number of elements of all tensors."""
         return sum(math.prod(part.shape) for part in self.parts)
 
 
@@ -85,6 +86,8 @@ def _plain(part: Any, device: str) -> Tensor:
 
 def send(form: str, parts: Sequence[Tensor], file: int, by_handle: bool) -> Sent:
     """Make tensors readable by another process: by CUDA's IPC handles if `by_handle` and possible, else in the file.
+
+    file  descriptor of the file, which grows as needed; tensors begin at multiples of 64 bytes
 
     Tensors sent by handle must stay alive until the other process has read them.
     """

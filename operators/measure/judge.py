@@ -67,6 +67,8 @@ def serve(connection: Connection, file: int) -> None:
 
 
 class _Judge:
+    """The requests of the judging process, each a method. It holds the inputs and the reference of one problem."""
+
     def __init__(self) -> None:
         self.job: Job | None = None
 

@@ -46,7 +46,7 @@ class _Part:
     """The memory of an input as integers, and the mask of the bits that may be flipped."""
 
     words: Tensor  # [n], integers as wide as the input's values
-    bits: int
+    bits: int  # as a signed integer of that width
 
     @property
     def kind(self) -> tuple[Any, int]:
@@ -90,6 +90,7 @@ class Moves:
         self._refresh()
 
     def _begin(self, secret: int) -> None:
+        """Make the full move of a secret: draw one mask for each kind of part, and flip its bits everywhere."""
         import torch
 
         self._secret, self._step = secret, 0

@@ -28,8 +28,11 @@ if TYPE_CHECKING:
 FLUSH_BYTES = 256 << 20  # five times an H100's L2
 SPIN_CYCLES_PER_MS = 2_000_000  # at the highest SM clock; too long a spin is only idle time
 MAX_LEAD_MS = 40.0
+"""Longest time that the GPU spins while the host queues a burst."""
 ATTEMPTS = 4
+"""Number of times that a burst is queued, each with four times the lead, before late calls are accepted."""
 CPU_BURST_S = 0.25
+"""Time after which a burst on a CPU ends, however few its calls."""
 LEAST_ENQUEUED, MOST_ENQUEUED, ENQUEUE_S = 7, 60, 0.05
 """Limits for the calls that measure the host's time of one call: fewest, most, and their total in seconds."""
 
@@ -42,10 +45,13 @@ _threads = _thread._count
 class Protocol:
     """The settings of a measurement. Raises UsageError if a value is out of range.
 
-    name     cooled or sustained
-    warmups  untimed calls at the start of each burst
-    idle_s   seconds of idle GPU before each burst
-    warm_s   seconds of load before each burst, if sustained
+    name       cooled or sustained
+    bursts     bursts of a cell
+    samples    timed calls of a burst
+    warmups    untimed calls at the start of each burst
+    idle_s     seconds of idle GPU before each burst
+    warm_s     seconds of load before each burst, if sustained
+    cudagraph  time replays of a captured CUDA graph
     """
 
     name: str = "cooled"
@@ -176,6 +182,7 @@ class GpuTimer:
         return [max(mean, 1e-6)] * calls, out
 
     def _load(self, seconds: float) -> None:
+        """Keep the GPU busy with the kernel itself."""
         stop = _now() + seconds
         while _now() < stop:
             for _ in range(10):
@@ -268,9 +275,10 @@ def _driver() -> Any:
 
 
 def _captured(run: Callable[[], Any]) -> Callable[[], Any]:
-    """`run` as the replay of a CUDA graph, captured after a warm-up on a side stream as torch's documentation asks.
+    """Return a function that replays a CUDA graph of `run`.
 
-    Its output is the captured one, overwritten by each replay.
+    The graph is captured after a warm-up on a side stream, as torch's documentation asks. Each replay overwrites the
+    captured output, which it returns.
     """
     import torch
 

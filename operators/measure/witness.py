@@ -13,6 +13,7 @@ from groupbench.operators.measure.cell import Burst, Failure, Kept, Witnessed
 WINDOW_MS = 50.0
 """Minimum duration in ms of the consecutive calls that the parent times."""
 FIRST_CALLS, MOST_CALLS = 64, 4000
+"""Number of these calls, at first and at most."""
 ATTEMPTS = 6
 """Number of attempts, each with twice the calls: on a busy machine a process may be descheduled for milliseconds."""
 SHARE, SLACK_MS = 0.5, 5.0
@@ -25,6 +26,7 @@ KEEP_MS = 0.02
 STRETCHED, UNEVEN = 1.3, 2.0
 """Slowdown from which a device counts as shared, and the factor by which the slowdown may vary between calls."""
 GAUGE_SPINS, GAUGE_CYCLES = 50, 1_000_000
+"""Number and length, in SM cycles, of the spins that show whether a GPU is shared."""
 
 now = time.monotonic
 
