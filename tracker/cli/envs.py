@@ -29,7 +29,9 @@ COLUMNS = (
 
 @click.command()
 @click.argument("pair", nargs=-1, metavar="[A B]")
-@click.option("--hardware", multiple=True, metavar="NAME", help="Only this GPU or CPU model; * and ? are wildcards.")
+@click.option(
+    "--hardware", multiple=True, metavar="NAME", help="Include only this GPU or CPU model; * and ? are wildcards."
+)
 @commit_filters
 @output_formats
 @click.pass_obj

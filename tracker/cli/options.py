@@ -126,15 +126,19 @@ min_effect_option = click.option(
 def series_filters(command: F) -> F:
     """Add the options that select series. Each may be repeated."""
     options = (
-        (OPERATOR, "NAME", "Only this operator."),
-        (BACKEND, "NAME", "Only this backend."),
-        (("--mode",), "NAME", "Only this mode: fwd, bwd or fwd_bwd."),
-        (DTYPE, "NAME", "Only this dtype."),
-        (SHAPE, "TEXT", "Only this shape: its name (* and ? are wildcards), its numbers, or sizes as in --where."),
-        (("--where",), "SIZES", "Only shapes that match all these sizes, such as M>=4096,N=4096,G=8..64."),
-        (("--host",), "NAME", "Only results of this benchmark harness: builtin or tritonbench."),
-        (("--protocol",), "NAME", "Only results of this timing protocol, as `series` lists it."),
-        (("--hardware",), "NAME", "Only this GPU or CPU model; * and ? are wildcards."),
+        (OPERATOR, "NAME", "Include only this operator."),
+        (BACKEND, "NAME", "Include only this backend."),
+        (("--mode",), "NAME", "Include only this mode: fwd, bwd or fwd_bwd."),
+        (DTYPE, "NAME", "Include only this dtype."),
+        (
+            SHAPE,
+            "TEXT",
+            "Include only this shape: its name (* and ? are wildcards), its numbers, or sizes as in --where.",
+        ),
+        (("--where",), "SIZES", "Include only shapes that match all these sizes, such as M>=4096,N=4096,G=8..64."),
+        (("--host",), "NAME", "Include only results of this benchmark harness: builtin or tritonbench."),
+        (("--protocol",), "NAME", "Include only results of this timing protocol, as `series` lists it."),
+        (("--hardware",), "NAME", "Include only this GPU or CPU model; * and ? are wildcards."),
     )
     return _repeatable(options, command)
 
@@ -142,18 +146,18 @@ def series_filters(command: F) -> F:
 def commit_filters(command: F) -> F:
     """Add the options that select runs by commit and date."""
     command = click.option(
-        "--until", type=When(end=True), metavar="DATE|AGO", help="Only runs started on or before this date."
+        "--until", type=When(end=True), metavar="DATE|AGO", help="Include only runs started on or before this date."
     )(command)
     command = click.option(
         "--since",
         type=When(),
         metavar="DATE|AGO",
-        help="Only runs started on or after this date, such as 2026-01-31, or within this time, such as 7d.",
+        help="Include only runs started on or after this date, such as 2026-01-31, or within this time, such as 7d.",
     )(command)
     options = (
-        (("--branch",), "NAME", "Only commits measured on this branch."),
-        (("--commit",), "NAME", "Only this commit: a hash prefix, branch, tag, latest or previous."),
-        (("--commits",), "A..B", "Only commits after A up to and including B; either end may be omitted."),
+        (("--branch",), "NAME", "Include only commits measured on this branch."),
+        (("--commit",), "NAME", "Include only this commit: a hash prefix, branch, tag, latest or previous."),
+        (("--commits",), "A..B", "Include only commits after A up to and including B; either end may be omitted."),
     )
     return _repeatable(options, command)
 
