@@ -119,6 +119,7 @@ def cuda_capability() -> tuple[int, int]:
 
 @cache
 def _query(index: int) -> Device:
+    """Return the facts that torch and the driver report about a GPU, by its CUDA index."""
     from triton.runtime import driver
 
     properties = torch.cuda.get_device_properties(index)
@@ -150,6 +151,7 @@ def fitted(config: Config, illegal: Callable[[Config], str | None], *sides: str)
 
 
 def _smaller(config: Any, sides: tuple[str, ...]) -> Iterator[Any]:
+    """Yield the config, then smaller ones: fewer stages, one program per SM, half the larger side, down to 32."""
     names = {field.name for field in fields(config)}
     while True:
         for per_sm in sorted({1, getattr(config, "per_sm", 1)}, reverse=True):

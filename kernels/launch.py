@@ -34,6 +34,7 @@ class Launch:
         self._specialization: tuple[Any, ...] = ()
 
     def __call__(self, *args: Any) -> None:
+        """Launch with the arguments before the constants, in the order of the signature. Does not wait for the GPU."""
         if self._direct is not None and not through_triton and self._specialization == _specialization(args):
             self._direct(*args, *self._constants)
             return

@@ -72,6 +72,8 @@ def first_that_runs(kernel: str, variants: Sequence[Variant[T]]) -> Callable[[],
 
 
 class _FirstThatRuns(Generic[T]):
+    """The callable of `first_that_runs`: it moves on to the next variant until a call has succeeded."""
+
     def __init__(self, kernel: str, variants: Sequence[Variant[T]]) -> None:
         self._kernel = kernel
         self._left = list(variants)
@@ -98,6 +100,7 @@ class _FirstThatRuns(Generic[T]):
             return out
 
     def _prepare_next(self, error: Exception | None) -> None:
+        """Prepare the best remaining variant. Raises the last one's exception if none can be prepared."""
         while self._left:
             variant = self._variant = self._left.pop(0)
             reason = variant.unsuitable or _failed.get(self._id(variant))

@@ -192,6 +192,7 @@ def prepare_pointer_packed(
 def _prepare(
     group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: PointerConfig | None
 ) -> Callable[[], Tensor]:  # [sum(M_g * N_g)]
+    """Check the operands; the returned callable computes all groups, one after another in a flat tensor."""
     if not group_a or len(group_a) != len(group_b):
         raise ValueError(f"need as many A as B and at least one, got {len(group_a)} and {len(group_b)}")
     for g, (a, b) in enumerate(zip(group_a, group_b, strict=True)):

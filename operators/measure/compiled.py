@@ -88,6 +88,7 @@ def interpreted() -> Iterator[list[str]]:
 
 
 def _describe(compiled: Any, kwargs: dict[str, Any]) -> Kernel | None:
+    """Return the facts about a compiled Triton kernel; None if this Triton does not expose them."""
     try:
         metadata = compiled.metadata
         config = {key: getattr(metadata, key) for key in _CONFIG if getattr(metadata, key, None) is not None}

@@ -47,6 +47,7 @@ def _counters() -> Iterator[None]:
 
 @contextmanager
 def _proton(folder: Path) -> Iterator[None]:
+    """Profile the GPU's work in this context with proton, which writes its file into `folder`."""
     import torch
 
     proton = importlib.import_module("triton.profiler")

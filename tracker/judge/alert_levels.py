@@ -84,6 +84,7 @@ def is_back(alert: AlertRow, row: Judged) -> bool:
 
 
 def _latency_is_back(alert: AlertRow, point: PointRow, row: Judged) -> bool:
+    """Return whether the results since an alert are at its earlier level, on the alert's machine."""
     if not point.timed or point.median_ms is None or alert.before is None or alert.effect is None:
         return False
     if alert.machine != point.environment.machine or point.timing is None:

@@ -244,6 +244,7 @@ def _move(
     until_time: datetime | None = None,
     until_commit: str | None = None,
 ) -> None:
+    """Set an alert's state and store the event. Raises QueryError if a text is too long."""
     filters.refuse_longer("who", who, LONGEST_NAME)
     filters.refuse_longer("reason", reason, LONGEST_TEXT)
     alert = session.get_one(Alert, key)

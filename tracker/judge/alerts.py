@@ -192,6 +192,7 @@ def find(
 
 
 def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
+    """Return stored alerts with their series, runs, events, comparison and environment, in a few queries for all."""
     of_series = series_rows(session, {row.series_id for row in rows})
     runs = run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
     events: dict[int, list[StateChange]] = {}

@@ -146,6 +146,7 @@ class _Levels:
         return None
 
     def _level(self, point: PointRow) -> _Level | None:
+        """Return the pinned commit's level of a point's series, in the point's environment and toolchain."""
         results = [
             each
             for each in self._results.get(point.series.pk, ())
@@ -200,6 +201,7 @@ class PinRule:
         return tuple(lines)
 
     def _row(self, pinned: PinRow, point: PointRow, row: Judged) -> Judged | None:
+        """Return a row if a point is slower than one pin allows: by an A/B of the two, else by their levels."""
         before = self.levels[pinned.pk].at(point)
         if before is None or point.run.state.commit == pinned.commit:
             return None

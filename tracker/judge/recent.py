@@ -199,6 +199,7 @@ def _where(block: _Rows, keys: NDArray[np.bool_]) -> _Rows:
 
 
 def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -> Recent:
+    """Return the newest `n` rows of each series. rank: [runs] place of each run from the newest."""
     rows = np.concatenate([_NOTHING, *blocks], dtype=_ROW)  # the dtype spares a promotion for each block
     order = np.lexsort((rank[rows["run"]] if len(rows) else rows["run"], rows["series"]))
     ordered = rows["series"][order]

@@ -90,6 +90,10 @@ def across(data: GateData, point: PointRow, span: Span, row: Judged) -> Transiti
 def _transition(
     data: GateData, point: PointRow, base: RunRow, head: RunRow, effects: tuple[float, float | None, float | None]
 ) -> Transition | None:
+    """Return the transition between two runs of a point's series, or None if their toolchains are equal.
+
+    effects  change of the latency and the ends of its interval, as logarithms
+    """
     before, after = data.facts_of(point, Span(base, head))
     if before is None or before.environment is None or after.environment is None:
         return None
@@ -251,6 +255,7 @@ def lines(rows: Sequence[Judged], run: RunRow) -> list[str]:
 
 
 def _line(differences: tuple[str, ...], code_changed: bool, machine: bool, rows: Sequence[Judged]) -> str:
+    """Return the line of one transition: how far its series moved, and how many beyond their noise."""
     changes = [row.transition.change for row in rows if row.transition is not None]
     ends = [_percent(min(changes)), _percent(max(changes))]
     reach = ends[0] if len(rows) == 1 else f"{ends[0]} to {ends[1]}, median {_percent(median(changes))}"

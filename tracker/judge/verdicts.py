@@ -316,6 +316,7 @@ def _outcome(rows: Sequence[Judged], code: ExitCode) -> RunOutcome:
 
 
 def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict: bool) -> str:
+    """Return `GATE`, the outcome, and its reason."""
     if code is ExitCode.FAILED:
         text = _headlines(rows, code, strict)
     elif code is ExitCode.INCOMPLETE:
@@ -355,6 +356,7 @@ _PHRASES = {Verdict.SUSPECT: "may have regressed"}  # suspected improvements do 
 
 
 def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
+    """Return the headline of a run with exit code 0: the most noteworthy reason why it passes."""
     acknowledged = sum(row.acknowledged for row in rows)
     improved = {row.series.pk for row in rows if row.verdict is Verdict.IMPROVED and row.news.since <= NEWS}
     maybe = {row.series.pk for row in rows if row.verdict is Verdict.SUSPECT and row.better}
