@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -25,11 +26,12 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import plan_with
 from groupbench.tracker.record import BACKFILL
 from groupbench.tracker.text.scratch import Scratch
-from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.text.wording import counted, printable, run_text
 
 if TYPE_CHECKING:
     from groupbench.tracker.night.backfill import BackfillCommit, BackfillFiles
     from groupbench.tracker.project import Project
+    from groupbench.tracker.record import Record
 
 
 @click.command()
@@ -77,7 +79,8 @@ def backfill(
     Each commit on the first-parent line is checked out into its own folder and built with `setup` of groupbench.toml.
     It is measured by the groupbench.toml of this checkout, from which it also gets the files listed in `benchmarks`. A
     commit that does not build or load is recorded with the reason. Repeat the command to continue a backfill that was
-    interrupted or ran out of budget: nothing is measured twice.
+    interrupted or ran out of budget: nothing is measured twice. A commit is skipped if the database has a complete run
+    of it with the same plan, device and toolchain, such as one of `night`.
 
     With --toolchain NAME, the plan of the runs is PLAN@NAME, as with `night --toolchain`. Each toolchain measures a
     commit once.
@@ -105,10 +108,10 @@ def backfill(
     places.make()
     files = BackfillFiles(places.records.absolute(), lock.stem, project, toolchain)
     with plan_of(project) as plan:
+        name = project.settings.name if toolchain is None else plan_with(project.settings.name, toolchain)
         options = ["--plan", str(plan), "--trigger", BACKFILL, "--device", device or project.settings.device]
-        if toolchain is not None:
-            options += ["--plan-name", plan_with(project.settings.name, toolchain)]
-        run = Backfill(context, project, places, files, options, math.inf if budget is None else budget, python)
+        options += ["--plan-name", name]
+        run = Backfill(context, project, places, files, name, options, math.inf if budget is None else budget, python)
         try:
             run(by_halving(selected) if bisect else selected, again)
         except KeyboardInterrupt:
@@ -120,12 +123,17 @@ def backfill(
 
 @dataclass
 class Backfill:
-    """One pass over the commits. `python` is the interpreter of a toolchain; None for this one."""
+    """One pass over the commits.
+
+    plan    name of the plan in the records
+    python  interpreter of a toolchain; None for this one
+    """
 
     context: click.Context
     project: Project
     places: Places
     files: BackfillFiles
+    plan: str
     options: list[str]
     budget_s: float
     python: str | None = None
@@ -144,12 +152,17 @@ class Backfill:
 
     def __call__(self, commits: Sequence[BackfillCommit], again: bool) -> None:
         end = self.clock() + self.budget_s
+        stored = self._stored(commits)
         for number, commit in enumerate(commits, 1):
             before = self.files.outcome(commit)
             if before == "failed" and again:
                 self.files.again(commit)
             elif before is not None:
                 self.outcomes[f"{before} before"] += 1
+                continue
+            if commit.hash in stored:
+                say(printable(f"[{number}/{len(commits)}] {commit}: measured already: run {stored[commit.hash]}"))
+                self.outcomes["measured already"] += 1
                 continue
             if self.clock() >= end:
                 return
@@ -158,6 +171,32 @@ class Backfill:
             if outcome is None:  # the budget ended in the middle of it
                 return
             self.outcomes[outcome] += 1
+
+    def _stored(self, commits: Sequence[BackfillCommit]) -> dict[str, str]:
+        """Return by commit the run of `night`, or of a backfill elsewhere, that has measured this plan.
+
+        The cells of the plan are listed only if the database has any run of these commits, because it takes seconds.
+        """
+        from groupbench.tracker.night.stored import measured_by, runs_of_plan
+        from groupbench.tracker.store.engine import open_store
+
+        new = [commit.hash for commit in commits if not self.files.has_begun(commit)]
+        with open_store(self.places.database, create=True) as store:
+            with store.read() as session:
+                runs = runs_of_plan(session, self.plan, new)
+            planned = self._planned(commits[0]) if runs else []
+            with store.read() as session:
+                found = measured_by(session, runs, planned)
+        return {commit: run_text(run.id) for commit, run in found.items()}
+
+    def _planned(self, commit: BackfillCommit) -> list[Record]:
+        """Return a record for every cell of the plan, as today's checkout lists them; none if it cannot."""
+        from groupbench.tracker.record import read
+
+        with Scratch("planned") as folder:
+            path = folder / "planned.jsonl"
+            self._unmeasured(commit, path, "listed", subprocess.DEVNULL)
+            return [record for _, record in read(path.read_bytes().splitlines(keepends=True))] if path.exists() else []
 
     def _commit(self, commit: BackfillCommit, end: float) -> str | None:
         """Measure and store one commit; return its outcome, or None if cells are left."""
@@ -199,38 +238,33 @@ class Backfill:
     def _record_failure(self, commit: BackfillCommit, reason: str) -> None:
         """Record the reason for every cell of the plan, as today's checkout lists them. Raises Unmeasured."""
         from groupbench.tracker.night.measuring import Unmeasured
-        from groupbench.tracker.project import add_to_path
 
         say(printable(f"groupbench: {commit.hash[:10]} is recorded as failed: {reason}"))
-        environment = add_to_path(self.project.python_path(), dict(os.environ))
-        path = self.files.records(commit)
-        options = [
-            *self.options,
-            "--commit",
-            commit.hash,
-            "--records",
-            str(path),
-            "--resume",
-            "--unmeasured",
-            reason,
-            "--quiet",
-        ]
-        code, _ = self._run(options, self.project.folder, environment)
+        code = self._unmeasured(commit, self.files.records(commit), reason)
         if code != ExitCode.INCOMPLETE:  # the cells do not exist in today's checkout either
             raise Unmeasured("today's checkout cannot be measured either; fix groupbench.toml or the benchmark first")
 
-    def _run(self, options: list[str], folder: Path, environment: dict[str, str]) -> tuple[int, str]:
+    def _unmeasured(self, commit: BackfillCommit, path: Path, reason: str, stdout: int | None = None) -> int:
+        """Write a record with a reason for every cell of the plan in today's checkout. Return the exit code."""
+        from groupbench.tracker.project import add_to_path
+
+        environment = add_to_path(self.project.python_path(), dict(os.environ))
+        options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume"]
+        options += ["--unmeasured", reason, "--quiet"]
+        return self._run(options, self.project.folder, environment, stdout)[0]
+
+    def _run(
+        self, options: list[str], folder: Path, environment: dict[str, str], stdout: int | None = None
+    ) -> tuple[int, str]:
         from groupbench.tracker.ab.toolchains import module_path
         from groupbench.tracker.night.measuring import interrupted, measure
         from groupbench.tracker.project import add_to_path
 
         lines: list[str] = []
-        if self.python is None:
-            code = measure(options, folder, environment, lines.append)
-        else:
-            with Scratch("toolchain") as layout:
+        with Scratch("toolchain") as layout:
+            if self.python is not None:
                 environment = add_to_path(module_path(layout), environment)
-                code = measure(options, folder, environment, lines.append, self.python)
+            code = measure(options, folder, environment, lines.append, self.python, stdout)
         if interrupted(code):
             raise KeyboardInterrupt
         return code, lines[-1].removeprefix("tritonbench: ") if lines else ""

@@ -99,6 +99,10 @@ class BackfillFiles:
             return None
         return outcome if plan == self._plan else None
 
+    def has_begun(self, commit: BackfillCommit) -> bool:
+        """Return whether there are records of a commit, or an outcome under this plan."""
+        return self.records(commit).exists() or self.outcome(commit) is not None
+
     def done(self, commit: BackfillCommit, outcome: str) -> None:
         """Mark a commit as stored, with its outcome. Raises BackfillError."""
         with whole_file(self._mark(commit), BackfillError) as file:

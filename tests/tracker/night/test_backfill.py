@@ -196,6 +196,38 @@ def test_killed_five_times_it_measures_nothing_twice_and_loses_nothing(repositor
     assert not list(repository.folder.parent.glob("groupbench-tree-*"))
 
 
+def test_a_commit_that_the_database_holds_is_skipped(repository: Repository) -> None:
+    assert "2 commits: 2 measured" in repository.run("HEAD~2..")[1]
+    (repository.folder / "records").rename(repository.folder.parent / "elsewhere")
+    code, output = repository.run("HEAD~3..")
+    assert (code, "3 commits: 2 measured already, 1 measured" in output) == (0, True), output
+    newest = git(repository.folder, "rev-parse", "HEAD")
+    assert f"[1/3] {newest[:10]} Commit 11: measured already: run {newest[:8]}-" in output
+    assert set(repository.stored().values()) == {1}
+
+
+OTHER_RUNS = {
+    "part of the plan": "DELETE FROM point WHERE id IN (SELECT min(id) FROM point)",
+    "a skipped cell": "UPDATE point SET status = 'skipped' WHERE id IN (SELECT min(id) FROM point)",
+    "no result": "UPDATE point SET status = 'error'",
+    "another plan": "UPDATE run SET plan = 'weekly'",
+    "uncommitted changes": "UPDATE run SET dirty = true",
+    "another toolchain": "UPDATE environment SET facts = json_set(facts, '$.triton', '3.0.0')",
+    "another machine": "UPDATE environment SET facts = json_set(facts, '$.cpu', 'Y')",
+}
+
+
+@pytest.mark.parametrize("change", OTHER_RUNS.values(), ids=OTHER_RUNS)
+def test_a_commit_is_measured_if_the_database_has_another_run_of_it(change: str, repository: Repository) -> None:
+    assert "1 commit: 1 measured" in repository.run("HEAD~1..")[1]
+    (repository.folder / "records").rename(repository.folder.parent / "elsewhere")
+    with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
+        connection.execute(change)
+        connection.commit()
+    output = repository.run("HEAD~1..")[1]
+    assert "1 commit: 1 measured" in output and "measured already" not in output
+
+
 def test_what_does_not_load_is_recorded_with_the_reason(repository: Repository) -> None:
     code, output = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 2}")
     assert code == 0 and "2 commits: 2 failed" in output

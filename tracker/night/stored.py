@@ -1,0 +1,58 @@
+"""Find past commits whose cells the database holds already, so that a backfill does not measure them again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.environment import TOOLCHAIN, declared, hardware_class
+from groupbench.tracker.query.points import points_of_run
+from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
+from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_select
+from groupbench.tracker.record import Cell, Environment, Record
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.schema import Commit, Run
+
+_RESULTS = {"ok", "wrong"}
+"""At least one cell of a complete run has one of these. Otherwise the commit did not build or load."""
+
+
+def runs_of_plan(session: Session, plan: str, commits: Iterable[str]) -> list[RunRow]:
+    """Return the runs of a plan on clean trees of these commits, newest first."""
+    clean = select(Run.id).join(Commit).where(Run.plan == plan, Run.dirty.is_(False))
+    keys = [key for chunk in chunks(commits) for key in session.scalars(clean.where(Commit.hash.in_(chunk)))]
+    query = run_select().order_by(*NEWEST_FIRST)
+    rows = [row for chunk in chunks(keys) for row in session.execute(query.where(Run.id.in_(chunk)))]
+    return [run_row(row) for row in rows]
+
+
+def measured_by(session: Session, runs: Iterable[RunRow], planned: Sequence[Record]) -> dict[str, RunRow]:
+    """Return by commit the newest run that has a result for every planned problem, in the environment of the plan.
+
+    planned  a record for every cell of the plan; backends do not count, because old commits may have others
+    """
+    problems = {_problem(record.cell, record.environment) for record in planned}
+    found: dict[str, RunRow] = {}
+    for run in runs:
+        if run.commit not in found and problems and _is_complete(points_of_run(session, run), problems):
+            found[run.commit] = run
+    return found
+
+
+def _is_complete(points: Sequence[PointRow], problems: set[tuple[object, ...]]) -> bool:
+    statuses = {point.status for point in points}
+    measured = {_problem(point.series, point.environment.facts) for point in points}
+    return "skipped" not in statuses and bool(statuses & _RESULTS) and problems <= measured
+
+
+def _problem(cell: Cell | SeriesRow, environment: Environment) -> tuple[object, ...]:
+    """Return what two measurements share if the second adds nothing: the problem, the hardware and the toolchain."""
+    versions = declared(environment)
+    names = ("operator", "shape", "dtype", "mode", "protocol", "seed")
+    return (
+        *(getattr(cell, name) for name in names),
+        hardware_class(environment),
+        *(versions.get(name) for name in TOOLCHAIN),
+    )
