@@ -86,7 +86,7 @@ METRICS: dict[str, tuple[str, Callable[[Record, Record | None], Value]]] = {
     "rms": ("relative RMS error against the reference", _accuracy("rms")),
     "max_abs": ("largest absolute error", _accuracy("max_abs")),
     "mismatch": ("share of elements outside the tolerance", _accuracy("mismatch")),
-    "repeatable": ("two runs agree bit by bit", _accuracy("repeatable")),
+    "repeatable": ("two runs are bitwise equal", _accuracy("repeatable")),
     "prepare_ms": ("ms of packing, compiling and tables, before the clock starts", _latency("prepare_ms")),
     "enqueue_ms": ("ms the host takes to launch one call", _latency("enqueue_ms")),
 }

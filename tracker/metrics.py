@@ -85,7 +85,7 @@ METRICS: dict[str, Metric] = {
         Metric("worst_block_rms", "", "largest relative RMS of a row or block", "worst block", "worst_block_rms"),
         Metric("mismatch", "", "share of elements outside the tolerance table", column="mismatch"),
         Metric("unwritten", "", "share of elements that were never written", column="unwritten"),
-        Metric("repeatable", "", "two executions agree bit by bit", column="repeatable", better="higher"),
+        Metric("repeatable", "", "two executions are bitwise equal", column="repeatable", better="higher"),
         Metric("prepare_ms", "ms", "packing, compiling and tuning before the clock starts", "prepare ms", "prepare_ms"),
         Metric(
             "enqueue_ms",

@@ -177,7 +177,7 @@ class Accuracy(_Struct, frozen=True):
     worst_block_rms: float | None = None  # the largest relative RMS of any row and any 64 x 64 block
     mismatch: float | None = None  # share of elements outside the tolerance table
     unwritten: float | None = None  # share of elements that still contain the NaN written beforehand
-    repeatable: bool | None = None  # two runs agreed bit by bit
+    repeatable: bool | None = None  # two runs were bitwise equal
     first_bad: tuple[int, ...] | None = None  # coordinates of the first element outside tolerance
 
 

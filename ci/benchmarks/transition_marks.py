@@ -7,9 +7,9 @@ The gate judges 40 nights, each with another release of Triton and the same comm
 30 on. Prints a line for each noise and number of series: the verdict on the slower series on night 30, how often its
 release was named on later nights, and the verdicts on all other series.
 
-With --two-jobs, two jobs measure one plan in turns for 40 nights, `stable` and `nightly`, each with an environment of
-its own. Neither has `night --toolchain`. Upgrades change nothing, but the jobs differ by up to 30 %. Prints a line for
-each pattern of upgrades: the verdicts on all series from night 10 on, all of which should be ok.
+With --two-jobs, two jobs measure one plan alternately for 40 nights, `stable` and `nightly`, each with its own
+environment. Neither has `night --toolchain`. Upgrades change nothing, but the jobs differ by up to 30 %. Prints a line
+for each pattern of upgrades: the verdicts on all series from night 10 on, all of which should be ok.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--series", type=int, nargs="+", default=[12, 300], help="numbers of series in a night")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--two-jobs", action="store_true", help="simulate two jobs that measure one plan in turns")
+    parser.add_argument("--two-jobs", action="store_true", help="simulate two jobs that measure one plan alternately")
     options = parser.parse_args()
     for pattern in PATTERNS if options.two_jobs else ():
         verdicts = simulate_jobs(pattern, options.seed)

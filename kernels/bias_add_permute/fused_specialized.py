@@ -9,7 +9,7 @@ busy for four fifths of the time. Here one program has an SM to itself, and its 
     load a    one warp: takes a sweep, publishes it to the others, and requests its 128 rows of a once for all its tiles
     load b    one warp: requests b's tiles, 128 columns by 64 of K
     load e    one warp: requests e's tiles, each into the buffer through which the output leaves
-    multiply  two groups of four warps, which take tiles in turns: multiplies, adds the bias, applies e, stores
+    multiply  two groups of four warps, which take tiles alternately: multiplies, adds the bias, applies e, stores
 
 One group stores while the other multiplies. Each has all sums of its tile, in 128 registers per thread. A tile reads 16
 KB from the L2 for each 64 of K, since a's rows are in shared memory already.
@@ -31,12 +31,12 @@ arrived.
 The output. The product is transposed, b @ a.T, as in fused.py. It is rounded and goes through shared memory
 (`stmatrix`), from where a thread takes 16 bytes of a line and stores them as fused.py does. A TMA store of the same
 buffer is slower (80 % of copy bandwidth compared with 83), since it cannot mark the data for the L2 to drop first. Sums
-and rounding are fused.py's, bit by bit.
+and rounding are fused.py's, so results are bitwise equal.
 
 The kernel is written in Gluon; grouped_gemm/fp8_specialized.py explains why. Gluon has no interpreter: without a GPU,
 tests compile the kernel but cannot run it.
 
-Sources: the problem, problem.py's; groups of warps that multiply in turns, CUTLASS's "ping-pong" kernels; Triton's
+Sources: the problem, problem.py's; groups of warps that multiply alternately, CUTLASS's "ping-pong" kernels; Triton's
 Gluon tutorials for the language.
 """
 

@@ -1,1 +1,1 @@
-"""Measure two versions of a kernel in turns on one device until it is clear whether they differ."""
+"""Measure two versions of a kernel alternately on one device until it is clear whether they differ."""

@@ -1,4 +1,4 @@
-"""Measure two sides in turns on one device until it is clear whether they differ.
+"""Measure two sides alternately on one device until it is clear whether they differ.
 
 A comparison consists of blocks. In each block, both sides are placed at new memory addresses, then their bursts
 alternate in a random order: head first or base first, and mirrored if each side has two, so that neither side is always

@@ -1,4 +1,4 @@
-"""Decide the suspects of a run: measure both commits in turns on this machine, and store the results.
+"""Decide the suspects of a run: measure both commits alternately on this machine, and store the results.
 
 Base is the last commit measured before the change, head the run's own. The cells of one pair of commits share two
 worktrees and one bench. Suspects that do not fit in the budget are left out and listed.

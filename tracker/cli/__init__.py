@@ -18,7 +18,10 @@ SECTIONS = {
         "init": ("init:init", "Write groupbench.toml, a benchmark and a CI workflow for this repository."),
         "night": ("night:night", "Measure everything in groupbench.toml, store it, judge it and report."),
         "backfill": ("backfill:backfill", "Measure past commits, each in its own checkout."),
-        "pull-request": ("pull_request:pull_request", "Compare a change with its merge base, in turns on one device."),
+        "pull-request": (
+            "pull_request:pull_request",
+            "Compare a change with its merge base by measuring both alternately.",
+        ),
         "evaluate": ("evaluate:evaluate", "Check whether a candidate is correct, honest and faster."),
         "tune": ("tune:tune", "Find the fastest kernel configs for this GPU and save them for this user."),
         "doctor": ("doctor:doctor", "Check this machine and suggest improvements for measuring on it."),
@@ -44,7 +47,7 @@ SECTIONS = {
         "explain": ("explain:explain", "Explain how the kernels of two commits, runs or backends differ."),
     },
     "Compare": {
-        "ab": ("ab:ab", "Measure BASE and HEAD in turns on one device until the result is clear."),
+        "ab": ("ab:ab", "Measure BASE and HEAD alternately on one device until the result is clear."),
         "compare": ("compare:compare", "Compare two commits, runs or files, series by series."),
         "league": ("league:league", "Rank the backends by problem: which is fastest, and by how much."),
         "gains": ("gains:gains", "List problems by the time that an optimal kernel would save."),

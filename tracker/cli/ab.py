@@ -1,4 +1,4 @@
-"""`groupbench ab`: compare two commits, folders or interpreters, measured in turns on one device."""
+"""`groupbench ab`: compare two commits, folders or interpreters, measured alternately on one device."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def cell_options(command: Any) -> Any:
 @output_formats
 @click.pass_context
 def ab(context: click.Context, base: str, head: str, form: Format | None, **options: Any) -> None:
-    """Measure BASE and HEAD in turns on one device until it is clear whether they differ.
+    """Measure BASE and HEAD alternately on one device until it is clear whether they differ.
 
     BASE and HEAD are commits or folders. A commit is checked out into a temporary folder; a folder is measured as it
     is, so `ab HEAD~1 .` includes uncommitted changes. Name the same commit twice to compare two interpreters.

@@ -150,7 +150,7 @@ def bisect(
     groupbench bisect --package triton==3.6.0..3.8.0 --series 12
     groupbench bisect --resume
 
-    Each step measures GOOD and another commit in turns on this machine, until the A/B is decided. GOOD and BAD are
+    Each step measures GOOD and another commit alternately on this machine, until the A/B is decided. GOOD and BAD are
     compared first. The search allows for wrong A/B results. Before it names a commit, it compares that commit with its
     parent again. Commits that fail are skipped. If the commit is a merge, the merged branch is searched too.
 

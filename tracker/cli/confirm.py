@@ -61,7 +61,7 @@ def confirm(
     install: bool,
     again: bool,
 ) -> None:
-    """Measure the suspects of RUN again: the run's commit and the one before the change, in turns on this machine.
+    """Measure the suspects of RUN again: alternate between the run's commit and the one before the change.
 
     RUN is the start of a run's id. Default: the newest run.
 

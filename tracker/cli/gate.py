@@ -110,8 +110,8 @@ def gate(
 
     The first line is the verdict, with a count of each kind. The table lists only series that changed or could not be
     judged, the most severe first. A change that history alone cannot decide is a suspect: `groupbench confirm` decides
-    it by measuring both commits in turns. Acknowledged regressions are listed, but fail only under --strict. Accepted
-    levels become the level to judge by.
+    it by measuring both commits alternately. Acknowledged regressions are listed, but fail only under --strict. Later
+    runs are judged by accepted levels.
 
     With -o, the verdict is also written for CI. If one output fails, the others are still written.
 

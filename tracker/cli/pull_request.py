@@ -49,9 +49,9 @@ def pull_request(
 ) -> None:
     """Compare HEAD with the merge base of HEAD and BASE, in everything that groupbench.toml measures.
 
-    Measures both commits in turns on one device. It needs no history and no database. Cells whose compiled kernels did
-    not change are not timed. Writes artifacts/comment.md for `groupbench post`, and appends each comparison to
-    artifacts/comparisons.jsonl.
+    Measures both commits alternately on one device. It needs neither a history nor a database. Cells whose compiled
+    kernels did not change are not timed. Writes artifacts/comment.md for `groupbench post`, and appends each comparison
+    to artifacts/comparisons.jsonl.
 
     \b
     Exit codes:

@@ -120,7 +120,7 @@ class AccuracyRule:
         )  # fmt: skip
 
     def _not_repeatable(self, point: PointRow, row: Judged) -> Judged | None:
-        """Return a regression if two executions used to agree bit by bit and no longer do."""
+        """Return a regression if two executions used to be bitwise equal and no longer do."""
         alerts = self.data.alerts.get(point.series.pk, ())
         accepted = any(each.metric == "repeatability" and self.data.accepted(each) for each in alerts)
         agreed = None if accepted else self._agreed(point)
@@ -130,7 +130,7 @@ class AccuracyRule:
         runs = self.data.runs
         span = Span(runs[int(past.run[last])], runs[int(past.run[last + 1])])
         cause = find_cause(*self.data.facts_of(point, span), result=True)
-        note = joined("two executions no longer agree bit by bit", cause.note)
+        note = joined("two executions now differ bitwise", cause.note)
         return replace(
             row, verdict=Verdict.REGRESSED, what="repeatability", cause=cause.word, note=note,
             evidence=replace(row.evidence, n=len(past) - 1), news=replace(row.news, since=len(past) - 1 - last),

@@ -39,7 +39,7 @@ class GateData:
     turns: Mapping[int, Turn]  # by series, for wrong results
     alerts: Mapping[int, Sequence[AlertRow]]  # of the run's toolchain, by series
     lapsed: frozenset[int]  # keys of expected alerts that have expired
-    elsewhere: frozenset[int]  # keys of alerts of other toolchains, measured in turns with the run's
+    elsewhere: frozenset[int]  # keys of alerts of other toolchains, measured alternately with the run's
     runs: dict[int, RunRow]  # by key
     facts: dict[tuple[int, int], Facts] = field(default_factory=dict)  # by series and run
 

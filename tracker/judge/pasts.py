@@ -142,7 +142,7 @@ class Pasts:
         return self.of_its_toolchain(self._latency.of(series))
 
     def latency_of_every_toolchain(self, series: int) -> Past:
-        """Return all comparable latencies of a series, also of other toolchains that are measured in turns."""
+        """Return all comparable latencies of a series, also of other toolchains that are measured alternately."""
         return self._latency.of(series)
 
     def accuracy(self, series: int) -> Past:
@@ -150,7 +150,7 @@ class Pasts:
         return self.of_its_toolchain(self._accuracy.of(series))
 
     def repeatable(self, series: int) -> Past:
-        """Return the past of a series' repeatability: 1 if two executions agreed bit by bit, else 0."""
+        """Return the past of a series' repeatability: 1 if two executions were bitwise equal, else 0."""
         comparable = self._like_newest & (self._repeatable >= 0)
         rows = self._rows(series)
         keep = np.flatnonzero(comparable[rows]) + rows.start
@@ -185,7 +185,7 @@ class Pasts:
         )
 
     def elsewhere(self, series: int) -> set[int]:
-        """Return the runs on lines other than the newest result's that are measured in turns with it."""
+        """Return the runs on lines other than the newest result's that are measured alternately with it."""
         rows = self._rows(series)
         alike = self._environment[rows] == self._environment[rows][-1:]
         run, used = self._run[rows][alike], self._toolchain[rows][alike]

@@ -1,4 +1,4 @@
-"""The lines of a series that is measured with several toolchains in turns: which results continue which.
+"""The lines of a series that is measured alternately with several toolchains: which results continue which.
 
 After an upgrade, a series stays one line. Once a toolchain comes back after another one, each has a line. If one of
 them is upgraded then, its line continues with the new toolchain. A toolchain that the plan names (`night --toolchain`)
@@ -22,7 +22,7 @@ _GAPS = 3
 """Number of newest intervals between results of a line that make its usual interval."""
 
 _UNKNOWN_GAP = 2.0
-"""The usual interval of a line with one result: that of two toolchains in turns."""
+"""The usual interval of a line with one result: that of two alternating toolchains."""
 
 _GIVEN_UP = 3.0
 """A line without a result for more than this many usual intervals is no longer measured."""
@@ -48,10 +48,10 @@ def lines_of(
 
 
 def in_turns(lines: Sequence[int]) -> set[int]:
-    """Return the lines that are measured in turns with the one of the newest result.
+    """Return the lines that are measured alternately with the one of the newest result.
 
-    Such a line is among the newest results, and has come back at least once. A toolchain that was tried and given up is
-    not in turns.
+    Such a line is among the newest results, and has come back at least once. A toolchain that was tried and given up
+    has not.
     """
     since = lines[lines.index(lines[-1]) :]
     stretches = [line for line, _ in groupby(since)]

@@ -210,7 +210,7 @@ class Gate:
     summary: str  # the first line
     alerts: tuple[AlertRow, ...] = field(default=())  # stored alerts of the run's series
     lapsed: frozenset[int] = field(default=frozenset())  # keys of expected alerts that have expired
-    elsewhere: frozenset[int] = field(default=frozenset())  # keys of alerts of other toolchains, measured in turns
+    elsewhere: frozenset[int] = field(default=frozenset())  # keys of alerts of other toolchains, measured alternately
     line: CommitLine = field(default=CommitLine(()))  # the runs used as history
     notes: tuple[str, ...] = ()  # caveats about that history
     transitions: tuple[str, ...] = ()  # a line for each new transition, and for each baseline that moved

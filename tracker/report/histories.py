@@ -113,7 +113,7 @@ def newest_bursts(
 ) -> dict[int, tuple[ResultBursts, ...]]:
     """Return the samples of the newest timed results of each series, newest last. Reads no other samples.
 
-    They are of one line, so that of toolchains measured in turns, each is compared with itself.
+    They are of one line, so that of toolchains measured alternately, each is compared with itself.
     """
     wanted: dict[int, PointRow] = {}
     for _, group in groupby(points, key=lambda point: point.series.pk):

@@ -84,7 +84,7 @@ class ShownHistory:
     marks: tuple[Mark, ...] = ()
     levels: tuple[ShownLevel, ...] = ()
     bursts: tuple[ResultBursts, ...] = ()  # of the newest two timed results, newest last
-    toolchains: tuple[str, ...] = ()  # name of each line, if several toolchains are measured in turns; else empty
+    toolchains: tuple[str, ...] = ()  # name of each line, if several toolchains are measured alternately; else empty
     lines: tuple[int, ...] = ()  # index in `toolchains` of each result; empty if `toolchains` is
     measured_with: tuple[str, ...] = ()  # toolchain of each result, as one line may have several; empty like `lines`
 

@@ -1,4 +1,4 @@
-"""The lines of a series' charts, and their names: one for each toolchain that is measured in turns with others."""
+"""The lines of a series' charts, and their names: one for each toolchain that is measured alternately with others."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ class Point(Base, kw_only=True):
     status: Mapped[str] = mapped_column(doc="ok, wrong, error, oom, timeout, unavailable or skipped")
     timing: Mapped[str | None] = mapped_column(doc="gpu, cpu or interpreted; null without a latency")
     baseline: Mapped[bool] = mapped_column(doc="this backend is the baseline of speed-ups in this run")
-    repeatable: Mapped[bool | None] = mapped_column(doc="two executions agreed bit by bit")
+    repeatable: Mapped[bool | None] = mapped_column(doc="two executions were bitwise equal")
     median_ms: Mapped[float | None] = mapped_column(
         doc="median of the bursts' medians, to seven digits, the precision of samples"
     )

@@ -55,7 +55,7 @@ def measure(cell: Measurable, commit: str | None, environment: Environment | Non
 
 
 def compare(cell: Measurable, base: str, head: str, environment: Environment | None) -> str:
-    """Return the command that measures a cell at two commits in turns, on its device."""
+    """Return the command that measures a cell at two commits alternately, on its device."""
     words = ["groupbench", "ab", base, head, "--operator", cell.operator, "--backend", cell.backend]
     words += ["--shape", cell.shape, "--dtype", cell.dtype, "--mode", cell.mode]
     words += ["--input-seed", str(cell.seed)] if cell.seed else []

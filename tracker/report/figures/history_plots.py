@@ -144,7 +144,7 @@ def _results(
 ) -> list[dict[str, Any]]:
     """Return ok results as a line of points, and others as crosses, at the typical value if they have no value.
 
-    Each toolchain that is measured in turns has its own line.
+    Each toolchain that is measured alternately has its own line.
     """
     every = range(len(values))
     if not history.toolchains:
