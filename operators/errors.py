@@ -19,6 +19,15 @@ class UsageError(GroupbenchError):
     """An option or argument is invalid, or names something unknown."""
 
 
+class PlanError(UsageError):
+    """An entry of a groupbench.toml is invalid, or names something unknown. The message begins with its place.
+
+    Reported under the name of the file's program, since most plans are measured by `groupbench night`.
+    """
+
+    program = "groupbench"
+
+
 class Incomplete(GroupbenchError):
     """The host gave up before it had measured every selected cell. The finished cells are recorded."""
 

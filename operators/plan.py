@@ -6,19 +6,21 @@ The selection comes from the command line, or from a plan: the `[[measure]]` of 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from groupbench.operators.catalog import trace
-from groupbench.operators.errors import UsageError
+from groupbench.operators.errors import PlanError, UsageError
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.costs import CHEAP, COLD
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.operator import Operator
-from groupbench.operators.registry import get_backend, get_operator
+from groupbench.operators.registry import get_backend, get_operator, plugin_backends
 from groupbench.tracker import project
 from groupbench.tracker.project import PlanEntry
 
@@ -37,7 +39,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected cells of one operator; an empty tuple selects the operator's default."""
+    """The selected cells of one operator; an empty tuple selects the operator's default.
+
+    place  the entry of a plan that selects them, for errors; empty for the command line
+    """
 
     operator: str
     suites: tuple[str, ...] = ()
@@ -56,6 +61,7 @@ class Selection:
     costs: tuple[str, ...] = CHEAP
     routing_trace: Path | None = None
     trace_steps: int = TRACE_STEPS
+    place: str = field(default="", compare=False)
 
 
 def named(
@@ -91,28 +97,47 @@ def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
     try:
         loaded = project.load(path)
     except project.ProjectError as error:
-        raise UsageError(f"plan {error.message}") from error
+        raise PlanError(f"plan {error.message}") from error
     plugins = loaded.plugins(plugins)
     selections = [
-        Selection(
-            operator=entry.operator,
-            suites=entry.suites,
-            shapes=entry.shapes,
-            dtypes=entry.dtypes,
-            only=entry.only,
-            skip=entry.skip,
-            mode=entry.mode,
-            protocol=_protocol(entry),
-            seed=entry.seed,
-            plugins=plugins,
-            costs=entry.costs,
-        )
-        for entry in loaded.settings.measure
+        _selection(entry, plugins, f"{path.name}, [[measure]] {number}")
+        for number, entry in enumerate(loaded.settings.measure, 1)
         if entry.device in (None, device)
     ]
     if not selections:
-        raise UsageError(f"plan {path}: no entry in it is for device {device}")
+        raise PlanError(f"plan {path}: no entry in it is for device {device}")
     return Plan(storable(loaded.settings.name), selections, loaded.budget_s)
+
+
+def _selection(entry: PlanEntry, plugins: tuple[str, ...], place: str) -> Selection:
+    """Return the cells of an entry. Raises PlanError."""
+    with _placed(place):
+        protocol = _protocol(entry)
+    return Selection(
+        operator=entry.operator,
+        suites=entry.suites,
+        shapes=entry.shapes,
+        dtypes=entry.dtypes,
+        only=entry.only,
+        skip=entry.skip,
+        mode=entry.mode,
+        protocol=protocol,
+        seed=entry.seed,
+        plugins=plugins,
+        costs=entry.costs,
+        place=place,
+    )
+
+
+@contextmanager
+def _placed(place: str) -> Iterator[None]:
+    """Put the place of a plan's entry, if there is one, in front of a UsageError."""
+    try:
+        yield
+    except UsageError as error:
+        if not place:
+            raise
+        raise PlanError(f"{place}: {error}") from error
 
 
 def _protocol(entry: PlanEntry) -> Protocol:
@@ -130,6 +155,12 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
 
     Raises UsageError for an unknown operator, backend, suite, shape or dtype.
     """
+    plugin_backends(selection.plugins)  # reports one that does not load, without an entry
+    with _placed(selection.place):
+        return _jobs(selection, device, interpreted)
+
+
+def _jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
     operator = select_mode(get_operator(selection.operator, selection.plugins), selection.mode)
     dtypes = select_dtypes(operator, selection.dtypes, device)
     names = [get_backend(operator, name).name for name in selection.only or [b.name for b in operator.backends]]

@@ -30,7 +30,7 @@ def run(
     """Run a command and exit with its exit code. An error is one line on standard error.
 
     program    prefix of error lines
-    expected   root of the program's own exceptions, each with an `exit_code`
+    expected   root of the program's own exceptions, with an `exit_code` and perhaps a `program`
     arguments  command-line arguments; by default those of this process
     name       name in usage lines; by default `program`
     settings   settings of the command's context
@@ -83,7 +83,7 @@ def _code(program: str, command: Callable[[], int], expected: type[Exception]) -
         return ExitCode.BROKEN_PIPE
     except expected as error:
         code = getattr(error, "exit_code", ExitCode.USAGE)
-        return _report(program, str(error), code)
+        return _report(getattr(error, "program", program), str(error), code)
     except OSError as error:
         where = error.filename if error.filename else "standard output" if error.errno in DISK else ""
         reason = str(error.strerror or error)

@@ -158,6 +158,19 @@ def test_usage_errors_are_one_line_and_exit_code_2(
     assert message in err
 
 
+def test_an_error_of_a_plan_is_reported_under_the_name_of_its_program(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "groupbench.toml").write_text('[[measure]]\noperator = "canary"\n[[measure]]\noperator = "nope"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(sys, "argv", ["tritonbench", "--plan", "groupbench.toml", "--device", "cpu"])
+    monkeypatch.setattr("signal.signal", lambda number, handler: None)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert capsys.readouterr().err.startswith("groupbench: groupbench.toml, [[measure]] 2: no operator 'nope'")
+
+
 def test_gpus_that_are_not_there_are_not_the_processor(
     invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 from groupbench.operators import plan
 from groupbench.operators.catalog import shapes
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
-from groupbench.operators.errors import UsageError
+from groupbench.operators.errors import PlanError, UsageError
 from groupbench.operators.hosts import builtin
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.plan import Selection, jobs, read_plan
@@ -242,6 +242,28 @@ BAD_PLANS = {
 def test_bad_plans(text: str, message: str, plan_file: Callable[[str], Path]) -> None:
     with pytest.raises(UsageError, match=message):
         read_plan(plan_file(text), "cpu")
+
+
+BAD_ENTRIES = {
+    "operator": ('operator = "cannary"', r"no operator 'cannary' \(did you mean 'canary'"),
+    "backend": ('operator = "canary"\nonly = ["trch"]', "canary has no backend 'trch'"),
+    "shape": ('operator = "canary"\nshapes = ["many"]', "canary: shape 'many'"),
+    "protocol": ('operator = "canary"\nprotocol = "hot"', "no protocol 'hot'"),
+}
+
+
+@pytest.mark.parametrize(("entry", "message"), BAD_ENTRIES.values(), ids=BAD_ENTRIES)
+def test_an_error_names_the_entry(entry: str, message: str, plan_file: Callable[[str], Path]) -> None:
+    other = '[[measure]]\noperator = "canary"\ndevice = "cuda"\n'
+    path = plan_file(f"{other}[[measure]]\n{entry}\n")
+    with pytest.raises(PlanError, match=rf"^{path.name}, \[\[measure\]\] 2: {message}"):
+        builtin.list_jobs(read_plan(path, "cpu").selections, "cpu")
+
+
+def test_a_plugin_that_does_not_load_is_no_error_of_an_entry(plan_file: Callable[[str], Path]) -> None:
+    selections = read_plan(plan_file('plugins = ["nope.py"]\n[[measure]]\noperator = "canary"'), "cpu").selections
+    with pytest.raises(UsageError, match=r"^plugin 'nope.py': there is no file"):
+        builtin.list_jobs(selections, "cpu")
 
 
 @pytest.mark.parametrize("name", ["missing.toml", "."])

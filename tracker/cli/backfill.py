@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -267,7 +268,7 @@ class Backfill:
             code = measure(options, folder, environment, lines.append, self.python, stdout)
         if interrupted(code):
             raise KeyboardInterrupt
-        return code, lines[-1].removeprefix("tritonbench: ") if lines else ""
+        return code, re.sub("^(tritonbench|groupbench): ", "", lines[-1]) if lines else ""
 
 
 def _left_out(path: Path) -> bool:
