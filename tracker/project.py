@@ -136,6 +136,12 @@ class Project:
         own = (self.place(name) if ".py" in name or name.endswith(".json") else name for name in self.settings.plugins)
         return tuple(dict.fromkeys((*own, *further)))
 
+    def check_benchmarks(self) -> None:
+        """Raise ProjectError if a file or folder in `benchmarks` does not exist."""
+        for name in self.settings.benchmarks:
+            if not (self.folder / name).exists():
+                raise ProjectError(f"{NAME}: benchmarks: cannot find {name}")
+
     def python_path(self) -> list[str]:
         """Return the folders in which Python finds the plugins; none without a file."""
         if self.file is None:

@@ -27,6 +27,11 @@ def this_project(context: click.Context) -> Project:
 
 
 def recipe_of(context: click.Context, setup: str | None) -> Recipe:
-    """Return how to turn a commit into a folder to measure: from groupbench.toml, and `setup` if given."""
-    settings = this_project(context).settings
+    """Return how to turn a commit into a folder to measure: from groupbench.toml, and `setup` if given.
+
+    Raises ProjectError if a benchmark of the file does not exist.
+    """
+    project = this_project(context)
+    project.check_benchmarks()
+    settings = project.settings
     return Recipe(setup or settings.setup, settings.benchmarks, settings.pythonpath, by_option=bool(setup))

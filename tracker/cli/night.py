@@ -137,7 +137,7 @@ def night(
 
 
 def here(context: click.Context) -> Project:
-    """Return the project of this invocation. Raises ProjectError without a groupbench.toml."""
+    """Return the project of this invocation. Raises ProjectError if it measures nothing or lacks a file."""
     project = this_project(context)
     if project.file is None:
         raise ProjectError(
@@ -145,6 +145,7 @@ def here(context: click.Context) -> Project:
         )
     if not project.settings.measure:
         raise ProjectError(f"{project.file}: nothing to measure; add a [[measure]] table")
+    project.check_benchmarks()
     return project
 
 

@@ -18,6 +18,7 @@ from groupbench.tracker.ab.confirm import Confirmed
 from groupbench.tracker.ab.toolchains import interpreter_of
 from groupbench.tracker.cli import main
 from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.night import measuring
 from groupbench.tracker.project import load
 from groupbench.tracker.record import Record, encode
@@ -183,6 +184,18 @@ def test_without_a_file_it_says_what_to_do(tritonbench: Tritonbench, tmp_path: P
     (tmp_path / "groupbench.toml").unlink()
     with pytest.raises(Exception, match="groupbench init"):
         run("night")
+
+
+@pytest.mark.parametrize(
+    "command", [("night",), ("backfill", "HEAD"), ("ab", "HEAD~1", "HEAD"), ("pull-request", "HEAD")]
+)
+def test_a_missing_benchmark_ends_it_before_anything_is_measured(
+    command: tuple[str, ...], tritonbench: Tritonbench, tmp_path: Path
+) -> None:
+    (tmp_path / "groupbench.toml").write_text(f"benchmarks = ['bench_nope.py']\n{PROJECT}")
+    with pytest.raises(TrackerError, match=r"^groupbench.toml: benchmarks: cannot find bench_nope.py$") as caught:
+        run(*command, *(("--operator", "canary") if command[0] == "ab" else ()))
+    assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.asked
 
 
 def test_setup_runs_first_and_ends_a_night_that_it_fails(tritonbench: Tritonbench, tmp_path: Path) -> None:
