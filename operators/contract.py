@@ -14,7 +14,7 @@ from typing import Any
 
 from groupbench.operators.operator import Operator
 
-NOTE = "Sizes are named as in shapes. A tensor is on the device, and of the precision where no dtype is named."
+NOTE = "Letters are the sizes of a shape. Unless noted, tensors are on the device and have the cell's dtype."
 FIELD = re.compile(r"^    (\w+): [^#]+?(?:  # (.*))?$", re.MULTILINE)
 
 

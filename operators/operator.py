@@ -102,7 +102,7 @@ class Operator:
                  dataclass with a comment on each field (see contract.py)
     reference    inputs -> output in fp32 or better; a dict of outputs if backends return a tuple of them
     returns      description of the result of a backend's callable: sizes, and the dtype if it is not the inputs'
-    flops, min_bytes  of a shape (and dtype); real rows only, each input read once, each output written once; 0 unknown
+    flops, min_bytes  of a shape (and dtype): rows in use only; each input read and each output written once; 0 unknown
     output_dtype  dtype name of a cell -> that of its output, which selects the tolerance
     decode        output -> its values as a tensor [M, N], or a dict like the reference's, for an output in another
                   form; raises TypeError

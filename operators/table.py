@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.identity import IDENTITY
+from groupbench.tracker.metrics import METRICS as STORED
 from groupbench.tracker.metrics import Metric, carried
 from groupbench.tracker.plots import Row, ValueTable
 from groupbench.tracker.record import Latency, Record
@@ -70,36 +71,39 @@ def _speedup(record: Record, baseline: Record | None) -> float | None:
     return baseline_ms / ms if ms and baseline_ms else None
 
 
-# name -> (meaning, function of a record and the baseline's record)
-METRICS: dict[str, tuple[str, Callable[[Record, Record | None], Value]]] = {
-    "latency": (
-        "ms, median over bursts; none where Triton interprets",
-        lambda r, b: None if r.latency is None or _interpreted(r) else median_ms(r.latency),
-    ),
-    "speedup": ("baseline's latency over this one's", _speedup),
-    "tflops": ("10^12 floating-point operations a second, real rows only", lambda r, b: _rate(r, r.cell.flops, 1e9)),
-    "gbps": ("10^9 bytes per second of the least traffic possible", lambda r, b: _rate(r, r.cell.min_bytes, 1e6)),
-    "accuracy": (
-        "1 within the tolerance table, 0 outside",
-        lambda r, b: None if r.accuracy is None else r.status != "wrong",
-    ),
-    "rms": ("relative RMS error against the reference", _accuracy("rms")),
-    "max_abs": ("largest absolute error", _accuracy("max_abs")),
-    "mismatch": ("share of elements outside the tolerance", _accuracy("mismatch")),
-    "repeatable": ("two runs are bitwise equal", _accuracy("repeatable")),
-    "prepare_ms": ("ms of packing, compiling and tables, before the clock starts", _latency("prepare_ms")),
-    "enqueue_ms": ("ms the host takes to launch one call", _latency("enqueue_ms")),
+_OWN = {
+    "speedup": "the baseline's latency divided by this one's",
+    "accuracy": "1 if the result is within the tolerances, else 0",
 }
+"""Meanings of the metrics that only a table has. The others are in `tracker/metrics.py`."""
+
+_VALUES: dict[str, Callable[[Record, Record | None], Value]] = {
+    "latency": lambda r, b: None if r.latency is None or _interpreted(r) else median_ms(r.latency),
+    "speedup": _speedup,
+    "tflops": lambda r, b: _rate(r, r.cell.flops, 1e9),
+    "gbps": lambda r, b: _rate(r, r.cell.min_bytes, 1e6),
+    "accuracy": lambda r, b: None if r.accuracy is None else r.status != "wrong",
+    "rms": _accuracy("rms"),
+    "max_abs": _accuracy("max_abs"),
+    "mismatch": _accuracy("mismatch"),
+    "repeatable": _accuracy("repeatable"),
+    "prepare_ms": _latency("prepare_ms"),
+    "enqueue_ms": _latency("enqueue_ms"),
+}
+
+
+def _meaning(metric: Metric) -> str:
+    return f"{metric.unit}, {metric.meaning}" if metric.unit else metric.meaning
+
+
+# name -> (meaning, function of a record and the baseline's record)
+METRICS = {name: (_OWN.get(name) or _meaning(STORED[name]), value) for name, value in _VALUES.items()}
 DEFAULT_METRICS = ("latency", "speedup", "tflops", "rms")
 
 
 def metrics_of_tables() -> dict[str, tuple[str, Callable[[Record, Record | None], Value]]]:
     """Return METRICS, and those that records carry by name."""
     return METRICS | {metric.name: (_meaning(metric), _carried(metric.name)) for metric in carried()}
-
-
-def _meaning(metric: Metric) -> str:
-    return f"{metric.unit}, {metric.meaning}" if metric.unit else metric.meaning
 
 
 def _carried(name: str) -> Callable[[Record, Record | None], Value]:

@@ -78,7 +78,15 @@ METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
         LATENCY,
-        Metric("tflops", "TFLOP/s", "floating-point operations of real rows", "tflops", "tflops", True, "higher"),
+        Metric(
+            "tflops",
+            "TFLOP/s",
+            "floating-point operations of the rows in use, over the latency",
+            "tflops",
+            "tflops",
+            True,
+            "higher",
+        ),
         Metric("gbps", "GB/s", "smallest possible traffic over the latency", "GB/s", "gbps", True, "higher"),
         RMS,
         Metric("max_abs", "", "largest absolute error", "max error", "max_abs"),
@@ -90,7 +98,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "enqueue_ms",
             "ms",
-            "time the host takes to launch one call",
+            "host time to launch one call",
             "enqueue ms",
             "enqueue_ms",
             rule="scatter",
@@ -218,7 +226,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "tflops_w",
             "TFLOP/s/W",
-            "floating-point operations of real rows over energy",
+            "floating-point operations of the rows in use, over the energy",
             "TFLOP/s/W",
             better="higher",
             cost="energy",

@@ -146,7 +146,7 @@ class Cell(_Struct, frozen=True):
     protocol: Name = "cooled"  # how the latency was measured; different protocols are never compared
     seed: Int64 = 0
     dims: dict[str, Int64] = {}  # the problem's sizes by letter, for filters: G, M, N, K
-    flops: Int64 | None = None  # of real rows
+    flops: Int64 | None = None  # floating-point operations of the rows in use
     min_bytes: Int64 | None = None  # each input read once, each output written once
 
 

@@ -20,7 +20,7 @@ CATCHERS = {
     "poisoned memory": r"never written or is NaN",
     "reference elsewhere": r"relative RMS error|of the elements are outside the tolerance",
     "seal": r"^the backend's process replaced ",
-    "threads": r"^a call came back before a thread that it started$",
+    "threads": r"^a call returned while a thread that it had started was still running$",
     "parent's clock": r"by the parent's clock|an output takes|a (timed )?call [a-z ]*takes|times are reported for",
     "physics": r"^implausible: .* is less than",
     "plain tensor": r"returned .*(class of its own|not in memory|without memory|a tensor on|not a tensor)",

@@ -407,7 +407,9 @@ class _CellHandler:
         kept = Keeper(self.moves, self.job.device, self.job.protocol.samples)
         samples = self.timer.burst(kept)
         self.kept = kept.kept
-        problem = seal.problem() or ("a call came back before a thread that it started" if kept.left_thread else None)
+        problem = seal.problem() or (
+            "a call returned while a thread that it had started was still running" if kept.left_thread else None
+        )
         telemetry = self.nvml.telemetry() if self.nvml else None
         return Burst(tuple(samples), telemetry, len(kept.kept), problem, self.timer.keep_ms)
 

@@ -278,7 +278,7 @@ class Worker:
             self.kill()
             return Failure("error", f"its answer after {self._doing} could not be read: {error!r}{report}")
         if code == -signal.SIGKILL:
-            return Failure("oom", f"killed during {self._doing}, as when host memory runs out{report}")
+            return Failure("oom", f"killed during {self._doing}, probably because the host ran out of memory{report}")
         return Failure("error", f"the process died ({_cause_of_death(code)}) during {self._doing}{report}")
 
 

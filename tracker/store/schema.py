@@ -211,7 +211,7 @@ class Series(Base, kw_only=True):
     seed: Mapped[int] = mapped_column(BigInteger, doc="seed of the inputs")
     dims: Mapped[dict[str, Any]] = mapped_column(doc="sizes by letter: G, M, N, K; as first recorded")
     flops: Mapped[int | None] = mapped_column(
-        BigInteger, doc="floating-point operations of real rows, as first recorded"
+        BigInteger, doc="floating-point operations of the rows in use, as first recorded"
     )
     min_bytes: Mapped[int | None] = mapped_column(
         BigInteger, doc="bytes if each input is read once and each output written once, as first recorded"
