@@ -94,11 +94,12 @@ def backfill(
     75  another run uses this device
     """
     from groupbench.tracker.ab.toolchains import interpreter_of
-    from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of
+    from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of, require_writable
     from groupbench.tracker.night.measuring import ensure_alone
 
     project = here(context)
     selected = commits_of(project.folder, commits, every)
+    require_writable(project.folder)
     python = None
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
         python = interpreter_of(toolchain, project, say)

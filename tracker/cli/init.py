@@ -117,7 +117,7 @@ def _write(path: Path, template: str, words: dict[str, str]) -> str | None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     except OSError as error:
-        raise ProjectError(f"{path}: {error.strerror}") from error
+        raise ProjectError(f"cannot write {path}: {error.strerror}") from error
     click.echo(f"wrote {name}")
     return name
 
@@ -132,4 +132,4 @@ def _ignore(path: Path) -> None:
             path.write_text(before + gap + "\n".join(missing) + "\n")
             click.echo(f"wrote {path.name}")
     except OSError as error:
-        raise ProjectError(f"{path}: {error.strerror}") from error
+        raise ProjectError(f"cannot write {path}: {error.strerror}") from error

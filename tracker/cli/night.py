@@ -224,12 +224,15 @@ class Places:
 
     def make(self) -> None:
         """Create the folders for records and database. Raises ProjectError."""
+        folders = [self.records] if "://" in self.database else [self.records, Path(self.database).parent]
         try:
-            self.records.mkdir(parents=True, exist_ok=True)
-            if "://" not in self.database:
-                Path(self.database).parent.mkdir(parents=True, exist_ok=True)
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ProjectError(f"{error.filename}: {error.strerror}") from error
+            raise ProjectError(f"cannot write {error.filename}: {error.strerror}") from error
+        for folder in folders:
+            if not os.access(folder, os.W_OK):
+                raise ProjectError(f"cannot write to the folder {folder.absolute()}: change its permissions")
         if Path(self.database).is_dir():  # checked now rather than after hours of measuring
             raise ProjectError(f"{self.database}: is a directory, not a database")
 
@@ -240,7 +243,7 @@ class Places:
             for name in (name for names in ARTIFACTS.values() for name in names):
                 (self.artifacts / name).unlink(missing_ok=True)
         except OSError as error:
-            raise ProjectError(f"{error.filename}: {error.strerror}") from error
+            raise ProjectError(f"cannot write {error.filename}: {error.strerror}") from error
 
 
 class Night:

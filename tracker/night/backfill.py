@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import shutil
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -64,6 +65,13 @@ def commits_of(folder: Path, text: str, every: int = 1) -> list[BackfillCommit]:
     return commits[::every]
 
 
+def require_writable(folder: Path) -> None:
+    """Raise BackfillError if git cannot write to the repository. Otherwise every commit would count as failed."""
+    common = Path(folder, git.run(folder, "rev-parse", "--git-common-dir").strip())
+    if not os.access(common, os.W_OK):
+        raise BackfillError(f"cannot write to the folder {common}: git needs it to check out past commits")
+
+
 def by_halving(commits: Sequence[BackfillCommit]) -> list[BackfillCommit]:
     """Return commits coarse to fine: the ends, the middle, the middles of the halves, and so on."""
     order, spans = [0, len(commits) - 1], deque([(0, len(commits) - 1)])
@@ -86,7 +94,7 @@ class BackfillFiles:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise BackfillError(f"{self._folder}: {error.strerror}") from error
+            raise BackfillError(f"cannot write {self._folder}: {error.strerror}") from error
 
     def records(self, commit: BackfillCommit) -> Path:
         return self._folder / f"{commit.hash}.jsonl"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from ruamel.yaml import YAML
 
 from groupbench.tracker import project
 from groupbench.tracker.cli.init import init
+from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.night.backfill import commits_of
+from groupbench.tracker.project import ProjectError
 
 
 @pytest.fixture
@@ -131,6 +134,23 @@ def test_a_second_operator_is_to_be_added_to_the_file_that_is_kept(repository: P
     assert "  add to groupbench.toml" not in again.output
     assert 'a [[measure]] with operator = "second", and bench_second.py to plugins' in second.output
     assert (repository / "bench_second.py").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["groupbench.toml", "bench_my_softmax.py", ".github/workflows/groupbench.yml", ".gitignore"]
+)
+def test_a_file_that_cannot_be_written(repository: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_text
+
+    def refuse(path: Path, text: str) -> int:
+        if path == repository / name:
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return write(path, text)
+
+    monkeypatch.setattr(Path, "write_text", refuse)
+    with pytest.raises(ProjectError, match=f"^cannot write {repository / name}: Read-only file system$") as caught:
+        CliRunner().invoke(init, [], catch_exceptions=False)
+    assert caught.value.exit_code == ExitCode.USAGE
 
 
 def test_a_name_that_is_no_name(repository: Path) -> None:

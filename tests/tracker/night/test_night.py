@@ -13,6 +13,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner
+from repositories import git
 
 from groupbench.tracker.ab.confirm import Confirmed
 from groupbench.tracker.ab.toolchains import interpreter_of
@@ -195,6 +196,28 @@ def test_a_missing_benchmark_ends_it_before_anything_is_measured(
     (tmp_path / "groupbench.toml").write_text(f"benchmarks = ['bench_nope.py']\n{PROJECT}")
     with pytest.raises(TrackerError, match=r"^groupbench.toml: benchmarks: cannot find bench_nope.py$") as caught:
         run(*command, *(("--operator", "canary") if command[0] == "ab" else ()))
+    assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.asked
+
+
+@pytest.mark.parametrize(
+    ("command", "folder"),
+    [("night", "records"), ("night", ""), ("backfill", "records"), ("backfill", ".git")],
+    ids=["records of a night", "the folder", "records of a backfill", "git"],
+)
+def test_a_read_only_folder_ends_it_before_anything_is_measured(
+    command: str, folder: str, tritonbench: Tritonbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    for name in ("One", "Two"):
+        git(tmp_path, "commit", "-q", "--allow-empty", "-m", name)
+    access = os.access
+
+    def read_only(path: str | Path, mode: int) -> bool:
+        return Path(path).absolute() != tmp_path / folder and access(path, mode)
+
+    monkeypatch.setattr("os.access", read_only)
+    with pytest.raises(TrackerError, match=f"^cannot write to the folder {tmp_path / folder}: ") as caught:
+        run(command, *(["HEAD~1.."] if command == "backfill" else []))
     assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.asked
 
 
