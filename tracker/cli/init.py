@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import keyword
 import re
 import subprocess
 from importlib import resources
+from importlib.metadata import distribution
 from pathlib import Path
 
 import click
@@ -22,6 +24,9 @@ IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupben
 
 _PLAIN = re.compile(r"[\w./+ -]+")
 """A path that means the same in YAML, TOML and a quoted word of a shell."""
+
+_ADDRESS = re.compile(r"[\w./:+@%~-]+")
+"""An address that means the same in all of these."""
 
 
 @click.command()
@@ -52,7 +57,8 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
                 f"the name {name!r} has characters that a shell or YAML would interpret: rename it, "
                 "with letters, digits, spaces, dots, dashes and underscores only"
             )
-    words = {"OPERATOR": operator, "BENCHMARK": bench, "WITHIN": within, "FOLDER": prefix}
+    install = _requirement("measure,report")
+    words = {"OPERATOR": operator, "BENCHMARK": bench, "WITHIN": within, "FOLDER": prefix, "INSTALL": install}
     ours = _is_ours(operator)
     if ours:
         if benchmark:
@@ -73,6 +79,8 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
         written.append(_write(folder / "groupbench.gitlab.yml", "gitlab.yml", words))
         ci_steps.append(f"in .gitlab-ci.yml: include: [{{local: {words['PLACE']}}}]")
         ci_steps.append("in GitLab: add a runner of your own with the tag gpu, and create a pipeline schedule")
+    if ci != "none" and " @ " not in install:
+        ci_steps.insert(0, f"in the CI files: if your package index lacks {install}, replace it by an address")
     _ignore(folder / ".gitignore")
     steps = []
     if NAME not in written and f'"{operator}"' not in (folder / NAME).read_text():
@@ -92,6 +100,16 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
         *ci_steps,
     ]
     click.echo("\n  ".join(["next:", *map(printable, steps)]), err=True)
+
+
+def _requirement(extras: str) -> str:
+    """Return this groupbench as a requirement: by the repository and commit that pip installed, else by version."""
+    installed = distribution("groupbench")
+    origin = json.loads(installed.read_text("direct_url.json") or "{}")  # PEP 610
+    vcs, address = origin.get("vcs_info"), str(origin.get("url"))
+    if vcs and _ADDRESS.fullmatch(address):
+        return f"groupbench[{extras}] @ {vcs['vcs']}+{address}@{vcs['commit_id']}"
+    return f"groupbench[{extras}]=={installed.version}"
 
 
 def _is_ours(operator: str) -> bool:

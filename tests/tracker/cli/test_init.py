@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import json
 import subprocess
+from importlib.metadata import PathDistribution
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,8 @@ from groupbench.tracker.cli.init import init
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.night.backfill import commits_of
 from groupbench.tracker.project import ProjectError
+
+FACTS = "Name: groupbench\nVersion: 7.8.9\n"
 
 
 @pytest.fixture
@@ -96,6 +100,35 @@ def test_the_workflow_is_short_and_calls_the_action(repository: Path) -> None:
     assert job["steps"][1] == {"uses": "./.github/actions/groupbench", "with": {"folder": "."}}
     action = YAML(typ="safe").load((repository / ".github/actions/groupbench/action.yml").read_text())
     assert not [step for step in action["runs"]["steps"] if "${{" in step.get("run", "")]  # text of others in a script
+
+
+ORIGINS = {
+    "a repository": (
+        {"url": "ssh://git@git.example.org/kernels/groupbench.git", "vcs_info": {"vcs": "git", "commit_id": "f" * 40}},
+        "groupbench[measure,report] @ git+ssh://git@git.example.org/kernels/groupbench.git@" + "f" * 40,
+    ),
+    "a folder": ({"url": "file:///home/ada/groupbench", "dir_info": {"editable": True}}, None),
+    "an index": (None, None),
+    "an address that YAML would interpret": ({"url": 'x" # y', "vcs_info": {"vcs": "git", "commit_id": "f"}}, None),
+}
+
+
+@pytest.mark.parametrize(("origin", "expected"), ORIGINS.values(), ids=ORIGINS)
+@pytest.mark.parametrize("ci", ["github", "gitlab"])
+def test_the_workflow_installs_this_groupbench(
+    ci: str, origin: object, expected: str | None, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = None if origin is None else json.dumps(origin)
+    monkeypatch.setattr(PathDistribution, "read_text", lambda self, name: text if name == "direct_url.json" else FACTS)
+    done = run("--ci", ci)
+    expected = expected or "groupbench[measure,report]==7.8.9"
+    if ci == "github":
+        action = YAML(typ="safe").load((repository / ".github/actions/groupbench/action.yml").read_text())
+        assert action["inputs"]["install"]["default"] == expected
+    else:
+        job = YAML(typ="safe").load((repository / "groupbench.gitlab.yml").read_text())["groupbench"]
+        assert f'pip install --quiet "{expected}"' in job["script"]
+    assert (f"if your package index lacks {expected}, replace it" in done.stderr) == ("==" in expected)
 
 
 def test_in_a_folder_of_a_monorepo(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
