@@ -189,9 +189,9 @@ def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
     for plugin in _plugins(plugins):
         for backend in plugin.backends:
             if backend.operator not in names:
-                named = f"operator {backend.operator!r}" if backend.operator else "no operator"
+                named = f"names operator {backend.operator!r}" if backend.operator else "has no `operator`"
                 raise UsageError(
-                    f"plugin {plugin.origin!r}: backend {backend.name!r} names {named}; known: {', '.join(names)}"
+                    f"plugin {plugin.origin!r}: backend {backend.name!r} {named}; known: {', '.join(names)}"
                 )
             backends.append(backend)
     return backends

@@ -290,10 +290,11 @@ def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, t
 def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the operator, name and baseline of the candidate's backends, and whether it defines the operator.
 
-    Raises UsageError if the candidate does not load.
+    Raises UsageError if the candidate does not load, or if a backend's operator is unknown.
     """
     from groupbench.operators import registry
 
+    registry.plugin_backends((*plugins, candidate))
     before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in _added(plugins)}
     plugin = registry.read(candidate)
     offers = [(b.operator, b.name) for b in plugin.backends]

@@ -156,3 +156,17 @@ def test_a_kernel_lists_its_variant_and_the_reason() -> None:
     }
     assert first.config == {"num_warps": 4} | expected
     assert second.config == expected
+
+
+def test_launches_are_bound_while_they_are_watched() -> None:
+    from groupbench.kernels import launch
+
+    with compiled.watched():
+        assert launch.through_triton
+    assert not launch.through_triton
+
+
+def test_a_commit_without_the_module_of_launches_is_watched_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "groupbench.kernels.launch", raising=False)
+    with compiled.watched():
+        assert "groupbench.kernels.launch" not in sys.modules

@@ -114,6 +114,10 @@ def test_a_file_that_was_changed_is_read_again(evaluator: Evaluator, folder: Pat
         ("import not_installed", "does not load: ModuleNotFoundError: No module named 'not_installed'"),
         ("def f(", r"does not load: SyntaxError: '\(' was never closed"),
         ("raise SystemExit(3)", "does not load: SystemExit: 3"),
+        (
+            "from groupbench.operators.operator import Backend\nBACKENDS = (Backend('mine', lambda x: x.run, ''),)",
+            "backend 'mine' has no `operator`; known: grouped_gemm, ",
+        ),
         ("import os; os.abort()", r"does not load: the process died \(signal SIGABRT\)"),
         ("x = 1", "the module has no operator and no Backend"),
     ],
