@@ -283,7 +283,7 @@ def _session(options: dict[str, Any]) -> Any:
 
 
 def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]:
-    from groupbench.operators import plan, registry
+    from groupbench.operators import libraries, plan, registry
     from groupbench.operators.measure.protocol import Protocol
 
     plugins = tuple(options["plugins"])
@@ -291,6 +291,13 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         contents = plan.read_plan(options["plan"], device, plugins)
         session.plan = options["plan_name"] or contents.name
         session.budget_s = options["budget"] or contents.budget_s or math.inf
+        session.builds = contents.builds
+        try:
+            registry.plugin_backends(plugins)
+        except UsageError as error:
+            if contents.builds or not libraries.does_not_load(str(error)):
+                raise
+            raise UsageError(f"{error}; {libraries.BUILD}") from error
         return contents.selections
     if options["baseline"]:
         for op in options["ops"]:

@@ -30,11 +30,15 @@ TRACE_STEPS = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """The part of a plan file that applies to one device."""
+    """The part of a plan file that applies to one device.
+
+    builds  whether it has a `setup`
+    """
 
     name: str
     selections: list[Selection]
     budget_s: float | None = None
+    builds: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
     ]
     if not selections:
         raise PlanError(f"plan {path}: no entry in it is for device {device}")
-    return Plan(storable(loaded.settings.name), selections, loaded.budget_s)
+    return Plan(storable(loaded.settings.name), selections, loaded.budget_s, bool(loaded.settings.setup))
 
 
 def _selection(entry: PlanEntry, plugins: tuple[str, ...], place: str) -> Selection:

@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.operators import resume, table
+from groupbench.operators import libraries, resume, table
 from groupbench.operators.ceilings import Ceilings
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Progress
@@ -56,6 +56,7 @@ class Session:
     branch: str | None = None
     trigger: str = "manual"
     plan: str | None = None
+    builds: bool = True  # False for a plan without `setup`
     timeout_s: float = 300
     quiet: bool = False
     plot: str | None = None  # the file of a picture; "" is the terminal
@@ -198,6 +199,9 @@ class Session:
                 f"too noisy to use: {counted(restless, 'cell')} (bursts vary by more than {100 * table.RESTLESS:.0f} %)"
                 "; is another process using this machine? Check with `groupbench doctor`"
             )
+        unloaded = next((record for record in self.records if libraries.does_not_load(record.message or "")), None)
+        if unloaded is not None and not self.builds:
+            self.say(f"{unloaded.cell.backend} cannot load a module or a library: {libraries.BUILD}")
         skipped = [record for record in self.records if record.status == "skipped"]
         if skipped:
             self.say(f"skipped: {_problems(skipped)}")

@@ -171,6 +171,17 @@ def test_an_error_of_a_plan_is_reported_under_the_name_of_its_program(
     assert capsys.readouterr().err.startswith("groupbench: groupbench.toml, [[measure]] 2: no operator 'nope'")
 
 
+@pytest.mark.parametrize(("setup", "hinted"), [("", True), ("setup = 'make'\n", False)])
+def test_a_plan_without_setup_may_need_a_build(
+    setup: str, hinted: bool, invoke: Callable[..., Result], tmp_path: Path
+) -> None:
+    (tmp_path / "bench.py").write_text("import ctypes\nctypes.CDLL('./libk.so')\n")
+    (tmp_path / "groupbench.toml").write_text(f"{setup}plugins = ['bench.py']\n[[measure]]\noperator = 'canary'\n")
+    message = str(invoke("--plan", "groupbench.toml", "--device", "cpu").exception)
+    assert "plugin 'bench.py' does not load: OSError: ./libk.so" in message
+    assert message.endswith("set `setup` in groupbench.toml to the command that builds it") == hinted
+
+
 def test_gpus_that_are_not_there_are_not_the_processor(
     invoke: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:

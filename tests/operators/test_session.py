@@ -63,6 +63,24 @@ def test_an_interrupt_keeps_the_measured_records(
     assert "2 cells: 1 ok, 1 skipped" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("message", "builds", "hints"),
+    [
+        ("OSError: libk.so: cannot open shared object file: No such file, at bench.py:4 in one", False, 1),
+        ("ModuleNotFoundError: No module named '_k', at bench.py:4 in one", False, 1),
+        ("ImportError: /here/_k.so: undefined symbol: f, at bench.py:4 in one", False, 1),
+        ("OSError: libk.so: cannot open shared object file: No such file, at bench.py:4 in one", True, 0),
+        ("ValueError: not a size, at bench.py:4 in one", False, 0),
+    ],
+)
+def test_a_library_that_does_not_load_may_need_a_build(
+    message: str, builds: bool, hints: int, make: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(Session(builds=builds), [make(), make("one", ms=None, status="error", message=message)])
+    hint = "one cannot load a module or a library: if it needs a build, set `setup` in groupbench.toml to the command"
+    assert capsys.readouterr().out.count(hint) == hints
+
+
 def test_skipped_cells_are_printed_once(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     def printed(problems: int, shape: str = "G=1,M_g={},N=3,K=4") -> list[str]:
         skipped = [

@@ -1,0 +1,17 @@
+"""Recognise errors of libraries that do not load, which a build of the checkout may repair."""
+
+from __future__ import annotations
+
+import re
+
+_NOT_LOADED = re.compile(
+    r"(ImportError|ModuleNotFoundError|OSError): .*(\.so\b|No module named|shared object file|load this library)"
+)
+
+BUILD = "if it needs a build, set `setup` in groupbench.toml to the command that builds it"
+"""Advice for a plan without `setup`."""
+
+
+def does_not_load(message: str) -> bool:
+    """Return whether a message, of a record or a plugin, is about a module or a library that could not be loaded."""
+    return _NOT_LOADED.search(message) is not None
