@@ -77,11 +77,11 @@ STDERR = 2
 @output_formats
 @click.pass_context
 def profile(context: click.Context, tool: str, wait: float, form: Format | None, **options: Any) -> None:
-    """Profile one call on the GPU: memory traffic, cache hits, tensor cores and occupancy.
+    """Profile one call on the GPU: count memory traffic, cache hits, tensor-core use and occupancy.
 
-    First, the cell is measured as `tritonbench` does it. Then one more call runs under the profiler, in a separate
-    process. A profiler slows the call down, so this time is not the latency: it is stored as ncu_ms or proton_ms. The
-    counters are stored with the cell and are not judged.
+    First measures the cell as `tritonbench` does. Then runs one more call under the profiler, in a separate process. A
+    profiler slows the call down, so its time is stored as ncu_ms or proton_ms, not as the latency. The counters are
+    stored with the cell and are not judged.
 
     \b
     groupbench profile --operator grouped_gemm --backend triton_flat --shape G=4,M_g=1024,N=1024,K=1024
