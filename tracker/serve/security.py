@@ -122,7 +122,7 @@ class Guard:
             if scheme.lower() != "bearer" or not self.knows(token.strip()):
                 raise self.wrong_token("the Authorization header does not hold the server's token")
             return Person("", None)
-        cookie = request.cookies.get(COOKIE)
+        cookie = _session_cookie(request)
         if not cookie:
             return None
         with self._lock:
@@ -156,7 +156,7 @@ def same_site(request: Request) -> None:
     if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         raise Refused("the request comes from another site", 403)
     origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower():
+    if origin is not None and origin.lower().partition("://")[2] != request.headers.get("host", "").lower():
         raise Refused("the request comes from another site", 403)
 
 
@@ -180,6 +180,15 @@ def is_number(host: str) -> bool:
 def is_loopback(host: str) -> bool:
     """Return whether an address can only be reached from this machine."""
     return host == "localhost" or (is_number(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _session_cookie(request: Request) -> str:
+    """Return the value of the session's cookie, or "" without one.
+
+    `request.cookies` would unquote every cookie, which takes 10 s for one of 60 KB on Python 3.11.7 (CVE-2024-7592).
+    """
+    pairs = (pair.partition("=") for header in request.headers.getlist("cookie") for pair in header.split(";"))
+    return next((value.strip() for name, _, value in pairs if name.strip() == COOKIE), "")
 
 
 def _digest(text: str) -> bytes:

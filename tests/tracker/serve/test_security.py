@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from groupbench.tracker.serve.security import LOOPBACK
+from groupbench.tracker.serve.security import COOKIE, LOOPBACK
 
 Client = Callable[..., TestClient]
 Act = Callable[..., Any]
@@ -34,6 +35,33 @@ def test_beyond_loopback_addresses_and_its_own_names_are_answered(nights: Any, s
     client = serve(hosts=frozenset((*LOOPBACK, "perf.example")), numbers=True)
     for host, status in (("10.0.0.1:80", 200), ("[fe80::1]", 200), ("perf.example", 200), ("evil.example", 421)):
         assert client.get("/healthz", headers={"Host": host}).status_code == status, host
+
+
+ORIGINS = (
+    "http://[",
+    "http://a]b",
+    "null",
+    "http://localhost.evil.example",
+    "http://localhost@evil.example",
+    "//" * 999,
+)
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("origin", ORIGINS, ids=lambda origin: origin[:40])
+def test_no_origin_but_its_own_may_write(nights: Any, serve: Client, token: str, origin: str) -> None:
+    client = serve(token=token)
+    assert client.post("/login", data={"who": "Ada", "token": token}, headers={"Origin": origin}).status_code == 403
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("part", ["\\", "\\1", "\\\\", '\\"'])
+def test_no_cookie_stops_the_server(nights: Any, serve: Client, part: str) -> None:
+    client = serve()
+    began = time.process_time()
+    assert client.get("/healthz", headers={"Cookie": f'{COOKIE}="{part * 30_000}"'}).status_code == 200
+    assert client.get("/login", headers={"Cookie": f'a=b; {COOKIE}="{part * 30_000}"'}).status_code == 200
+    assert time.process_time() - began < 1
 
 
 TRAVERSALS = (
