@@ -143,8 +143,10 @@ def _token(file: Path | None) -> str:
 
 def _addresses(texts: tuple[str, ...]) -> frozenset[str]:
     """Return IP addresses as connections have them. Raises UsageError."""
+    from groupbench.tracker.serve.turns import plain_address
+
     try:
-        return frozenset(str(ipaddress.ip_address(text)) for text in texts)
+        return frozenset(plain_address(str(ipaddress.ip_address(text))) for text in texts)
     except ValueError as error:
         raise click.UsageError(f"--proxy: {error}") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 from collections import Counter, OrderedDict, deque
 from collections.abc import Collection
 
@@ -12,7 +13,8 @@ from starlette.requests import Request
 _NETWORK_BITS = 64
 """Leading bits of an IPv6 address that name a client: one machine may use all addresses that share them."""
 
-_IPV4_IN_IPV6 = "::ffff:"
+_WITH_PORT = re.compile(r"\[(.*)\](?::\d+)?|([\d.]+):\d+")
+"""An address as some proxies forward it, such as 192.0.2.1:80 or [2001:db8::1]:80."""
 
 
 class FullError(Exception):
@@ -85,16 +87,22 @@ def client_of(request: Request, proxies: Collection[str]) -> str:
     """
     address = "" if request.client is None else request.client.host
     forwarded = ",".join(request.headers.getlist("x-forwarded-for")).split(",")
-    while (address := address.removeprefix(_IPV4_IN_IPV6)) in proxies and forwarded:
+    while plain_address(address) in proxies and forwarded:
         address = forwarded.pop().strip() or address
     return machine_of(address)
 
 
 def machine_of(address: str) -> str:
     """Return the part of an IP address that names a machine, or an empty text for another address."""
-    address = address.removeprefix(_IPV4_IN_IPV6)
+    plain = plain_address(address)
+    return str(ipaddress.ip_network((plain, _NETWORK_BITS), strict=False)) if ":" in plain else plain
+
+
+def plain_address(text: str) -> str:
+    """Return an IP address without a port, and in IPv4 if it is IPv4 within IPv6; an empty text for another text."""
+    with_port = _WITH_PORT.fullmatch(text)
     try:
-        number = ipaddress.ip_address(address)
+        address = ipaddress.ip_address(text if with_port is None else with_port[1] or with_port[2])
     except ValueError:
         return ""
-    return address if number.version == 4 else str(ipaddress.ip_network((number, _NETWORK_BITS), strict=False))
+    return str(getattr(address, "ipv4_mapped", None) or address)

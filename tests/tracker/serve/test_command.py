@@ -14,6 +14,8 @@ import pytest
 from click.testing import Result
 from starlette.testclient import TestClient
 
+from groupbench.tracker.cli.serve import _addresses
+
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
 
@@ -123,3 +125,7 @@ def test_the_page_lists_every_address_parameter_and_action(nights: Any, serve: C
             parameters,
         )
     assert all(f"`{action}`" in DOCS for action in ACTIONS)
+
+
+def test_a_proxy_may_be_given_as_ipv4_within_ipv6() -> None:
+    assert _addresses(("::ffff:127.0.0.1", "2001:DB8::1")) == {"127.0.0.1", "2001:db8::1"}
