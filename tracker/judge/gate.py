@@ -30,6 +30,7 @@ from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
 from groupbench.tracker.query.runs import previous_of_plan
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.record import Timing
+from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import Verdict
 
@@ -63,7 +64,7 @@ def judge_run(
     code = exit_code(rows, strict)
     same_commit = previous is not None and previous.state == run.state and not run.dirty
     first_line = summary(rows, code, strict=strict, same_commit=same_commit)
-    notes = (*_notes(line, data.pasts.copies), *judge.pins.notes())
+    notes = (*_notes(line, data.pasts.copies), *_limits(rows, min_effect), *judge.pins.notes())
     transition_lines = (*transitions.lines(rows, run), *transitions.baselines(rows))
     return Gate(
         run, tuple(rows), code, first_line, tuple(stored_alerts), data.lapsed, data.elsewhere, line, notes,
@@ -76,6 +77,14 @@ def _notes(line: CommitLine, copies: int) -> tuple[str, ...]:
     if copies:
         left_out = f"{counted(copies, 'result')} ignored: same samples as in another run of the same commit"
     return tuple(note for note in (line.note, left_out) if note)
+
+
+def _limits(rows: Sequence[Judged], min_effect: float | None) -> tuple[str, ...]:
+    """Return a note on the smallest change that counts, if it is as large as on a CPU."""
+    on_cpu = any(row.judged_latency and row.point is not None and row.point.timing == "cpu" for row in rows)
+    if min_effect is not None or not on_cpu:
+        return ()
+    return (f"on a CPU, changes of less than {100 * least_effect('cpu', 1.0):.0f} % do not count; see --min-effect",)
 
 
 class _Judge:

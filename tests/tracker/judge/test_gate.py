@@ -625,3 +625,14 @@ def test_the_commands_that_reproduce_a_row_name_its_device(cli: Cli, stored: Sto
     assert "opened" in cli("gate", "--update").output
     alerts = json.loads(cli("alerts", "--json").stdout)
     assert alerts and all(alert["repro"].endswith(f"--device {device}") for alert in alerts)
+
+
+@pytest.mark.parametrize(
+    ("timing", "options", "number"), [("cpu", (), 1), ("cpu", ("--min-effect", "2"), 0), ("gpu", (), 0)]
+)
+def test_a_run_on_a_cpu_names_the_smallest_change_that_counts(
+    cli: Cli, stored: Stored, make: Any, timing: str, options: tuple[str, ...], number: int
+) -> None:
+    stored([make(night, timing=timing) for night in range(5)])
+    judged = cli("gate", *options)
+    assert judged.stderr.count("on a CPU, changes of less than 10 % do not count") == number
