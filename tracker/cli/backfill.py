@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import recipe_of
+from groupbench.tracker.cli.here import program_of, recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt, run_command
 from groupbench.tracker.cli.options import WAIT, plan_device_option
 from groupbench.tracker.cli.output import say
@@ -83,6 +84,9 @@ def backfill(
     interrupted or ran out of budget: nothing is measured twice. A commit is skipped if the database has a complete run
     of it with the same plan, device and toolchain, such as one of `night`.
 
+    At the end, the largest step of a latency between neighbouring commits is printed, with the command that confirms or
+    rejects it.
+
     With --toolchain NAME, the plan of the runs is PLAN@NAME, as with `night --toolchain`. Each toolchain measures a
     commit once.
 
@@ -120,6 +124,8 @@ def backfill(
             say(f"groupbench: interrupted; {run.text(len(selected))}; repeat the command to continue")
             raise
     click.echo(f"BACKFILL {run.text(len(selected))}")
+    for line in run.hint(selected):
+        click.echo(printable(line))
     context.exit(ExitCode.OK if run.settled == len(selected) else ExitCode.INCOMPLETE)
 
 
@@ -173,6 +179,28 @@ class Backfill:
             if outcome is None:  # the budget ended in the middle of it
                 return
             self.outcomes[outcome] += 1
+
+    def hint(self, commits: Sequence[BackfillCommit]) -> Iterator[str]:
+        """Yield lines that name the largest step between neighbouring commits, and the command that decides it."""
+        from groupbench.tracker.night.steps import find_steps
+        from groupbench.tracker.store.engine import open_store
+        from groupbench.tracker.text import repro
+
+        with open_store(self.places.database, create=True) as store, store.read() as session:
+            steps = find_steps(session, self.plan, [commit.hash for commit in reversed(commits)])
+        step = steps.largest
+        if step is None:
+            yield f"{counted(steps.commits, 'commit')} with results: no significant step between neighbours"
+            return
+        ratio = step.pair.ratio or 1.0
+        change = f"{abs(ratio - 1):.1%} {'slower' if ratio > 1 else 'faster'}"
+        name = next(str(commit) for commit in commits if commit.hash == step.after)
+        yield f"largest step: {step.pair.series} is {change} at {name} than at {step.before[:10]}"
+        ends = step.before, step.after
+        search = repro.search(program_of(self.context), step.pair.series.pk, *ends, "latency", step.environment)
+        options = ["--direction", "better"] if ratio < 1 else []
+        options += ["--python", self.python] if self.python is not None else []
+        yield f"to confirm or reject it: {search} {shlex.join(options)}".rstrip()
 
     def _stored(self, commits: Sequence[BackfillCommit]) -> dict[str, str]:
         """Return by commit the run of `night`, or of a backfill elsewhere, that has measured this plan.

@@ -6,11 +6,10 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import click
-from click.core import ParameterSource
 
+from groupbench.tracker.cli.here import program_of
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.completion import RunId
@@ -141,7 +140,7 @@ def gate(
 
             updated = alert_moves.update(session, judged)
         result = _result(session, judged, strict, updated) if targets else None
-    _write(judged, form, _program(context))
+    _write(judged, form, program_of(context))
     if updated is not None:
         say(updated.text)
     failures = write(result, targets, always=always) if result else []
@@ -193,21 +192,6 @@ def _write(judged: Gate, form: Format | None, program: list[str]) -> None:
             click.echo(printable(f"reproduce: {command}"))
         for line in _searches(rest, program)[:REPROS]:
             click.echo(printable(line))
-
-
-def _program(context: click.Context) -> list[str]:
-    """Return the words that begin a next command: `groupbench` with the options of this invocation's database."""
-    from groupbench.tracker.cli.here import this_project
-
-    above, project = context.parent, this_project(context)
-    words = ["groupbench"]
-    if above is not None and above.params.get("config") is not None:
-        words += ["--config", str(project.file)]
-    if above is not None and above.get_parameter_source("db") is ParameterSource.COMMANDLINE:
-        database = str(context.obj)
-        has_password = "://" in database and urlsplit(database).password is not None
-        words += [] if has_password else ["--db", database]  # the output may be a public log
-    return words
 
 
 def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 
 from groupbench.tracker.ab.worktree import Recipe
 from groupbench.tracker.project import Project, load
@@ -35,3 +37,16 @@ def recipe_of(context: click.Context, setup: str | None) -> Recipe:
     project.check_benchmarks()
     settings = project.settings
     return Recipe(setup or settings.setup, settings.benchmarks, settings.pythonpath, by_option=bool(setup))
+
+
+def program_of(context: click.Context) -> list[str]:
+    """Return the words that begin a next command: `groupbench` with the options of this invocation's database."""
+    above, project = context.parent, this_project(context)
+    words = ["groupbench"]
+    if above is not None and above.params.get("config") is not None:
+        words += ["--config", str(project.file)]
+    if above is not None and above.get_parameter_source("db") is ParameterSource.COMMANDLINE:
+        database = str(context.obj)
+        has_password = "://" in database and urlsplit(database).password is not None
+        words += [] if has_password else ["--db", database]  # the output may be a public log
+    return words

@@ -34,11 +34,11 @@ def measured_by(session: Session, runs: Iterable[RunRow], planned: Sequence[Reco
     planned  a record for every cell of the plan; backends do not count, because old commits may have others
     """
     problems = {_problem(record.cell, record.environment) for record in planned}
-    found: dict[str, RunRow] = {}
+    newest: dict[str, RunRow] = {}
     for run in runs:
-        if run.commit not in found and problems and _is_complete(points_of_run(session, run), problems):
-            found[run.commit] = run
-    return found
+        if run.commit not in newest and problems and _is_complete(points_of_run(session, run), problems):
+            newest[run.commit] = run
+    return newest
 
 
 def _is_complete(points: Sequence[PointRow], problems: set[tuple[object, ...]]) -> bool:

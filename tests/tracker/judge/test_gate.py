@@ -15,7 +15,8 @@ from click.testing import Result
 from repositories import git
 
 from groupbench.tracker.cli import main
-from groupbench.tracker.cli.gate import _program, gate
+from groupbench.tracker.cli.gate import gate
+from groupbench.tracker.cli.here import program_of
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
@@ -141,7 +142,7 @@ def test_a_password_is_not_printed() -> None:
     ):
         context = main.make_context("groupbench", ["--db", url, "runs"])
         context.obj = url
-        assert _program(click.Context(gate, parent=context, obj=url)) == words
+        assert program_of(click.Context(gate, parent=context, obj=url)) == words
 
 
 def test_a_change_within_one_commit_is_not_the_code(cli: Cli, stored: Stored, make: Any) -> None:

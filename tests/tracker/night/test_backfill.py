@@ -46,14 +46,17 @@ run = {"id": name, "started": datetime(2026, 1, 1, tzinfo=UTC),
 if not reason and not Path("kernel.py").exists():
     print("tritonbench: plugin 'kernel.K' does not load: No module named 'kernel'", file=sys.stderr)
     sys.exit(2)
+slow = not reason and int(Path("kernel.py").read_text()[2:]) >= 9
 with path.open("ab", buffering=0) as file:
     for number in range(3):
         shape = f"N={number}"
         if any(record.cell.shape == shape for record in done):
             continue
         time.sleep(0.02)
+        ms = 1.5 if slow and number == 1 else 1.0
         body = {"status": "error", "message": reason} if reason else {
-            "status": "ok", "latency": {"timing": "cpu", "bursts_ms": [[1.0]]}, "accuracy": {"rms": 0.0}}
+            "status": "ok", "accuracy": {"rms": 0.0},
+            "latency": {"timing": "cpu", "bursts_ms": [[ms], [1.001 * ms], [0.999 * ms]]}}
         cell = {"operator": "canary", "backend": "torch", "shape": shape, "dtype": "fp32"}
         line = encode(msgspec.convert({"schema": 1, "run": run, "environment": {
                                            "device": "cpu", "cpu": "X", "os": os.environ.get("OTHER")},
@@ -226,6 +229,22 @@ def test_a_commit_is_measured_if_the_database_has_another_run_of_it(change: str,
         connection.commit()
     output = repository.run("HEAD~1..")[1]
     assert "1 commit: 1 measured" in output and "measured already" not in output
+
+
+def test_the_largest_step_is_named_with_the_command_that_decides_it(repository: Repository) -> None:
+    before, after = (git(repository.folder, "rev-parse", name) for name in ("HEAD~3", "HEAD~2"))
+    output = repository.run("HEAD~6..")[1]
+    step = f"largest step: canary torch fwd fp32 N=1 is 50.0% slower at {after[:10]} Commit 9 than at {before[:10]}"
+    assert step in output
+    assert f"groupbench bisect {before} {after} --series 2 --device cpu\n" in output
+    again = repository.run("HEAD~6..")[1]
+    assert "6 measured before" in again and step in again
+
+
+def test_without_a_step_it_counts_the_commits(repository: Repository) -> None:
+    output = repository.run("HEAD~6..HEAD~3")[1]
+    assert "3 commits with results: no significant step between neighbours" in output
+    assert "largest step" not in output
 
 
 def test_what_does_not_load_is_recorded_with_the_reason(repository: Repository) -> None:
