@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("commits", type=CommitName(span=True, words=False), metavar="A..B")
+@click.argument("commits", type=CommitName(span=True, words=False), metavar="A..B|COMMIT")
 @click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Measure only every Nth commit.")
 @click.option(
     "--bisect",
@@ -73,6 +73,9 @@ def backfill(
     toolchain: str | None,
 ) -> None:
     """Measure the commits after A up to and including B, newest first, and store them as history.
+
+    A range excludes A. To include the first commit of the repository, give a commit instead of a range: its whole
+    history is measured.
 
     \b
     groupbench backfill v1.0..main --every 5

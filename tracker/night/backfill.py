@@ -40,13 +40,15 @@ class BackfillCommit:
 
 
 def commits_of(folder: Path, text: str, every: int = 1) -> list[BackfillCommit]:
-    """Return the commits of `A..B` on the first-parent line, without A, newest first. `A` alone means `A..HEAD`.
+    """Return the commits of `A..B` on the first-parent line, without A, newest first; `A..` ends at HEAD.
+
+    A commit alone means its whole history, with the root.
 
     every  return only every Nth commit, counted from the newest
 
     Raises BackfillError.
     """
-    first, _, last = text.partition("..")
+    first, dots, last = text.partition("..")
     if not first or last.startswith("."):
         raise BackfillError(f"{text!r} is not a range of commits, such as v1.0..main or HEAD~20..")
     git.require_repository(folder)
@@ -56,7 +58,15 @@ def commits_of(folder: Path, text: str, every: int = 1) -> list[BackfillCommit]:
             raise BackfillError(git.unknown_commit(name, folder, "check the spelling, or fetch it"))
     form = "--format=%H%x00%s"
     try:
-        log = git.run(folder, "log", "--first-parent", form, "--end-of-options", f"{ends[0]}..{ends[1]}", "--")
+        log = git.run(
+            folder,
+            "log",
+            "--first-parent",
+            form,
+            "--end-of-options",
+            f"{ends[0]}..{ends[1]}" if dots else str(ends[0]),
+            "--",
+        )
     except git.GitError as error:
         raise BackfillError(error.reason) from error
     commits = [BackfillCommit(*line.split("\0", 1)) for line in log.splitlines()]

@@ -98,8 +98,14 @@ def subjects(commits: list[BackfillCommit]) -> list[str]:
 
 def test_commits_are_the_newest_first_and_without_the_first(history: Path) -> None:
     assert subjects(commits_of(history, "HEAD~3..main")) == ["Commit 11", "Commit 10", "Commit 9"]
-    assert subjects(commits_of(history, "HEAD~3")) == subjects(commits_of(history, "HEAD~3.."))
+    assert subjects(commits_of(history, "HEAD~3..")) == subjects(commits_of(history, "HEAD~3..main"))
     assert subjects(commits_of(history, "HEAD~9..", every=4)) == ["Commit 11", "Commit 7", "Commit 3"]
+
+
+def test_a_commit_alone_is_its_whole_history_with_the_root(history: Path) -> None:
+    assert subjects(commits_of(history, f"main~{COMMITS - 1}")) == ["Commit 0", "Root"]
+    assert len(commits_of(history, "main")) == COMMITS + 1
+    assert "Root" not in subjects(commits_of(history, f"main~{COMMITS}..main"))
 
 
 @pytest.mark.parametrize("text", ["", "..main", "nonsense..main", "main..nonsense", "main..HEAD", "HEAD~2...main"])
