@@ -105,10 +105,14 @@ def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
     return output.strip() if output else None
 
 
+def is_shallow(folder: str | os.PathLike[str] = ".") -> bool:
+    """Return whether a folder is in a shallow clone, which lacks most commits."""
+    return (ask(folder, "rev-parse", "--is-shallow-repository") or "").strip() == "true"
+
+
 def unknown_commit(name: str, folder: str | os.PathLike[str], otherwise: str) -> str:
     """Return the error for a commit that git does not know here, with advice: a shallow clone lacks most commits."""
-    shallow = (ask(folder, "rev-parse", "--is-shallow-repository") or "").strip() == "true"
-    advice = "this is a shallow clone: run `git fetch --unshallow`" if shallow else otherwise
+    advice = "this is a shallow clone: run `git fetch --unshallow`" if is_shallow(folder) else otherwise
     return f"git knows no commit {name!r} in {folder}; {advice}"
 
 

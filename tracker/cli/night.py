@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker import git
 from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.options import WAIT, plan_device_option
 from groupbench.tracker.cli.output import say
@@ -125,6 +126,8 @@ def night(
     os.chdir(project.folder)
     places.make()
     places.clear()
+    if "://" not in places.database and not Path(places.database).exists() and git.is_shallow():
+        say("groupbench: this is a shallow clone, so commits cannot be put in order; run `git fetch --unshallow`")
     files = NightFiles(places.records, lock.stem, toolchain)
     run = Night(context, project, places, files, ["--device", device, *rest], toolchain, python)
     confirm_s = _seconds("GROUPBENCH_CONFIRM_MINUTES", confirm, settings.confirm)

@@ -221,6 +221,22 @@ def test_a_read_only_folder_ends_it_before_anything_is_measured(
     assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.asked
 
 
+def test_the_first_night_in_a_shallow_clone_names_the_command_that_completes_it(
+    tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    git(source, "init", "-q", "-b", "main")
+    for name in ("One", "Two"):
+        git(source, "commit", "-q", "--allow-empty", "-m", name)
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{source}", "shallow")
+    tritonbench.records = [[make(1)], [make(2)], [make(3)]]
+    for folder, hints in (("shallow", 1), ("shallow", 0), ("source", 0)):
+        (tmp_path / folder / "groupbench.toml").write_text(PROJECT)
+        monkeypatch.chdir(tmp_path / folder)
+        assert run("night")[1].count("this is a shallow clone") == hints
+
+
 def test_setup_runs_first_and_ends_a_night_that_it_fails(tritonbench: Tritonbench, tmp_path: Path) -> None:
     (tmp_path / "groupbench.toml").write_text('setup = "touch built; exit 7"\n' + PROJECT)
     with pytest.raises(Exception, match=r"this checkout does not build: `setup` of groupbench\.toml ended with 7"):
