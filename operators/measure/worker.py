@@ -25,6 +25,7 @@ from multiprocessing.reduction import DupFd
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 
@@ -42,6 +43,8 @@ PRELOAD = (
 )
 WANTED = "imports"
 """File, next to the fork server's socket, with the names of further modules that the fork server is to import."""
+LONGEST_FOLDER = 75
+"""Bytes of a temporary folder in which /pymp-XXXXXXXX/listener-XXXXXXXX fits into the 107 of a socket's address."""
 LOG_TAIL = 1 << 20
 """Bytes at the end of a cell's log that are searched for its last output."""
 LAST_WORDS = 300
@@ -80,7 +83,7 @@ def preload(*modules: str) -> None:
     Importing Dynamo takes 1 to 4 s. This way, it is imported once for all processes that need it, and others start
     sooner. Modules that were imported once stay so.
     """
-    file = Path(get_temp_dir(), WANTED)
+    file = _socket_folder() / WANTED
     before = file.read_text().split() if file.exists() else []
     if not set(modules) <= set(before):
         new = file.with_suffix(".new")
@@ -92,8 +95,21 @@ def preload(*modules: str) -> None:
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOAD))  # modules that are not installed are ignored
+    _socket_folder()
     _start_quietly()
     return context
+
+
+def _socket_folder() -> Path:
+    """Return the folder of multiprocessing's sockets, which is in /tmp if TMPDIR is too long for a socket's address.
+
+    multiprocessing chooses the folder at the first call, and this process's children inherit it.
+    """
+    temporary = tempfile.gettempdir()
+    if len(os.fsencode(temporary)) <= LONGEST_FOLDER:
+        return Path(get_temp_dir())
+    with mock.patch.object(tempfile, "tempdir", "/tmp"):  # noqa: S108 - makes a folder of its own there
+        return Path(get_temp_dir())
 
 
 def _start_quietly() -> None:

@@ -149,10 +149,17 @@ def test_a_burst_before_loading_and_an_unknown_verb_fail(ask: Ask) -> None:
     assert "failure" in ask("dance")
 
 
+@pytest.mark.parametrize("long", [False, True])
 @pytest.mark.parametrize("killed", ["driver", "side"])
-def test_all_processes_end_with_the_driver_or_the_side(killed: str, tmp_path: Path) -> None:
-    """The side is killed during a question, whose backend never returns."""
-    mark = f"killed-{os.getpid()}-{killed}"
+def test_all_processes_end_with_the_driver_or_the_side(killed: str, long: bool, tmp_path: Path) -> None:
+    """The side is killed during a question, whose backend never returns.
+
+    long  the temporary folder's path is too long for the address of a socket
+    """
+    mark = f"killed-{os.getpid()}-{killed}-{long}"
+    if long:
+        tmp_path /= "x" * 100
+        tmp_path.mkdir()
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TEST_MARK": mark, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "groupbench.operators.measure.side"]
@@ -169,6 +176,8 @@ def test_all_processes_end_with_the_driver_or_the_side(killed: str, tmp_path: Pa
             if len(marked(mark)) >= 5:  # the side, the fork server, the resource tracker, the cell and its warden
                 break
             time.sleep(0.05)
+        else:
+            pytest.fail("the processes did not start")
         if killed == "driver":
             process.stdin.close()
         else:
