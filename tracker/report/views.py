@@ -15,7 +15,7 @@ from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, is_noisy
 from groupbench.tracker.text.wording import INTERPRETED
-from groupbench.tracker.verdicts import GOOD, Verdict, tone_of
+from groupbench.tracker.verdicts import FAINT, GOOD, Verdict, tone_of
 
 LONG = 1000
 """Maximum number of characters of a message, since a compiler's could fill the page."""
@@ -156,13 +156,14 @@ def operators(report: Report, slugs: Mapping[str, str]) -> Table:
         measured = len({row.series.pk for row in judged if row.point is not None})
         counts = [(verdict, sum(row.verdict == verdict for row in judged)) for verdict in Verdict]
         counted = ", ".join(f"{count:,} {verdict}" for verdict, count in counts if count)
-        loud = any(not row.verdict.quiet and row.verdict.tone is not GOOD for row in judged)
+        loud = [row.verdict for row in judged if not row.verdict.quiet and row.verdict.tone is not GOOD]
+        tone = min(loud, key=lambda verdict: verdict.severity).tone if loud else FAINT
         rows.append([
             TableCell(name, "shape", href=f"#{slugs[name]}" if name in slugs else None),
             _count(series),
             *([] if complete else [_count(full.get(name, 0))]),
             _count(measured),
-            TableCell(counted or "not in this run", "message warn" if loud else "message faint"),
+            TableCell(counted or "not in this run", f"message {tone}"),
         ])  # fmt: skip
     in_full = () if complete else ("in full",)
     titles = ("operator", "series", *in_full, "results in this run", "verdicts")

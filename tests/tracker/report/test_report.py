@@ -326,3 +326,15 @@ def test_examples_of_the_docs_run(
     assert program == "groupbench"
     result = cli(*args)
     assert (result.exit_code, result.stderr.startswith("wrote ")) == (0, True), result.stderr
+
+
+@pytest.mark.parametrize(("status", "tone"), [("ok", "faint"), ("error", "warn"), ("wrong", "bad")])
+def test_an_operator_has_the_tone_of_its_most_severe_verdict(
+    page: Any, stored: Any, make: Any, tmp_path: Path, status: str, tone: str
+) -> None:
+    stored([make(0), make(0, backend="b")])
+    stored([make(1), make(1, backend="b", status=status, message="why")])
+    page()
+    html = (tmp_path / "r.html").read_text(encoding="utf-8")
+    table = html[html.index("Operators") :]
+    assert f'class="message {tone}"' in table[: table.index("</table>")]
