@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import json
 import subprocess
-from importlib.metadata import PathDistribution
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -18,8 +19,6 @@ from groupbench.tracker.cli.init import init
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.night.backfill import commits_of
 from groupbench.tracker.project import ProjectError
-
-FACTS = "Name: groupbench\nVersion: 7.8.9\n"
 
 
 @pytest.fixture
@@ -119,7 +118,8 @@ def test_the_workflow_installs_this_groupbench(
     ci: str, origin: object, expected: str | None, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = None if origin is None else json.dumps(origin)
-    monkeypatch.setattr(PathDistribution, "read_text", lambda self, name: text if name == "direct_url.json" else FACTS)
+    installed = SimpleNamespace(version="7.8.9", read_text=lambda name: text)
+    monkeypatch.setattr(sys.modules["groupbench.tracker.cli.init"], "distribution", lambda name: installed)
     done = run("--ci", ci)
     expected = expected or "groupbench[measure,report]==7.8.9"
     if ci == "github":
