@@ -209,7 +209,9 @@ def _plugin(loaded: Any, origin: str) -> Plugin:
     if parts is None or not all(isinstance(part, (Backend, Operator)) for part in parts):
         raise UsageError(f"plugin {origin!r} is neither a Backend nor an operator, nor a sequence of them: {loaded!r}")
     if not parts and isinstance(loaded, ModuleType):
-        raise UsageError(f"plugin {origin!r}: the module has no operator and no Backend")
+        raise UsageError(
+            f"plugin {origin!r}: the module has no operator and no Backend; docs/guide/operators.md shows both"
+        )
     operators = tuple(part for part in parts if isinstance(part, Operator))
     backends = tuple(part for part in parts if isinstance(part, Backend))
     for operator in operators:

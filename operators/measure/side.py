@@ -294,9 +294,10 @@ def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]
     """
     from groupbench.operators import registry
 
-    registry.plugin_backends((*plugins, candidate))
+    # Before the candidate is imported: its decorators add backends to the plugins' operators.
     before = {op: {b.name for b in registry.get_operator(op, plugins).backends} for op in _added(plugins)}
     plugin = registry.read(candidate)
+    registry.plugin_backends((*plugins, candidate))
     offers = [(b.operator, b.name) for b in plugin.backends]
     offers += [
         (op.name, b.name) for op in plugin.operators for b in op.backends if b.name not in before.get(op.name, ())

@@ -132,6 +132,18 @@ def test_a_candidate_that_does_not_load_has_failed(text: str, says: str, evaluat
     json.loads(msgspec.json.encode(one))
 
 
+def test_a_candidate_may_decorate_a_function_of_the_trusted_operator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "twofold.py").write_text(OPERATOR.replace("doubled", "twofold"))
+    (tmp_path / "mine.py").write_text(
+        "from twofold import twofold\n\n@twofold.backend\ndef mine(x):\n    return 2 * x\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    offered = list_offers(str(tmp_path / "mine.py"), (str(tmp_path / "twofold.py"),))
+    assert offered == [{"operator": "twofold", "backend": "mine", "baseline": "slow", "own": False}]
+
+
 def test_the_operators_that_a_candidate_imports_are_not_its_own(tmp_path: Path) -> None:
     (tmp_path / "candidate.py").write_text(
         "from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM\n"
