@@ -110,4 +110,6 @@ def confirm(
             say=say,
         )
     click.echo(printable(done.text))
+    if done.compared:
+        say("the gate judges by these comparisons: run `groupbench gate`")
     context.exit(ExitCode.OK if done.decided else ExitCode.INCOMPLETE)

@@ -55,7 +55,7 @@ COLUMNS = (
     Column("earlier results", "n", right=True),
     Column("results after", "since", right=True),
     Column("commits", "commits"),
-    Column("last commit", "subject", wraps=True),
+    Column("subject", "subject", wraps=True),
     Column("note", "note", lambda note: "" if note is None else shortened(note), wraps=True),
 )
 

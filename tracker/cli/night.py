@@ -111,6 +111,7 @@ def night(
     from groupbench.tracker.ab.toolchains import interpreter_of
     from groupbench.tracker.night.files import NightFiles
     from groupbench.tracker.night.measuring import ensure_alone
+    from groupbench.tracker.store.sqlite_file import check_file
 
     project = here(context)
     _check(rest)
@@ -126,7 +127,7 @@ def night(
     os.chdir(project.folder)
     places.make()
     places.clear()
-    if "://" not in places.database and not Path(places.database).exists() and git.is_shallow():
+    if "://" not in places.database and not check_file(Path(places.database), create=True) and git.is_shallow():
         say("groupbench: this is a shallow clone, so commits cannot be put in order; run `git fetch --unshallow`")
     files = NightFiles(places.records, lock.stem, toolchain)
     run = Night(context, project, places, files, ["--device", device, *rest], toolchain, python)

@@ -84,7 +84,8 @@ def _limits(rows: Sequence[Judged], min_effect: float | None) -> tuple[str, ...]
     on_cpu = any(row.judged_latency and row.point is not None and row.point.timing == "cpu" for row in rows)
     if min_effect is not None or not on_cpu:
         return ()
-    return (f"on a CPU, changes of less than {100 * least_effect('cpu', 1.0):.0f} % do not count; see --min-effect",)
+    least = 100 * least_effect("cpu", 1.0)
+    return (f"on a CPU, changes of less than {least:.0f} % do not count; `gate --min-effect` sets a limit",)
 
 
 class _Judge:

@@ -153,7 +153,9 @@ def _open_sqlite_file(path: Path, *, create: bool, read_only: bool) -> Store:
     exists = check_file(path, create=create)
     writable = os.access(path if exists else path.parent, os.W_OK) and os.access(path.parent, os.W_OK)
     if create and not writable:
-        raise StoreError(f"{name}: cannot be written; change its permissions or give another --db")
+        raise StoreError(
+            f"{name}: cannot be written; change its permissions, or name another: groupbench --db FILE ..."
+        )
     url = URL.create("sqlite", database=name)
     if not writable:
         url = URL.create("sqlite", database=read_only_uri(path), query={"uri": "true"})

@@ -187,6 +187,13 @@ def test_without_a_file_it_says_what_to_do(tritonbench: Tritonbench, tmp_path: P
         run("night")
 
 
+def test_an_unusable_database_ends_it_before_anything_is_measured(tritonbench: Tritonbench, tmp_path: Path) -> None:
+    (tmp_path / "groupbench.db").write_text("no database, but a text")
+    with pytest.raises(TrackerError, match=r"groupbench\.db: is not a SQLite database"):
+        run("night")
+    assert tritonbench.asked == []
+
+
 @pytest.mark.parametrize(
     "command", [("night",), ("backfill", "HEAD"), ("ab", "HEAD~1", "HEAD"), ("pull-request", "HEAD")]
 )
