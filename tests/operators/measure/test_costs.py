@@ -102,6 +102,8 @@ class Event:
 class Clock:
     """The time of the host and the GPU, with queued calls and a slow energy counter that moves in steps."""
 
+    launch_s = 2e-6
+
     def __init__(self, watts: float, tick_s: float = 0.05, call_s: float = 0.001, read_s: float = 0.005) -> None:
         self.watts, self.tick_s, self.call_s, self.read_s = watts, tick_s, call_s, read_s
         self.now = self.busy_until = self.waited = 0.0
@@ -110,7 +112,7 @@ class Clock:
         return self.now
 
     def run(self) -> None:
-        self.now += 2e-6
+        self.now += self.launch_s
         self.waited += max(0.0, self.now - self.busy_until)
         self.busy_until = max(self.busy_until, self.now) + self.call_s
 
@@ -157,6 +159,15 @@ def test_energy_is_power_times_the_time_of_a_call(
     assert result.ms == pytest.approx(1e3 * call_s, rel=0.02)
     assert made.waited < 0.001, "the GPU is never idle, however long a reading takes"
     assert made.now < costs.WARM_S + costs.LONGEST_S + 0.3
+
+
+def test_a_call_that_keeps_the_host_busy_longer_than_the_gpu_has_an_energy(clock: Callable[..., Clock]) -> None:
+    made = clock(300.0, 0.1, 5e-6)
+    made.launch_s = 2e-5
+    result = energy(made.run, 0.02, made.joules, made.event, made.synchronize)
+    assert result is not None
+    assert result.joules == pytest.approx(300.0 * 2e-5, rel=0.3), "with the readings, during which the GPU is idle"
+    assert made.now < costs.WARM_S + 2 * costs.WINDOW_S
 
 
 def test_a_counter_that_does_not_move_gives_no_energy(clock: Callable[..., Clock]) -> None:
