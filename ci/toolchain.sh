@@ -50,7 +50,8 @@ fi
 if [ ! -e "$stamp" ]; then
     rm -rf "$folder"
     "${PYTHON:-python3}" -m venv "$folder"
-    { grep -vE '^(torch|triton|helion)==' ci/constraints.txt; cat "$versions"; } >"$folder/constraints.txt"
+    names=$(grep -oE '^[A-Za-z0-9_-]+' "$versions" | paste -sd '|')
+    { grep -viE "^($names)==" ci/constraints.txt; cat "$versions"; } >"$folder/constraints.txt"
     "$folder/bin/python" -m pip install --quiet --disable-pip-version-check -c "$folder/constraints.txt" \
         -e ".[measure,report,test]"
     touch "$stamp"
