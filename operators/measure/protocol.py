@@ -106,7 +106,7 @@ class GpuTimer:
 
         self.torch = torch
         self.protocol = protocol
-        self.flush_buffer = torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device="cuda")
+        self.flush_buffer = _flush_buffer(torch.cuda.current_device())
         self.stream = _current_stream(torch)
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self.host_ms()
@@ -248,6 +248,14 @@ class CpuTimer:
             out = self.run()
             times.append(max(1e3 * (_now() - start), 1e-6))
         return times, out
+
+
+@cache
+def _flush_buffer(device: int) -> torch.Tensor:
+    """Return memory whose overwriting flushes a GPU's L2. All timers share it: a tuner has dozens of them."""
+    import torch
+
+    return torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=torch.device("cuda", device))
 
 
 def _current_stream(torch: Any) -> Any:

@@ -1,7 +1,8 @@
 """Parts that all tuners share: the timing of candidates, the loop over problems, the file that ships, and options.
 
-Each config is timed by the faster of two bursts, each after a pause. A difference of less than half a percent is noise,
-and then either config is a good choice.
+All configs of a problem are timed in turns, one burst each after a pause, so a drift of the clocks affects them alike.
+After every round, configs that are clearly slower than the fastest one drop out. The time of a config is the median of
+its bursts. A difference of less than half a percent is noise, and then either config is a good choice.
 """
 
 from __future__ import annotations
@@ -49,31 +50,49 @@ class Search:
         return time_each(self.candidates, *self.prepares)
 
 
-PROTOCOL = Protocol(bursts=2, samples=6, warmups=2, idle_s=0.12)
+PROTOCOL = Protocol(samples=8, warmups=2, idle_s=0.12)
+SLOWEST = (1.10, 1.03, 1.015)
+"""After each round but the last: the largest time relative to the fastest with which a config is timed again."""
 
 
-def fastest_burst(run: Callable[[], object]) -> float:
-    """Return the milliseconds of a call: the smaller median of two bursts. Errors of the first call are raised."""
+def burst_of(run: Callable[[], object]) -> Callable[[], float]:
+    """Return a function that pauses, times a burst and returns its median in ms. Raises errors of the first call."""
     timer = GpuTimer(run, PROTOCOL)
 
     def burst() -> float:
         time.sleep(PROTOCOL.idle_s)
         return statistics.median(timer.burst())
 
-    return min(burst() for _ in range(PROTOCOL.bursts))
+    return burst
+
+
+def fastest_burst(run: Callable[[], object]) -> float:
+    """Return the milliseconds of a call: the smaller median of two bursts. Errors of the first call are raised."""
+    burst = burst_of(run)
+    return min(burst(), burst())
 
 
 def time_each(
     configs: Iterable[Config], *prepares: Callable[[Config], Callable[[], object]]
 ) -> list[tuple[float, Config]]:
     """Return (ms, config) for each config that runs; the ms are a sum over `prepares`. Print the configs that fail."""
-    times = []
+    candidates = []
     for config in configs:
         try:
-            times.append((sum(fastest_burst(prepare(config)) for prepare in prepares), config))
+            bursts = [burst_of(prepare(config)) for prepare in prepares]
+            candidates.append((config, bursts, [_sum(bursts)]))
         except Exception as error:
             click.echo(f"  {config} does not run: {describe(error)}", err=True)
-    return times
+    for slowest in SLOWEST:
+        fastest = min((min(times) for _, _, times in candidates), default=0.0)
+        for _, bursts, times in candidates:
+            if min(times) <= slowest * fastest:
+                times.append(_sum(bursts))
+    return [(statistics.median(times), config) for config, _, times in candidates]
+
+
+def _sum(bursts: Iterable[Callable[[], float]]) -> float:
+    return sum(burst() for burst in bursts)
 
 
 def tune(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,7 +70,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
         module = importlib.import_module(f"groupbench.kernels.{module_name}")
         monkeypatch.setattr(module, function, lambda *arguments: lambda: None)
     times = [6.0, 5.0, 1.0, 1.0]
-    monkeypatch.setattr(tuning, "fastest_burst", lambda run: times.pop(0) if times else 7.0)
+    monkeypatch.setattr(tuning, "burst_of", lambda run: partial(float, times.pop(0) if times else 7.0))
     return times
 
 
@@ -107,7 +108,7 @@ def test_a_shape_that_fails_does_not_stop_the_others(clock: list[float], monkeyp
     def fail(run: object) -> float:
         raise RuntimeError("no\nroom")
 
-    monkeypatch.setattr(tuning, "fastest_burst", fail)
+    monkeypatch.setattr(tuning, "burst_of", fail)
     done = CliRunner().invoke(main, ["flat", "--shape", GROUPED, "--shape", "G=1,M_g=9,N=16,K=32", "--dtype", "fp16"])
     assert done.exit_code == 0
     assert done.stderr.count("no config runs") == 2

@@ -7,6 +7,7 @@ import importlib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def test_when_the_time_is_up_no_problem_is_begun(tmp_path: Path, gpu: None, monk
 def test_a_config_that_does_not_run_is_printed_and_the_others_are_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(tuning, "fastest_burst", lambda run: run())
+    monkeypatch.setattr(tuning, "burst_of", lambda run: run)
 
     def prepare(config: Tile) -> Callable[[], float]:
         if config.rows == 2:
@@ -117,6 +118,23 @@ def test_a_config_that_does_not_run_is_printed_and_the_others_are_timed(
     times = tuning.time_each(map(Tile, (1, 2, 4)), prepare, prepare)
     assert times == [(2.0, Tile(1)), (0.5, Tile(4))]
     assert capsys.readouterr().err == "  Tile(rows=2) does not run: RuntimeError: no / room\n"
+
+
+def test_configs_are_timed_in_turns_until_they_are_clearly_slower(monkeypatch: pytest.MonkeyPatch) -> None:
+    bursts = {1: [1.0, 1.3, 1.0, 1.0], 2: [1.2], 3: [1.05, 1.05], 4: [0.99, 1.02, 1.02, 1.02]}
+    order: list[int] = []
+
+    def burst_of(rows: int) -> Callable[[], float]:
+        def burst() -> float:
+            order.append(rows)
+            return bursts[rows].pop(0)
+
+        return burst
+
+    monkeypatch.setattr(tuning, "burst_of", burst_of)
+    times = tuning.time_each(map(Tile, (1, 2, 3, 4)), lambda config: config.rows)  # type: ignore[arg-type, return-value]
+    assert times == [(1.0, Tile(1)), (1.2, Tile(2)), (1.05, Tile(3)), (1.02, Tile(4))]
+    assert order == [1, 2, 3, 4, 1, 3, 4, 1, 4, 1, 4]
 
 
 def test_problems_are_those_named_or_else_of_suites_and_each_once() -> None:
@@ -192,7 +210,7 @@ def clock(monkeypatch: pytest.MonkeyPatch, gpu: None) -> Iterator[list[float]]:
     monkeypatch.setattr(bias_add_permute, "copy_gb_per_s", lambda: 1.0)
     monkeypatch.setitem(SUITES["moe"], "qwen30b_decode", shapes.listed((5, 0, 1), 256, 128, nk=True))
     times: list[float] = []
-    monkeypatch.setattr(tuning, "fastest_burst", lambda run: times.pop(0))
+    monkeypatch.setattr(tuning, "burst_of", lambda run: partial(float, times.pop(0)))
     yield times
 
 
