@@ -6,6 +6,7 @@ one. Triton's interpreter poses as a Hopper GPU with four SMs, so that it runs t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -17,6 +18,7 @@ Config = TypeVar("Config")
 
 KIB = 1024
 RESERVED_BYTES = KIB  # shared memory that CUDA reserves in each program
+HOPPER_FLOPS = 4096  # of an SM in a clock, dense, in 16 bits
 INTERPRETER_SMS = 4  # enough for programs to take turns
 
 
@@ -28,6 +30,8 @@ class Device:
     sms            streaming multiprocessors, or compute units
     shared_bytes   shared memory that one program may use at most
     shared_per_sm  shared memory of all programs on an SM together
+    gb_per_s       bandwidth of the memory by its clock and bus width; 0 if unknown
+    ghz            highest clock of the SMs; 0 if unknown
     """
 
     name: str
@@ -35,6 +39,8 @@ class Device:
     sms: int
     shared_bytes: int
     shared_per_sm: int
+    gb_per_s: float = 0.0
+    ghz: float = 0.0
 
     @property
     def vendor(self) -> str:
@@ -72,6 +78,16 @@ class Device:
         """Return whether a launch may begin before the previous one has ended (programmatic dependent launch)."""
         return self.capability >= (9, 0)
 
+    @property
+    def ridge(self) -> float:
+        """Return the FLOPs of a product in 16 bits that take as long as reading a byte; Hopper only, else infinite.
+
+        Products with fewer FLOPs per byte are limited by memory. It is 319 on an H100 and 218 on an H200.
+        """
+        if not self.hopper or not self.gb_per_s:
+            return math.inf
+        return HOPPER_FLOPS * self.sms * self.ghz / self.gb_per_s
+
     def room(self, per_sm: int = 1) -> int:
         """Return the bytes of shared memory that each of `per_sm` programs on an SM may use."""
         reserved = 0 if self.vendor == "hip" else RESERVED_BYTES
@@ -85,8 +101,8 @@ class Device:
         return num_stages if self.operands_in_shared_memory and itemsize <= 2 else max(num_stages - 1, 1)
 
 
-def _gpu(name: str, arch: str, sms: int, shared: int, per_sm: int) -> Device:
-    return Device(name, arch, sms, shared * KIB, per_sm * KIB)
+def _gpu(name: str, arch: str, sms: int, shared: int, per_sm: int, *speeds: float) -> Device:
+    return Device(name, arch, sms, shared * KIB, per_sm * KIB, *speeds)
 
 
 # CUDA C++ programming guide, compute capabilities; CDNA 3 instruction set guide, local data share.
@@ -96,7 +112,7 @@ KNOWN = {
         _gpu("NVIDIA A100-SXM4-80GB", "sm_80", 108, 163, 164),
         _gpu("NVIDIA A10", "sm_86", 72, 99, 100),
         _gpu("NVIDIA L40S", "sm_89", 142, 99, 100),
-        _gpu("NVIDIA H100 80GB HBM3", "sm_90", 132, 227, 228),
+        _gpu("NVIDIA H100 80GB HBM3", "sm_90", 132, 227, 228, 3352, 1.98),
         _gpu("NVIDIA B200", "sm_100", 148, 227, 228),
         _gpu("NVIDIA GeForce RTX 5090", "sm_120", 170, 99, 100),
         _gpu("AMD Instinct MI300X", "gfx942", 304, 64, 64),
@@ -123,14 +139,17 @@ def _query(index: int) -> Device:
     from triton.runtime import driver
 
     properties = torch.cuda.get_device_properties(index)
-    # Triton checks a kernel against this limit when it loads it.
-    shared = driver.active.utils.get_device_properties(index)["max_shared_mem"]
+    limits = driver.active.utils.get_device_properties(index)
+    shared = limits["max_shared_mem"]  # Triton checks a kernel against this when it loads it
     if torch.version.hip:
         arch, per_sm = properties.gcnArchName.split(":")[0], shared
     else:
         arch = f"sm_{properties.major}{properties.minor}"
         per_sm = getattr(properties, "shared_memory_per_multiprocessor", shared + RESERVED_BYTES)
-    return Device(properties.name, arch, properties.multi_processor_count, shared, per_sm)
+    # Clocks are in kHz; memory transfers two bits per pin in each.
+    gb_per_s = 2 * limits.get("mem_clock_rate", 0) * limits.get("mem_bus_width", 0) / 8e6
+    ghz = limits.get("sm_clock_rate", 0) / 1e6
+    return Device(properties.name, arch, properties.multi_processor_count, shared, per_sm, gb_per_s, ghz)
 
 
 def halved(device: Device) -> Device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,13 @@ from groupbench.kernels.device import INTERPRETER, KNOWN, device_of, fitted, hal
 from groupbench.kernels.grouped_gemm import flat, fp8, pointer, wgrad
 from groupbench.kernels.moe import gate_up
 from groupbench.kernels.split_k import tiled
+
+
+def test_the_ridge_is_where_products_and_memory_take_as_long() -> None:
+    h100 = KNOWN["sm_90"]
+    assert round(h100.ridge) == 319
+    assert round(replace(h100, gb_per_s=4917).ridge) == 218
+    assert INTERPRETER.ridge == KNOWN["sm_80"].ridge == math.inf
 
 
 @pytest.mark.parametrize(
@@ -50,6 +58,8 @@ def test_this_gpu_has_the_listed_limits() -> None:
     if gpu.arch in KNOWN:
         listed = KNOWN[gpu.arch]
         assert (gpu.shared_bytes, gpu.shared_per_sm) == (listed.shared_bytes, listed.shared_per_sm)
+        if gpu.name == listed.name and listed.ghz:
+            assert (round(gpu.gb_per_s), gpu.ghz) == (listed.gb_per_s, listed.ghz)
 
 
 def test_fitting_drops_stages_before_it_shrinks_the_tile() -> None:

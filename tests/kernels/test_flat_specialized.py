@@ -94,6 +94,14 @@ def test_other_products_keep_the_plain_kernel(M, G, N, arch, of):
     assert kinds(M, G, N, 7000, arch, of) == ["plain"]
 
 
+def test_experts_whose_weights_take_longer_to_read_than_to_multiply_keep_the_plain_kernel():
+    problem, of, h100 = (65536, 256, 4096, 7168), torch.bfloat16, replace(KNOWN["sm_90"], name="untuned")
+    h200 = replace(h100, gb_per_s=4917)
+    unknown = replace(h100, gb_per_s=0)
+    preferred = [flat.configs_for(*problem, of, gpu, nk=True)[0][1].specialized for gpu in (h100, h200, unknown)]
+    assert preferred == [False, True, False]
+
+
 def test_gate_up_derives_its_config_from_the_plain_kernel():
     of = torch.bfloat16
     hopper = replace(KNOWN["sm_90"], name="untuned")
