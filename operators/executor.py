@@ -29,8 +29,8 @@ from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.registry import get_backend, get_operator
-from groupbench.operators.sizes import counted
 from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Code, Environment, Kernel, Latency, Record, Run, Status
+from groupbench.tracker.text.wording import counted
 
 # Memory of a process beyond the problem itself: CUDA context, libraries, the buffer that flushes the L2.
 PROCESS_MIB = 1500

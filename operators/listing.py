@@ -7,7 +7,7 @@ from typing import Any
 
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_operator, has_operator, operator_names
-from groupbench.operators.sizes import counted
+from groupbench.tracker.text.wording import counted
 
 
 def foreign(ops: tuple[str, ...], plugins: tuple[str, ...] = ()) -> tuple[str, ...]:

@@ -27,7 +27,6 @@ from groupbench.operators.executor import Progress
 from groupbench.operators.logs import Logs, logs_for
 from groupbench.operators.measure.commit import UNKNOWN, find_commit
 from groupbench.operators.measure.texts import storable
-from groupbench.operators.sizes import counted
 from groupbench.operators.vet import vetted
 from groupbench.tracker import device_lock
 from groupbench.tracker.bursts import Bursts
@@ -36,6 +35,7 @@ from groupbench.tracker.kernel_files import FOLDER, KernelFolder
 from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, cut, encode, read
 from groupbench.tracker.text import wording
 from groupbench.tracker.text.files import whole_file
+from groupbench.tracker.text.wording import counted
 
 FEW_PROBLEMS = 3
 LONG_LINE = 200

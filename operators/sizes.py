@@ -1,4 +1,4 @@
-"""Parse the sizes in a shape's text, and format counts."""
+"""Parse the sizes in a shape's text."""
 
 from __future__ import annotations
 
@@ -26,9 +26,3 @@ def within(name: str, value: int, most: int, least: int = 1) -> int:
     if not least <= value <= most:
         raise ValueError(f"{name}={value} is out of range: {least} to {most}")
     return value
-
-
-def counted(number: float, what: str) -> str:
-    """Return a number with its noun: `1 cell`, `2 cells`."""
-    shown = f"{number:g}" if isinstance(number, float) else str(number)
-    return f"{shown} {what}{'' if number == 1 else 's'}"

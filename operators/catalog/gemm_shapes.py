@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
-from groupbench.operators.sizes import counted, whole, within
+from groupbench.operators.sizes import whole, within
+from groupbench.tracker.text.wording import counted
 
 if TYPE_CHECKING:
     from torch import Tensor

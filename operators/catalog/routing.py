@@ -12,7 +12,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING
 
-from groupbench.operators.sizes import counted
+from groupbench.tracker.text.wording import counted
 
 if TYPE_CHECKING:
     import numpy as np

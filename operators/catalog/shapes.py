@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import models
 from groupbench.operators.catalog import routing as routings
-from groupbench.operators.sizes import counted, size, whole, within
+from groupbench.operators.sizes import size, whole, within
 from groupbench.operators.suites import Suites
+from groupbench.tracker.text.wording import counted
 
 if TYPE_CHECKING:
     from groupbench.operators.catalog.trace import TraceStep

@@ -15,8 +15,8 @@ from groupbench.operators.hosts import builtin
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.plan import Selection
 from groupbench.operators.session import Session
-from groupbench.operators.sizes import counted
 from groupbench.tracker.record import Environment
+from groupbench.tracker.text.wording import counted
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.measure.warden import end_with_parent
-from groupbench.operators.sizes import counted
 from groupbench.tracker.device_lock import HELD, lock_file
 from groupbench.tracker.record import Record
+from groupbench.tracker.text.wording import counted
 
 START_S = 300
 """Seconds to import torch and open the GPU. The first time on a machine may take minutes."""

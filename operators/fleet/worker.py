@@ -20,8 +20,8 @@ from groupbench.operators.fleet import local
 from groupbench.operators.fleet.batch import Card
 from groupbench.operators.fleet.dask import GPU, check_address
 from groupbench.operators.fleet.local import Slot
-from groupbench.operators.sizes import counted
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text.wording import counted
 
 PRELOAD = "groupbench.operators.fleet.worker"
 """Module that a worker imports before it takes a batch, for `dask_setup`."""

@@ -30,10 +30,10 @@ from groupbench.operators.measure.texts import storable
 from groupbench.operators.measure.warden import kill_group, kill_left
 from groupbench.operators.registry import CATALOG, get_operator, has_operator
 from groupbench.operators.session import Session
-from groupbench.operators.sizes import counted
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import SCHEMA, Record, Run, Status
 from groupbench.tracker.text.scratch import Scratch
+from groupbench.tracker.text.wording import counted
 
 NEEDS_CUDA = ("grouped_gemm",)  # uses CUDA at import (10b14473), so on a CPU only our operator can run
 POLL_S = 0.2

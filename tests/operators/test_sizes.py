@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.operators.registry import get_operator
-from groupbench.operators.sizes import counted, size, whole
+from groupbench.operators.sizes import size, whole
 
 INT32 = 2**31 - 1
 
@@ -75,19 +75,3 @@ def test_text_is_a_number_or_refused(text: str) -> None:
 def test_thousands_of_digits_are_counted() -> None:
     with pytest.raises(ValueError, match=r"^N=9{30}\.\.\. is too large: it has 5000 digits$"):
         whole("N", "9" * 5000)
-
-
-@pytest.mark.parametrize(
-    ("number", "expected"),
-    [
-        (0, "0 cells"),
-        (1, "1 cell"),
-        (2, "2 cells"),
-        (10_000_000, "10000000 cells"),
-        (0.5, "0.5 cells"),
-        (1.0, "1 cell"),
-    ],
-    ids=str,
-)
-def test_one_and_several(number: float, expected: str) -> None:
-    assert counted(number, "cell") == expected

@@ -18,9 +18,10 @@ def printable(text: str) -> str:
     return "".join("�" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in flat)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: `1 cell`, `2,000 cells`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: float, noun: str) -> str:
+    """Return a number with its noun: `1 cell`, `2,000 cells`, `1.5 minutes`."""
+    shown = f"{number:g}" if isinstance(number, float) else f"{number:,}"
+    return f"{shown} {noun}{'' if number == 1 else 's'}"
 
 
 def some(values: Sequence[str]) -> str:
