@@ -297,6 +297,16 @@ METRICS: dict[str, Metric] = {
 }
 
 
+def finite_or_none(value: float | None) -> float | None:
+    """Return a number as JSON and the database store it: None if it is infinite or NaN."""
+    return None if value is None or not math.isfinite(value) else float(value)
+
+
+def relative(effect: float | None) -> float | None:
+    """Return a log ratio as a relative change: 0.03 is 3 % more. None if it is unknown."""
+    return None if effect is None or math.isnan(effect) else math.expm1(effect)
+
+
 def of_alert(name: str) -> Metric:
     """Return the metric by which the levels of an alert are compared."""
     return RMS if name == "accuracy" else METRICS.get(name, LATENCY)

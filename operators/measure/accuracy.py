@@ -16,6 +16,7 @@ from groupbench.operators.measure.exchange import plain_parts
 from groupbench.operators.measure.given import Given, place_sums
 from groupbench.operators.operator import Operator
 from groupbench.operators.tolerances import Tolerance, tolerance_of
+from groupbench.tracker.metrics import finite_or_none
 from groupbench.tracker.record import Accuracy
 
 if TYPE_CHECKING:
@@ -225,9 +226,9 @@ def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float =
     worst = _worst_block(error, expected, scale)
     first_bad = tuple(torch.nonzero(outside)[0].tolist()) if mismatch else None
     accuracy = Accuracy(
-        rms=_finite(rms),
-        max_abs=_finite(error.max().item()),
-        worst_block_rms=_finite(worst),
+        rms=finite_or_none(rms),
+        max_abs=finite_or_none(error.max().item()),
+        worst_block_rms=finite_or_none(worst),
         mismatch=mismatch,
         unwritten=unwritten,
         first_bad=first_bad,
@@ -341,10 +342,6 @@ def _ratio(error: float, scale: float) -> float:
     if error == 0:
         return 0.0
     return error / scale if scale else math.inf
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def _percent(share: float) -> str:

@@ -44,6 +44,7 @@ from groupbench.tracker.ab.result import (
 from groupbench.tracker.ab.side import AbError, AbSide, SideError, SideFailure, SideProcess
 from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe
 from groupbench.tracker.device_lock import warn_if_shared
+from groupbench.tracker.metrics import finite_or_none
 from groupbench.tracker.physics import floor_ms, too_fast
 from groupbench.tracker.record import Timing
 
@@ -350,7 +351,7 @@ class _RunningComparison:
         if decision.verdict == "continue":
             effect, low, high = sequential.estimate([b.difference for b in self.blocks], 0.95, rule.resolution)
             message = f"not resolved within {self.bench.budget_s:g} s; the interval is a 95 % interval"
-            return self._ended("unknown", message, effect=effect, low=_finite(low), high=_finite(high))
+            return self._ended("unknown", message, effect=effect, low=finite_or_none(low), high=finite_or_none(high))
         return self._ended(decision.verdict, effect=decision.effect, low=decision.low, high=decision.high)
 
     def _refuse_implausible(self) -> None:
@@ -521,7 +522,3 @@ def _levels(blocks: Sequence[Block]) -> dict[str, float]:
 
 def _usage(message: str) -> str:
     return message.removeprefix("UsageError: ")
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

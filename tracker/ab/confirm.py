@@ -6,7 +6,6 @@ worktrees and one bench. Suspects that do not fit in the budget are left out and
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -291,8 +290,3 @@ def _stored(store: Store, row: Judged, compared: Compared) -> Compared:
     with store.write() as session:
         comparisons.store(session, row.series.pk, compared)
     return compared
-
-
-def relative(effect: float) -> float:
-    """Return the relative change of a log ratio."""
-    return math.expm1(effect)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +13,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.ab.result import AbResult, timing_of
 from groupbench.tracker.environment import Environment, ab_software, hardware_class
 from groupbench.tracker.errors import QueryError, StoreError
+from groupbench.tracker.metrics import finite_or_none
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.query.series import find_series
@@ -37,13 +37,13 @@ def compared_of(
         head=head,
         verdict=result.verdict,
         measured=datetime.now(UTC),
-        effect=_finite(result.effect),
-        low=_finite(result.low),
-        high=_finite(result.high),
-        base_ms=_finite(result.base_ms),
-        head_ms=_finite(result.head_ms),
+        effect=finite_or_none(result.effect),
+        low=finite_or_none(result.low),
+        high=finite_or_none(result.high),
+        base_ms=finite_or_none(result.base_ms),
+        head_ms=finite_or_none(result.head_ms),
         pairs=result.pairs,
-        seconds=_finite(result.seconds),
+        seconds=finite_or_none(result.seconds),
         message=message,
         details={
             "accuracy": [None if accuracy is None else msgspec.to_builtins(accuracy) for accuracy, _ in sides],
@@ -124,8 +124,3 @@ def _series_of(session: Session, result: AbResult) -> list[SeriesRow]:
     except QueryError:  # no series has that name
         return []
     return series if len({row.shape for row in series}) == 1 else []
-
-
-def _finite(value: float | None) -> float | None:
-    """Return a number as the database stores it, or None if it is not finite."""
-    return None if value is None or not math.isfinite(value) else float(value)

@@ -13,7 +13,7 @@ import msgspec
 
 from groupbench.tracker.ab.side import AbError, AbSide, Which
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.metrics import RMS
+from groupbench.tracker.metrics import RMS, relative
 from groupbench.tracker.text.files import append_whole
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class AbResult:
     @property
     def change(self) -> float | None:
         """The relative change: 0.03 is 3 % slower."""
-        return None if self.effect is None else math.expm1(self.effect)
+        return relative(self.effect)
 
     @property
     def head_level_ms(self) -> float | None:

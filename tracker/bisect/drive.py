@@ -18,7 +18,7 @@ from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Rates
 from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.metrics import RMS
+from groupbench.tracker.metrics import RMS, finite_or_none
 from groupbench.tracker.stats.thresholds import RMS_RATIO
 
 if TYPE_CHECKING:
@@ -190,9 +190,9 @@ def finding_of_latency(result: AbResult) -> AbFinding:
     return dataclasses.replace(
         _facts(result),
         verdict=result.verdict,
-        effect=_finite(result.effect),
-        low=_finite(result.low),
-        high=_finite(result.high),
+        effect=finite_or_none(result.effect),
+        low=finite_or_none(result.low),
+        high=finite_or_none(result.high),
         base_value=result.base_ms,
         head_value=result.head_level_ms,
         least=math.log1p(result.min_effect or 0.0),
@@ -246,10 +246,6 @@ def _facts(result: AbResult) -> AbFinding:
         at=result.failed_side or "",
         kernels_differ=result.base_hash != result.head_hash if hashed else None,
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
 
 
 def open_comparator(repository: Path, header: Header, keep: Keep | None = None) -> AbstractContextManager[Comparator]:

@@ -9,6 +9,7 @@ from typing import Any
 from groupbench.tracker.bisect.hunt import BisectResult, Culprit, History, short
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Trace
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.metrics import relative
 from groupbench.tracker.text.wording import counted
 
 _WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
@@ -25,11 +26,6 @@ def exit_code(result: BisectResult) -> int:
     return ExitCode.FAILED if result.total.is_worse else ExitCode.OK
 
 
-def percent(effect: float) -> float:
-    """Return log(head / base) as a relative change: 0.02 is 2 % more."""
-    return math.expm1(effect)
-
-
 def change_text(finding: AbFinding, metric: str) -> str:
     """Return the change of a finding: `2.0 % slower (1.9 to 2.1), result wrong`."""
     return _with_result(_effect_text(finding, metric), finding)
@@ -44,12 +40,12 @@ def _effect_text(finding: AbFinding, metric: str) -> str:
     if finding.effect is None:
         return finding.verdict
     worse, better = _WORDS[metric]
-    share = percent(finding.effect)
+    share = math.expm1(finding.effect)
     word = worse if share > 0 else better
     text = f"{100 * abs(share):.{_digits(share)}f} % {word}"
     if finding.low is None or finding.high is None:
         return text
-    ends = [100 * percent(end) * (1 if share > 0 else -1) for end in (finding.low, finding.high)]
+    ends = [100 * math.expm1(end) * (1 if share > 0 else -1) for end in (finding.low, finding.high)]
     digits = _digits(share)
     return f"{text} ({min(ends):.{digits}f} to {max(ends):.{digits}f})"
 
@@ -94,7 +90,7 @@ def lines(result: BisectResult, history: History, trace: Trace, metric: str, cel
     if history.base != history.good and result.outcome != "none":
         yield f"GOOD is not an ancestor of BAD: searched from their merge base {short(history.base)}"
     if result.unexplained:
-        share = 100 * percent(result.unexplained)
+        share = 100 * math.expm1(result.unexplained)
         hint = "" if result.rest_searched else "; --all searches for it too"
         yield f"{share:+.1f} % of the difference is not explained by this{hint}"
     for name, why in trace.skipped.items():
@@ -163,7 +159,7 @@ def as_data(result: BisectResult, history: History, trace: Trace, metric: str, c
         "base": history.base,
         "ends": None if result.total is None else finding_data(result.total),
         "culprits": [culprit_data(culprit, history) for culprit in result.culprits],
-        "unexplained": None if result.unexplained is None else percent(result.unexplained),
+        "unexplained": relative(result.unexplained),
         "commits": {"first_parents": len(path), "all": len(history.inside)},
         "steps": trace.comparisons["step"],
         "comparisons": dict(trace.comparisons),
@@ -193,7 +189,7 @@ def finding_data(finding: AbFinding) -> dict[str, Any]:
     ends = {"change": finding.effect, "low": finding.low, "high": finding.high}
     return {
         "verdict": finding.verdict,
-        **{name: None if value is None else percent(value) for name, value in ends.items()},
+        **{name: relative(value) for name, value in ends.items()},
         "before": finding.base_value,
         "after": finding.head_value,
         "accuracy": finding.accuracy,

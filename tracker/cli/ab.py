@@ -27,6 +27,7 @@ from groupbench.tracker.cli.options import (
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
+from groupbench.tracker.metrics import relative
 from groupbench.tracker.text.wording import counted, milliseconds
 
 if TYPE_CHECKING:
@@ -288,8 +289,6 @@ def _show(results: list[AbResult], form: Format | None) -> None:
 
 def as_row(result: AbResult) -> dict[str, Any]:
     """Return a comparison as a row of COLUMNS."""
-    from math import expm1
-
     cell = result.cell
     return {
         "verdict": result.verdict,
@@ -301,8 +300,8 @@ def as_row(result: AbResult) -> dict[str, Any]:
         "base_ms": result.base_ms,
         "head_ms": result.head_level_ms,
         "change": result.change,
-        "change_low": None if result.low is None else expm1(result.low),
-        "change_high": None if result.high is None else expm1(result.high),
+        "change_low": relative(result.low),
+        "change_high": relative(result.high),
         "base_rms": result.base_accuracy and result.base_accuracy.rms,
         "head_rms": result.head_accuracy and result.head_accuracy.rms,
         "pairs": result.pairs,

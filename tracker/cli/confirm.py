@@ -14,6 +14,7 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.metrics import relative
 from groupbench.tracker.text.wording import printable, signed_percent
 
 if TYPE_CHECKING:
@@ -82,10 +83,9 @@ def confirm(
 
     def report(row: Judged, compared: Compared) -> None:
         effect, low, high = (
-            None if value is None else signed_percent(confirming.relative(value))
-            for value in (compared.effect, compared.low, compared.high)
+            signed_percent(relative(value)) for value in (compared.effect, compared.low, compared.high)
         )
-        change = "" if effect is None else f" {effect} ({low or '?'} .. {high or '?'})"
+        change = f" {effect} ({low or '?'} .. {high or '?'})" if effect else ""
         reason = f": {compared.message}" if compared.message else ""
         commits = f"{compared.base[:10]}..{compared.head[:10]}"
         click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason}"))

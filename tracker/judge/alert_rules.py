@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,7 +12,7 @@ from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, joined
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
-from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.metrics import METRICS, relative
 from groupbench.tracker.verdicts import Verdict
 
 
@@ -105,7 +104,7 @@ def _levels(row: Judged, alert: AlertRow) -> Effect:
     if alert.metric not in METRICS or row.point is None:
         return row.effect
     now = row.point.value(METRICS[alert.metric])
-    low, high = (None if end is None else math.expm1(end) for end in (alert.low, alert.high))
+    low, high = map(relative, (alert.low, alert.high))
     # The interval belongs to the alert's own effect. Today's result alone may lie outside it.
     change = alert.change
     if change is None and now is not None and alert.before:

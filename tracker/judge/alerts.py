@@ -14,7 +14,6 @@ never be expected.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -26,7 +25,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker import git
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.pasts import authors
-from groupbench.tracker.metrics import of_alert
+from groupbench.tracker.metrics import of_alert, relative
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import EnvironmentRow, RunRow, SeriesRow
@@ -103,7 +102,7 @@ class AlertRow:
     @property
     def change(self) -> float | None:
         """The relative change: 0.03 is a 3 % increase."""
-        return None if self.effect is None else math.expm1(self.effect)
+        return relative(self.effect)
 
     @property
     def distance(self) -> float | None:
@@ -149,8 +148,8 @@ class AlertRow:
             "subject": self.run.subject,
             "author": self.author,
             "change": self.change,
-            "low": None if self.low is None else math.expm1(self.low),
-            "high": None if self.high is None else math.expm1(self.high),
+            "low": relative(self.low),
+            "high": relative(self.high),
             "ab": None if self.compared is None else self.compared.verdict,
             "opened": self.opened,
             "until": self.until,

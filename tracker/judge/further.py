@@ -13,22 +13,12 @@ from sqlalchemy import select
 
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.parts import (
-    OLD,
-    Q,
-    finite_or_none,
-    history,
-    joined,
-    loud_while_new,
-    moved,
-    percent,
-    relative,
-)
+from groupbench.tracker.judge.parts import OLD, Q, history, joined, loud_while_new, moved, percent
 from groupbench.tracker.judge.pasts import Past, coded
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
-from groupbench.tracker.metrics import Metric, judged
+from groupbench.tracker.metrics import Metric, finite_or_none, judged, relative
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans

@@ -19,7 +19,6 @@ from groupbench.tracker.judge.parts import (
     Q,
     changes,
     confirmed,
-    finite_or_none,
     joined,
     loud_while_new,
     percent,
@@ -28,6 +27,7 @@ from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Evidence, Judged, News
+from groupbench.tracker.metrics import finite_or_none
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.stats.thresholds import TOO_NOISY

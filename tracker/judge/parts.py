@@ -9,6 +9,7 @@ from typing import Literal, TypeGuard
 
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.verdicts import Effect, Judged, News
+from groupbench.tracker.metrics import relative
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.store.comparisons import Compared
@@ -40,16 +41,6 @@ def percent(effect: float) -> str:
 def percent_of(change: float) -> str:
     """Return a relative change as `5.0% slower`."""
     return f"{100 * abs(change):.1f}% {'slower' if change > 0 else 'faster'}"
-
-
-def finite_or_none(value: float | None) -> float | None:
-    """Return a number, or None for NaN."""
-    return None if value is None or math.isnan(value) else float(value)
-
-
-def relative(end: float | None) -> float | None:
-    """Return a logarithm as a relative change, or None if unknown."""
-    return None if end is None or math.isnan(end) else math.expm1(end)
 
 
 def moved(finding: scans.SeriesFinding | None) -> TypeGuard[scans.SeriesFinding]:

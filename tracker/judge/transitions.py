@@ -25,11 +25,12 @@ from groupbench.tracker.environment import (
 )
 from groupbench.tracker.judge.causes import OF_TOOLCHAINS, Cause, some
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.parts import confirmed, joined, percent, relative
+from groupbench.tracker.judge.parts import confirmed, joined, percent
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
+from groupbench.tracker.metrics import relative
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS
 from groupbench.tracker.store import comparisons

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from groupbench.tracker.metrics import RMS
+from groupbench.tracker.metrics import RMS, relative
 from groupbench.tracker.verdicts import Verdict
 
 SIGMAS = 4.0
@@ -59,7 +59,7 @@ class ChangeVerdict:
 
     @property
     def relative_threshold(self) -> float | None:
-        return None if self.threshold is None else math.expm1(self.threshold)
+        return relative(self.threshold)
 
 
 def mad(values: NDArray[np.float64]) -> float:
