@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.bursts import median
 from groupbench.tracker.compare import sides
 from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.environment import environment_differences
@@ -54,9 +55,14 @@ class SeriesPair:
     note: str | None = None
 
     @property
+    def too_noisy(self) -> bool:
+        """Return whether the noise is too large for `ok` to mean anything."""
+        return self.noise is not None and self.noise > BLIND
+
+    @property
     def blind(self) -> bool:
         """Return whether the noise is too large to judge the ratio, which then counts for no mean."""
-        return self.verdict is Verdict.UNKNOWN and self.noise is not None and self.noise > BLIND
+        return self.verdict is Verdict.UNKNOWN and self.too_noisy
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
@@ -285,7 +291,8 @@ def _timed(
     )
     if pair.verdict is Verdict.UNKNOWN:
         return replace(pair, note=note or "one run with one burst on a side: the noise is unknown")
-    if pair.verdict is Verdict.OK and pair.noise is not None and pair.noise > BLIND:
+    if pair.verdict is Verdict.OK and pair.too_noisy:
+        assert pair.noise is not None
         reason = f"too noisy to judge: only a change of more than {100 * pair.noise:.0f} % would show"
         pair = replace(pair, verdict=Verdict.UNKNOWN, note="; ".join(text for text in (reason, note) if text))
     interval = ratio_interval(*pools, timing=timing)
@@ -295,10 +302,7 @@ def _timed(
 def _median(points: Sequence[PointRow]) -> float | None:
     """Return the median of the runs' latencies on the logarithmic scale, as for the ratio."""
     logs = sorted(math.log(p.median_ms) for p in points if p.timed and p.median_ms is not None)
-    if not logs:
-        return None
-    middle = len(logs) // 2
-    return math.exp(logs[middle] if len(logs) % 2 else (logs[middle - 1] + logs[middle]) / 2)
+    return math.exp(median(logs)) if logs else None
 
 
 def _why(point: PointRow, side: str) -> str:

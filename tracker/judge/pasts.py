@@ -24,6 +24,7 @@ from groupbench.tracker.query.rows import MEASURED
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.record import STATUSES, Kernel
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
+from groupbench.tracker.stats.histories import newest_environment
 from groupbench.tracker.stats.thresholds import RMS_FLOOR
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
@@ -49,7 +50,7 @@ class Past:
     @cached_property
     def alike(self) -> NDArray[np.int64]:
         """The indices [m] of the results on the machine of the last one."""
-        return np.flatnonzero(self.environment == self.environment[-1:])
+        return newest_environment(self.environment)
 
     def where(self, keep: NDArray[Any]) -> Past:
         arrays = {name: getattr(self, name)[keep] for name in _ARRAYS}
@@ -187,7 +188,7 @@ class Pasts:
     def elsewhere(self, series: int) -> set[int]:
         """Return the runs on lines other than the newest result's that are measured alternately with it."""
         rows = self._rows(series)
-        alike = self._environment[rows] == self._environment[rows][-1:]
+        alike = newest_environment(self._environment[rows])
         run, used = self._run[rows][alike], self._toolchain[rows][alike]
         if not len(run):
             return set()

@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
@@ -34,7 +33,7 @@ from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, named_difference
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.record import LONGEST_NAME
-from groupbench.tracker.stats.thresholds import POOL_FLOOR
+from groupbench.tracker.stats.thresholds import POOL_FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
@@ -237,15 +236,10 @@ def _slowdown(
     if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
         return compared.effect, compared.low or compared.effect, compared.high or compared.effect
     assert point.timing is not None
-    scatter = max(_scatter(past.log), POOL_FLOOR[point.timing], point.error or 0.0)
+    scatter = max(step_scatter(past.log), POOL_FLOOR[point.timing], point.error or 0.0)
     effect = float(np.median(past.log[-number:])) - before.log
     error = math.hypot(scatter / math.sqrt(number), before.error, scatter / math.sqrt(before.n))
     return effect, effect - SIGMAS * error, effect + SIGMAS * error
-
-
-def _scatter(log: NDArray[np.float64]) -> float:
-    """Return the scatter from differences of successive results, which drifts and steps do not affect."""
-    return 0.0 if len(log) < 2 else 1.4826 * float(np.median(np.abs(np.diff(log)))) / math.sqrt(2)
 
 
 def _results(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> dict[int, list[_Result]]:

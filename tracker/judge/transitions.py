@@ -32,7 +32,7 @@ from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
 from groupbench.tracker.metrics import relative
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.stats.thresholds import FLOOR, GROSS
+from groupbench.tracker.stats.thresholds import FLOOR, GROSS, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.verdicts import Verdict
@@ -62,8 +62,7 @@ def size(
     effect = float(np.median(new) - np.median(level))
     if len(old) < 2:
         return effect, None, None
-    steps = 1.4826 * float(np.median(np.abs(np.diff(old)))) / math.sqrt(2)
-    scatter = max(steps if math.isnan(sigma) else sigma, floor)
+    scatter = max(step_scatter(old) if math.isnan(sigma) else sigma, floor)
     half = float(special.stdtrit(len(old) - 1, 0.975)) * scatter * math.sqrt(1 / len(level) + 1 / len(new))
     return effect, effect - half, effect + half
 

@@ -97,6 +97,11 @@ def check(histories: Sequence[SeriesHistory]) -> None:
         raise ValueError("log_ms contains a value that is not finite; leave out missing results")
 
 
+def newest_environment(environment: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the indices [m] of the points in the environment of the last one."""
+    return np.flatnonzero(environment == environment[-1:])
+
+
 def newest_environments(histories: Sequence[SeriesHistory]) -> list[NDArray[np.int64]]:
     """Return for each history the indices of the points in its newest point's environment.
 

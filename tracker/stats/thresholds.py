@@ -71,6 +71,11 @@ def mad(values: NDArray[np.float64]) -> float:
     return float(1.4826 * factor * np.median(np.abs(values - np.median(values))))
 
 
+def step_scatter(log: NDArray[np.float64]) -> float:
+    """Return the scatter from differences of successive results, which drifts and steps do not affect; 0 for one."""
+    return 0.0 if len(log) < 2 else 1.4826 * float(np.median(np.abs(np.diff(log)))) / math.sqrt(2)
+
+
 TOO_NOISY = 0.2
 """Standard error of a latency over its bursts beyond which it is too noisy to judge: ±20 %."""
 

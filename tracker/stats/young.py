@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from groupbench.tracker.stats.batches import MIN_POINTS
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
-from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory
+from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory, newest_environment
 from groupbench.tracker.stats.thresholds import typical
 
 FEWEST = 3
@@ -31,7 +31,7 @@ NEWEST = 3
 
 def find_step(history: SeriesHistory) -> SeriesFinding | None:
     """Return the clearest step to the newest level of a short history as a suspect, or None."""
-    place = _newest_environment(history)
+    place = newest_environment(history.environment)
     n = len(place)
     if not FEWEST <= n < 2 * MIN_SEGMENT:
         return None
@@ -64,7 +64,7 @@ def step_between(history: SeriesHistory, first: int, last: int, reason: str = ""
 
     first, last  indices among the results in the newest environment
     """
-    place = _newest_environment(history)
+    place = newest_environment(history.environment)
     y, error = history.log_ms[place], history.error[place]
     before, after = y[max(first + 1 - LEVEL, 0) : first + 1], y[last:]
     index = first + 1 + int(np.argmax(np.abs(np.diff(y[first : last + 1]))))
@@ -80,10 +80,6 @@ def step_between(history: SeriesHistory, first: int, last: int, reason: str = ""
 def is_still_there(history: SeriesHistory, step: SeriesFinding, effect: float) -> bool:
     """Return whether the results after a step, and the newest of them, moved by at least half of an effect."""
     assert step.before is not None and step.last is not None and step.effect is not None
-    place = _newest_environment(history)
+    place = newest_environment(history.environment)
     newest = float(np.median(history.log_ms[place[place >= step.last][-NEWEST:]])) - step.before
     return min(step.effect / effect, newest / effect) >= 0.5
-
-
-def _newest_environment(history: SeriesHistory) -> NDArray[np.int64]:
-    return np.flatnonzero(history.environment == history.environment[-1:])
