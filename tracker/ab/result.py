@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 AbVerdict = Literal["same", "different", "unknown", "failed"]
 AccuracyChange = Literal["same", "less accurate", "more accurate", "wrong", "mended", "both wrong"]
+LESS_ACCURATE: tuple[AccuracyChange, ...] = ("wrong", "less accurate")
+MORE_ACCURATE: tuple[AccuracyChange, ...] = ("mended", "more accurate")
 
 RECORDS_SCHEMA = 1
 REFRESH_BLOCKS = 4
@@ -252,14 +254,14 @@ class AbResult:
             return "equally accurate" if accuracy == "same" else accuracy
         if accuracy == "same":
             return speed
-        opposed = self.direction == "faster" and self.accuracy_change in ("wrong", "less accurate")
-        opposed |= self.direction == "slower" and self.accuracy_change in ("mended", "more accurate")
+        opposed = self.direction == "faster" and self.accuracy_change in LESS_ACCURATE
+        opposed |= self.direction == "slower" and self.accuracy_change in MORE_ACCURATE
         return f"{speed} {'but' if opposed else 'and'} {accuracy}"
 
     @property
     def is_worse(self) -> bool:
         """Return whether head is slower, less accurate, or wrong while base is right."""
-        return self.direction == "slower" or self.accuracy_change in ("wrong", "less accurate")
+        return self.direction == "slower" or self.accuracy_change in LESS_ACCURATE
 
 
 def accuracy_change(base: SideAccuracy | None, head: SideAccuracy | None) -> AccuracyChange:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
+from groupbench.tracker.ab.result import LESS_ACCURATE, MORE_ACCURATE
 from groupbench.tracker.ab.worktree import Recipe, checkout
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
@@ -211,7 +212,7 @@ def finding_of_accuracy(result: AbResult) -> AbFinding:
         return dataclasses.replace(facts, verdict="failed", message=facts.message or "no accuracy was measured")
     effect = _level(head) - _level(base)
     change = result.accuracy_change
-    sign = {"wrong": 1, "less accurate": 1, "mended": -1, "more accurate": -1}.get(change, 0)
+    sign = (change in LESS_ACCURATE) - (change in MORE_ACCURATE)
     if sign:
         effect = sign * max(LEAST_ACCURACY, sign * effect)
     differs = bool(sign) or (change == "both wrong" and abs(effect) > LEAST_ACCURACY)

@@ -22,7 +22,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from groupbench.tracker.ab.result import AbVerdict, AccuracyChange
+from groupbench.tracker.ab.result import LESS_ACCURATE, AbVerdict, AccuracyChange
 
 Why = Literal["ends", "merge base", "step", "confirm", "branch", "rest"]
 Position = Literal["above", "below", "unclear", "failed"]
@@ -57,7 +57,7 @@ class AbFinding:
     @property
     def is_worse(self) -> bool:
         """Return whether head is slower, less accurate, or wrong while base is right, as for `ab`."""
-        return (self.effect or 0.0) > 0 or self.accuracy in ("wrong", "less accurate")
+        return (self.effect or 0.0) > 0 or self.accuracy in LESS_ACCURATE
 
 
 @dataclass(frozen=True)

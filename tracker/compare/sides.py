@@ -19,8 +19,9 @@ from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import series_fields
 from groupbench.tracker.query import filters
+from groupbench.tracker.query.lines import every_line
 from groupbench.tracker.query.points import points_of_run, points_of_state
-from groupbench.tracker.query.resolve import find_run, resolve_commit, run_at
+from groupbench.tracker.query.resolve import Lookup, ReadLine, find_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.record import Accuracy, Record
 from groupbench.tracker.stats.thresholds import burst_error
@@ -59,24 +60,49 @@ def find_side(session: Session | None, word: str, options: Options | None = None
         return _of_file(word, options)
     if session is None:
         raise QueryError(f"no file {word!r}, and no database to look it up in")
+    return stored_side(session, find_stored(session, word, git.rev_parse))
+
+
+@dataclass(frozen=True)
+class StoredSide:
+    """A side in the database: a run, or all runs of a state of the code."""
+
+    title: str
+    state: State
+    run: RunRow | None = None
+
+
+def find_stored(
+    session: Session, word: str, lookup: Lookup | None = None, read_line: ReadLine = every_line
+) -> StoredSide:
+    """Return the side in the database that a word names, as for `find_side`. Raises QueryError.
+
+    lookup     resolves names that the database does not know
+    read_line  reads the order of commits
+    """
     if word.startswith("run:"):
-        return _of_run(session, find_run(session, word.removeprefix("run:")))
+        return _of_run(find_run(session, word.removeprefix("run:")))
     if word.startswith("@"):
-        return _of_run(session, run_at(session, filters.instant(word[1:], end=True)))
+        return _of_run(run_at(session, filters.instant(word[1:], end=True)))
     try:
-        state = resolve_commit(session, word, git.rev_parse)
+        state = resolve_commit(session, word, lookup, read_line)
     except QueryError as error:
         if word in ("latest", "previous"):
             raise QueryError(f"{error}; `run:ID` names a single run, `groupbench runs` lists them") from error
         if not filters.looks_like_date(word):
             raise
-        return _of_run(session, run_at(session, filters.instant(word, end=True)))
-    return ComparedSide(str(state), tuple(points_of_state(session, state)), state)
+        return _of_run(run_at(session, filters.instant(word, end=True)))
+    return StoredSide(str(state), state)
 
 
-def _of_run(session: Session, run: RunRow) -> ComparedSide:
-    title = f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}"
-    return ComparedSide(title, tuple(points_of_run(session, run)), run.state)
+def stored_side(session: Session, place: StoredSide) -> ComparedSide:
+    """Return a side of the database with its points."""
+    points = points_of_state(session, place.state) if place.run is None else points_of_run(session, place.run)
+    return ComparedSide(place.title, tuple(points), place.state)
+
+
+def _of_run(run: RunRow) -> StoredSide:
+    return StoredSide(f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}", run.state, run)
 
 
 def _of_file(name: str, options: Options | None) -> ComparedSide:

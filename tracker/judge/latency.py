@@ -53,7 +53,7 @@ class LatencyFinding:
 
     @property
     def moved(self) -> bool:
-        return self.finding.verdict in ("changed", "suspect")
+        return self.finding.moved
 
     @property
     def slower(self) -> bool:

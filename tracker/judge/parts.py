@@ -25,8 +25,6 @@ OLD = scans.RECENT
 An older change counts only if it has an alert. So a regression stays until its alert is resolved, while changes from
 before the alerts began, and improvements, do not fail or fill reports forever."""
 
-_MOVED = ("changed", "suspect")
-
 
 def joined(*texts: str | None) -> str | None:
     """Return the non-empty texts as one note."""
@@ -45,7 +43,7 @@ def percent_of(change: float) -> str:
 
 def moved(finding: scans.SeriesFinding | None) -> TypeGuard[scans.SeriesFinding]:
     """Return whether a finding is a change or a suspect."""
-    return finding is not None and finding.verdict in _MOVED and finding.effect is not None
+    return finding is not None and finding.moved and finding.effect is not None
 
 
 def history(

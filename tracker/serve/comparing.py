@@ -7,10 +7,9 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare.comparison import ORDER
+from groupbench.tracker.compare.sides import StoredSide, find_stored
 from groupbench.tracker.errors import QueryError
-from groupbench.tracker.query import filters
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.query.resolve import find_run, resolve_commit, run_at
 from groupbench.tracker.serve import queries, work
 from groupbench.tracker.serve.database import version
 from groupbench.tracker.serve.jobs import Working
@@ -44,7 +43,7 @@ def compare(site: Site, parameters: Parameters) -> Page:
         }
         if a is None or b is None:
             return Page("compare.html", {"a": None, "b": None, "state": "asking"}, shown)
-        places = (find_run_or_state(site, session, "a", a), find_run_or_state(site, session, "b", b))
+        places = (_place(site, session, "a", a), _place(site, session, "b", b))
         names: dict[str, Any] = dict(where.names)
         slice_ = Filter(**names, shape=where.shapes, where=where.sizes)
         of = ("compare", *places, force, slice_)
@@ -74,26 +73,12 @@ def compare(site: Site, parameters: Parameters) -> Page:
     return Page("compare.html", data, shown, again=2 if job.stale else None)
 
 
-def find_run_or_state(site: Site, session: Session, name: str, word: str) -> work.RunOrState:
-    """Return the side that `word` names, as `sides.find_side` does, but no files and no names that only git knows.
+def _place(site: Site, session: Session, name: str, word: str) -> StoredSide:
+    """Return the side that `word` names, as for the command `compare`, but no files and no names that only git knows.
 
     Raises BadRequest, with the name of the parameter, if the word names nothing in the database.
     """
     try:
-        if word.startswith("run:"):
-            return _run(find_run(session, word.removeprefix("run:")))
-        if word.startswith("@"):
-            return _run(run_at(session, filters.instant(word[1:], end=True)))
-        try:
-            state = resolve_commit(session, word, read_line=site.every_line)
-        except QueryError:
-            if not filters.looks_like_date(word):
-                raise
-            return _run(run_at(session, filters.instant(word, end=True)))
+        return find_stored(session, word, read_line=site.every_line)
     except QueryError as error:
         raise BadRequest(f"{name}: {error.message}") from error
-    return work.RunOrState(str(state), state=state)
-
-
-def _run(run: Any) -> work.RunOrState:
-    return work.RunOrState(f"run {run.id[:12]} of {run.started:%Y-%m-%d %H:%M} at {run.state}", run=run.pk)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.query.rows import State
+
+if TYPE_CHECKING:
+    from groupbench.tracker.compare.sides import StoredSide
 
 
 @dataclass(frozen=True)
@@ -104,38 +106,20 @@ def _base(row: Any) -> str | None:
     return None if row.span is None or row.span.base is None else row.span.base.commit_text
 
 
-@dataclass(frozen=True)
-class RunOrState:
-    """A side of a comparison: a run, or all runs of a state of the code."""
-
-    title: str
-    run: int | None = None
-    state: State | None = None
-
-
-def compare(location: str, a: RunOrState, b: RunOrState, force: bool, where: Filter) -> SideBySide:
+def compare(location: str, a: StoredSide, b: StoredSide, force: bool, where: Filter) -> SideBySide:
     """Compare two sides in every series of either. Raises TrackerError."""
-    from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.comparison import compare_sides
-    from groupbench.tracker.query.points import points_of_run, points_of_state
-    from groupbench.tracker.query.runs import run_rows
+    from groupbench.tracker.compare.sides import stored_side
     from groupbench.tracker.serve.database import open_to_read
 
     began = time.perf_counter()
     database = open_to_read(location)
-    compared: list[sides.ComparedSide] = []
     try:
         with database.read() as session:
-            for place in (a, b):
-                if place.run is not None:
-                    points = points_of_run(session, run_rows(session, [place.run])[place.run])
-                else:
-                    assert place.state is not None
-                    points = points_of_state(session, place.state)
-                compared.append(sides.ComparedSide(place.title, tuple(points), place.state))
+            sides = [stored_side(session, place) for place in (a, b)]
     finally:
         database.close()
-    whole = compare_sides(compared[0], compared[1], force=force, where=where)
+    whole = compare_sides(*sides, force=force, where=where)
     return SideBySide(
         a=a.title,
         b=b.title,

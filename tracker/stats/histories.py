@@ -59,6 +59,11 @@ class SeriesFinding:
     reason: str = ""
 
     @property
+    def moved(self) -> bool:
+        """Return whether the newest level is, or may be, another one than before."""
+        return self.verdict in ("changed", "suspect")
+
+    @property
     def nights(self) -> int | None:
         """Number of results on the newest level, including the newest; None without a change."""
         return None if self.effect is None else self.n_after
