@@ -4,7 +4,8 @@
 
 A flip changes a random byte of the file, of the schema's text, or of a stored value; sometimes it overwrites a whole
 page or only the header. `gate` and `compare` may end with 1 if a flipped value looks like a regression, and `verify`
-ends with 1 if it finds the damage. `repair` also runs on each file, and `verify` must find no damage in its output.
+ends with 1 if it finds the damage. The dashboard answers 503 for a page that it cannot read. `repair` also
+runs on each file, and `verify` must find no damage in its output.
 Prints each problem and the totals. The exit code is 1 if there is a problem.
 """
 
@@ -17,37 +18,63 @@ import sqlite3
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 from click.testing import CliRunner
+from sqlalchemy import select
+from starlette.testclient import TestClient
 
 from groupbench.tracker.cli import main
+from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.record import Record, encode
+from groupbench.tracker.serve.app import create_app
+from groupbench.tracker.serve.jobs import Jobs
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.engine import open_store
+from groupbench.tracker.store.schema import Series
 
 NIGHTS, BACKENDS = 8, ("torch_loop", "triton", "helion")
 
 READING = [
-    *(["history"], ["history", "--json", "--baseline", "torch_loop"], ["gate"], ["runs"], ["commits"], ["series"]),
-    *(["envs"], ["show", "1.1"], ["show", "--run", "run-003"], ["alerts", "--all"], ["pins"], ["export", "-"]),
-    *(["export", "-", "--format", "csv"], ["export", "-", "--format", "v3"], ["compare", "previous", "latest"]),
-    *(["sql", "SELECT * FROM point JOIN series ON series.id = series_id"], ["verify"], ["verify", "--quick"]),
-    ["report", "-o", "{folder}/report.html"],
+    *(["history"], ["history", "--json", "--baseline", "torch_loop"], ["history", "--plot", "--backend", "triton"]),
+    *(["gate"], ["gate", *(f"--output={name}={{folder}}/{name}" for name in ("junit", "sarif", "summary", "atom"))]),
+    *(["runs"], ["commits"], ["series"], ["envs"], ["show", "1.1"], ["show", "run:run-003", "--md"]),
+    *(["alerts", "--all"], ["alerts", "--json"], ["pins"], ["league", "latest"], ["explain", "previous", "latest"]),
+    *(["export", "-"], ["export", "-", "--format", "csv"], ["export", "-", "--format", "v3"]),
+    *(["compare", "previous", "latest"], ["compare", "17cc", "{folder}/more.jsonl"]),
+    ["sql", "SELECT * FROM point JOIN series ON series.id = series_id"],
+    ["sql", "SELECT * FROM alert JOIN alert_event ON alert.id = alert_id JOIN comparison USING (series_id)"],
+    *(["verify"], ["verify", "--quick"], ["report", "-o", "{folder}/report.html"]),
 ]
 WRITING = [
-    *(
-        ["ingest", "{folder}/more.jsonl"],
-        ["gate", "--update"],
-        ["prune", "--all", "1", "--apply"],
-        ["ack", "1", "--reason", "known"],
-    ),
-    *(["expect", "1", "--reason", "x"], ["close", "1", "--reason", "x"], ["pin", "latest", "--max-slowdown", "2"]),
-    *(["unpin", "old"], ["backup", "{folder}/copy.db"], ["merge", "{folder}/sound.db"], ["confirm", "--dry-run"]),
+    *(["ingest", "{folder}/more.jsonl"], ["import", "{folder}/more.jsonl"], ["merge", "{folder}/sound.db"]),
+    *(["gate", "--update"], ["prune", "--all", "1", "--apply"], ["confirm"], ["backup", "{folder}/copy.db"]),
+    *(["ack", "1", "--reason", "known"], ["expect", "1", "--until", "17cc", "--reason", "x"]),
+    *(["close", "1", "--as", "fixed", "--reason", "x"], ["pin", "latest", "--max-slowdown", "2"], ["unpin", "old"]),
+]
+PAGES = [
+    *("/", "/runs", "/runs/run-003", "/series", "/series/2", "/series.json?q=triton", "/points/1.1", "/operators"),
+    *("/operators/grouped_gemm", "/compare?a=16cc&b=17cc", "/alerts?state=all", "/alerts/1", "/healthz"),
 ]
 MAY_FAIL = ("gate", "compare", "verify")
+
+COMPARED = comparisons.Compared(
+    base="16" + "c" * 38,
+    head="17" + "c" * 38,
+    verdict=comparisons.DIFFERENT,
+    measured=datetime(2026, 1, 9, tzinfo=UTC),
+    effect=0.262,
+    low=0.255,
+    high=0.27,
+    details={"toolchain": "old"},
+)
+"""The A/B by which the last night's slowdown of triton is certain."""
 
 
 def record(night: int, backend: str, number: int) -> Record:
@@ -87,17 +114,22 @@ def build(folder: Path) -> Path:
     nights = [[record(n, backend, number) for backend in BACKENDS for number in range(3)] for n in range(NIGHTS + 1)]
     (folder / "all.jsonl").write_bytes(b"".join(encode(one) for night in nights[:-1] for one in night))
     (folder / "more.jsonl").write_bytes(b"".join(map(encode, nights[-1])))
-    for command in (
-        ["ingest", str(folder / "all.jsonl")],
-        ["pin", "10ccc", "--max-slowdown", "3", "--name", "old"],
-        ["gate", "--update"],
-    ):
-        result = CliRunner().invoke(main, ["--db", str(path), *command])
-        if result.exit_code not in (0, 1, 3):
-            raise SystemExit(f"{command}: {result.stderr}")
+    _run(path, "ingest", str(folder / "all.jsonl"))
+    _run(path, "pin", "10ccc", "--max-slowdown", "3", "--name", "old")
+    with open_store(path, create=False) as store, store.write() as session:
+        for series in session.scalars(select(Series).where(Series.backend == "triton")):
+            comparisons.store(session, series.id, COMPARED)
+    _run(path, "gate", "--update")  # opens an alert for each series that the comparisons confirm
+    _run(path, "ack", "2", "--reason", "known", "--who", "Ada")
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
     return path
+
+
+def _run(path: Path, *command: str) -> None:
+    result = CliRunner().invoke(main, ["--db", str(path), *command])
+    if result.exit_code not in (ExitCode.OK, ExitCode.FAILED, ExitCode.INCOMPLETE):
+        raise SystemExit(f"{command}: {result.stderr}")
 
 
 def damage(path: Path, rng: random.Random) -> str:
@@ -124,7 +156,20 @@ def damage(path: Path, rng: random.Random) -> str:
 
 def _in_a_value(path: Path, content: bytes, rng: random.Random) -> int:
     with closing(sqlite3.connect(path)) as connection:
-        table = rng.choice(["point", "series", "run", "commit", "environment", "kernel_set", "alert", "pin"])
+        table = rng.choice(
+            [
+                "point",
+                "series",
+                "run",
+                "commit",
+                "environment",
+                "kernel_set",
+                "alert",
+                "alert_event",
+                "comparison",
+                "pin",
+            ]
+        )
         (number,) = connection.execute(f'SELECT max(id) FROM "{table}"').fetchone()  # noqa: S608 # a table of the list above
         if number is None:
             return rng.randrange(len(content))
@@ -151,6 +196,19 @@ def check(command: list[str], path: Path, folder: Path) -> str | None:
     return None
 
 
+def page_problems(path: Path, expected: Container[int] = (200, 202, 404, 503)) -> Iterator[str]:
+    """Ask the dashboard of a database for every kind of page, and yield the responses of another status."""
+    with ThreadPoolExecutor(1) as executor:
+        try:
+            app = create_app(str(path), jobs=Jobs(executor))
+        except TrackerError:
+            return
+        with TestClient(app, raise_server_exceptions=False) as client:
+            for page in PAGES:
+                if (status := client.get(page).status_code) not in expected:
+                    yield f"GET {page}: status {status}"
+
+
 def problems(sound: Path, seed: int, folder: Path, repair: bool = True) -> Iterator[str]:
     """Damage a copy of a database, run every command on copies of that, and yield the problems."""
     rng = random.Random(seed)
@@ -166,6 +224,7 @@ def problems(sound: Path, seed: int, folder: Path, repair: bool = True) -> Itera
         wrong = check(command, copy, folder)
         if wrong:
             yield f"seed {seed}, {where}: {' '.join(command)}: {wrong}"
+    yield from (f"seed {seed}, {where}: {wrong}" for wrong in page_problems(damaged))
     if repair:
         new = folder / "new.db"
         new.unlink(missing_ok=True)

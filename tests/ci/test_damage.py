@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+
+from groupbench.tracker.cli import main
 
 PROGRAM = Path(__file__).parents[2] / "ci/benchmarks/damage_marks.py"
 
@@ -25,6 +29,19 @@ def marks() -> Any:
 @pytest.fixture(scope="module")
 def sound(marks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return marks.build(tmp_path_factory.mktemp("sound"))
+
+
+def test_every_command_does_its_work_on_a_sound_database(marks: Any, sound: Path, tmp_path: Path) -> None:
+    """Otherwise a mistyped option would end each command before it reads the damage."""
+    for command in [*marks.READING, *marks.WRITING]:
+        copy = tmp_path / "copy_of_sound.db"
+        shutil.copyfile(sound, copy)
+        shutil.copyfile(sound.parent / "more.jsonl", tmp_path / "more.jsonl")
+        shutil.copyfile(sound, tmp_path / "sound.db")
+        words = [word.format(folder=tmp_path) for word in command]
+        result = CliRunner().invoke(main, ["--db", str(copy), *words])
+        assert result.exit_code == (1 if command[0] == "gate" else 0), (command, result.stderr)
+    assert list(marks.page_problems(sound, {200, 202})) == []
 
 
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(3, 60))])

@@ -108,7 +108,7 @@ class LazyGroup(click.Group):
         except (TrackerError, click.ClickException, click.exceptions.Exit, click.Abort, OSError):
             raise  # `shell.run` reports these
         except Exception as error:
-            from groupbench.tracker.cli.failures import explained
+            from groupbench.tracker.store.failures import explained
 
             explanation = explained(error, ctx.obj)
             if explanation is None:

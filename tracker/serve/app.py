@@ -37,6 +37,11 @@ LARGEST_FORM = 64 * 1024
 FORM_S = 10.0
 """Maximum time in seconds for the body of a request to arrive."""
 
+_RAISED_BY_DAMAGE = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, msgspec.MsgspecError),
+)
+"""Exceptions of code that uses a value of another type than it was stored with."""
+
 _WARM_S = 3.0
 """Time in seconds that the server spends on counting the points of the newest runs before it starts."""
 
@@ -87,7 +92,12 @@ def create_app(
             Route("/healthz", healthz, methods=["GET"]),
             Route("/static/{name}", static, methods=["GET"]),
         ],
-        exception_handlers={HTTPException: _http_error, TrackerError: _expected_error, Exception: _unforeseen},
+        exception_handlers={
+            HTTPException: _http_error,
+            TrackerError: _expected_error,
+            **dict.fromkeys(_RAISED_BY_DAMAGE, _perhaps_damaged),
+            Exception: _unforeseen,
+        },
         lifespan=lifespan,
     )
     app.state.site, app.state.secure, app.state.lane = site, secure, lane.Lane()
@@ -106,8 +116,8 @@ def _warm(site: Site) -> None:
             site.facets(session)
         runs.overview(site, Parameters([]))
         runs.count_newest(site, _WARM_S)
-    except TrackerError:
-        pass  # reported to each request
+    except Exception:  # noqa: S110 # reported to each request, with the damage that is its cause
+        pass
 
 
 def _page(path: str, view: View) -> Route:
@@ -284,6 +294,15 @@ async def _expected_error(request: Request, error: Exception) -> Response:
         await asyncio.sleep(error.wait_s)
         headers = {"WWW-Authenticate": 'Bearer realm="groupbench"'} if status == 401 else None
     return await _error_page(request, status, error.message, headers)
+
+
+async def _perhaps_damaged(request: Request, error: Exception) -> Response:
+    """Respond with 503 if the database is damaged, since a damaged value may raise anything. Else it is a bug."""
+    site: Site = request.app.state.site
+    damage = await run_in_threadpool(site.damage)
+    if damage is None:
+        raise error
+    return await _expected_error(request, StoreError(damage))
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:

@@ -36,6 +36,9 @@ MOST_WORDS = 16
 RECOUNT_S = 60.0
 """Time in seconds after which the counts of a run are checked for removed points."""
 
+DAMAGE_S = 2.0
+"""Time in seconds that a request waits for the search for damage that explains its error."""
+
 _KEPT_RUNS = 2_000
 _KEPT_LISTS = 24
 _KEPT_LINES = 8
@@ -146,6 +149,19 @@ class Site:
             return self.jobs.ask(of, version(session), work.judge, where, run.id, patience=patience, keep=keep)
         except TrackerError as error:
             return Failed(error.message)
+
+    def damage(self) -> str | None:
+        """Return why the database is damaged, or None if it is sound; the answer is cached.
+
+        A long search continues in its process; until it ends, the answer is that the database cannot be read.
+        """
+        location = self.database.location
+        with self.database.read() as session:
+            now = version(session)
+        job = self.jobs.ask(("damage",), now, work.damage, location, patience=DAMAGE_S, keep=True)
+        if isinstance(job, Known) and not job.stale:
+            return job.value
+        return f"{self.database.store.name}: cannot be read; the server is checking it for damage"
 
     def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
         """Return the alerts of one series. Most series lack any, which an index shows quickly."""

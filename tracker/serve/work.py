@@ -106,6 +106,13 @@ def _base(row: Any) -> str | None:
     return None if row.span is None or row.span.base is None else row.span.base.commit_text
 
 
+def damage(location: str) -> str | None:
+    """Return the first damage found in a database, as one line, or None."""
+    from groupbench.tracker.store.failures import damage_of
+
+    return damage_of(location)
+
+
 def compare(location: str, a: StoredSide, b: StoredSide, force: bool, where: Filter) -> SideBySide:
     """Compare two sides in every series of either. Raises TrackerError."""
     from groupbench.tracker.compare.comparison import compare_sides

@@ -79,6 +79,27 @@ def test_a_locked_database_is_reported_without_a_long_wait(
     assert act(client).status_code == 303
 
 
+@pytest.mark.sqlite
+@pytest.mark.parametrize("page", ["/alerts.json?state=all", "/alerts.json?state=all&per_page=500"])
+def test_a_damaged_value_is_named_in_the_response(nights: Any, serve: Client, page: str) -> None:
+    client = serve(apart=True)
+    with sqlite3.connect(nights) as connection:
+        connection.execute("UPDATE alert_event SET at = '2x26-01-01 00:00:00.000000'")
+    response = client.get(page)
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "5")
+    assert "damaged database" in response.json()["error"]
+    assert client.get("/runs").status_code == 200
+
+
+def test_an_error_without_damage_is_a_bug(nights: Any, serve: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = serve()
+    monkeypatch.setattr(queries, "alert_counts", lambda _: {}["none"])
+    with pytest.raises(KeyError):
+        client.get("/alerts")
+    client = TestClient(client.app, base_url="http://localhost:8642", raise_server_exceptions=False)
+    assert client.get("/alerts").status_code == 500
+
+
 def test_a_run_is_counted_once_and_again_when_it_changes(
     nights: Any, serve: Client, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ SECONDS = 30
 
 
 def explained(error: Exception, location: str) -> TrackerError | None:
-    """Return the fault of the database as an error for the command line, or None if the database is not the cause."""
+    """Return the fault of the database that explains an exception, or None if the database is not the cause."""
     if "sqlalchemy" not in sys.modules:  # no database was opened
         return None
     from sqlalchemy.exc import DBAPIError
@@ -27,14 +27,14 @@ def explained(error: Exception, location: str) -> TrackerError | None:
     # Every driver's errors have a root of this name (PEP 249).
     if any(kind.__name__ == "Error" and kind.__module__ in _DRIVERS for kind in type(origin).__mro__):
         return error_of(shown_name(location), error)
-    damage = _damage(location)
+    damage = damage_of(location)
     return None if damage is None else DamageError(damage)
 
 
 _DRIVERS = ("sqlite3", "psycopg")
 
 
-def _damage(location: str) -> str | None:
+def damage_of(location: str) -> str | None:
     """Return the first damage found in a database within SECONDS, as one line, or None."""
     from groupbench.tracker.store.engine import ADVICE, open_store, shown_name
     from groupbench.tracker.store.verify import verify
