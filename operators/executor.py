@@ -24,6 +24,7 @@ from typing import Any
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import environment, machine_code, seal
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
+from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.live import Live, new_secret
 from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
@@ -190,7 +191,7 @@ def _problem_records(
     able = [job for job in jobs if reasons[job] is None]
     size = _batch_size(operator, jobs[0], machine.environment)
     measured = chain.from_iterable(
-        _batch_records(able[first : first + size], machine, run, workers, progress)
+        _batch_records(able[first : first + size], size, machine, run, workers, progress)
         for first in range(0, len(able), size)
     )
     for job, reason in reasons.items():
@@ -203,8 +204,9 @@ def _problem_records(
 
 
 def _batch_records(
-    jobs: list[Job], machine: Machine, run: Run, workers: Workers, progress: Progress
+    jobs: list[Job], size: int, machine: Machine, run: Run, workers: Workers, progress: Progress
 ) -> Iterator[tuple[Record, Job]]:
+    """Yield the records of jobs whose processes fit into memory together, where `size` such processes fit."""
     cells = [Live(job, workers.get(job), partial(workers.judge, job.device)) for job in jobs]
     progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
     for verb in ("adopt", "load"):  # new processes start and import in parallel, before any cell's time limit begins
@@ -220,6 +222,7 @@ def _batch_records(
         if cell.failure is None:
             cell.prepare()
         progress.advance(1 / (bursts + 1))
+    _find_first_results(cells, workers.timeout_s, size - len(cells), progress)
     for number in range(bursts):
         secret, chosen = new_secret(), secrets.randbits(31)  # one for all, whose reference then is one
         for cell in _rotated(cells, number):
@@ -229,11 +232,11 @@ def _batch_records(
                     time.sleep(cell.job.protocol.idle_s)
                 cell.burst(secret, chosen)
             progress.advance(1 / (bursts + 1))
-    secret = new_secret()
+    secret, idle_w = new_secret(), None
     for cell in cells:
         cell.finish(secret)
-        sound = cell.find_costs() and cell.find_routing()
-        cell.find_cold()
+        sound = cell.find_costs(idle_w) and cell.find_routing()
+        idle_w = cell.metrics.get("idle_w", idle_w)
         for problem in cell.find_profile():
             progress.missed(f"{_name(cell.job)} has no profile. {problem}")
         record = _finished(cell, machine, run)
@@ -241,6 +244,15 @@ def _batch_records(
         yield record, cell.job
         if not sound or cell.failure is not None or isinstance(cell.worker.ask(Request("unload")), Failure):
             workers.retire(cell.worker)
+
+
+def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress: Progress) -> None:
+    """Time the first results of new processes for the cells that want it, before anything is timed."""
+    wanting = [cell for cell in cells if cell.wants_first_result]
+    if wanting:
+        progress.describe(f"{_name(wanting[0].job)}: first results of new processes")
+    for cell, metrics in zip(wanting, first_results([c.job for c in wanting], timeout_s, room), strict=True):
+        cell.metrics |= metrics
 
 
 def _wants_burst(cell: Live, number: int) -> bool:
@@ -261,7 +273,7 @@ def _finished(cell: Live, machine: Machine, run: Run) -> Record:
     prepared, failure = cell.prepared, cell.failure
     extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.started, 3)}
     if prepared is not None:
-        kernels = machine_code.described(prepared.kernels, prepared.code)
+        kernels = cell.describe_kernels()
         metrics = machine_code.metrics_of(kernels) | cell.metrics
         if cell.launched is not None:
             metrics["kernels"] = float(len(cell.launched))

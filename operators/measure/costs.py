@@ -41,7 +41,9 @@ MEMORY, KERNELS, ENERGY, COLD = "memory", "kernels", "energy", "cold"
 CHEAP = (MEMORY,)
 """The costs measured by default: they take milliseconds and do not change the process."""
 ALL = (MEMORY, KERNELS, ENERGY, COLD)
-"""All costs: energy takes a second per cell, cold a new process with empty caches."""
+"""All costs: energy takes 0.6 s per cell, cold a new process with empty caches."""
+IDLE = "idle"
+"""The power of the GPU at rest, which is measured with the energy of one cell per problem."""
 
 
 def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml: Any) -> Costs:
@@ -52,6 +54,8 @@ def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml:
     names = None
     with contextlib.suppress(Exception):
         if ENERGY in wanted and nvml and nvml.joules() is not None:
+            if IDLE in wanted and (idle_w := idle_watts(nvml.joules)) is not None:
+                values["idle_w"] = idle_w
             values |= _energy(run, call_ms, nvml)
     with contextlib.suppress(Exception):
         if MEMORY in wanted:
@@ -67,14 +71,12 @@ def _energy(run: Callable[[], Any], call_ms: float, nvml: Any) -> dict[str, floa
     import torch
 
     def event() -> Any:
-        recorded = torch.cuda.Event()
+        recorded = torch.cuda.Event(enable_timing=True)
         recorded.record()
         return recorded
 
-    idle = idle_watts(nvml.joules)
     taken = energy(run, call_ms, nvml.joules, event, torch.cuda.synchronize)
-    values = {} if idle is None else {"idle_w": idle}
-    return values if taken is None else values | {"energy_j": taken.joules, "power_w": taken.watts}
+    return {} if taken is None else {"energy_j": taken.joules, "power_w": taken.watts}
 
 
 # ---- compiling and tuning
@@ -331,19 +333,19 @@ def _name(driver: Any, node: int) -> str:
 
 REST_S, IDLE_S = 0.1, 0.2
 """Rest before the idle power is measured, and the time over which it is. The power of an H200 falls within 0.1 s."""
-WARM_S, WINDOW_S, LONGEST_S = 0.2, 0.4, 2.5
-"""Seconds of calls before the counter is read, while it is read, and at most if it rarely changes.
+WARM_S, SPAN_S, LONGEST_S = 0.2, 0.28, 2.5
+"""Seconds of calls before the counter is read, between its first and last change, and at most if it rarely changes.
 
-An H200's counter changes every 0.1 s. Over 16 repetitions of two products, energy scatters by 1.0 % with these values;
-0.6 s instead of 0.4 s does not lower this, because the card's own control of power changes the clocks. The first 0.1 s
-of a load takes up to 25 % more power."""
-BATCH_S = 0.03
+An H200's counter changes every 0.1 s, so that the changes are 0.3 s apart. Over 16 repetitions of two products, energy
+scatters by 1.0 % with these values. Twice the span does not lower this, because the card's own control of power changes
+the clocks. The first 0.1 s of a load takes up to 25 % more power."""
+LEAST_TICKS = 4
+"""Minimum number of changes of the counter under load, which come every 20 to 100 ms. Power is the slope over them."""
+BATCH_S = 0.02
 """GPU time in seconds of the calls that are enqueued together. It must exceed several readings of the counter, each of
 which may take the host 5 ms: with batches of 2 ms the GPU was idle half of the time."""
 BACKLOG = 2
 """Batches enqueued behind the running one, so that the GPU never waits for the host."""
-LEAST_TICKS = 4
-"""Minimum number of changes of the counter under load, which come every 20 to 100 ms. Power is the slope over them."""
 
 
 @dataclass(frozen=True)
@@ -370,18 +372,19 @@ def energy(
     run: Callable[[], Any],
     call_ms: float,  # approximate duration of a call
     joules: Callable[[], float],  # reading of the counter
-    event: Callable[[], Any],  # records an event; its `query` returns whether it is done
+    event: Callable[[], Any],  # records an event, with the methods `query` and `elapsed_time` of torch's
     synchronize: Callable[[], None],
 ) -> Energy | None:
     """Return the energy of a call, measured by the GPU's counter over consecutive calls.
 
     The GPU is kept busy. Power is the slope of the counter between its changes; the energy of a call is this power
-    times the mean time from one call to the next. None if the counter does not change.
+    times the mean time from one call to the next, by the GPU's clock. None if the counter does not change.
     """
     batch = max(1, round(1e3 * BATCH_S / max(call_ms, 1e-3)))
     pending: deque[Any] = deque()
     ticks: _Ticks | None = None
-    calls, begun, counted_from = 0, _now(), 0.0
+    first: Any = None
+    calls, begun = 0, _now()
     while True:
         while len(pending) <= BACKLOG:
             for _ in range(batch):
@@ -390,23 +393,20 @@ def energy(
         while not pending[0].query():
             if ticks is not None:
                 ticks.look()
-        pending.popleft()
+        last = pending.popleft()
         if ticks is not None:
             ticks.look()  # if the host is slower than the GPU, no batch is ever waited for
-        now = _now()
-        if ticks is None:
-            if now - begun >= WARM_S:
-                ticks, counted_from = _Ticks(joules), now
-            continue
-        calls += batch  # both ends of the interval are ends of batches
-        passed = now - counted_from
-        if (passed >= WINDOW_S and len(ticks.at) >= LEAST_TICKS) or passed >= LONGEST_S:
-            break
+            calls += batch
+            if ticks.enough or _now() - begun >= WARM_S + LONGEST_S:
+                break
+        elif _now() - begun >= WARM_S:
+            ticks, first = _Ticks(joules), last
     synchronize()
     watts = ticks.watts()
     if watts is None:
         return None
-    return Energy(watts * passed / calls, watts, 1e3 * passed / calls)
+    ms = first.elapsed_time(last) / calls
+    return Energy(watts * ms / 1e3, watts, ms)
 
 
 class _Ticks:
@@ -423,6 +423,11 @@ class _Ticks:
         if value != self._last:
             self.at.append(((self._looked + now) / 2, value))
         self._last, self._looked = value, now
+
+    @property
+    def enough(self) -> bool:
+        """Return whether the changes are as many and as far apart as the slope needs."""
+        return len(self.at) >= LEAST_TICKS and self.at[-1][0] - self.at[0][0] >= SPAN_S
 
     def watts(self) -> float | None:
         """Return the slope in units of the counter per second; None with fewer than two changes."""

@@ -17,16 +17,15 @@ from typing import Any
 import msgspec
 
 from groupbench.operators import registry
-from groupbench.operators.measure import profiler, seal, witness
+from groupbench.operators.measure import machine_code, profiler, seal, witness
 from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown
-from groupbench.operators.measure.costs import COLD, Costs
+from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import At, Gauged, OutputJudgement, Rerouted
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.metrics import PROFILERS
-from groupbench.tracker.record import Accuracy
-from groupbench.tracker.text.scratch import Scratch
+from groupbench.tracker.record import Accuracy, Kernel
 
 FIRST = At()
 """The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
@@ -98,6 +97,7 @@ class Live:
         self.worker.begin_log()
         self._judged_job = replace(self.job, plugins=self.held_to.home)
         self._looks = LOOKS
+        self._kernels: tuple[Kernel, ...] | None = None
 
     @property
     def suspicious(self) -> bool:
@@ -233,20 +233,34 @@ class Live:
         gauged = self._ask_judge(Request("gauge"))
         return gauged.stretch if isinstance(gauged, Gauged) else gauged
 
-    def find_costs(self) -> bool:
+    def find_costs(self, idle_w: float | None = None) -> bool:
         """Measure the costs of a call besides its latency. Returns False if the process is unusable afterwards.
 
-        The cell does not fail if a cost cannot be measured, since its latency and accuracy are known by now.
+        idle_w  power of the GPU at rest; None if it is not known, and is measured before the energy
+
+        The cell does not fail if a cost cannot be measured, since its latency and accuracy are known by now. While the
+        process measures, this one analyses the kernels.
         """
-        if not self.going or self.interpreted or self.problem is not None or not self.bursts:
-            return True
         wanted = tuple(name for name in self.job.costs if name not in (COLD, *PROFILERS))
-        reply = self.worker.ask(Request("costs", arguments=(wanted, median_ms(self.bursts)))) if wanted else None
+        if not wanted or not self.going or self.interpreted or self.problem is not None or not self.bursts:
+            return True
+        further = (IDLE,) if ENERGY in wanted and idle_w is None else ()
+        self.worker.send(Request("costs", arguments=((*wanted, *further), median_ms(self.bursts))))
+        self.describe_kernels()
+        reply = self.worker.receive()
         if isinstance(reply, Costs):
             self.metrics |= reply.metrics
+            if idle_w is not None and "energy_j" in self.metrics:
+                self.metrics["idle_w"] = idle_w
             self.launched = reply.launched
             self._lower_enqueue(reply.enqueue_ms)
         return not isinstance(reply, Failure)
+
+    def describe_kernels(self) -> tuple[Kernel, ...]:
+        """Return the kernels with the facts about their machine code, whose analysis takes up to a second."""
+        if self._kernels is None and self.prepared is not None:
+            self._kernels = machine_code.described(self.prepared.kernels, self.prepared.code)
+        return self._kernels or ()
 
     def _lower_enqueue(self, enqueue_ms: float | None) -> None:
         """Take the lower of two times of the host, seconds apart: in one process of four the first was up to 3.5 x."""
@@ -254,21 +268,10 @@ class Live:
         if enqueue_ms is not None and self.prepared.enqueue_ms is not None and enqueue_ms < self.prepared.enqueue_ms:
             self.prepared = msgspec.structs.replace(self.prepared, enqueue_ms=enqueue_ms)
 
-    def find_cold(self) -> None:
-        """Time the first result of a new process with empty caches, which includes compiling and tuning."""
-        if not self.going or self.interpreted or self.problem is not None or COLD not in self.job.costs:
-            return
-        fresh = Worker(self.job.device, self.worker.timeout_s)
-        try:
-            with Scratch("cache") as folder:
-                begun = witness.now()
-                requests = (Request("adopt", self.job), Request("load"), Request("first", arguments=(str(folder),)))
-                replies = [reply for request in requests if not isinstance(reply := fresh.ask(request), Failure)]
-                took_ms = 1e3 * (witness.now() - begun)
-        finally:
-            fresh.close()
-        if len(replies) == len(requests) and isinstance(replies[-1], Costs):
-            self.metrics |= replies[-1].metrics | {"first_result_ms": took_ms}
+    @property
+    def wants_first_result(self) -> bool:
+        """Return whether the first result of a new process is to be timed."""
+        return COLD in self.job.costs and self.going and not self.interpreted and self.problem is None
 
     def find_profile(self) -> list[str]:
         """Profile a call by the tools among the costs. Returns why one could not, for each that could not."""

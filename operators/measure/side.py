@@ -39,7 +39,6 @@ from typing import Any
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError, WorkerLost
-from groupbench.operators.measure import machine_code
 from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
@@ -144,7 +143,7 @@ class AbServer:
             "problem": live.problem,
             "suspicious": live.suspicious,
             "prepare_ms": live.prepared.prepare_ms,
-            "kernels": msgspec.to_builtins(machine_code.described(live.prepared.kernels, live.prepared.code)),
+            "kernels": msgspec.to_builtins(live.describe_kernels()),
         }
 
     def adopt(self, seed: int, samples: int, fresh: bool = False) -> str | Failure:

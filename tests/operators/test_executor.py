@@ -25,8 +25,9 @@ from groupbench.operators import executor
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure import host_memory, warden, witness, worker
+from groupbench.operators.measure import host_memory, machine_code, warden, witness, worker
 from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restored, Shown, Witnessed
+from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Rerouted
 from groupbench.operators.measure.protocol import Protocol
@@ -388,6 +389,55 @@ def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
     assert len(record.latency.bursts_ms) == 1
 
 
+def test_the_power_at_rest_is_measured_once_per_problem(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted: list[tuple[str, ...]] = []
+
+    def send(self: Scripted, request: executor.Request) -> None:
+        self.backend = request.job.backend if request.job else self.backend
+        if request.verb == "costs":
+            wanted.append(request.arguments[0])
+
+    def receive(self: Scripted) -> object:
+        measured = {"energy_j": 1.0} | ({"idle_w": 70.0 + len(wanted)} if wanted and "idle" in wanted[-1] else {})
+        return Costs(measured if self.backend != "no_counter" else {}) if wanted else Done("loaded")
+
+    monkeypatch.setattr(Scripted, "send", send)
+    monkeypatch.setattr(Scripted, "receive", receive)
+    names = ("torch_loop", "torch_grouped_mm", "torch_grouped_mm")
+    records = measure([job(name, plugins=(), costs=("energy",)) for name in names])
+    assert wanted == [("energy", "idle"), ("energy",), ("energy",)]
+    assert [record.metrics["idle_w"] for record in records] == [71.0] * 3
+
+
+def test_kernels_are_analysed_while_the_costs_are_measured(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(Scripted, "send", lambda self, request: order.append(request.verb))
+    monkeypatch.setattr(Scripted, "receive", lambda self: order.append("reply"))
+    monkeypatch.setattr(machine_code, "described", lambda kernels, code: order.append("analysis") or tuple(kernels))
+    measure([job("torch_loop", plugins=())])
+    assert order[order.index("costs") :] == ["costs", "analysis", "reply"]
+
+
+def test_the_first_result_of_a_new_process_is_timed_before_any_burst(faulty: str) -> None:
+    described: list[str] = []
+    jobs = [
+        job("torch_loop", costs=("cold",)),
+        job("raises", costs=("cold",)),
+        job("torch_loop", SINGLE, costs=("memory",)),
+    ]
+    records = list(executor.execute(jobs, CPU, RUN, TIMEOUT_S, Progress(describe=described.append)))
+    assert [record.status for record in records] == ["ok", "error", "ok"]
+    first = records[0].metrics
+    assert 0 < first["cold_prepare_ms"] <= first["first_result_ms"]
+    assert not any("first_result_ms" in record.metrics for record in records[1:])
+    place = next(number for number, text in enumerate(described) if "first results" in text)
+    assert not any("burst" in text for text in described[:place])
+
+
 def test_a_backend_keeps_its_process_over_problems(scripted: type[Scripted]) -> None:
     measure([job("torch_loop", shape, plugins=()) for shape in (EVEN, SINGLE)])
     assert len(scripted.started) == 1
@@ -406,7 +456,7 @@ def test_processes_start_in_parallel_and_outside_the_time_of_cells(
 
     monkeypatch.setattr(Scripted, "send", send)
     records = measure([job(name, plugins=()) for name in ("torch_loop", "torch_grouped_mm")])
-    assert sent == ["adopt", "adopt", "load", "load"]
+    assert sent[:4] == ["adopt", "adopt", "load", "load"]
     assert all(record.duration_s is not None and record.duration_s < 0.9 for record in records)
 
 

@@ -1,0 +1,70 @@
+"""Time the first result of a new process with empty caches, which includes compiling and tuning.
+
+Such a process takes seconds, most of them to compile on one core. So the processes of a problem overlap: while one
+compiles, the next opens the GPU and makes its inputs. Only one of them does that at a time, because the driver makes
+processes wait for each other. Nothing else is measured in this time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from groupbench.operators.measure import witness
+from groupbench.operators.measure.cell import Failure, Job, Request
+from groupbench.operators.measure.costs import Costs
+from groupbench.operators.measure.worker import Worker
+from groupbench.tracker.text.scratch import Scratch
+
+MOST_AT_ONCE, CORES_EACH = 3, 4
+"""Processes that overlap at most, and cores of the host for each. Opening the GPU takes about a third of their time."""
+
+
+def first_results(jobs: Sequence[Job], timeout_s: float, room: int) -> list[dict[str, float]]:
+    """Return the costs of each job's first result, by metric; none for a job without a result.
+
+    room  number of processes that fit into the memory of the device
+    """
+    if not jobs:
+        return []
+    starting, interrupted, workers = threading.Lock(), threading.Event(), list[Worker]()
+
+    def measure(job: Job) -> dict[str, float]:
+        with starting:
+            fresh = Worker(job.device, timeout_s)
+            workers.append(fresh)
+            if interrupted.is_set():  # checked after it is listed: the interrupt kills those in the list
+                fresh.kill()
+            begun = witness.now()
+            fails = any(isinstance(fresh.ask(request), Failure) for request in (Request("adopt", job), Request("load")))
+            took_s = witness.now() - begun
+        try:
+            if fails:
+                return {}
+            with Scratch("cache") as folder:
+                begun = witness.now()
+                reply = fresh.ask(Request("first", arguments=(str(folder),)))
+                took_s += witness.now() - begun
+        finally:
+            fresh.close()
+        return reply.metrics | {"first_result_ms": 1e3 * took_s} if isinstance(reply, Costs) else {}
+
+    pool = ThreadPoolExecutor(_at_once(jobs[0].device, room))
+    try:
+        return list(pool.map(measure, jobs))
+    except BaseException:  # an interrupt: the threads wait for their processes
+        interrupted.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+        for worker in workers:
+            worker.kill()
+        raise
+    finally:
+        pool.shutdown()
+
+
+def _at_once(device: str, room: int) -> int:
+    """Return the number of processes that may overlap. On a CPU, the calls themselves use all cores."""
+    cores = len(os.sched_getaffinity(0))
+    return max(1, min(MOST_AT_ONCE, cores // CORES_EACH, room)) if device == "cuda" else 1
