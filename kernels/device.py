@@ -1,4 +1,4 @@
-"""The limits and features of a GPU. No other module queries torch for them or hard-codes a GPU's numbers.
+"""The limits and features of a GPU. No other kernel's module queries torch for them or hard-codes a GPU's numbers.
 
 `device_of` queries the driver about a GPU of this machine; `KNOWN` lists GPUs that kernels can be compiled for without
 one. Triton's interpreter poses as a Hopper GPU with four SMs, so that it runs the same code.
@@ -62,6 +62,11 @@ class Device:
     def operands_in_shared_memory(self) -> bool:
         """Return whether tensor cores read operands from shared memory (wgmma, tcgen05), not from registers (mma)."""
         return self.vendor == "cpu" or self.capability[0] in (9, 10, 11)
+
+    @property
+    def sums_in_tensor_memory(self) -> bool:
+        """Return whether tensor cores keep their sums in a memory of their own (tcgen05), not in registers."""
+        return self.capability[0] in (10, 11)
 
     @property
     def tma(self) -> bool:

@@ -21,8 +21,22 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 SETTING = "GROUPBENCH_FALLBACK"
-# The GPU's context is lost or its memory full: every other variant would fail too.
-FATAL = ("illegal memory access", "misaligned address", "launch failure", "illegal instruction", "CUDA error")
+FATAL = (
+    "illegal memory access",
+    "misaligned address",
+    "unspecified launch failure",
+    "illegal instruction",
+    "device-side assert",
+    "invalid program counter",
+    "invalid address space",
+    "hardware stack error",
+    "launch timed out",
+    "ECC error",
+    "[CUDA]: out of memory",
+    "CUDA error: out of memory",
+)
+"""Texts of errors after which the GPU's context is lost or its memory full: every other variant would fail too. Other
+errors of CUDA, such as too many registers for a launch, are the variant's own."""
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def illegal(config: Fp8Config, mode: str, device: Device = INTERPRETER) -> str |
     store = config.block_m * config.block_n // (2 if config.split_store else 1)
     buffers = device.buffers(config.num_stages, itemsize=1)
     shared = buffers * (config.block_m + config.block_n) * config.block_k + 2 * store
-    if config.split_store and device.capability[0] in (10, 11):
+    if config.split_store and device.sums_in_tensor_memory:
         shared += store  # sums come from tensor memory, and half a tile passes through shared memory a second time
     if shared > device.room(config.per_sm):
         return f"{config.num_stages} stages and the output tile take {shared} bytes of {device.room(config.per_sm)}"

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 HARNESS = (f"{HERE}/", str(HERE.parent / "define.py"), f"{HERE.parent}/problems/")
 """Where frames are the harness's way to a backend."""
 
-OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory")
+OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "[CUDA]: out of memory")
 
 
 def describe(error: BaseException) -> str:

@@ -61,9 +61,17 @@ def test_the_first_is_taken_and_the_others_are_not_prepared(way: Ways) -> None:
         ({"at_prepare": ImportError("no async_load")}, "ImportError: no async_load"),
         ({"at_prepare": AttributeError("'x' has no attribute '_y'")}, "AttributeError: 'x' has no attribute '_y'"),
         ({"at_call": RuntimeError("out of resource: shared memory")}, "RuntimeError: out of resource: shared memory"),
+        (
+            {"at_call": RuntimeError("CUDA error: too many resources requested for launch")},
+            "RuntimeError: CUDA error: too many resources requested for launch",
+        ),
+        (
+            {"at_call": RuntimeError("Triton Error [CUDA]: invalid argument")},
+            "RuntimeError: Triton Error [CUDA]: invalid argument",
+        ),
         ({"at_call": AssertionError()}, "AssertionError"),
     ],
-    ids=["unsuitable", "import", "removed_name", "launch", "without_words"],
+    ids=["unsuitable", "import", "removed_name", "shared_memory", "launch", "driver", "without_words"],
 )
 @pytest.mark.filterwarnings("ignore:k. best does not run")
 def test_the_next_is_taken_and_the_reason_kept(failure: dict[str, object], reason: str, way: Ways) -> None:
@@ -99,8 +107,14 @@ def test_if_nothing_runs_the_last_error_names_the_others(way: Ways) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("Triton Error [CUDA]: an illegal memory access")],
-    ids=["memory", "context"],
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access"),
+        RuntimeError("CUDA error: device-side assert triggered"),
+        RuntimeError("CUDA error: unspecified launch failure"),
+    ],
+    ids=["memory", "tritons_memory", "context", "assert", "launch_failure"],
 )
 def test_an_error_that_is_not_the_variants_is_raised(error: Exception, way: Ways) -> None:
     with pytest.raises(type(error)):

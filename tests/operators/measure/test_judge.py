@@ -42,7 +42,11 @@ def test_an_idle_cpu_has_no_slowdown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("CUDA error: out of memory\nSearch for it", True), ("CUDA error: an illegal instruction", False)],
+    [
+        ("CUDA error: out of memory\nSearch for it", True),
+        ("Triton Error [CUDA]: out of memory", True),
+        ("CUDA error: an illegal instruction", False),
+    ],
 )
 def test_cuda_memory_errors_are_oom(text: str, expected: bool) -> None:
     assert is_oom(RuntimeError(text)) is expected
