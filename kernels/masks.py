@@ -1,4 +1,4 @@
-"""A mask that a number's condition can empty."""
+"""Combine a mask with a condition on a number, which Triton 3.9 cannot do with `&`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def masked_if(condition, mask):
-    """Return the mask if the condition, one for all elements, holds, else an empty mask.
+    """Return the mask if the condition on a number is true, else a mask of zeros.
 
     `mask & condition` would be simpler, but the interpreter of Triton 3.9 makes integers of it, which are not masks.
     """

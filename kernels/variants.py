@@ -149,7 +149,7 @@ class _FirstThatRuns(Generic[T]):
 
 
 def describe(error: BaseException) -> str:
-    """Return the exception's name and its first informative line, 200 characters at most."""
+    """Return the exception's name and its first informative line, in at most 200 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # A compiler prints the source first, and the error last.
     text = lines[-1] if type(error).__name__ == "CompilationError" and lines else (lines or [""])[0]

@@ -45,7 +45,7 @@ TOLERANCES: dict[str, Tolerance] = {
     "fp16_layer": Tolerance(rms=1.5e-3, rtol=8e-3, atol=3.2e-2),
     "fp32_layer": Tolerance(rms=1e-5, rtol=1e-3, atol=1e-3),
     # A sum of a few terms, each rounded, possibly with a rounding at each addition, as in torch's parts. Terms that
-    # cancel are several times the sum's RMS. Eight normal rows, weighted: 0.004 RMS in bf16 and 0.031 at most.
+    # cancel are several times the sum's RMS. Eight normal rows, weighted: 0.004 RMS in bf16 and at most 0.031.
     "bf16_summed": Tolerance(rms=8e-3, rtol=1.6e-2, atol=6.4e-2),
     "fp16_summed": Tolerance(rms=1e-3, rtol=2e-3, atol=8e-3),
     "fp32_summed": Tolerance(rms=5e-6, rtol=1e-4, atol=1e-4),

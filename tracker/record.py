@@ -40,13 +40,13 @@ PACKAGE = "package "
 
 Utc = Annotated[datetime, msgspec.Meta(tz=True)]
 LONGEST_NAME = 500
-"""Characters of a name, of an operator or a person say. A reader refuses a longer one."""
+"""Maximum number of characters of a name, such as an operator's. A reader refuses a longer one."""
 
 LONGEST_TEXT = 20_000
-"""Characters of any other text: a shape, a message, a reason. A reader refuses a longer one, a writer cuts it."""
+"""Maximum number of characters of any other text. A reader refuses a longer one, a writer shortens it."""
 
 LARGEST_KERNELS = 1 << 20
-"""Bytes of JSON that all kernels of a record may take, with their configs."""
+"""Maximum number of bytes of JSON for all kernels of a record, with their configs."""
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=LONGEST_NAME)]
 Text = Annotated[str, msgspec.Meta(max_length=LONGEST_TEXT)]

@@ -141,7 +141,7 @@ def illegal(config: FlatConfig, dtype: torch.dtype, device: Device = INTERPRETER
     if shared > device.room(config.per_sm):
         return f"{config.num_stages} stages and the output tile take {shared} bytes of {device.room(config.per_sm)}"
     if config.halves and (config.flatten or config.block_m < 32):
-        return "halves has two inner loops, which do not flatten, and half a tile is 16 rows at least"
+        return "halves has two inner loops, which do not flatten, and half a tile needs at least 16 rows"
     if config.swap and config.split_store:
         return "a swapped tile is stored whole"
     return None

@@ -54,7 +54,7 @@ def illegal_tile(
     """Return why a tile cannot be compiled for a GPU, or None if it can: the one check for launchers and pruners."""
     for name, size in (("block_m", block_m), ("block_n", block_n), ("block_k", block_k)):
         if size < 16 or size & (size - 1):
-            return f"{name}={size}: tl.dot needs powers of two, 16 at least"
+            return f"{name}={size}: tl.dot needs a power of two, at least 16"
     shared = (block_m + block_n) * block_k * dtype.itemsize * device.buffers(num_stages, dtype.itemsize)
     if shared > device.shared_bytes:
         return f"{num_stages} stages of A and B tiles take {shared} bytes of {device.shared_bytes}"
@@ -68,7 +68,7 @@ def illegal_roles(lockstep: int, dtype: torch.dtype, device: Device) -> str | No
     if dtype.itemsize != 2:
         return f"specialized multiplies 16-bit operands, not {dtype}"
     if lockstep and lockstep < LEAST_LOCKSTEP:
-        return f"programs arrive some steps before they wait: lockstep is 0 or {LEAST_LOCKSTEP} at least"
+        return f"programs arrive some steps before they wait: lockstep must be 0, or at least {LEAST_LOCKSTEP}"
     return None
 
 
@@ -130,7 +130,7 @@ def group_ends(
         if end < start:
             raise ValueError(f"offs must not decrease: offs[{g}] = {end} after {start}")
     if ends[-1] > a.size(0):
-        raise ValueError(f"offs[-1] = {ends[-1]} lies past the {a.size(0)} rows of a")
+        raise ValueError(f"offs[-1] = {ends[-1]} exceeds the {a.size(0)} rows of a")
     return ends
 
 

@@ -204,7 +204,7 @@ def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: De
 
 def _illegal_for(config: WgradConfig, G: int, dtype: torch.dtype, device: Device) -> str | None:
     if config.dynamic and G > MOST_RANKED:
-        return f"{G} groups, but a dynamic schedule ranks {MOST_RANKED} at most"
+        return f"{G} groups, but a dynamic schedule ranks at most {MOST_RANKED}"
     return illegal(config, dtype, device)
 
 
@@ -503,5 +503,5 @@ _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.
 def needs_pointers(x: Tensor, y: Tensor) -> str | None:
     """Return why TMA cannot read x [M, P] and y [M, Q] or write the output, or None if it can."""
     if x.size(0) > RAGGED_ROWS:
-        return f"a ragged descriptor has {RAGGED_ROWS} rows at most"
+        return f"a ragged descriptor has at most {RAGGED_ROWS} rows"
     return no_tma(y.size(1), x=x, y=y)

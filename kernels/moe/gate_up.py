@@ -98,7 +98,7 @@ def illegal(config: GateUpConfig, dtype: torch.dtype, device: Device = INTERPRET
     if reason is not None:
         return reason.replace("block_n=", "2 block_f=")
     if config.block_f < 16:
-        return f"block_f={config.block_f}: a tile has 16 columns at least"
+        return f"block_f={config.block_f}: a tile needs at least 16 columns"
     tile = (config.block_m + 2 * config.block_f) * config.block_k
     shared = (device.buffers(config.num_stages) * tile + config.block_m * config.block_f) * dtype.itemsize
     if shared > device.room(config.per_sm):

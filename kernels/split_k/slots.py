@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 SUM_ELEMENTS = 8192  # partials that are loaded at once: 64 registers of a thread, all in flight together
-MIN_SLICE = 32  # elements that an adder takes at least: a line of the L2, 128 bytes of a slot
+MIN_SLICE = 32  # fewest elements that an adder takes: a line of the L2, 128 bytes of a slot
 
 # A slot's element until its partial arrives: the bits of a NaN that no instruction gives. Instructions give NAN.
 EMPTY: tl.constexpr = tl.constexpr(-1)

@@ -114,7 +114,7 @@ def illegal_stream(config: StreamConfig, K: int) -> str | None:
         return f"splits={config.splits}: too many for {triton.cdiv(K, config.block_k)} blocks of K"
     adders = config.adders
     if not 1 <= adders <= config.splits or adders & (adders - 1) or ROWS * config.block_n // adders < 4:
-        return f"adders={adders}: a power of two, 1 to {config.splits}, with 4 elements each at least"
+        return f"adders={adders}: a power of two, 1 to {config.splits}, with at least 4 elements each"
     return None
 
 

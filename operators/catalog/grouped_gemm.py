@@ -378,7 +378,7 @@ GROUPED_GEMM = Operator(
         Backend(
             "triton_contiguous",
             prepare_triton_contiguous,
-            "one expert a block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
+            "one expert per block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
             kind="triton",
             unavailable=no_interpreted_bf16,
         ),

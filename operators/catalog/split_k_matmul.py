@@ -89,7 +89,7 @@ def no_grid_barrier(target: Target) -> str | None:
 
 SPLIT_K_MATMUL = gemm_shapes.product(
     "split_k_matmul",
-    torch_mm="torch.mm: cuBLAS, which splits K where its heuristics say so",
+    torch_mm="torch.mm: cuBLAS, which splits K if its heuristics choose to",
     backends=(
         Backend(
             "triton_fixup",

@@ -181,7 +181,7 @@ def answer_requests(connection: Connection, take: Callable[[Request, Any], Any])
             handler = take(request, handler)
             reply = getattr(handler, request.verb)(*request.arguments)
         except Unavailable as reason:
-            reply = Failure("unavailable", one_line(str(reason)) or "its `prepare` does not say why")
+            reply = Failure("unavailable", one_line(str(reason)) or "its `prepare` gives no reason")
         except BaseException as error:
             traceback.print_exc()
             reply = Failure("oom" if is_oom(error) else "error", located(error))

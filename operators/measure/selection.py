@@ -63,7 +63,7 @@ def why_unavailable(operator: Operator, backend: str, target: Target) -> str | N
         reason = chosen.unavailable(target)
         if not reason and target.interpreted and chosen.kind != "torch":
             reason = interpreter_problem()
-        return (one_line(str(reason)) or "its `unavailable` does not say why") if reason else None
+        return (one_line(str(reason)) or "its `unavailable` gives no reason") if reason else None
     except (Exception, SystemExit) as error:  # in a plugin, for example: only its own cells fail
         return f"its `unavailable` raised {describe(error)}"
 

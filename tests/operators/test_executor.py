@@ -88,7 +88,7 @@ FAULTS = {
     "wrong_shape": ("error", r"ValueError: the backend returned shape \[3\], expected \[32, 8\]"),
     "returns_nothing": ("error", r"TypeError: the backend returned NoneType"),
     "not_here": ("unavailable", r"^needs a flux / capacitor$"),
-    "not_here_at_all": ("unavailable", r"^its `prepare` does not say why$"),
+    "not_here_at_all": ("unavailable", r"^its `prepare` gives no reason$"),
     "torch_loop": ("ok", None),
     "torch_grouped_mm": ("ok", None),
 }
@@ -564,7 +564,7 @@ REASONS = {
     "says_bytes": r"caf\udce9",
     "says_a_number": "5",
     "says_nothing": None,
-    "says_a_blank": "its `unavailable` does not say why",
+    "says_a_blank": "its `unavailable` gives no reason",
 }
 
 

@@ -296,7 +296,7 @@ def write(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def full_disk() -> Callable[[int], AbstractContextManager[None]]:
-    """Within it, files take so many bytes and no more: as on a disk that fills up, the first of a line are taken."""
+    """Limit the size of files within the context, as on a disk that fills up: a write stores the part that fits."""
 
     @contextmanager
     def limited(size: int) -> Iterator[None]:

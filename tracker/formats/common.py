@@ -241,7 +241,7 @@ def make_record(run: Run, environment: Environment, result: ImportedResult, timi
         bursts = result.bursts_ms
         invalid = [ms for burst in bursts for ms in burst if not (math.isfinite(ms) and ms > 0)]
         if invalid:
-            status, message = "error", f"latency is {invalid[0]:g}, which is no time"
+            status, message = "error", f"latency is {invalid[0]:g}, which is not a valid duration"
         elif bursts and all(bursts):
             latency = Latency(timing=timing, bursts_ms=tuple(tuple(burst) for burst in bursts))
         elif status == "ok" and result.accuracy in (None, Accuracy()):

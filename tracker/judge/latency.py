@@ -216,7 +216,7 @@ class LatencyRule:
             if moved * compared.effect > 0:  # else noise hides in two results what the A/B found
                 row = replace(row, effect=Effect(before_ms=math.exp(before), change=math.expm1(moved)))
             else:
-                own = f"before is computed from the A/B; the runs' own results say {percent(moved)}"
+                own = f"before is computed from the A/B; the runs' own results show {percent(moved)}"
                 row = replace(row, note=joined(own, _scatter(latency.past), row.note))
             return confirmed(replace(row, compared=compared))
         if compared is None and abs(moved) > latency.least:

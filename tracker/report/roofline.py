@@ -41,7 +41,7 @@ def find_roofline(
             alike = [point for point in run_points if point.environment.identity == identity]
             return Roofline(tuple(map(_roof_point, alike)), ceilings, note=_roof_note(alike, ceilings, held, run))
     return Roofline(
-        missing="No ceilings were measured: no run of this operator holds canaries, a copy and a matrix product. "
+        missing="No ceilings were measured: no run of this operator has canaries, a copy and a matrix product. "
         "Add the operator canary to the plan."
     )
 
@@ -66,14 +66,14 @@ def _roof_point(point: PointRow) -> RoofPoint:
 def _roof_note(alike: Sequence[PointRow], ceilings: CanaryCeilings, held: RunRow, run: RunRow) -> str | None:
     notes = []
     if held.pk != run.pk:
-        notes.append(f"Of the newest run that holds canaries too: {ceilings.run.text}.")
+        notes.append(f"The ceilings are from the newest run with canaries: {ceilings.run.text}.")
     others = sorted({point.series.dtype for point in alike} - {ceilings.dtype})
     if others:
-        notes.append(f"The ceiling was measured in {ceilings.dtype}; that of {', '.join(others)} is another.")
+        notes.append(f"The ceiling was measured in {ceilings.dtype}; {', '.join(others)} may have another.")
     above = sum(_roof_point(point).share(ceilings) > 1 for point in alike)
     if above:
         notes.append(
-            f"{above} of {len(alike)} results {'lies' if above == 1 else 'lie'} above the ceiling: it is the speed "
-            "of one library call, and the machine may do better."
+            f"{above} of {len(alike)} results {'exceeds' if above == 1 else 'exceed'} the ceiling, which is the speed "
+            "of one library call; the machine may do better."
         )
     return " ".join(notes) or None

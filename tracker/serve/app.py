@@ -186,7 +186,7 @@ async def login(request: Request) -> Response:
     """Start a session for a client that sends the token."""
     site: Site = request.app.state.site
     if not site.guard.writes:
-        raise Refused("this server only reads; `groupbench serve --write` lets alerts be dealt with", 403)
+        raise Refused("this server only reads; `groupbench serve --write` allows changes", 403)
     same_site(request)
     pairs = await _form(request)
     token = dict(pairs).get("token", "")

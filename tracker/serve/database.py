@@ -93,7 +93,7 @@ def _wait_briefly(connection: Any, _: Any) -> None:
 def _ask_briefly(connection: Any, _: Any) -> None:
     with connection.cursor() as cursor:
         cursor.execute("SET statement_timeout = '30s'")
-        # One request uses one core at most: no parallel workers, and no compiling, which takes longer than most pages.
+        # A request uses at most one core: no parallel workers, and no compiling, which takes longer than most pages.
         cursor.execute("SET max_parallel_workers_per_gather = 0")
         cursor.execute("SET jit = off")
     connection.commit()

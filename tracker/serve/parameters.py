@@ -47,7 +47,7 @@ class Parameters:
     def of_query(cls, query: str) -> Parameters:
         """Return the parameters of a query string. Raises BadRequest."""
         if len(query) > LONGEST_QUERY:
-            raise BadRequest(f"the query has {len(query)} characters; {LONGEST_QUERY} are the most")
+            raise BadRequest(f"the query has {len(query)} characters; at most {LONGEST_QUERY} are allowed")
         return cls(parse_qsl(query, keep_blank_values=True))
 
     def raw(self, name: str) -> list[str]:
@@ -111,7 +111,7 @@ class Parameters:
 def checked(name: str, value: str) -> str:
     """Return the value without surrounding blanks. Raises BadRequest if it is too long or has a control character."""
     if len(value) > LONGEST_VALUE:
-        raise BadRequest(f"{name} has {len(value)} characters; {LONGEST_VALUE} are the most")
+        raise BadRequest(f"{name} has {len(value)} characters; at most {LONGEST_VALUE} are allowed")
     if any(unicodedata.category(char) in ("Cc", "Cs") for char in value):
         raise BadRequest(f"{name} holds a control character")
     return value.strip()

@@ -72,7 +72,9 @@ class Guard:
 
     def __init__(self, token: str | None = None) -> None:
         if token is not None and len(token) < SHORTEST_TOKEN:
-            raise Refused(f"the token has {len(token)} characters, {SHORTEST_TOKEN} are the least; {MAKE_TOKEN}", 401)
+            raise Refused(
+                f"the token has {len(token)} characters; it needs {SHORTEST_TOKEN} or more; {MAKE_TOKEN}", 401
+            )
         self._digest = None if token is None else _digest(token)
         self._lock = threading.Lock()
         self._sessions: dict[str, tuple[Person, float]] = {}  # (person, end of session) by digest of the cookie
@@ -135,7 +137,7 @@ class Guard:
         Raises Refused if the server is read-only, or if the request has no valid token or session.
         """
         if not self.writes:
-            raise Refused("this server only reads; `groupbench serve --write` lets alerts be dealt with", 403)
+            raise Refused("this server only reads; `groupbench serve --write` allows changes", 403)
         same_site(request)
         person = self.person(request)
         if person is None:

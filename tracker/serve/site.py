@@ -232,7 +232,7 @@ def slice_of(site: Site, session: Session, parameters: Parameters) -> tuple[quer
     choices = site.facets(session)
     words = tuple(dict.fromkeys((parameters.text("q") or "").split()))
     if len(words) > MOST_WORDS:
-        raise BadRequest(f"q has {len(words)} words; {MOST_WORDS} are the most")
+        raise BadRequest(f"q has {len(words)} words; at most {MOST_WORDS} are allowed")
     names = {name: parameters.texts(name) for name in queries.FACETS}
     for name, values in names.items():
         for value in values:

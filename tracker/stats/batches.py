@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 MIN_POINTS = 4
 """Smallest number of points to judge: three earlier results and the newest."""
 HELD_OUT = 5
-"""Number of newest points excluded from noise estimates at least, because they are the ones being judged."""
+"""Smallest number of newest points that noise estimates exclude, because these points are being judged."""
 SETTLED = MIN_SEGMENT + 3
 """Number of points from which the newest segment is a level of its own that newer points are judged by."""
 MANY = 50

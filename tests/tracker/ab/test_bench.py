@@ -39,7 +39,7 @@ class Played:
     """A simulated side with answers from the test: `ms` of a burst, or an error to raise."""
 
     plays: ClassVar[dict[str, dict[str, Any]]] = {}
-    asked: ClassVar[list[tuple[str, str]]] = []
+    requests: ClassVar[list[tuple[str, str]]] = []
     gpu_uuid: ClassVar[str | None] = None
 
     def __init__(self, who: str, side: AbSide, device: str) -> None:
@@ -56,7 +56,7 @@ class Played:
 
     def receive(self) -> Any:
         play = self.plays[self.who]
-        self.asked.append((self.who, self._verb))
+        self.requests.append((self.who, self._verb))
         if self._verb in play.get("fails", ()):
             raise SideFailure(self.who, self.side.title, play.get("status", "error"), "no luck")  # type: ignore[arg-type]
         if self._verb == "prepare":
@@ -86,7 +86,7 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbResult]:
         monkeypatch.setattr(ab, "SideProcess", Played)
         level = {"ms": noisy(0.1, 0.002, 1)}
         monkeypatch.setattr(Played, "plays", {"base": level | base, "head": {"ms": noisy(0.1, 0.002, 2)} | head})
-        monkeypatch.setattr(Played, "asked", [])
+        monkeypatch.setattr(Played, "requests", [])
         with Bench(BASE, HEAD, **options) as bench:
             return bench.compare(cell)
 
@@ -156,7 +156,7 @@ def test_both_sides_are_placed_anew_before_each_block_and_restarted_now_and_then
 ) -> None:
     result = compare({}, {"ms": noisy(0.102, 0.002, 2)}, refresh_blocks=5)
     for who in ("base", "head"):
-        verbs = [verb for name, verb in Played.asked if name == who]
+        verbs = [verb for name, verb in Played.requests if name == who]
         assert verbs.count("reload") == result.pairs + 1
         assert verbs.count("adopt") == 1 + (result.pairs - 1) // 5
         assert verbs[-1] == "unload"
@@ -180,10 +180,10 @@ def test_the_coin_decides_who_is_first(compare: Callable[..., AbResult]) -> None
 @pytest.mark.parametrize(
     ("cells", "device", "budget", "says"),
     [
-        (1, "cpu", 60, "1 cell on cpu, about 15 s, 60 s at most"),
-        (1, "cpu", 10, "1 cell on cpu, 10 s at most"),
-        (2, "cuda", 10, "2 cells on cuda, 20 s at most"),
-        (40, "cuda", 60, "40 cells on cuda, about 7 min, 40 min at most"),
+        (1, "cpu", 60, "1 cell on cpu, about 15 s, at most 60 s"),
+        (1, "cpu", 10, "1 cell on cpu, at most 10 s"),
+        (2, "cuda", 10, "2 cells on cuda, at most 20 s"),
+        (40, "cuda", 60, "40 cells on cuda, about 7 min, at most 40 min"),
     ],
 )
 def test_the_time_announced_is_within_the_budget(cells: int, device: str, budget: float, says: str) -> None:
@@ -263,7 +263,7 @@ def test_what_cannot_be_kept_is_shown_all_the_same(
 ) -> None:
     """If the disk is full, the command prints the earlier comparisons and ends with one line."""
     compare({}, {})  # the sides are simulated from here on
-    monkeypatch.setattr(Bench, "cells", lambda self, device, **given: ([CELL, CELL], []))
+    monkeypatch.setattr(Bench, "cells", lambda self, device, **selection: ([CELL, CELL], []))
     monkeypatch.setattr(Bench, "device", "cuda", raising=False)
     monkeypatch.setattr("groupbench.tracker.cli.ab._check_records", lambda path: None)
     result = CliRunner().invoke(main, ["ab", ".", ".", "--operator", "op", "--records", "/dev/full", "--csv"])

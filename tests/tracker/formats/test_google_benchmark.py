@@ -92,7 +92,7 @@ def test_failures_are_a_status(write: Any) -> None:
         ("oom", "out of memory"),
         ("error", "skipped a beat"),
         ("skipped", "needs AVX"),
-        ("error", "latency is 0, which is no time"),
+        ("error", "latency is 0, which is not a valid duration"),
     ]
     assert not any(r.latency for r in records)
 

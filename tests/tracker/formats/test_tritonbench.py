@@ -315,7 +315,7 @@ def test_what_is_wrong_with_a_v3(write: Any, change: dict[str, Any], message: st
 
 
 def test_what_export_writes_comes_back(cli: Any, stored: Any, make: Any, tmp_path: Path) -> None:
-    """v3 keeps of a point its median, its status and its error: no samples, but nothing that was not measured."""
+    """v3 keeps a point's median, status and error. It has no samples, and nothing that was not measured."""
     at_rest = {"cell": {"host": "builtin", "protocol": "cooled", "dims": {"G": 4, "N": 1024, "K": 1024}}}
     stored(
         [

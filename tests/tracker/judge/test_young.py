@@ -81,15 +81,15 @@ def test_a_commit_in_between_that_was_measured_twice_is_not_a_base(make: Any, st
 
 
 def of_history(
-    make: Any, stored: Any, levels: list[float], found: tuple[int, int, str, float] | None = None, **fields: Any
+    make: Any, stored: Any, levels: list[float], ab: tuple[int, int, str, float] | None = None, **fields: Any
 ) -> Gate:
     """Judge the newest of some nights with these latencies, after an A/B (base, head, verdict, effect) of two."""
     records = [make(night, ms, **fields) for night, ms in enumerate(levels, 1)]
     with open_store(stored(records), create=False) as store, store.write() as session:
         run = find_run(session, None)
-        if found is not None:
-            base, head = (records[night - 1].run.commit.hash for night in found[:2])
-            comparison = Compared(base, head, found[2], datetime(2026, 1, 9, tzinfo=UTC), *[found[3]] * 3)
+        if ab is not None:
+            base, head = (records[night - 1].run.commit.hash for night in ab[:2])
+            comparison = Compared(base, head, ab[2], datetime(2026, 1, 9, tzinfo=UTC), *[ab[3]] * 3)
             comparisons.store(session, judge_run(session, run).rows[0].series.pk, comparison)
         return judge_run(session, run)
 
@@ -126,7 +126,7 @@ def test_a_short_history_without_a_clear_step_has_no_suspect(levels: list[float]
 
 
 @pytest.mark.parametrize(
-    ("levels", "found", "verdict"),
+    ("levels", "ab", "verdict"),
     [
         ([1, 1.01, 1.06, 1.05, 1.05, 1.06], (2, 3, "different", 0.05), "regressed"),
         ([1.06, 1.05, 1, 1.01, 1, 1.01], (2, 3, "different", -0.05), "improved"),
@@ -137,9 +137,9 @@ def test_a_short_history_without_a_clear_step_has_no_suspect(levels: list[float]
     ids=["slower", "faster", "back on the level before", "the same", "20 results ago"],
 )
 def test_a_stored_comparison_decides_later_runs(
-    levels: list[float], found: tuple[int, int, str, float], verdict: str, make: Any, stored: Any
+    levels: list[float], ab: tuple[int, int, str, float], verdict: str, make: Any, stored: Any
 ) -> None:
-    judged = of_history(make, stored, levels, found)
+    judged = of_history(make, stored, levels, ab)
     (row,) = judged.rows
     assert row.verdict == verdict
     if row.verdict.changed:
@@ -151,5 +151,5 @@ def test_a_row_says_when_its_earlier_level_was_not_measured(make: Any, stored: A
     """The results and the A/B point in opposite directions, so the row shows the A/B's effect."""
     row = judged(stored, [make(1), make(2, 0.5)], math.log(1.3), "different")
     assert row.verdict == "regressed" and row.change == pytest.approx(0.3)
-    assert row.note is not None and "before is computed from the A/B; the runs' own results say -50.0%" in row.note
+    assert row.note is not None and "before is computed from the A/B; the runs' own results show -50.0%" in row.note
     assert "their bursts scatter by ±" in row.note

@@ -103,7 +103,7 @@ def test_recent_points_are_the_newest_by_time(opened: Store, make: Any) -> None:
 
 
 def test_recent_points_of_one_series_do_not_read_the_others(opened: Store, make: Any) -> None:
-    """A page of one series took a second where every run measures 20,000."""
+    """A page of one series took a second if every run measures 20,000."""
     records = [make(night, 1 + night / 10, backend=f"b{i}") for night in range(5) for i in range(60)]
     ingest(opened, enumerate(records, 1), "file")
     with opened.read() as session:

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: it draws, it can be used by phone and in the dark, and an alert is dealt with."""
+"""The dashboard in a real browser: it draws, it works on a phone and in the dark, and it handles an alert."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`groupbench serve`: alerts dealt with by token and by session, and who may not."""
+"""`groupbench serve`: who may handle alerts, by token or by session, and who may not."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_alerts_are_dealt_with_by_token(
         ({"action": "expect", "reason": "r", "until": "2020-01-01"}, "is in the past"),
         ({"until": "30d"}, "goes with expect"),
         ({"reason": "a\0b"}, "control character"),
-        ({"reason": "x" * 2000}, "1000 are the most"),
+        ({"reason": "x" * 2000}, "at most 1000 are allowed"),
         ({"other": "1"}, "no parameter 'other'"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
