@@ -155,8 +155,8 @@ def _run_tritonbench(options: dict[str, Any]) -> int:
     from groupbench.operators.measure.environment import resolve_device
 
     device = resolve_device(options["device"])
-    given = {"on_command_line": _on_command_line(click.get_current_context())}
-    return tritonbench.measure(options | given, device, _session(options))
+    explicit = {"on_command_line": _on_command_line(click.get_current_context())}
+    return tritonbench.measure(options | explicit, device, _session(options))
 
 
 def _run_builtin(options: dict[str, Any], session: Any) -> int:

@@ -69,12 +69,12 @@ def hits(tmp_path: Path, name: str, text: str) -> list[tuple[int, str]]:
     ],
 )
 def test_words_are_found_in_text_alone(tmp_path: Path, name: str, text: str, expected: list[tuple[int, str]]) -> None:
-    found = hits(tmp_path, name, text)
+    matches = hits(tmp_path, name, text)
     if isinstance(expected, str):
-        assert [rule for _, rule in found].count("name told") == 3
-        assert "said" in [rule for _, rule in found]
+        assert [rule for _, rule in matches].count("name told") == 3
+        assert "said" in [rule for _, rule in matches]
     else:
-        assert found == expected
+        assert matches == expected
 
 
 def test_a_word_may_appear_as_often_as_in_model_projects(tmp_path: Path) -> None:

@@ -45,11 +45,11 @@ def lazy_function(x: Any) -> Any:
 def lazy_list(x: Any) -> Any:
     """Return a list of its own class that computes its only element when it is read."""
 
-    class Late(list[Any]):
+    class LateList(list[Any]):
         def __iter__(self) -> Any:
             return iter([product(x)])
 
-    return Late
+    return LateList
 
 
 def lazy_method(x: Any) -> Any:

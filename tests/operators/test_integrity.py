@@ -197,10 +197,10 @@ def test_work_that_is_left_to_the_reading_of_an_output_is_found(
     def burst(ms: float) -> Burst:
         return Burst((1.0,) * 5, None, 5, None, ms)
 
-    found = witness.left_over(
+    problem = witness.left_over(
         [burst(ms) for ms in kept_ms], lambda: burst(again_ms), lambda: Kept(0.1), lambda: stretched
     )
-    assert (expected is None and found is None) or (expected or "") in str(found)
+    assert (expected is None and problem is None) or (expected or "") in str(problem)
 
 
 def test_a_burst_that_is_repeated_cannot_turn_honest() -> None:

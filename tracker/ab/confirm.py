@@ -218,8 +218,8 @@ def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: 
     if pair.toolchains is None:
         return python if base_python is None or any(map(_with_toolchain, pair.rows)) else str(base_python), python
     pythons = [interpreters.find(each) for each in pair.toolchains]
-    for which, found, wanted in zip(("old", "new"), pythons, pair.toolchains, strict=True):
-        if found is None:
+    for which, interpreter, wanted in zip(("old", "new"), pythons, pair.toolchains, strict=True):
+        if interpreter is None:
             versions = [f"{name} {getattr(wanted, name)}" for name in PACKAGES if getattr(wanted, name)]
             raise AbError(
                 f"no interpreter has the packages of the {which} toolchain ({', '.join(versions)}): name one in "

@@ -74,7 +74,7 @@ def keep(store: Store, result: AbResult, base: str, head: str) -> int:
     return len(series)
 
 
-class Keeper:
+class ComparisonKeeper:
     """Stores A/Bs in a database as they finish. If that fails once, says why and stores no more.
 
     location  path or URL of the database

@@ -219,8 +219,8 @@ class Backfill:
                 runs = runs_of_plan(session, self.plan, new)
             planned = self._planned(commits[0]) if runs else []
             with store.read() as session:
-                found = measured_by(session, runs, planned)
-        return {commit: run_text(run.id) for commit, run in found.items()}
+                measured = measured_by(session, runs, planned)
+        return {commit: run_text(run.id) for commit, run in measured.items()}
 
     def _planned(self, commit: BackfillCommit) -> list[Record]:
         """Return a record for every cell of the plan, as today's checkout lists them; none if it cannot."""

@@ -166,7 +166,7 @@ def bisect(
     2  usage error
     3  undecided: not resolved, GOOD or BAD fails, or several commits remain
     """
-    from groupbench.tracker.ab.kept import Keeper
+    from groupbench.tracker.ab.kept import ComparisonKeeper
     from groupbench.tracker.bisect import drive, report
     from groupbench.tracker.bisect import history as bisect_git
     from groupbench.tracker.bisect import log as bisect_log
@@ -198,7 +198,7 @@ def bisect(
         say(report.step_line(question, finding, history, header.metric, next(numbers)))
 
     log = bisect_log.Log(path, header, resume=resume, replace=log_file is None)
-    keeper = Keeper(context.obj, say)
+    keeper = ComparisonKeeper(context.obj, say)
     with drive.open_comparator(repository, header, keeper) as comparator:
         say(_plan(history, header, path))
         hunting = hunt(history, drive.settings_of(header), trace)

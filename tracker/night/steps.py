@@ -20,7 +20,7 @@ from groupbench.tracker.verdicts import Verdict
 
 
 @dataclass(frozen=True)
-class Step:
+class LatencyStep:
     """A significant change of one series between two commits, with no result of a commit between them."""
 
     pair: SeriesPair
@@ -34,7 +34,7 @@ class Steps:
     """The commits with a result, and the largest step between neighbours of them; None if no change is significant."""
 
     commits: int
-    largest: Step | None
+    largest: LatencyStep | None
 
 
 def find_steps(session: Session, plan: str, commits: Sequence[str]) -> Steps:
@@ -64,9 +64,9 @@ def _size(before: Sequence[PointRow], after: Sequence[PointRow]) -> float:
     return size if first and timing and size > math.log1p(least_effect(timing, first)) else 0.0
 
 
-def _step(before: Sequence[PointRow], after: Sequence[PointRow]) -> Step | None:
+def _step(before: Sequence[PointRow], after: Sequence[PointRow]) -> LatencyStep | None:
     newest = after[-1]
     pair = compare_series(newest.series, before, after)
     if pair.verdict not in (Verdict.REGRESSED, Verdict.IMPROVED) or pair.note is not None:  # a note: of the accuracy
         return None
-    return Step(pair, before[-1].run.commit, newest.run.commit, newest.environment.facts)
+    return LatencyStep(pair, before[-1].run.commit, newest.run.commit, newest.environment.facts)

@@ -333,8 +333,8 @@ def results_of_run(
     sorted_ = select(Point.series_id).join(Series, Point.series_id == Series.id).where(*conditions, *slice_)
     sorted_ = sorted_.order_by(*_SORT)
     if slice_:  # searching takes longer than reading all keys that it finds
-        found = list(session.scalars(sorted_))
-        number, keys = len(found), found[offset : offset + limit]
+        every_key = list(session.scalars(sorted_))
+        number, keys = len(every_key), every_key[offset : offset + limit]
     else:
         number = session.scalar(select(func.count()).select_from(Point).where(*conditions)) or 0
         keys = list(session.scalars(sorted_.limit(limit).offset(offset)))

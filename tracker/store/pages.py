@@ -157,7 +157,7 @@ class PageFile:
 def page_bytes_of(path: Path) -> int | None:
     """Return the page size by the form of a file's pages, or None if no size gives any."""
     total = path.stat().st_size
-    found = {}
+    b_tree_pages = {}
     with path.open("rb") as file:
         for size in PAGE_SIZES:
             numbers = range(1, total // size)
@@ -170,9 +170,9 @@ def page_bytes_of(path: Path) -> int | None:
                     whole += bool(_cells(file.read(size)))
                 except _PageError:
                     continue
-            found[size] = whole * total // size / max(len(numbers), 1)
-    best = max(found, key=lambda size: found[size])
-    return best if found[best] else None
+            b_tree_pages[size] = whole * total // size / max(len(numbers), 1)
+    best = max(b_tree_pages, key=lambda size: b_tree_pages[size])
+    return best if b_tree_pages[best] else None
 
 
 def _cells(page: bytes) -> list[int]:

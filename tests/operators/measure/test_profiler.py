@@ -256,15 +256,15 @@ def test_a_profile_that_hangs_is_ended(ncu: str) -> None:
 
 def _sleepers() -> set[str]:
     """Return the processes that the fake leaves if it is not ended."""
-    found = set()
+    sleepers = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
             text = (process / "cmdline").read_bytes()
         except OSError:
             continue
         if text.split(b"\0")[:2] == [b"sleep", b"600"]:
-            found.add(process.name)
-    return found
+            sleepers.add(process.name)
+    return sleepers
 
 
 def test_the_last_words_of_a_profiled_process_are_the_reason(ncu: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.ab.kept import Keeper, keep
+from groupbench.tracker.ab.kept import ComparisonKeeper, keep
 from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.store.engine import open_store
@@ -75,11 +75,11 @@ def test_which_comparisons_are_stored(stored: Stored, make: Any, db: Any, ab: Ab
 @pytest.mark.sqlite
 def test_an_unwritable_database_does_not_end_the_search(tmp_path: Path) -> None:
     lines: list[str] = []
-    missing = Keeper(str(tmp_path / "none.db"), lines.append)
+    missing = ComparisonKeeper(str(tmp_path / "none.db"), lines.append)
     missing(result(), commit(0), commit(1))
     assert not lines and not missing.stored
     (tmp_path / "other.db").write_text("not a database")
-    other = Keeper(str(tmp_path / "other.db"), lines.append)
+    other = ComparisonKeeper(str(tmp_path / "other.db"), lines.append)
     for _ in range(2):
         other(result(), commit(0), commit(1))
     assert len(lines) == 1 and lines[0].startswith("the comparisons are not stored: ")

@@ -152,14 +152,14 @@ class TestInterpreters:
     def test_what_differs_is_installed_where_that_is_allowed(
         self, tmp_path: Path, has: dict[str, Environment], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        asked: list[Any] = []
+        installed: list[Any] = []
 
         def install(packages: Sequence[str], say: Any) -> Path:
-            asked.append(list(packages))
+            installed.append(list(packages))
             has["/made"] = OLD
             return Path("/made")
 
         monkeypatch.setattr(toolchains, "with_packages", install)
         assert Interpreters({}, tmp_path).find(OLD) is None
         assert Interpreters({}, tmp_path, install=True).find(OLD) == "/made"
-        assert asked == [["triton==3.7.1"]]
+        assert installed == [["triton==3.7.1"]]

@@ -45,16 +45,16 @@ def test_a_commit_that_git_does_not_know(repository: Path) -> None:
 class Bench:
     """Has every backend that is asked for."""
 
-    asked: list[dict[str, Any]]
+    selections: list[dict[str, Any]]
 
     def __init__(self) -> None:
-        self.asked = []
+        self.selections = []
 
     def start(self, device: str) -> str:
         return "cpu"
 
     def cells(self, device: str, **selection: Any) -> tuple[list[AbCell], list[str]]:
-        self.asked.append(selection)
+        self.selections.append(selection)
         return [AbCell(selection["operator"], name, "N=1", "fp32") for name in selection["backends"]], []
 
 
@@ -68,7 +68,7 @@ def test_every_entry_for_the_device_is_compared_once() -> None:
     bench: Any = Bench()
     cells = _cells(bench, Project(ProjectSettings(entries, plugins=("m.p",))), "auto")
     assert [(cell.operator, cell.backend) for cell in cells] == [("a", "x"), ("c", "x")]
-    assert {selection["plugins"] for selection in bench.asked} == {("m.p",)}
+    assert {selection["plugins"] for selection in bench.selections} == {("m.p",)}
 
 
 def test_the_comment_begins_with_the_verdict_and_shows_changes_first() -> None:

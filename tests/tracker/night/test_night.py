@@ -38,14 +38,14 @@ class Tritonbench:
     def __init__(self) -> None:
         self.records: list[list[Record]] = []
         self.codes: list[int] = []
-        self.asked: list[list[str]] = []
+        self.commands: list[list[str]] = []
         self.paths: list[str] = []
         self.pythons: list[str | None] = []
 
     def __call__(
         self, arguments: list[str], folder: Path, environment: dict[str, str], python: str | None = None
     ) -> int:
-        self.asked.append(list(arguments))
+        self.commands.append(list(arguments))
         self.pythons.append(python)
         self.paths.append(environment.get("PYTHONPATH", ""))
         file = Path(arguments[arguments.index("--records") + 1])
@@ -100,14 +100,14 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
         )
     }
     assert "<html" in (tmp_path / "report.html").read_text()
-    (arguments,) = tritonbench.asked
+    (arguments,) = tritonbench.commands
     assert arguments[arguments.index("--plan") + 1] == str(tmp_path / "groupbench.toml")
     assert arguments[-4:] == ["--device", "auto", "--samples", "3"] and "--previous" not in arguments
     assert tritonbench.paths[0].split(os.pathsep)[0] == str(tmp_path)
     code, output = run("night")
     assert code == 0, output
     first = arguments[arguments.index("--records") + 1]
-    assert tritonbench.asked[1][tritonbench.asked[1].index("--previous") + 1] == first
+    assert tritonbench.commands[1][tritonbench.commands[1].index("--previous") + 1] == first
     assert json.loads((tmp_path / "artifacts/verdict.json").read_text())["run"] == "run-002"
 
 
@@ -143,7 +143,7 @@ def test_another_commits_half_night_is_stored_and_a_new_one_begins(
     tritonbench.records, tritonbench.codes = [[], [make(2)]], [4, 0]
     code, output = run("night")
     assert code == 0, output
-    files = [arguments[arguments.index("--records") + 1] for arguments in tritonbench.asked]
+    files = [arguments[arguments.index("--records") + 1] for arguments in tritonbench.commands]
     assert files[0] == files[1] != files[2]
     assert "run run-001" in output and "run run-002" in output
 
@@ -169,7 +169,7 @@ def test_a_misspelled_option_keeps_a_half_night(tritonbench: Tritonbench, make: 
     code, output = run("night", "--budjet")
     assert code == 2 and "the interrupted run is kept" in output
     assert run("night")[0] == 0
-    assert len({arguments[arguments.index("--records") + 1] for arguments in tritonbench.asked}) == 1
+    assert len({arguments[arguments.index("--records") + 1] for arguments in tritonbench.commands}) == 1
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_a_misspelled_option_keeps_a_half_night(tritonbench: Tritonbench, make: 
 def test_options_that_are_not_for_a_night(option: str, says: str, tritonbench: Tritonbench) -> None:
     with pytest.raises(click.UsageError, match=says):
         run("night", option)
-    assert not tritonbench.asked
+    assert not tritonbench.commands
 
 
 def test_without_a_file_it_says_what_to_do(tritonbench: Tritonbench, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_an_unusable_database_ends_it_before_anything_is_measured(tritonbench: T
     (tmp_path / "groupbench.db").write_text("no database, but a text")
     with pytest.raises(TrackerError, match=r"groupbench\.db: is not a SQLite database"):
         run("night")
-    assert tritonbench.asked == []
+    assert tritonbench.commands == []
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_missing_benchmark_ends_it_before_anything_is_measured(
     (tmp_path / "groupbench.toml").write_text(f"benchmarks = ['bench_nope.py']\n{PROJECT}")
     with pytest.raises(TrackerError, match=r"^groupbench.toml: benchmarks: cannot find bench_nope.py$") as caught:
         run(*command, *(("--operator", "canary") if command[0] == "ab" else ()))
-    assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.asked
+    assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.commands
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_read_only_folder_ends_it_before_anything_is_measured(
     monkeypatch.setattr("os.access", read_only)
     with pytest.raises(TrackerError, match=f"^cannot write to the folder {tmp_path / folder}: ") as caught:
         run(command, *(["HEAD~1.."] if command == "backfill" else []))
-    assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.asked
+    assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.commands
 
 
 def test_the_first_night_in_a_shallow_clone_names_the_command_that_completes_it(
@@ -248,7 +248,7 @@ def test_setup_runs_first_and_ends_a_night_that_it_fails(tritonbench: Tritonbenc
     (tmp_path / "groupbench.toml").write_text('setup = "touch built; exit 7"\n' + PROJECT)
     with pytest.raises(Exception, match=r"this checkout does not build: `setup` of groupbench\.toml ended with 7"):
         run("night")
-    assert (tmp_path / "built").exists() and not tritonbench.asked
+    assert (tmp_path / "built").exists() and not tritonbench.commands
 
 
 def test_an_error_of_a_step_that_does_not_decide_is_printed(
@@ -318,10 +318,10 @@ def test_toolchains_have_runs_and_verdicts_of_their_own(
     code, output = run("night", "--toolchain", "nightly", "--samples", "3")
     assert code == 0, output
     assert tritonbench.pythons == [None, str(other), None, str(other)]
-    files = [asked[asked.index("--records") + 1] for asked in tritonbench.asked]
+    files = [command[command.index("--records") + 1] for command in tritonbench.commands]
     assert files[1] == files[3] and len({*files}) == 3
-    assert [asked[-2:] for asked in tritonbench.asked][1] == ["--device", "auto"]
-    assert [asked.count("nightly@nightly") for asked in tritonbench.asked] == [0, 1, 0, 1]
+    assert [command[-2:] for command in tritonbench.commands][1] == ["--device", "auto"]
+    assert [command.count("nightly@nightly") for command in tritonbench.commands] == [0, 1, 0, 1]
     assert json.loads((tmp_path / "artifacts/verdict.json").read_text())["run"] == "run-003"
     assert json.loads((tmp_path / "artifacts/nightly/verdict.json").read_text())["run"] == "run-002"
     assert (tmp_path / "artifacts/nightly/report.html").is_file()
@@ -344,7 +344,7 @@ def test_a_toolchain_that_is_not_available(
     other.write_text("#!/bin/sh\necho broken here >&2; exit 1\n")
     with pytest.raises(TrackerError, match=message) as raised:
         run("night", "--toolchain", name)
-    assert raised.value.exit_code == code and not tritonbench.asked
+    assert raised.value.exit_code == code and not tritonbench.commands
 
 
 def test_an_interpreter_without_groupbench_imports_this_one(tritonbench: Tritonbench, other: Path) -> None:
@@ -357,17 +357,17 @@ def test_an_interpreter_without_groupbench_imports_this_one(tritonbench: Tritonb
 def test_suspects_are_confirmed_with_the_toolchain(
     tritonbench: Tritonbench, make: Callable[..., Record], other: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given: list[str] = []
+    pythons: list[str] = []
 
     def confirmed(*args: Any, python: str, **more: Any) -> Confirmed:
-        given.append(python)
+        pythons.append(python)
         return Confirmed((), (), (), ())
 
     monkeypatch.setattr("groupbench.tracker.ab.confirm.confirm", confirmed)
     tritonbench.records = [[make(1)], [make(2)]]
     run("night")
     run("night", "--toolchain", "nightly")
-    assert given == [sys.executable, str(other)]
+    assert pythons == [sys.executable, str(other)]
 
 
 def test_an_interrupt_reaches_what_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

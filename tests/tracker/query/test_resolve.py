@@ -58,8 +58,8 @@ def test_a_commit_that_is_measured_late_is_not_the_latest(stored: Any, make: Any
     stored([make(1, commit=second, commit_facts=main | {"parents": (first,)})])  # as a backfill does
     stored([make(2, commit=first, commit_facts=main)])
     with open_store(db, create=False) as store, store.read() as session:
-        found = [resolve_commit(session, word).commit for word in ("latest", "previous", "main")]
-    assert found == [third, second, third]
+        commits = [resolve_commit(session, word).commit for word in ("latest", "previous", "main")]
+    assert commits == [third, second, third]
 
 
 def test_an_unknown_word_is_looked_up(session: Session) -> None:

@@ -149,9 +149,9 @@ def test_a_page_of_500_rows_is_refused_while_others_wait(
     monkeypatch.setattr(lane, "Turns", full)
     monkeypatch.setattr(lane, "REFUSED_S", 0.0)
     client = serve()
-    answer = client.get("/series.json?per_page=500")
-    assert (answer.status_code, "ask for less" in answer.json()["error"]) == (503, True)
-    assert answer.headers["Retry-After"] == "5"
+    response = client.get("/series.json?per_page=500")
+    assert (response.status_code, "ask for less" in response.json()["error"]) == (503, True)
+    assert response.headers["Retry-After"] == "5"
     assert client.get("/series.json?per_page=50").status_code == 200
 
 
@@ -177,5 +177,5 @@ def test_small_answers_take_turns_too(
 ) -> None:
     monkeypatch.setattr(lane, "Turns", lambda *_: Turns(0, 0, 0))
     monkeypatch.setattr(lane, "REFUSED_S", 0.0)
-    answer = serve().get(path, headers={"Accept": "text/html"})
-    assert (answer.status_code, answer.headers["Content-Type"]) == (status, "text/plain; charset=utf-8")
+    response = serve().get(path, headers={"Accept": "text/html"})
+    assert (response.status_code, response.headers["Content-Type"]) == (status, "text/plain; charset=utf-8")

@@ -184,7 +184,7 @@ def test_figures_are_drawn_for_html_alone(nights: Any, serve: Client, monkeypatc
     plots = {"latency_history": history_plots, "speedup_heatmap": speedup_map, "burst_distribution": burst_plot}
     for name, module in plots.items():
         real = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given, name=name, real=real: drawn.append(name) or real(*given))
+        monkeypatch.setattr(module, name, lambda *args, name=name, real=real: drawn.append(name) or real(*args))
     for path, figure in (
         ("/series/1", "latency_history"),
         ("/operators/grouped_gemm", "speedup_heatmap"),

@@ -106,7 +106,7 @@ def test_a_run_is_counted_once_and_again_when_it_changes(
     client = serve()
     engine = client.app.state.site.database.store.engine  # type: ignore[attr-defined]
     counted: list[str] = []
-    event.listen(engine, "before_cursor_execute", lambda *given: counted.append(given[2]))
+    event.listen(engine, "before_cursor_execute", lambda *args: counted.append(args[2]))
 
     def counts() -> list[dict[str, int]]:
         counted.clear()
@@ -133,7 +133,7 @@ def test_the_line_of_commits_is_read_again_when_a_run_or_a_commit_changes(
     read: list[Any] = []
     for name in ("every_line", "line_through"):
         real = getattr(lines, name)
-        monkeypatch.setattr(lines, name, lambda *given, real=real: read.append(given) or real(*given))
+        monkeypatch.setattr(lines, name, lambda *args, real=real: read.append(args) or real(*args))
 
     def runs() -> tuple[int, ...]:
         with served.database.read() as session:
