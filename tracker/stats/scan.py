@@ -303,7 +303,7 @@ def _weighed(
     if len(np.unique(state[step.low_index - 1 : step.high_index + 1])) == 1:
         return "drift", DRIFTS[2]
     if after < MIN_SEGMENT or step.index - step.start < MIN_SEGMENT:
-        return "suspect", f"{after} point{'s' if after > 1 else ''} off the level before"
+        return "suspect", f"{after} point{'s' if after > 1 else ''} off the earlier level"
     stands = confirmed(series, ends)
     if any(other.index == step.index for other in stands):
         why = not_reported(series, step, state, stands, min_effect)

@@ -84,7 +84,7 @@ NIGHT = [
         "note": note,
     }
     for verdict, m, change, note in (
-        ("regressed", 1024, "+53.2%", "1 point off the level before; compiled kernel changed"),
+        ("regressed", 1024, "+53.2%", "1 point off the earlier level; compiled kernel changed"),
         ("suspect", 512, "-1.2%", "num_stages 4 → 3"),
         ("suspect", 64, "-5.6%", ""),
     )
@@ -106,7 +106,7 @@ def test_a_terminal_with_room_has_a_line_a_row(
     wide = on_screen(NIGHT, 150, monkeypatch, capsys).splitlines()
     assert len(wide) == 2 + 3
     assert wide[0].split() == ["verdict", "operator", "shape", "change", "note"]
-    assert wide[2].endswith("G=4,M_g=1024,N=1024,K=1024  +53.2%  1 point off the level before; compiled kernel changed")
+    assert wide[2].endswith("N=1024,K=1024  +53.2%  1 point off the earlier level; compiled kernel changed")
 
 
 def test_what_all_rows_share_is_told_once_where_there_is_no_room(
@@ -119,9 +119,9 @@ def test_what_all_rows_share_is_told_once_where_there_is_no_room(
 in every row: operator grouped_gemm
 verdict    shape                       change
     note
-─────────────────────────────────────────────────────────
+──────────────────────────────────────────────────────────
 regressed  G=4,M_g=1024,N=1024,K=1024  +53.2%
-    1 point off the level before; compiled kernel changed
+    1 point off the earlier level; compiled kernel changed
 suspect    G=4,M_g=512,N=512,K=512      -1.2%
     num_stages 4 → 3
 suspect    G=4,M_g=64,N=64,K=64         -5.6%
@@ -168,7 +168,7 @@ def test_a_text_is_folded_whole(text: str, width: int) -> None:
 
 
 def test_a_text_is_folded_at_blanks_and_commas() -> None:
-    assert folded("1 point off the level before", 15) == ["1 point off the", "level before"]
+    assert folded("1 point off the earlier level", 15) == ["1 point off the", "earlier level"]
     assert folded("G=4,M_g=1024,N=1024", 15) == ["G=4,M_g=1024,", "N=1024"]
     assert folded("abc", 0) == ["a", "b", "c", ""]  # a terminal that reports zero columns
     assert folded("x" * 20, 15) == ["x" * 15, "x" * 5]
