@@ -64,6 +64,10 @@ def test_links_to_source_lead_to_its_text(site: Path) -> None:
     assert "shared memory" in (site / "source" / "kernels" / "device.py.html").read_text()
 
 
+def test_a_pipe_in_the_code_of_a_table_has_no_backslash(site: Path) -> None:
+    assert "FILE|URL" in (site / "reference" / "cli" / "index.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("place", "link", "becomes"),
     [

@@ -59,13 +59,20 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         return f"{match[1]}{new}{'#' if anchor else ''}{anchor}{match[3]}"
 
     parts = CODE.split(_code_links(markdown))
-    return "".join(part if CODE.fullmatch(part) else LINK.sub(turned, part) for part in parts).replace("\0", "`")
+    return "".join(_plain(part) if CODE.fullmatch(part) else LINK.sub(turned, part) for part in parts).replace(
+        "\0", "`"
+    )
 
 
 def on_page_content(html: str, *, page: Any, **_: Any) -> None:
     """Hide the menu of the first page, which would only lead to itself."""
     if page.file.src_uri == "index.md":
         page.meta["hide"] = ["navigation"]
+
+
+def _plain(code: str) -> str:
+    """Return code without the backslash that GitHub needs before a pipe in a table. MkDocs would show it."""
+    return code if "\n" in code else code.replace(r"\|", "|")
 
 
 def _code_links(markdown: str) -> str:

@@ -200,7 +200,7 @@ def _result(point: PointRow, verdict: str, baseline: PointRow | None, slug: str)
         TableCell(series.shape, "shape"),
         TableCell(series.dtype, "short"),
         TableCell(series.mode, "short"),
-        TableCell(series.backend + (" (baseline)" if point.baseline else ""), "short", href=f"#{slug}/s{series.pk}"),
+        TableCell(series.backend + (" (baseline)" if point.baseline else ""), href=f"#{slug}/s{series.pk}"),
         TableCell(point.status, f"short {tone_of(point.status).name}"),
         TableCell(verdict, f"short {tone_of(verdict).name}"),
         latency,

@@ -150,7 +150,7 @@ def test_histories_are_folded_until_somebody_looks(browse: Browse, report: Path)
     assert (cards.count(), page.locator("#op-grouped_gemm .plots").count()) == (13, 0)
     assert sum(card.bounding_box()["height"] for card in cards.all()) < 13 * 60
     page.get_by_label("Filter the histories of grouped_gemm").fill("triton")
-    page.get_by_role("button", name="Open all that are listed").click()
+    page.get_by_role("button", name="Open all listed series").click()
     assert page.locator("#op-grouped_gemm .plots").count() == 4
     page.goto(at(report, "op-canary"))
     opened(page, "op-canary")

@@ -43,7 +43,7 @@ def test_a_new_run_is_judged_anew(nights: Any, serve: Client, stored: Any, make:
 
 def test_an_empty_database_says_so(opened: Any, serve: Client) -> None:
     client = serve()
-    assert "holds no run yet" in client.get("/").text
+    assert "has no runs yet" in client.get("/").text
     assert client.get("/series.json").json()["series"] == []
     for page in ("/runs", "/series", "/operators", "/alerts", "/compare"):
         assert client.get(page).status_code == 200
