@@ -56,7 +56,7 @@ class Rule:
     kinds: tuple[str, ...] = ("comment", "docstring", "string", "page")
 
     def allowed(self, words: int) -> int:
-        """Return how often the rule may match in so many words."""
+        """Return how often the rule may match in a text of this number of words."""
         return math.ceil(self.per_10k * words / 10_000)
 
 

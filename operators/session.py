@@ -39,7 +39,7 @@ from groupbench.tracker.text.wording import counted
 
 FEW_PROBLEMS = 3
 LONG_LINE = 200
-"""Skipped cells are listed up to so many problems and characters; above, they are counted."""
+"""Most problems and characters of a list of skipped cells. A longer list is replaced by counts."""
 
 
 @dataclass

@@ -362,7 +362,7 @@ def tune_helion_worklist(
     config: WorklistConfig,  # its block_m, group_m, swap and per_sm are kept
     seconds: float,
 ) -> WorklistConfig:
-    """Return the config that Helion's autotuner finds within about so many seconds."""
+    """Return the config that Helion's autotuner finds within about `seconds`."""
     tma = without_tma(a, b, config) is None
     if tma:
         # The search tries pointers as well, and their unmasked loads read up to one tile past the end.

@@ -189,7 +189,7 @@ def _route_kernel(
 
 
 def check_ids(ids: Tensor, G: int) -> None:
-    """Raise ValueError unless ids [T, k] are integers and the kernels can take G experts and so many choices."""
+    """Raise ValueError unless ids [T, k] are integers, and G and their number are within the kernels' limits."""
     require_tensors(ids=ids)
     if ids.ndim != 2 or ids.size(1) == 0 or ids.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"expected ids [T, k] in int32 or int64, k at least 1; got {tuple(ids.shape)} in {ids.dtype}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 
 MAX_SPLITS = 1024
-# With so many bytes of operands or more, a product is bound by DRAM; with fewer, by the latency of its steps.
+# Bytes of operands from which a product is bound by DRAM; below, the latency of its steps decides.
 LARGE_BYTES = 16 << 20
 
 

@@ -109,7 +109,7 @@ def run(site: Site, parameters: Parameters, identifier: str) -> Page:
 
 
 def count_newest(site: Site, seconds: float) -> None:
-    """Count the points of the runs on the first page of the list, for at most about so many seconds."""
+    """Count the points of the runs on the first page of the list, for about `seconds` at most."""
     end = time.monotonic() + seconds
     with site.database.read() as session:
         _, rows = queries.find_runs(session, [], limit=PER_PAGE, offset=0)

@@ -1,1 +1,1 @@
-"""TritonBench with our operators and backends in it, and a record of each cell: the one room that knows its inside."""
+"""Run our operators and backends in TritonBench, and record each cell. Only this package uses its internals."""

@@ -80,7 +80,7 @@ def test_an_operator_without_a_precision_has_that_of_its_inputs(inputs: Any, nam
 
 
 def calls(*outputs: Any) -> Any:
-    """A function that returns these, one a call."""
+    """A function that returns these, one per call."""
     rest = iter(outputs)
     return lambda: next(rest)
 

@@ -193,7 +193,7 @@ def test_results_before_an_alert_do_not_close_it(cli: Cli, stored: Stored, make:
 
 
 def levels(make: Any, *parts: tuple[int, float, float]) -> list[Any]:
-    """Nights of one series, 0.1 % of noise: so many on each level of ms and rms."""
+    """Return nights of one series with 0.1 % of noise. Each part is a number of nights and their ms and rms."""
     rng = np.random.default_rng(11)
     wanted = [(ms, rms) for number, ms, rms in parts for _ in range(number)]
     return [make(n, ms=float(ms * np.exp(rng.normal(0, 0.001))), rms=rms) for n, (ms, rms) in enumerate(wanted)]

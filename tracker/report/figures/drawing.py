@@ -44,7 +44,7 @@ def mark_of(number: int) -> dict[str, str]:
 
 
 def rounded(value: float | None, digits: int) -> float | None:
-    """Return a number rounded to so many significant digits, which keeps the JSON small."""
+    """Return a number rounded to a number of significant digits, which keeps the JSON small."""
     return None if value is None else float(f"{value:.{digits}g}")
 
 
