@@ -495,11 +495,11 @@ AMOUNTS = st.fixed_dictionaries(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.lists(st.lists(AMOUNTS, min_size=1, max_size=3), min_size=1, max_size=3))
-def test_each_record_keeps_the_amounts_that_it_gave(empty_databases: Any, make: Any, files: Any) -> None:
+def test_each_record_keeps_the_amounts_that_it_gave(empty_database: bytes, make: Any, files: Any) -> None:
     """Whatever other records of the series say, before it, after it, or in the same file."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "t.db"
-        path.write_bytes(empty_databases["sqlite"])
+        path.write_bytes(empty_database)
         ingested = []
         with open_store(path, create=False) as store:
             for file in files:
