@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
 from groupbench.tracker.bursts import Bursts
-from groupbench.tracker.identity import IDENTITY
+from groupbench.tracker.identity import OF_PROBLEM
 from groupbench.tracker.metrics import METRICS as STORED
 from groupbench.tracker.metrics import Metric, carried
 from groupbench.tracker.plots import Row, ValueTable
@@ -110,10 +110,7 @@ def _carried(name: str) -> Callable[[Record, Record | None], Value]:
     return lambda record, baseline: record.metrics.get(name)
 
 
-_PROBLEM = tuple(name for name in IDENTITY if name not in ("backend", "host", "hardware"))
-"""The fields that define a problem. Backends are compared on equal problems, on one host and machine."""
-
-_SHAPE = _PROBLEM.index("shape")
+_SHAPE = OF_PROBLEM.index("shape")
 
 
 def baselines(records: Iterable[Record], name: str | None = None) -> dict[tuple[str, ...], Record]:
@@ -123,7 +120,7 @@ def baselines(records: Iterable[Record], name: str | None = None) -> dict[tuple[
 
 def _problem(record: Record) -> tuple[str, ...]:
     cell = record.cell
-    return tuple(str(getattr(cell, name)) for name in _PROBLEM)
+    return tuple(str(getattr(cell, name)) for name in OF_PROBLEM)
 
 
 def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str | None) -> Table:

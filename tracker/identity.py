@@ -25,15 +25,23 @@ EXACT = ("operator", "backend", "mode", "dtype", "host", "protocol")
 
 OF_CELL = tuple(name for name in IDENTITY if name != "hardware")
 
+OF_PROBLEM = tuple(name for name in OF_CELL if name not in ("backend", "host"))
+"""Fields of what a cell computes and how it is timed, whichever backend and host did it."""
+
 TOOLCHAIN_MARK = "@"
 """Separates the name of a plan from that of its toolchain."""
 
 _of_cell = attrgetter(*OF_CELL)
 
 
+def cell_fields(cell: Cell) -> tuple[Any, ...]:
+    """Return the fields of a cell that its series' identity includes. They distinguish the cells of a run."""
+    return _of_cell(cell)
+
+
 def series_fields(cell: Cell, environment: Environment) -> dict[str, Any]:
     """Return the fields of a cell's series identity by name, in the order of IDENTITY."""
-    values = dict(zip(OF_CELL, _of_cell(cell), strict=True))
+    values = dict(zip(OF_CELL, cell_fields(cell), strict=True))
     values["hardware"] = hardware_class(environment)
     return {name: values[name] for name in IDENTITY}
 

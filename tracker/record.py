@@ -35,6 +35,12 @@ Timing = Literal["gpu", "cpu", "interpreted"]
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
+MEASURED = ("ok", "wrong")
+"""Statuses of cells that ran to completion."""
+
+TIMED = ("gpu", "cpu")
+"""Timings of a latency."""
+
 PACKAGE = "package "
 """Prefix of settings that record the version of a package that only some backends need."""
 

@@ -17,7 +17,7 @@ from groupbench.operators import table
 from groupbench.operators.errors import UsageError
 from groupbench.operators.problems.definition import Shape
 from groupbench.operators.registry import get_operator
-from groupbench.tracker.record import Record
+from groupbench.tracker.record import MEASURED, Record
 from groupbench.tracker.text.files import whole_file
 
 RUNTIME_ERROR = "RUNTIME_ERROR"
@@ -75,7 +75,7 @@ def _evaluation(record: Record, reference: Record | None) -> dict[str, Any] | No
     }
     if evaluation["status"] is None:
         return None
-    if record.status in ("ok", "wrong") and accuracy is not None:
+    if record.status in MEASURED and accuracy is not None:
         evaluation["correctness"] = {
             "max_relative_error": "NaN",  # not meaningful for single elements near 0
             "max_absolute_error": "Infinity" if accuracy.max_abs is None else accuracy.max_abs,

@@ -138,7 +138,7 @@ def league(points: Sequence[PointRow], where: Filter = Filter()) -> list[LeagueT
 def _matches(points: Iterable[PointRow]) -> Iterator[Match]:
     """Return an iterator over matches: for each problem, the newest state of the code with at least two backends."""
     places: dict[tuple[Any, ...], dict[Any, list[PointRow]]] = {}
-    for point in sorted(points, key=lambda p: (p.run.started, p.run.pk)):
+    for point in sorted(points, key=lambda p: p.run.when):
         facts = point.environment.facts
         card = facts.gpu_uuid or facts.host, facts.torch, facts.triton, facts.driver
         by_state = places.setdefault((point.series.problem, card), {})

@@ -20,7 +20,7 @@ from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import series_fields
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.lines import every_line
-from groupbench.tracker.query.points import points_of_run, points_of_state
+from groupbench.tracker.query.points import by_series_and_time, points_of_run, points_of_state
 from groupbench.tracker.query.resolve import Lookup, ReadLine, find_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.record import Accuracy, Record
@@ -131,7 +131,7 @@ def points_of(records: Iterable[Record]) -> list[PointRow]:
             identity = environment_identity(record.environment)
             environments[content] = EnvironmentRow(len(environments), identity, record.environment)
         points.append(_point(record, len(points), runs[run.id], environments[content], _series(record, series)))
-    return sorted(points, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
+    return by_series_and_time(points)
 
 
 def _series(record: Record, seen: dict[Any, SeriesRow]) -> SeriesRow:

@@ -14,6 +14,7 @@ import msgspec
 
 from groupbench.tracker.formats.values import FormatError, dims_of, from_iso
 from groupbench.tracker.record import (
+    MEASURED,
     SCHEMA,
     Accuracy,
     Cell,
@@ -237,7 +238,7 @@ def read_runs(readers: Iterable[Reader]) -> Iterator[Record | LeftOut]:
 def make_record(run: Run, environment: Environment, result: ImportedResult, timing: Timing) -> Record:
     """Return a result as a record. A sample that is not a positive number makes it an error, never a latency."""
     status, message, latency = result.status, result.message, None
-    if status in ("ok", "wrong"):
+    if status in MEASURED:
         bursts = result.bursts_ms
         invalid = [ms for burst in bursts for ms in burst if not (math.isfinite(ms) and ms > 0)]
         if invalid:

@@ -26,8 +26,9 @@ from groupbench.tracker.formats.values import (
     status_of,
     text_lines,
 )
+from groupbench.tracker.identity import cell_fields
 from groupbench.tracker.metrics import carried
-from groupbench.tracker.record import STATUSES, Accuracy, Cell, Environment, Record, Run
+from groupbench.tracker.record import MEASURED, STATUSES, Accuracy, Cell, Environment, Record, Run
 
 TITLE = "plain CSV"
 
@@ -132,8 +133,7 @@ class _CsvReader(Reader):
             protocol=row.get("protocol"),
             facts={name: _whole(name, row[name]) for name in _WHOLE if row.get(name)},
         )
-        key = (cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape, cell.host, cell.protocol, cell.seed)
-        self.groups.setdefault(key, _Lines(number, row, cell)).latencies.append(row["latency_ms"])
+        self.groups.setdefault(cell_fields(cell), _Lines(number, row, cell)).latencies.append(row["latency_ms"])
 
     def run(self) -> Run:
         facts = self.facts
@@ -158,7 +158,7 @@ def _result(lines: _Lines, scale: float) -> ImportedResult:
     if status not in STATUSES:
         raise FormatError(f"line {lines.number}: status {status!r} is not one of {', '.join(STATUSES)}")
     bursts = []
-    if status in ("ok", "wrong"):
+    if status in MEASURED:
         for text in lines.latencies:
             ms = number_of(text)
             if ms is None:

@@ -186,8 +186,7 @@ def find(
             and (runs is None or row.run_id in runs)
         ],
     )
-    return sorted(alerts, key=lambda alert: (alert.run.started, alert.run.pk, alert.series.operator,
-                                            alert.series.backend, alert.pk))  # fmt: skip
+    return sorted(alerts, key=lambda alert: (alert.run.when, alert.series.operator, alert.series.backend, alert.pk))
 
 
 def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:

@@ -20,9 +20,8 @@ from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, in_turns, lines_of
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
-from groupbench.tracker.query.rows import MEASURED
 from groupbench.tracker.query.runs import run_rows
-from groupbench.tracker.record import STATUSES, Kernel
+from groupbench.tracker.record import MEASURED, STATUSES, TIMED, Kernel
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.histories import newest_environment
 from groupbench.tracker.stats.thresholds import RMS_FLOOR
@@ -278,7 +277,7 @@ def turns_wrong(session: Session, line: CommitLine, series: Iterable[int]) -> di
         rows = [row for row in session.execute(query) if row.run_id in rank]
         for key, at, status, ms, timing, rms in sorted(rows, key=lambda row: rank[row.run_id]):
             if status == "ok":
-                right[key] = Turn(at, at, ms if timing in ("gpu", "cpu") else None, rms)
+                right[key] = Turn(at, at, ms if timing in TIMED else None, rms)
                 turns.pop(key, None)
             elif key not in turns:
                 turns[key] = replace(right.get(key, Turn(at)), head=at)

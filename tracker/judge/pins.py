@@ -37,7 +37,7 @@ from groupbench.tracker.stats.thresholds import POOL_FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
-from groupbench.tracker.store.schema import Commit, Pin, Point, Run
+from groupbench.tracker.store.schema import OLDEST_FIRST, TIMED_POINT, Commit, Pin, Point, Run
 from groupbench.tracker.verdicts import Verdict
 
 NEWEST = 5
@@ -248,9 +248,8 @@ def _results(session: Session, pinned: PinRow, points: Sequence[PointRow]) -> di
         select(Point.series_id, Point.environment_id, Point.run_id, Point.median_ms, Point.error_ppm)
         .join(Run, Point.run_id == Run.id)
         .join(Commit, Run.commit_id == Commit.id)
-        .where(Commit.hash == pinned.commit, Run.dirty.is_(False), Point.status == "ok")
-        .where(Point.timing.in_(("gpu", "cpu")), Point.median_ms.is_not(None))
-        .order_by(Run.started, Run.id)
+        .where(Commit.hash == pinned.commit, Run.dirty.is_(False), TIMED_POINT)
+        .order_by(*OLDEST_FIRST)
     )
     rows = [
         row

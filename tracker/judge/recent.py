@@ -19,11 +19,10 @@ from sqlalchemy.orm import Session
 from sqlalchemy.sql import Select
 
 from groupbench.tracker.query.lines import CommitLine
-from groupbench.tracker.query.runs import NEWEST_FIRST
 from groupbench.tracker.record import STATUSES
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.points import PPM
-from groupbench.tracker.store.schema import Point, Run, Series, table_of
+from groupbench.tracker.store.schema import NEWEST_FIRST, Point, Run, Series, table_of
 
 TIMINGS = (None, "gpu", "cpu", "interpreted")
 """None for points without a latency."""

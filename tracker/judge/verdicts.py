@@ -15,8 +15,9 @@ from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.metrics import LATENCY, METRICS, RMS, Metric
 from groupbench.tracker.query.lines import CommitLine
-from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
+from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import Rows
+from groupbench.tracker.record import MEASURED
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import counted

@@ -8,15 +8,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import TOOLCHAIN, declared, hardware_class
+from groupbench.tracker.identity import OF_PROBLEM
 from groupbench.tracker.query.points import points_of_run
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
-from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_select
-from groupbench.tracker.record import Cell, Environment, Record
+from groupbench.tracker.query.runs import run_row, run_select
+from groupbench.tracker.record import MEASURED, Cell, Environment, Record
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Commit, Run
-
-_RESULTS = {"ok", "wrong"}
-"""At least one cell of a complete run has one of these. Otherwise the commit did not build or load."""
+from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Run
 
 
 def runs_of_plan(session: Session, plan: str, commits: Iterable[str]) -> list[RunRow]:
@@ -42,17 +40,17 @@ def measured_by(session: Session, runs: Iterable[RunRow], planned: Sequence[Reco
 
 
 def _is_complete(points: Sequence[PointRow], problems: set[tuple[object, ...]]) -> bool:
+    """Return whether a run has all problems. Without any result, its commit did not build or load."""
     statuses = {point.status for point in points}
     measured = {_problem(point.series, point.environment.facts) for point in points}
-    return "skipped" not in statuses and bool(statuses & _RESULTS) and problems <= measured
+    return "skipped" not in statuses and not statuses.isdisjoint(MEASURED) and problems <= measured
 
 
 def _problem(cell: Cell | SeriesRow, environment: Environment) -> tuple[object, ...]:
     """Return what two measurements share if the second adds nothing: the problem, the hardware and the toolchain."""
     versions = declared(environment)
-    names = ("operator", "shape", "dtype", "mode", "protocol", "seed")
     return (
-        *(getattr(cell, name) for name in names),
+        *(getattr(cell, name) for name in OF_PROBLEM),
         hardware_class(environment),
         *(versions.get(name) for name in TOOLCHAIN),
     )

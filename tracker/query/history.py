@@ -17,10 +17,10 @@ from groupbench.tracker.query.lines import CommitLine, FirstParents, every_line,
 from groupbench.tracker.query.points import points_where
 from groupbench.tracker.query.resolve import commits_between, on_branch, resolve_commit
 from groupbench.tracker.query.rows import HistoryRow, PointRow, SeriesRow
-from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_select
+from groupbench.tracker.query.runs import run_row, run_select
 from groupbench.tracker.query.series import find_series, names, series_select
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Commit, Point, Run, Series
+from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Point, Run, Series
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
 from groupbench.tracker.text.wording import counted
 

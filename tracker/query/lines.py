@@ -128,7 +128,7 @@ def _line_to(
     by_time: list[tuple[int, datetime, str]] = []
     for one in stored.runs:
         key, started, commit = one
-        earlier = (started, key) <= (run.started, run.pk)
+        earlier = (started, key) <= run.when
         if commit in place:
             if commit != run.commit or earlier:
                 on_line.append(one)

@@ -17,10 +17,10 @@ from groupbench.tracker.query.patterns import any_pattern, starts
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.resolve import dates, run_conditions
 from groupbench.tracker.query.rows import CommitSummary, EnvironmentRow, EnvironmentSummary, RunSummary, SeriesSummary
-from groupbench.tracker.query.runs import NEWEST_FIRST, summaries_of_runs
+from groupbench.tracker.query.runs import summaries_of_runs
 from groupbench.tracker.query.series import find_series
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Commit, Point, Run
+from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Point, Run
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
 from groupbench.tracker.text.wording import some
 

@@ -15,7 +15,7 @@ from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Commit, Point, Run, Series
+from groupbench.tracker.store.schema import TIMED_POINT, Commit, Point, Run, Series
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
 
 ReadRuns = Callable[[Session, Iterable[int]], Mapping[int, RunRow]]
@@ -62,6 +62,10 @@ def environment_rows(session: Session, keys: Iterable[int]) -> dict[int, Environ
     }
 
 
+def by_series_and_time(points: Iterable[PointRow]) -> list[PointRow]:
+    return sorted(points, key=lambda point: (point.series.sort_key, point.run.when))
+
+
 def points_of_run(session: Session, run: RunRow) -> list[PointRow]:
     return sorted(points_where(session, Run.id == run.pk), key=lambda point: point.series.sort_key)
 
@@ -69,18 +73,17 @@ def points_of_run(session: Session, run: RunRow) -> list[PointRow]:
 def points_of_runs(session: Session, keys: Sequence[int]) -> list[PointRow]:
     """Return the points of many runs, by series and time."""
     points = [point for chunk in chunks(keys) for point in points_where(session, Run.id.in_(chunk))]
-    return sorted(points, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
+    return by_series_and_time(points)
 
 
 def points_of_state(session: Session, state: State) -> list[PointRow]:
     points = points_where(session, Commit.hash == state.commit, Run.dirty == state.dirty)
-    return sorted(points, key=lambda p: (p.series.sort_key, p.run.started, p.run.pk))
+    return by_series_and_time(points)
 
 
 def outcomes_of_run(session: Session, run: RunRow) -> dict[int, PointOutcome]:
     """Return the outcome of each cell of a run, by series key."""
-    timed = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.timing.in_(("gpu", "cpu")))
-    query = select(Point.series_id, Point.status, timed).where(Point.run_id == run.pk)
+    query = select(Point.series_id, Point.status, TIMED_POINT).where(Point.run_id == run.pk)
     return {series: PointOutcome(status, bool(has_latency)) for series, status, has_latency in session.execute(query)}
 
 

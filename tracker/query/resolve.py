@@ -16,9 +16,9 @@ from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.lines import CommitLine, every_line, line_through
 from groupbench.tracker.query.patterns import starts
 from groupbench.tracker.query.rows import RunRow, State
-from groupbench.tracker.query.runs import NEWEST_FIRST, run_row, run_rows, run_select
+from groupbench.tracker.query.runs import run_row, run_rows, run_select
 from groupbench.tracker.record import BACKFILL
-from groupbench.tracker.store.schema import Commit, Run
+from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Run
 from groupbench.tracker.text.wording import counted, some
 
 Lookup = Callable[[str], str | None]

@@ -11,10 +11,7 @@ from typing import Any
 from groupbench.tracker.environment import machine_identity, toolchain_identity
 from groupbench.tracker.identity import PROBLEM, SHOWN, toolchain_of
 from groupbench.tracker.metrics import Metric, carried
-from groupbench.tracker.record import Environment, Kernel, Telemetry
-
-MEASURED = ("ok", "wrong")
-"""Statuses of cells that ran to completion."""
+from groupbench.tracker.record import TIMED, Environment, Kernel, Telemetry
 
 _problem = attrgetter(*PROBLEM)
 
@@ -30,6 +27,11 @@ class RunRow:
     started: datetime
     trigger: str
     plan: str | None
+
+    @property
+    def when(self) -> tuple[datetime, int]:
+        """The run's place in the order of time."""
+        return self.started, self.pk
 
     @property
     def state(self) -> State:
@@ -185,7 +187,7 @@ class PointRow:
     @property
     def timed(self) -> bool:
         """Return whether the point has a correct result and a real latency."""
-        return self.status == "ok" and self.median_ms is not None and self.timing in ("gpu", "cpu")
+        return is_timed(self.status, self.median_ms, self.timing)
 
     @property
     def half_spread(self) -> float | None:
@@ -234,6 +236,11 @@ _POINT_COLUMNS = {
 """The attribute of each column of a point."""
 
 _point_values = attrgetter(*_POINT_COLUMNS.values())
+
+
+def is_timed(status: str, median_ms: float | None, timing: str | None) -> bool:
+    """Return whether a point has a correct result and a latency."""
+    return status == "ok" and median_ms is not None and timing in TIMED
 
 
 @dataclass(frozen=True)

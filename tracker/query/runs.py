@@ -13,8 +13,6 @@ from groupbench.tracker.query.rows import RunRow, RunSummary
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 
-NEWEST_FIRST = (Run.started.desc(), Run.id.desc())
-
 _FEW = 10
 """Number of runs to query at once; the first of them nearly always matches."""
 

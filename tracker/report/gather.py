@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.verdicts import CANARY, Gate
-from groupbench.tracker.query.points import points_of_runs, points_where
+from groupbench.tracker.query.points import by_series_and_time, points_of_runs, points_where
 from groupbench.tracker.query.rows import PointRow, RunRow, RunSummary
 from groupbench.tracker.query.runs import run_rows, summaries_of_runs
 from groupbench.tracker.report import selection
@@ -111,7 +111,7 @@ def _points_of_series(session: Session, series: Sequence[int], runs: Sequence[in
         for of_runs in chunks(runs)
         for point in points_where(session, Point.series_id.in_(of_series), Point.run_id.in_(of_runs))
     ]
-    return sorted(points, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
+    return by_series_and_time(points)
 
 
 def _other_backends(of_run: Iterable[PointRow], points: Sequence[PointRow]) -> list[PointRow]:

@@ -29,9 +29,7 @@ def find_roofline(
     by_run: dict[int, list[PointRow]] = {}
     for point in timed:
         by_run.setdefault(point.run.pk, []).append(point)
-    for run_points in sorted(
-        by_run.values(), key=lambda run_points: (run_points[0].run.started, run_points[0].run.pk), reverse=True
-    ):
+    for run_points in sorted(by_run.values(), key=lambda run_points: run_points[0].run.when, reverse=True):
         held = run_points[0].run
         for identity in dict.fromkeys(point.environment.identity for point in run_points):
             beside = [p for p in canaries if p.run.pk == held.pk and p.environment.identity == identity and p.timed]

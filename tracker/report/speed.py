@@ -52,7 +52,7 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
         timed = [point for point in group if point.timed]
         if not timed:
             continue
-        newest = max(timed, key=lambda point: (point.run.started, point.run.pk)).run
+        newest = max(timed, key=lambda point: point.run.when).run
         here = [point for point in group if point.run.pk == newest.pk]
         like = max((point for point in here if point.timed), key=lambda point: point.baseline)
         ms: dict[str, float] = {}

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.metrics import LATENCY
-from groupbench.tracker.query.rows import MEASURED, PointRow, RunRow, SeriesRow
+from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
+from groupbench.tracker.record import MEASURED
 from groupbench.tracker.report.cells import Row, Table, TableCell, number, percent
 from groupbench.tracker.report.figures import speedup_map
 from groupbench.tracker.report.gather import Report

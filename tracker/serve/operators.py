@@ -65,7 +65,7 @@ class _Contents:
 
     @property
     def newest(self) -> RunRow | None:
-        return max((point.run for point in self.points), key=lambda row: (row.started, row.pk), default=None)
+        return max((point.run for point in self.points), key=lambda run: run.when, default=None)
 
 
 def operator(site: Site, parameters: Parameters, name: str) -> Page:
@@ -162,7 +162,7 @@ def _canaries(site: Site, session: Any, results: dict[int, list[queries.Result]]
         return []
     points = queries.points(session, queries.point_keys(session, series, runs), site.run_rows)
     timed = [point.run for point in points if point.timed]
-    newest = max(timed, key=lambda run: (run.started, run.pk), default=None)
+    newest = max(timed, key=lambda run: run.when, default=None)
     return [point for point in points if newest is not None and point.run.pk == newest.pk]
 
 
@@ -175,7 +175,7 @@ def _telling(problems: Sequence[Sequence[int]], results: dict[int, list[queries.
         timed = [result for result in of_problem if result.timed]
         shown = {result.run for result in of_problem if result.run in held}
         if timed:
-            shown.add(max(timed, key=lambda result: (result.started, result.run)).run)
+            shown.add(max(timed, key=lambda result: result.when).run)
         keys += [result.pk for result in of_problem if result.run in shown]
     return keys
 

@@ -19,15 +19,15 @@ from groupbench.tracker.environment import hardware_class
 from groupbench.tracker.identity import EXACT, PROBLEM, SHOWN
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.patterns import matches
-from groupbench.tracker.query.points import ReadRuns, environment_rows, points_where
+from groupbench.tracker.query.points import ReadRuns, by_series_and_time, environment_rows, points_where
 from groupbench.tracker.query.resolve import resolve_commit
-from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
-from groupbench.tracker.query.runs import NEWEST_FIRST, not_after, run_rows
+from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, is_timed
+from groupbench.tracker.query.runs import not_after, run_rows
 from groupbench.tracker.query.series import names, series_rows
 from groupbench.tracker.serve.parameters import NotFound, resolve_parameter
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.points import PPM
-from groupbench.tracker.store.schema import Alert, Commit, Point, Run, Series, table_of
+from groupbench.tracker.store.schema import NEWEST_FIRST, Alert, Commit, Point, Run, Series, table_of
 
 RECENT_RUNS = 40
 """Number of newest runs that are searched for the newest results of the series on a page."""
@@ -117,8 +117,13 @@ class Result(NamedTuple):
     amounts: dict[str, Any] | None
 
     @property
+    def when(self) -> tuple[datetime, int]:
+        """The place of the result's run in the order of time."""
+        return self.started, self.run
+
+    @property
     def timed(self) -> bool:
-        return self.status == "ok" and self.median_ms is not None and self.timing in ("gpu", "cpu")
+        return is_timed(self.status, self.median_ms, self.timing)
 
 
 def newest_runs(session: Session, number: int, until: RunRow | None = None) -> list[int]:
@@ -146,7 +151,7 @@ def recent_results(
         for row in session.execute(_newest_of_each(chunk, until)):
             results[row.series_id] = [_result(row)]
     for rows in results.values():
-        rows.sort(key=lambda row: (row.started, row.run))
+        rows.sort(key=lambda row: row.when)
     return results
 
 
@@ -180,7 +185,7 @@ def points(session: Session, keys: Iterable[int], read_runs: ReadRuns) -> list[P
     rows = [
         point for chunk in chunks(keys) for point in points_where(session, Point.id.in_(chunk), read_runs=read_runs)
     ]
-    return sorted(rows, key=lambda point: (point.series.sort_key, point.run.started, point.run.pk))
+    return by_series_and_time(rows)
 
 
 def newest_points(session: Session, series: SeriesRow, number: int, read_runs: ReadRuns) -> list[PointRow]:
@@ -190,7 +195,7 @@ def newest_points(session: Session, series: SeriesRow, number: int, read_runs: R
     newest = select(Point.run_id).join(Run, Point.run_id == Run.id).where(of_series)
     runs = newest.order_by(*NEWEST_FIRST).limit(number)
     rows = points_where(session, of_series, Point.run_id.in_(runs), series={series.pk: series}, read_runs=read_runs)
-    return sorted(rows, key=lambda point: (point.run.started, point.run.pk))
+    return sorted(rows, key=lambda point: point.run.when)
 
 
 def latencies(

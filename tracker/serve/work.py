@@ -50,7 +50,7 @@ def judge(location: str, run: str) -> RunVerdict:
     """Return the verdict on the run with this id. Raises TrackerError."""
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run
-    from groupbench.tracker.query.rows import MEASURED
+    from groupbench.tracker.record import MEASURED
     from groupbench.tracker.serve.database import open_to_read
 
     began = time.perf_counter()

@@ -20,7 +20,7 @@ from sqlalchemy import Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.record import BACKFILL
-from groupbench.tracker.store.schema import Alert, Commit, Environment, KernelSet, Pin, Point, Run, Series
+from groupbench.tracker.store.schema import OLDEST_FIRST, Alert, Commit, Environment, KernelSet, Pin, Point, Run, Series
 
 _ALERTS = select(Point.id).join(
     Alert,
@@ -143,7 +143,7 @@ class _Runs:
 
 def _runs(session: Session, order: Sequence[int]) -> _Runs:
     columns = (Run.id, Run.started, Run.trigger, Commit.time)
-    rows = list(session.execute(select(*columns).join(Commit).order_by(Run.started, Run.id)))
+    rows = list(session.execute(select(*columns).join(Commit).order_by(*OLDEST_FIRST)))
     size = max((row[0] for row in rows), default=0) + 1
     rank, started, dated = np.zeros(size, dtype=np.int64), np.zeros(size), np.zeros(size)
     for place, (key, when, trigger, committed) in enumerate(rows):

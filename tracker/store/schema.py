@@ -23,6 +23,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     UniqueConstraint,
+    and_,
     event,
     select,
     type_coerce,
@@ -31,6 +32,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Mapper, column_property, mapped_column
 from sqlalchemy.types import TypeDecorator
 
+from groupbench.tracker.record import TIMED
 from groupbench.tracker.store.checksum import checksum_of
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
@@ -190,6 +192,10 @@ class Run(Base, kw_only=True):
     checksum: Mapped[int | None] = _checksum()
 
 
+OLDEST_FIRST = (Run.started, Run.id)
+NEWEST_FIRST = (Run.started.desc(), Run.id.desc())
+
+
 class Series(Base, kw_only=True):
     """The identity that results of a cell share while the code changes."""
 
@@ -297,6 +303,10 @@ class Point(Base, kw_only=True):
     kernels: Mapped[list[Any] | None] = column_property(
         select(KernelSet.kernels).where(KernelSet.id == kernels_id).scalar_subquery()
     )
+
+
+TIMED_POINT = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.timing.in_(TIMED))
+"""The condition that a point has a correct result and a latency."""
 
 
 class ABComparison(Base, kw_only=True):
