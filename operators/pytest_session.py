@@ -18,11 +18,11 @@ from groupbench.operators.dtypes import dtype_name
 from groupbench.operators.measure import compiled, environment
 from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.given import named_tensors
-from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol
+from groupbench.operators.measure.protocol import Protocol, cooled_bursts, timing_of
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.session import check_writable
 from groupbench.operators.vet import vetted
-from groupbench.tracker.record import SCHEMA, Cell, Environment, Latency, Record, Run, Timing, cut, encode
+from groupbench.tracker.record import SCHEMA, Cell, Environment, Latency, Record, Run, cut, encode
 
 LONGEST = 500
 """Characters of a name in a record."""
@@ -90,14 +90,8 @@ class PytestSession:
                 file.write(encode(record))
 
     def _latency(self, run: Callable[[], Any], device: str, interpreted: bool) -> Latency:
-        timer = GpuTimer(run, self.protocol) if device == "cuda" else CpuTimer(run, self.protocol, interpreted)
-        bursts = []
-        for _ in range(1 if interpreted else self.protocol.bursts):
-            if device == "cuda":
-                time.sleep(self.protocol.idle_s)
-            bursts.append(tuple(timer.burst()))
-        timing: Timing = "gpu" if device == "cuda" else "interpreted" if interpreted else "cpu"
-        return Latency(timing=timing, bursts_ms=tuple(bursts), enqueue_ms=timer.enqueue_ms)
+        bursts, enqueue_ms = cooled_bursts(run, self.protocol, device, interpreted)
+        return Latency(timing=timing_of(device, interpreted), bursts_ms=tuple(bursts), enqueue_ms=enqueue_ms)
 
     def _environment(self, device: str) -> Environment:
         """Return the device's environment, and lock the device, since parallel measurements disturb each other."""

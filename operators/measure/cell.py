@@ -33,7 +33,7 @@ from groupbench.operators.measure.costs import CHEAP, Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
 from groupbench.operators.measure.given import Given
-from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, Watch
+from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, Watch, timer_of, timing_of
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
@@ -308,7 +308,7 @@ class _CellHandler:
         self.run = run
         self.moves = moves.of(self.operator, self.inputs, copies)
         self.timer = self._timer(run, job.protocol)
-        timing: Timing = "gpu" if job.device == "cuda" else "interpreted" if self.interpreted else "cpu"
+        timing = timing_of(job.device, self.interpreted)
         self.nvml = _nvml() if job.device == "cuda" else None
         kernels_and_variants = compiled.with_variants(kernels, chosen)
         return Prepared(
@@ -393,9 +393,7 @@ class _CellHandler:
         return Done("reloaded")
 
     def _timer(self, run: Any, protocol: Protocol) -> GpuTimer | CpuTimer:
-        if self.job.device == "cuda":
-            return GpuTimer(run, protocol)
-        return CpuTimer(run, protocol, self.interpreted)
+        return timer_of(run, protocol, self.job.device, self.interpreted)
 
     def burst(self, secret: int | None) -> Burst:
         """Time a burst of calls, each on new input values: one full move by `secret`, then one step before each call.

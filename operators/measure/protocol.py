@@ -21,6 +21,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.errors import UsageError
+from groupbench.tracker.record import Timing
 
 if TYPE_CHECKING:
     import torch
@@ -251,6 +252,28 @@ class CpuTimer:
 
 
 @cache
+def timing_of(device: str, interpreted: bool) -> Timing:
+    """Return the kind of time that a timer measures."""
+    return "gpu" if device == "cuda" else "interpreted" if interpreted else "cpu"
+
+
+def timer_of(run: Callable[[], Any], protocol: Protocol, device: str, interpreted: bool) -> GpuTimer | CpuTimer:
+    return GpuTimer(run, protocol) if device == "cuda" else CpuTimer(run, protocol, interpreted)
+
+
+def cooled_bursts(
+    run: Callable[[], Any], protocol: Protocol, device: str, interpreted: bool
+) -> tuple[list[tuple[float, ...]], float | None]:
+    """Time the bursts of a callable alone. Return them and the time to enqueue a call; an interpreted one has one."""
+    timer = timer_of(run, protocol, device, interpreted)
+    bursts = []
+    for _ in range(1 if interpreted else protocol.bursts):
+        if device == "cuda":
+            time.sleep(protocol.idle_s)
+        bursts.append(tuple(timer.burst()))
+    return bursts, timer.enqueue_ms
+
+
 def _flush_buffer(device: int) -> torch.Tensor:
     """Return memory whose overwriting flushes a GPU's L2. All timers share it: a tuner has dozens of them."""
     import torch

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -36,12 +35,6 @@ def search(shape: FusedShape, dtype: str) -> tuning.Search:
     return tuning.Search(key, default, legal, (lambda config: prepare_fused(x.groups, x.op, config),))
 
 
-def times_of(shape: FusedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
-    """Return (key, [(ms, config)]) for every candidate that runs."""
-    candidates = search(shape, dtype)
-    return candidates.key, candidates.times()
-
-
 @cache
 def copy_gb_per_s() -> float:
     """Return the bandwidth of a copy of 1 GiB in GB/s, reads and writes counted."""
@@ -63,7 +56,9 @@ def main(output: Path, texts: tuple[str, ...], dtype: str, limit: float) -> None
         return f" {min_bytes(shape, dtype) / ms / 1e6 / copy_gb_per_s():.0%} of copy"
 
     problems = tuning.chosen(parse_shape, texts, ())
-    tuning.tune(output, ABOUT, problems, lambda shape: times_of(shape, dtype), limit_s=limit, rate=share, sort=True)
+    tuning.tune(
+        output, ABOUT, problems, lambda shape: search(shape, dtype).keyed_times(), limit_s=limit, rate=share, sort=True
+    )
 
 
 if __name__ == "__main__":

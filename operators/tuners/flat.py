@@ -12,7 +12,6 @@ Runs on the GPU to tune for, in one process, about five seconds per problem.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -39,12 +38,6 @@ def search(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuning.Searc
     return tuning.Search(key, default, legal, (lambda config: prepare_flat(x.a, x.b, x.offs, config),))
 
 
-def times_of(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str, list[tuple[float, Any]]]:
-    """Return (key, [(ms, config)]) for every legal candidate that runs."""
-    candidates = search(shape, dtype, dgrad)
-    return candidates.key, candidates.times()
-
-
 @click.command()
 @tuning.output_option()
 @tuning.suite_option(SUITES, "tritonbench", "moe")
@@ -54,7 +47,7 @@ def times_of(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuple[str,
 def main(output: Path, suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, dgrad: bool) -> None:
     """Tune triton_flat for this GPU."""
     problems = tuning.chosen(parse, texts, (shape for suite in suites for shape in SUITES[suite].values()))
-    tuning.tune(output, ABOUT, problems, lambda shape: times_of(shape, dtype, dgrad), keep=dgrad)
+    tuning.tune(output, ABOUT, problems, lambda shape: search(shape, dtype, dgrad).keyed_times(), keep=dgrad)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -48,12 +47,6 @@ def search(shape: GroupedShape, mode: str) -> tuning.Search:
     return tuning.Search(problem_key(shape.M, shape.G, shape.N, shape.K, mode), default, legal, (prepare,))
 
 
-def times_of(shape: GroupedShape, mode: str) -> tuple[str, list[tuple[float, Any]]]:
-    """Return (key, [(ms, config)]) for every candidate that runs."""
-    candidates = search(shape, mode)
-    return candidates.key, candidates.times()
-
-
 @click.command()
 @tuning.output_option()
 @click.option("--shape", "names", type=click.Choice([*MOE]), multiple=True, default=SHAPES, help="Shapes of suite moe.")
@@ -66,7 +59,7 @@ def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], limit: fl
     if unknown := set(modes) - set(MODES):
         raise click.BadParameter(f"no mode {', '.join(unknown)}; known: {', '.join(MODES)}", param_hint="--mode")
     problems = {f"{name} {mode}": (MOE[name], mode) for name in names for mode in modes}
-    tuning.tune(output, ABOUT, problems, lambda problem: times_of(*problem), limit_s=limit)
+    tuning.tune(output, ABOUT, problems, lambda problem: search(*problem).keyed_times(), limit_s=limit)
 
 
 if __name__ == "__main__":

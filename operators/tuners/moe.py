@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -47,12 +46,6 @@ def search(shape: MoeShape, dtype: str) -> tuning.Search:
     return tuning.Search(key, default, legal, (first_product(save=False), first_product(save=True)))
 
 
-def times_of(shape: MoeShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
-    """Return (key, [(ms, config)]) for every legal candidate that runs."""
-    candidates = search(shape, dtype)
-    return candidates.key, candidates.times()
-
-
 @click.command()
 @tuning.output_option()
 @tuning.suite_option(moe.LAYER_SUITES, "moe", "decode")
@@ -66,7 +59,7 @@ def main(output: Path, suites: tuple[str, ...], texts: tuple[str, ...], dtype: s
         output,
         ABOUT,
         tuning.chosen(partial(moe.parse, layer=True), texts, of_suites),
-        lambda shape: times_of(shape, dtype),
+        lambda shape: search(shape, dtype).keyed_times(),
         limit_s=limit,
         rate=lambda shape, ms: f" {8e-9 * shape.M * shape.H * shape.F / ms:6.1f} TFLOP/s",  # two runs
         sort=True,

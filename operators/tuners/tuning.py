@@ -49,6 +49,10 @@ class Search:
         """Return (ms, config) for every candidate that runs."""
         return time_each(self.candidates, *self.prepares)
 
+    def keyed_times(self) -> tuple[str, list[tuple[float, Any]]]:
+        """Return (key, times), as `tune` takes them."""
+        return self.key, self.times()
+
 
 PROTOCOL = Protocol(samples=8, warmups=2, idle_s=0.12)
 SLOWEST = (1.10, 1.03, 1.015)

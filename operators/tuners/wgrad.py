@@ -12,7 +12,6 @@ shape instead and prints its config, for helion_wgrad.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -40,12 +39,6 @@ def search(shape: GroupedShape, dtype: str) -> tuning.Search:
     key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
     default = default_config(shape.M, shape.G, shape.N, shape.K, x.a.dtype, device)
     return tuning.Search(key, default, legal, (lambda config: prepare_wgrad(x.a, x.dc, x.offs, x.nk, config),))
-
-
-def times_of(shape: GroupedShape, dtype: str) -> tuple[str, list[tuple[float, Any]]]:
-    """Return (key, [(ms, config)]) for every legal candidate that runs."""
-    candidates = search(shape, dtype)
-    return candidates.key, candidates.times()
 
 
 def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:
@@ -82,7 +75,7 @@ def main(
         output,
         ABOUT,
         tuning.chosen(shapes.parse, texts, (shape for suite in suites for shape in of_suites[suite])),
-        lambda shape: times_of(shape, dtype),
+        lambda shape: search(shape, dtype).keyed_times(),
         limit_s=limit,
         rate=lambda shape, ms: f" {2e-9 * shape.M * shape.N * shape.K / ms:6.1f} TFLOP/s",
         sort=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,7 @@ from groupbench.operators.hosts.adapter.internals import (
     triton_op,
 )
 from groupbench.operators.hosts.journal import Finished, Setup
-from groupbench.operators.measure.protocol import CpuTimer, GpuTimer
+from groupbench.operators.measure.protocol import cooled_bursts
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.operator import Backend, Example, Operator, Target
 
@@ -153,13 +152,8 @@ class Own(triton_op.BenchmarkOperator):
         """Time cooled bursts and keep outliers. Return None for an interpreted kernel: only its record has the time."""
         protocol = self.groupbench.setup.protocol
         interpreted = interpreted_here() and self.groupbench.operator.backend(self._cur_backend_name).kind != "torch"
-        timer = GpuTimer(fn, protocol) if self.device == "cuda" else CpuTimer(fn, protocol, interpreted)
-        self.groupbench_enqueue_ms = timer.enqueue_ms
-        self.groupbench_bursts = []
-        for _ in range(1 if interpreted else protocol.bursts):
-            if self.device == "cuda":
-                time.sleep(protocol.idle_s)
-            self.groupbench_bursts.append(tuple(timer.burst()))
+        bursts = cooled_bursts(fn, protocol, self.device, interpreted)
+        self.groupbench_bursts, self.groupbench_enqueue_ms = bursts
         if interpreted:
             return None
         times = [ms for burst in self.groupbench_bursts for ms in burst]

@@ -32,9 +32,10 @@ from groupbench.operators.hosts.journal import Event, Finished, Setup, send
 from groupbench.operators.measure import accuracy, compiled
 from groupbench.operators.measure.faults import describe, is_oom, located
 from groupbench.operators.measure.given import Given
+from groupbench.operators.measure.protocol import timing_of
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator
-from groupbench.tracker.record import Accuracy, Cell, Code, Latency, Timing
+from groupbench.tracker.record import Accuracy, Cell, Code, Latency
 
 if TYPE_CHECKING:
     Base = Any
@@ -324,9 +325,8 @@ def _latency(op: Any, metrics: Any) -> Latency | None:
         return None
     kind = next((b.kind for b in ours.backends if b.name == op._cur_backend_name), None) if ours else None
     interpreted = interpreted_here() and kind != "torch" if kind else op.groupbench_interpreted
-    timing: Timing = "gpu" if op.device == "cuda" else "interpreted" if interpreted else "cpu"
     return Latency(
-        timing=timing,
+        timing=timing_of(op.device, interpreted),
         bursts_ms=tuple(bursts),
         prepare_ms=op.groupbench_prepare_ms,
         enqueue_ms=op.groupbench_enqueue_ms,
