@@ -28,6 +28,7 @@ import torch
 import triton
 
 from groupbench.kernels.device import Device
+from groupbench.kernels.variants import describe
 
 Config = TypeVar("Config")
 
@@ -78,10 +79,9 @@ def configs_in_order(
     if fields is not None:
         try:
             config = type(default)(**fields) if make is None else make(fields)
-        except TypeError as error:  # a file of another version of this package
-            tuned.append(("tuned", default, f"its file does not fit this version: {error}"))
-        else:
             tuned.append(("tuned", config, illegal(config)))
+        except Exception as error:  # a file of another version of this package, or one that was edited
+            tuned.append(("tuned", default, f"its file does not fit this version: {describe(error)}"))
     return [*tuned, ("default", default, illegal(default))]
 
 

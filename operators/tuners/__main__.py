@@ -56,6 +56,9 @@ KERNELS = {
     "helion_persistent": Tunable(
         "helion_persistent", "grouped_gemm", _one(partial(helion.search, "helion_persistent"))
     ),
+    "helion_wgrad": Tunable(
+        "helion_jagged, the gradient of the weights", "grouped_gemm_wgrad", _one(helion.search_wgrad)
+    ),
     "gate_up": Tunable("the first product", "moe_layer", _one(gate_up.search)),
     "bias_add_permute": Tunable(
         "triton_fused, its plain kernel", "grouped_gemm_bias_add_permute", _one(bias_add_permute.search)

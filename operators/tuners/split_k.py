@@ -131,9 +131,11 @@ def main(suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, configs: i
     """Compare the rule with its neighbours on this GPU."""
     import torch
 
+    from groupbench.kernels.device import device_of
+
     named = tuning.chosen(SPLIT_K_MATMUL.parse_shape, texts, (shape for suite in suites for shape in SUITES[suite]))
     tuning.require_gpu()
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    sms = device_of(torch.device("cuda")).sms
     for shape in named.values():
         x = SPLIT_K_MATMUL.make_inputs(shape, dtype, "cuda", 0)
         times = [(microseconds(run), config) for run, config in candidates(x.a, x.b, sms, configs)]

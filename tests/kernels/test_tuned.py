@@ -27,6 +27,9 @@ def write(tmp_path, monkeypatch):
     tuned.tuned_configs.cache_clear()
 
 
+FIELDS = {"block_m": 64, "block_n": 64, "block_k": 64, "num_warps": 4, "num_stages": 2}
+
+
 def test_a_file_serves_gpus_of_its_family_and_its_kernel(write):
     write("flat_h100", {"k": {"block_m": 1}})
     write("fp8_h100", {"k": {"block_m": 2}})
@@ -57,6 +60,22 @@ def test_a_config_is_found_by_gpu_and_problem(gpu, M, matches, write):
     write("wgrad_h100", {tuned.tuning_key(3000, 8, 256, 512, torch.bfloat16, nk=True): config.__dict__})
     chosen = wgrad.choose_config(M, 8, 256, 512, torch.bfloat16, replace(KNOWN["sm_90"], name=gpu), nk=True)
     assert (chosen == config) == matches
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [({"rows": 128}, "TypeError: "), ({**FIELDS, "block_m": "128"}, "TypeError: ")],
+    ids=["other_version", "edited"],
+)
+def test_a_config_that_cannot_be_read_is_passed_over(fields, reason, write):
+    write("flat_h100", {"k": fields})
+    default = flat.FlatConfig(**FIELDS)
+    (name, config, why), last = tuned.configs_in_order(
+        "flat", "k", KNOWN["sm_90"], default, lambda c: flat.illegal(c, torch.bfloat16)
+    )
+    assert (name, config) == ("tuned", default)
+    assert why.startswith(f"its file does not fit this version: {reason}")
+    assert last == ("default", default, None)
 
 
 def test_keys_distinguish_problems():

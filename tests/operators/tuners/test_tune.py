@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,7 @@ SHAPES = {
     "worklist": GROUPED,
     "helion_jagged": GROUPED,
     "helion_persistent": GROUPED,
+    "helion_wgrad": GROUPED,
     "gate_up": "T=16,k=2,G=4,H=64,F=32",
     "bias_add_permute": "G=3,groups=2x3x8:4x16:64",
     "split_k": "16,64,512",
@@ -43,6 +45,7 @@ HELION = {
     "grouped_gemm.helion_worklist": "prepare_helion_worklist",
     "grouped_gemm.helion_jagged": "prepare_helion_jagged",
     "grouped_gemm.helion_persistent": "prepare_helion_persistent",
+    "grouped_gemm.helion_wgrad": "prepare_helion_wgrad",
     "split_k.helion_barrier": "prepare_barrier",
 }
 
@@ -128,6 +131,14 @@ def test_a_shape_that_fails_does_not_stop_the_others(clock: list[float], monkeyp
 def test_usage_errors_are_one_line(options: tuple[str, ...], message: str) -> None:
     done = CliRunner().invoke(main, options)
     assert (done.exit_code, message in done.stderr) == (2, True), done.output
+
+
+def test_every_kernel_that_reads_configs_can_be_tuned() -> None:
+    """Each names its files in a call of one of two functions."""
+    reads = re.compile(r'\b(?:configs_in_order|first_that_compiles)\(\s*"(\w+)"')
+    folder = Path(tuned.__file__).parents[1]
+    names = {name for path in folder.rglob("*.py") for name in reads.findall(path.read_text())}
+    assert names == set(KERNELS)
 
 
 def test_the_list_needs_no_gpu() -> None:
