@@ -134,9 +134,9 @@ def _metrics(metrics: Iterable[Metric]) -> str:
     lines = [
         *["# Metrics", "", NOTE, ""],
         "Every metric of a cell, by the name that `history --metrics` and `tritonbench --metrics` take. The gate",
-        "judges those with an entry under *judged*. A change counts if it is *at least* that large, relative to the",
-        "earlier value, and the difference exceeds the *negligible* one. [Costs](../explanation/costs.md) explains how",
-        "metrics are measured.",
+        "judges those with an entry under *judged*. A change counts if it is as large as the column *at least*,",
+        "relative to the earlier value, and exceeds the column *negligible*. [Costs](../explanation/costs.md)",
+        "explains how metrics are measured.",
         "",
         "| metric | unit | meaning | better | judged | at least | negligible | `--costs` |",
         "|---|---|---|---|---|---|---|---|",

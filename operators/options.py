@@ -170,7 +170,7 @@ cells = _group(
         type=click.Choice(["installed", "all"]),
         is_flag=False,
         flag_value="installed",
-        help="Also measure other projects' kernels; all: list those that are not installed as unavailable.",
+        help="Also measure other projects' kernels. With all, also list those that are not installed.",
     ),
     click.option(
         "--plugin",
@@ -297,7 +297,12 @@ results = _group(
         help="Write the output of each cell to this folder. Default: only failed cells, next to --records.",
     ),
     click.option("--show-output", "-s", is_flag=True, help="Show the output of cells, including tracebacks."),
-    click.option("--unmeasured", metavar="REASON", hidden=True, help="Record every cell as failed, unmeasured."),
+    click.option(
+        "--unmeasured",
+        metavar="REASON",
+        hidden=True,
+        help="Measure nothing; record every cell as failed, for this reason.",
+    ),
     click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
 )
 """Options for the results: the table, the records and the logs."""

@@ -76,7 +76,7 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     type=click.Choice(["latency", "accuracy"]),
     default="latency",
     show_default=True,
-    help="Metric whose change to find.",
+    help="Find a change of this metric.",
 )
 @click.option(
     "--direction",

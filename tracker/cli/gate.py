@@ -80,7 +80,7 @@ COLUMNS = (
     default=100,
     show_default=True,
     metavar="N",
-    help="Use this many earlier results of a series.",
+    help="Judge a series by at most this many earlier results.",
 )
 @click.option("--update", is_flag=True, help="Open alerts for new regressions and close fixed ones.")
 @click.option(

@@ -97,7 +97,7 @@ class Metrics(click.ParamType[tuple[str, ...]]):
     "--metrics",
     type=Metrics(),
     metavar="LIST",
-    help=f"Metrics to show, joined by commas: {', '.join(known_metrics())}. JSON and CSV always have all.",
+    help=f"Metrics to show, joined by commas: {', '.join(known_metrics())}. JSON and CSV always include all of them.",
 )
 @click.option("--ids", is_flag=True, help="Show each point's id, as `groupbench show` takes it.")
 @limit_option("Show only the newest N points of each series.")

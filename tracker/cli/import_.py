@@ -54,7 +54,7 @@ class Mapping(click.ParamType[dict[str, str]]):
     default="tritonbench",
     show_default=True,
     metavar="NAME",
-    help="Repository whose commit to use from a TritonBench file: tritonbench, triton or pytorch.",
+    help="Track the commit of this repository, which a TritonBench file names: tritonbench, triton or pytorch.",
 )
 @click.option(
     "--map",

@@ -51,7 +51,7 @@ class ServeError(TrackerError):
     "proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="Tell clients behind this proxy apart by its X-Forwarded-For; may be repeated.",
+    help="Distinguish clients behind this proxy by its X-Forwarded-For header; may be repeated.",
 )
 @click.option(
     "--https",

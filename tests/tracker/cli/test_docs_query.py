@@ -41,13 +41,14 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Any, make: A
     cells = [("torch_loop", 2.0), ("triton_pointer", 1.0)]
     big = {"dims": {"G": 8, "M": 8192, "N": 4096, "K": 64}, "flops": 10**12, "min_bytes": 10**9}
 
-    def night(n: int) -> list[Any]:
-        of = {"run": f"night-00{n}", "commit_facts": {"branch": "main"}, "shape": "G=8,M=8192,N=4096,K=64"}
+    def night(n: int, branch: str = "main") -> list[Any]:
+        of = {"run": f"night-00{n}", "commit_facts": {"branch": branch}, "shape": "G=8,M=8192,N=4096,K=64"}
         return [make(n, backend=name, ms=ms * (1 + n / 10), cell=big, **of) for name, ms in cells]
 
     path = stored([*night(0), *night(1)])
     write(night(0), "before.jsonl")
     write(night(1), "after.jsonl")
+    write(night(2, "my-branch"), "branch.jsonl")
     shutil.copy(Path(__file__).parents[1] / "data" / "tritonbench_grouped_gemm.json", tmp_path / "tritonbench.json")
     (tmp_path / "times.csv").write_text("op,impl,rows,time\ngemm,a,64,100\ngemm,b,64,120\n")
     monkeypatch.chdir(tmp_path)
@@ -58,6 +59,8 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Any, make: A
 def test_examples_run(cli: Cli, filled: Path, example: str) -> None:
     program, *args = shlex.split(example)
     assert program == "groupbench"
+    if "my-branch" in args:
+        assert cli("ingest", "branch.jsonl").exit_code == 0
     result = cli(*args)
     assert result.exit_code == 0, result.stderr
     quiet = ("--since", "--limit", "--hardware")  # may rightly match nothing
