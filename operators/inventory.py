@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from groupbench.tracker.environment import installed_version
+
 PACKAGES = ("torch", "triton", "helion", "tritonbench")
 # Modules that the host needs, with their own imports; importing the package alone could not fail.
 TRITONBENCH = ("tritonbench.utils.run_utils", "tritonbench.utils.triton_op")
@@ -54,13 +56,13 @@ class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def take(requested: str = "auto") -> Inventory:
     """Inspect this machine. Opens the GPU if there is one."""
-    from groupbench.operators.measure.environment import _tritonbench, _version, resolve_device
+    from groupbench.operators.measure.environment import resolve_device, tritonbench_version
 
     device = resolve_device(requested)
     packages = tuple(
         Package(name, version, _import_error(name) if version else None)
         for name in PACKAGES
-        for version in [_tritonbench() if name == "tritonbench" else _version(name)]
+        for version in [tritonbench_version() if name == "tritonbench" else installed_version(name)]
     )
     facts: dict[str, Any] = {}
     if not any(package.error or not package.version for package in packages[:1]):

@@ -156,3 +156,13 @@ def digest(value: object) -> str:
 
 def _shown(value: str | None) -> str:
     return "unknown" if value is None else value
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package, or None."""
+    from importlib.metadata import PackageNotFoundError, version  # needed on machines that measure only
+
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, TypeAlias
 
 from groupbench.tracker.text.files import whole_file
+from groupbench.tracker.text.terminal import bar, shortened
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 """Colours that colour-blind readers can distinguish, after Okabe and Ito, "Color universal design" (2008).
@@ -32,7 +33,7 @@ _AXIS = 13
 """Columns that plotille's y axis takes."""
 _TITLE = 76
 """Characters per line of a picture's title."""
-_BAR = " ▏▎▍▌▋▊▉█"
+_THIN = "▏"
 
 
 class DrawError(Exception):
@@ -225,15 +226,9 @@ def _table_text(panel: ValueTable, width: int, coloured: bool) -> str:
             if value is None:
                 lines.append(f"  {name:<{names}}  {row.notes.get(name, 'not measured')}"[:width])
             else:
-                bar = _bar(value / most if most > 0 else 0.0, room)
-                lines.append(f"  {name:<{names}}  {_paint(bar, index, coloured)} {value:.4g}")
+                drawn = bar(value / most if most > 0 else 0.0, room) or _THIN
+                lines.append(f"  {name:<{names}}  {_paint(drawn, index, coloured)} {value:.4g}")
     return "\n".join(lines) + "\n"
-
-
-def _bar(share: float, room: int) -> str:
-    """Return a bar over `share` of the room, to an eighth of a column, never empty."""
-    eighths = max(1, round(8 * room * share))
-    return "█" * (eighths // 8) + (_BAR[eighths % 8] if eighths % 8 else "")
 
 
 # ---- pictures
@@ -329,7 +324,7 @@ def _stretches(ticks: Sequence[int], breaks: Sequence[tuple[int, str]]) -> list[
 def _brief(change: str, most: int = 48) -> str:
     """Return a description in `most` characters; long words, such as a card's name, keep their distinctive start."""
     words = [word if len(word) <= 16 else f"{word[:12]}…" for word in change.split()]
-    return _shortened(" ".join(words), most)
+    return shortened(" ".join(words), most)
 
 
 def _draw_table(axes: Any, panel: ValueTable) -> None:
@@ -343,7 +338,7 @@ def _draw_table(axes: Any, panel: ValueTable) -> None:
     positive = [value for row in panel.rows for value in row.values.values() if value is not None and value > 0]
     if positive and max(positive) / min(positive) > 20:
         _logarithmic(axes.xaxis, axes.set_xscale)
-    axes.set_yticks(range(len(panel.rows)), [_plain(_shortened(row.label)) for row in panel.rows])
+    axes.set_yticks(range(len(panel.rows)), [_plain(shortened(row.label, 48)) for row in panel.rows])
     axes.set_ylim(max(len(panel.rows), 1) - 0.5, -0.5)
     axes.set_title(_plain(panel.title), fontsize=10, loc="left")
     axes.set_xlabel(panel.unit, fontsize=8)
@@ -368,8 +363,3 @@ def _logarithmic(axis: Any, set_scale: Any) -> None:
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, place: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
-
-
-def _shortened(text: str, most: int = 48) -> str:
-    """Return a text without its middle if it is long: shapes differ at both ends."""
-    return text if len(text) <= most else f"{text[: most // 2 - 1]}…{text[-(most // 2) :]}"

@@ -22,6 +22,7 @@ import msgspec
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
+from groupbench.tracker.environment import installed_version
 from groupbench.tracker.record import PACKAGE, Environment, cut
 
 # Environment variables that change the compiled code or its execution.
@@ -153,11 +154,11 @@ def detect(device: str) -> Environment:
         os=f"{platform.system()} {platform.release()}",
         host=storable(platform.node()) or None,
         python=platform.python_version(),
-        torch=_version("torch"),
-        triton=_version("triton"),
-        helion=_version("helion"),
-        tritonbench=_tritonbench(),
-        groupbench=_version("groupbench"),
+        torch=installed_version("torch"),
+        triton=installed_version("triton"),
+        helion=installed_version("helion"),
+        tritonbench=tritonbench_version(),
+        groupbench=installed_version("groupbench"),
         settings={
             storable(key): cut(storable(value))
             for key, value in sorted(os.environ.items())
@@ -169,7 +170,7 @@ def detect(device: str) -> Environment:
 
 def with_packages(detected: Environment, packages: Iterable[str]) -> Environment:
     """Return the environment with the versions of further packages, of those that are installed, in its settings."""
-    versions = {f"{PACKAGE}{name}": _version(name) for name in packages}
+    versions = {f"{PACKAGE}{name}": installed_version(name) for name in packages}
     installed = {name: storable(version) for name, version in versions.items() if version}
     return msgspec.structs.replace(detected, settings=detected.settings | installed) if installed else detected
 
@@ -180,14 +181,7 @@ def without_packages(detected: Environment) -> Environment:
     return msgspec.structs.replace(detected, settings=settings)
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def _tritonbench() -> str | None:
+def tritonbench_version() -> str | None:
     """Return the version with the commit that pip installed, since the version never changes; "source" for a path."""
     try:
         installed = distribution("tritonbench")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 import re
 import sys
 from collections.abc import Callable
@@ -189,13 +188,6 @@ def test_any_numbers_in_a_picture(panels: Any, tmp_path_factory: pytest.TempPath
     path = tmp_path_factory.mktemp("plot") / "p.svg"
     plots.picture(panels, path)
     ElementTree.parse(path)
-
-
-@given(share=st.floats(0, 1), room=st.integers(8, 100))
-def test_a_bar_is_as_long_as_its_share(share: float, room: int) -> None:
-    bar = plots._bar(share, room)
-    assert 1 <= len(bar) <= room
-    assert math.isclose(bar.count("█") + (0.5 if bar[-1] != "█" else 0), room * share, abs_tol=1.01)
 
 
 # ---- history --plot

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.metrics import relative
-from groupbench.tracker.text.wording import counted, milliseconds
+from groupbench.tracker.text.wording import counted, milliseconds, signed_percent
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult
@@ -37,8 +38,7 @@ EXPECTED_S = {"cuda": 10, "cpu": 15}
 """Seconds that an A/A comparison takes, for the first estimate of the total time."""
 
 
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:+.2f}%"
+_percent = partial(signed_percent, digits=2)
 
 
 def _rms(value: float | None) -> str:

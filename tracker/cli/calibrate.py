@@ -12,12 +12,7 @@ from groupbench.tracker.cli.options import CELL_BUDGET, device_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.text.wording import counted, milliseconds
-
-
-def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.2f}%"
-
+from groupbench.tracker.text.wording import counted, milliseconds, percent
 
 COLUMNS = (
     Column("up to ms", "upto_ms", lambda ms: "longer" if ms is None else f"{ms:g}", right=True),
@@ -28,10 +23,10 @@ COLUMNS = (
     Column("failed", "failed", right=True),
     Column("blocks", "blocks", right=True),
     Column("s/block", "block_s", lambda s: "" if s is None else f"{s:.2f}", right=True),
-    Column("placement sd", "placement_sd", _percent, right=True),
-    Column("burst sd", "burst_sd", _percent, right=True),
-    Column("block sd", "block_sd", _percent, right=True),
-    Column("smallest change", "smallest_change", _percent, right=True),
+    Column("placement sd", "placement_sd", percent, right=True),
+    Column("burst sd", "burst_sd", percent, right=True),
+    Column("block sd", "block_sd", percent, right=True),
+    Column("smallest change", "smallest_change", percent, right=True),
 )
 
 

@@ -17,11 +17,12 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+
+from groupbench.tracker.environment import installed_version
 
 Level = Literal["fact", "better", "broken"]
 """fact: information. better: could be improved. broken: something cannot be measured or stored."""
@@ -121,7 +122,7 @@ def _operators(inventory: dict[str, Any]) -> Iterator[Check]:
 
 def _software(inventory: dict[str, Any], trouble: str | None, cards: list[Check]) -> Iterator[Check]:
     yield Check("software", "python", f"{platform.python_version()} ({sys.executable})")
-    yield Check("software", "groupbench", _version("groupbench") or "not installed")
+    yield Check("software", "groupbench", installed_version("groupbench") or "not installed")
     if trouble is not None:
         command = f"{sys.executable} -m {MODULE}"
         yield Check("software", "operators", "cannot be listed", "broken", trouble, command)
@@ -151,7 +152,7 @@ def _software(inventory: dict[str, Any], trouble: str | None, cards: list[Check]
         text = "torch backends are timed; Triton and Helion kernels are interpreted, which checks results but not speed"
         yield Check("software", "without a GPU", text)
     for name, (feature, pip) in PACKAGES.items():
-        if _version(name) is None:
+        if installed_version(name) is None:
             yield Check("software", name, "missing", "better", f"provides {feature}", f"python -m pip install {pip}")
 
 
@@ -161,7 +162,7 @@ def _package(name: str, inventory: dict[str, Any]) -> Iterator[Check]:
     Incompatible versions fail at that import.
     """
     entry = next((p for p in inventory.get("packages", ()) if p["name"] == name), None)
-    number = entry["version"] if entry else _version(name)
+    number = entry["version"] if entry else installed_version(name)
     pinned = f"python -m pip install -c ci/constraints.txt {name}"
     if number is None:
         why = "nothing can be measured without it" if name == "torch" else f"{name.capitalize()} kernels need it"
@@ -176,7 +177,7 @@ def _package(name: str, inventory: dict[str, Any]) -> Iterator[Check]:
 
 def _tritonbench(inventory: dict[str, Any]) -> Check:
     entry = next((p for p in inventory.get("packages", ()) if p["name"] == "tritonbench"), None)
-    number = entry["version"] if entry else _version("tritonbench")
+    number = entry["version"] if entry else installed_version("tritonbench")
     if number is None:
         return Check("software", "tritonbench", "not installed: the built-in host is used")
     if entry and entry.get("error"):
@@ -282,11 +283,4 @@ def _read(path: str) -> str | None:
     try:
         return Path(path).read_text().strip()
     except OSError:
-        return None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
         return None

@@ -13,7 +13,7 @@ from groupbench.tracker.metrics import relative
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.store.comparisons import Compared
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import counted, signed_percent
 from groupbench.tracker.verdicts import Verdict
 
 Q = 0.05
@@ -33,7 +33,7 @@ def joined(*texts: str | None) -> str | None:
 
 def percent(effect: float) -> str:
     """Return a logarithm as `+5.0%`."""
-    return f"{100 * math.expm1(effect):+.1f}%"
+    return signed_percent(math.expm1(effect))
 
 
 def percent_of(change: float) -> str:

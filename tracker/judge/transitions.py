@@ -35,6 +35,7 @@ from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
+from groupbench.tracker.text.wording import signed_percent
 from groupbench.tracker.verdicts import Verdict
 
 NIGHTS = 10
@@ -257,8 +258,8 @@ def lines(rows: Sequence[Judged], run: RunRow) -> list[str]:
 def _line(differences: tuple[str, ...], code_changed: bool, machine: bool, rows: Sequence[Judged]) -> str:
     """Return the line of one transition: how far its series moved, and how many beyond their noise."""
     changes = [row.transition.change for row in rows if row.transition is not None]
-    ends = [_percent(min(changes)), _percent(max(changes))]
-    reach = ends[0] if len(rows) == 1 else f"{ends[0]} to {ends[1]}, median {_percent(median(changes))}"
+    ends = [signed_percent(min(changes)), signed_percent(max(changes))]
+    reach = ends[0] if len(rows) == 1 else f"{ends[0]} to {ends[1]}, median {signed_percent(median(changes))}"
     text = f"{some(differences)}, {'and the code changed' if code_changed else 'code unchanged'}"
     text += f": {len(rows)} series moved by {reach}"
     moved = [row for row in rows if row.verdict.changed or row.verdict is Verdict.INCOMPARABLE]
@@ -302,10 +303,6 @@ def _baseline(backend: str, why: str, moved: Sequence[tuple[Judged, int, int]]) 
     with_text = f" with {why}" if why else ""
     where = "" if len(moved) == 1 else f" in {len(moved)} problems"
     return f"baseline {backend} {change_text}{where}{with_text}: speed-ups over it {speed}; {others_text}"
-
-
-def _percent(change: float) -> str:
-    return f"{100 * change:+.1f}%"
 
 
 def facts_needed(past: Past) -> list[int]:

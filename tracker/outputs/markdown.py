@@ -12,7 +12,7 @@ from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
 from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
 from groupbench.tracker.text.terminal import shortened
-from groupbench.tracker.text.wording import INTERPRETED, latency, milliseconds, printable, signed_percent
+from groupbench.tracker.text.wording import INTERPRETED, latency, milliseconds, printable, short_number, signed_percent
 from groupbench.tracker.verdicts import Verdict
 
 _NAME = 60
@@ -130,7 +130,7 @@ _CHANGED = (
 
 def _changed(row: Judged, result: GateResult) -> list[str]:
     if row.metric is not None and row.metric is not LATENCY:
-        digits = _rms if not row.metric.unit else milliseconds
+        digits = short_number if not row.metric.unit else milliseconds
         unit = f" {row.metric.unit or row.metric.name}"
         before, now = digits(row.level_before), digits(row.level_now)
     else:
@@ -163,7 +163,7 @@ def every(page: MarkdownPage, result: GateResult) -> None:
             *_names(row, result),
             _now(row),
             signed_percent(row.change),
-            _rms(None if row.point is None else row.point.rms),
+            short_number(None if row.point is None else row.point.rms),
             str(row.evidence.n),
         ]
         for row in rows
@@ -182,10 +182,6 @@ def _now(row: Judged) -> str:
         return ""
     value = row.level_now if row.what in (None, "latency") else row.point.median_ms
     return latency(value, row.point.timing)
-
-
-def _rms(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
 
 
 def foot(result: GateResult) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from urllib.parse import quote
 
+from groupbench.tracker.environment import installed_version
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs import source
@@ -64,7 +64,7 @@ def sarif(result: GateResult) -> dict[str, Any]:
         "tool": {
             "driver": {
                 "name": "groupbench",
-                "version": _version(),
+                "version": installed_version("groupbench") or "unknown",
                 "rules": [
                     {
                         "id": f"groupbench/{what}",
@@ -165,10 +165,3 @@ def _notification(level: str, text: str) -> dict[str, Any]:
 def _plain(text: str) -> str:
     """Return one line without anything that reads as an embedded link or placeholder (SARIF 2.1.0, 3.11.5, 3.11.6)."""
     return re.sub(r"\{(?=\d)", "{ ", printable(text).replace("](", "] ("))
-
-
-def _version() -> str:
-    try:
-        return version("groupbench")
-    except PackageNotFoundError:
-        return "unknown"

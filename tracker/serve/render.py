@@ -20,6 +20,7 @@ from groupbench.tracker.serve.frame import wants_json
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page
 from groupbench.tracker.text import wording
+from groupbench.tracker.text.wording import date, percent, signed_percent
 from groupbench.tracker.verdicts import TONES
 
 MARKS = {tone.name: tone.sign for tone in TONES}
@@ -109,18 +110,6 @@ def milliseconds(ms: float | None) -> str:
 
 def seconds(duration: float) -> str:
     return f"{duration:.0f} s" if duration >= 1 else "less than a second"
-
-
-def percent(share: float | None) -> str:
-    return "" if share is None else f"{100 * share:.2f}%"
-
-
-def signed_percent(change: float | None) -> str:
-    return "" if change is None else f"{100 * change:+.1f}%".replace("-0.0%", "+0.0%")
-
-
-def date(when: datetime | None) -> str:
-    return "" if when is None else f"{when:%Y-%m-%d %H:%M}"
 
 
 def short_commit(text: str | None) -> str:

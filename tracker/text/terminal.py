@@ -27,7 +27,7 @@ def histogram(values: Sequence[float], *, rows: int = 10, width: int = 40, block
     starts = [f"{low + step * i:.{digits}f}" if digits is not None else f"{low + step * i:.4g}" for i in range(rows)]
     left, right = max(map(len, starts)), len(str(max(counts)))
     return [
-        f"{start:>{left}}  {_bar(count / max(counts), width, blocks):<{width}}  {count:>{right}}".rstrip()
+        f"{start:>{left}}  {bar(count / max(counts), width, blocks):<{width}}  {count:>{right}}".rstrip()
         for start, count in zip(starts, counts, strict=True)
     ]
 
@@ -48,7 +48,8 @@ def knows_blocks(encoding: str | None) -> bool:
     return True
 
 
-def _bar(share: float, width: int, blocks: bool) -> str:
+def bar(share: float, width: int, blocks: bool = True) -> str:
+    """Return a bar over `share` of the width, to an eighth of a column; it is empty for 0 only."""
     if not blocks:
         return "#" * max(round(share * width), share > 0)
     eighths = max(round(share * width * 8), share > 0)

@@ -45,9 +45,14 @@ def latency(ms: float | None, timing: str | None) -> str:
     return INTERPRETED if timing == INTERPRETED else milliseconds(ms)
 
 
-def signed_percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.2f}%"
+
+
+def signed_percent(value: float | None, digits: int = 1) -> str:
     """Return a relative change in percent; a change that rounds to zero is `+0.0%`."""
-    return "" if value is None else f"{100 * value:+.1f}%".replace("-0.0%", "+0.0%")
+    zero = f"{0:.{digits}f}%"
+    return "" if value is None else f"{100 * value:+.{digits}f}%".replace(f"-{zero}", f"+{zero}")
 
 
 def spread(value: float | None) -> str:

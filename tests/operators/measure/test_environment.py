@@ -20,6 +20,7 @@ from groupbench.operators.measure import environment, selection
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.operator import Target
 from groupbench.operators.registry import get_operator
+from groupbench.tracker.environment import installed_version
 from groupbench.tracker.record import Environment
 
 
@@ -64,7 +65,7 @@ def test_settings_are_the_variables_that_change_measurements(monkeypatch: pytest
 
 
 def test_a_package_that_is_not_installed_has_no_version() -> None:
-    assert environment._version("no-such-package-at-all") is None
+    assert installed_version("no-such-package-at-all") is None
 
 
 def test_detection_works_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:

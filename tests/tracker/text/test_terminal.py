@@ -13,7 +13,7 @@ from rich.cells import cell_len
 
 from groupbench.tracker.cli.output import Column, write_table
 from groupbench.tracker.cli.screen import INDENT, Head, folded, lay_out
-from groupbench.tracker.text.terminal import histogram, knows_blocks, shortened
+from groupbench.tracker.text.terminal import bar, histogram, knows_blocks, shortened
 
 
 def test_a_histogram_counts_every_sample() -> None:
@@ -173,3 +173,11 @@ def test_a_text_is_folded_at_blanks_and_commas() -> None:
     assert folded("abc", 0) == ["a", "b", "c", ""]  # a terminal that reports zero columns
     assert folded("x" * 20, 15) == ["x" * 15, "x" * 5]
     assert folded("", 15) == [""]
+
+
+@given(share=st.floats(0, 1), room=st.integers(8, 100))
+def test_a_bar_is_as_long_as_its_share(share: float, room: int) -> None:
+    drawn = bar(share, room)
+    assert bool(drawn) is (share > 0)
+    assert len(drawn) <= room
+    assert math.isclose(drawn.count("█") + (0.5 if drawn[-1:] not in ("█", "") else 0), room * share, abs_tol=1.01)
