@@ -47,7 +47,7 @@ fi
 
 groupbench_environment "measure,report,test" || exit 2
 if [ -z "${GROUPBENCH_ALONE:-}" ]; then
-  exec python -m groupbench.operators.alone --wait "${GROUPBENCH_WAIT_MINUTES:-60}" -- \
+  exec python -m groupbench.operators.alone --wait "${GROUPBENCH_WAIT_MINUTES:-60}m" -- \
     bash ci/pull-request.sh "$base" "$head"
 fi
 # GROUPBENCH_ALONE is the path of the lock, whose name contains the device.

@@ -124,7 +124,7 @@ def run(device: str, wait_s: float, command: list[str]) -> NoReturn:
 def _wait(text: str) -> float:
     """Parse a duration to seconds. Raises argparse.ArgumentTypeError."""
     try:
-        return durations.seconds(text, "m")
+        return durations.seconds(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -141,7 +141,7 @@ def main() -> NoReturn:
         type=_wait,
         default=0.0,
         metavar="DURATION",
-        help="wait this long for the device, such as 20m; a number without a unit is in minutes",
+        help="wait this long for the device, such as 20m; a number without a unit is in seconds",
     )
     parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run")
     options = parser.parse_args()

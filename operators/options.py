@@ -257,9 +257,9 @@ timing = _group(
     ),
     click.option(
         "--budget",
-        type=Duration("m", most=6e6, above=True),
+        type=Duration(most=6e6, above=True, was_minutes=True),
         help="Start no further cell after this time; record the rest as skipped. A number without a unit is in "
-        "minutes.",
+        "seconds.",
     ),
 )
 """Options for the timing protocol and its limits."""

@@ -46,7 +46,7 @@ def copy_gb_per_s() -> float:
 
 @click.command()
 @tuning.output_option()
-@click.option("--shape", "texts", multiple=True, default=tuple(EXAMPLES), show_default=True)
+@click.option("--shape", "--shapes", "texts", multiple=True, default=tuple(EXAMPLES), show_default=True)
 @tuning.dtype_option
 @tuning.limit_option(120)
 def main(output: Path, texts: tuple[str, ...], dtype: str, limit: float) -> None:

@@ -49,7 +49,15 @@ def search(shape: GroupedShape, mode: str) -> tuning.Search:
 
 @click.command()
 @tuning.output_option()
-@click.option("--shape", "names", type=click.Choice([*MOE]), multiple=True, default=SHAPES, help="Shapes of suite moe.")
+@click.option(
+    "--shape",
+    "--shapes",
+    "names",
+    type=click.Choice([*MOE]),
+    multiple=True,
+    default=SHAPES,
+    help="Shapes of suite moe.",
+)
 @click.option("--mode", "modes", multiple=True, default=("rowwise", "rowwise_fast", "blockwise"), show_default=True)
 @tuning.limit_option(240)
 def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], limit: float) -> None:

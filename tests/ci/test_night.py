@@ -68,8 +68,8 @@ def test_two_nights_of_github(checkout: Checkout, github: Service, workflow: Wor
         "secrets.GROUPBENCH_WEBHOOK": "",
     }
     summary = tmp_path / "summary.md"
-    for night, (budget, failed) in enumerate([("0.0001", ["Measure, store, confirm, judge, report"]), ("120", [])], 1):
-        values = {**facts, "inputs.budget || '120'": budget}
+    for night, (budget, failed) in enumerate([("1ms", ["Measure, store, confirm, judge, report"]), ("2h", [])], 1):
+        values = {**facts, "inputs.budget || '2h'": budget}
         done = github(job, checkout, values, GITHUB_STEP_SUMMARY=str(summary))
         assert done.failed == failed, done.text
         if failed:

@@ -72,7 +72,7 @@ def test_a_process_left_by_a_killed_holder_is_named(start: Start) -> None:
     try:
         first.kill()
         first.wait()
-        waiting = start(*SAY, options=("--device", "cpu", "--wait", "1"))  # has the file open too, without the lock
+        waiting = start(*SAY, options=("--device", "cpu", "--wait", "1m"))  # has the file open too, without the lock
         second = start(*SAY)
         err = second.communicate()[1]
         assert second.returncode == 75
@@ -86,7 +86,7 @@ def test_a_process_left_by_a_killed_holder_is_named(start: Start) -> None:
 def test_waiting(start: Start) -> None:
     first = start(*SLEEP)
     assert first.stdout is not None and first.stdout.readline() == "here\n"
-    second = start(*SAY, options=("--device", "cpu", "--wait", "1"))
+    second = start(*SAY, options=("--device", "cpu", "--wait", "1m"))
     time.sleep(1)
     assert second.poll() is None
     first.kill()

@@ -450,7 +450,7 @@ SPELLINGS = {
     "backends": (["--only", "a,b"], ["--backend", "a", "--only", "b"]),
     "shapes": (["--shapes", "1,2,3,4", "x", "--quiet"], ["--shape", "1,2,3,4", "x", "--quiet"]),
     "a precision": (["--precision", "fp16"], ["--dtype", "fp16"]),
-    "a budget": (["--budget", "90"], ["--budget", "1h30m"]),
+    "a budget": (["--budget", "90"], ["--budget", "1.5m"]),
     "a timeout": (["--timeout", "90"], ["--timeout", "1.5m"]),
 }
 

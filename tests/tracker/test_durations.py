@@ -54,14 +54,18 @@ def test_a_number_with_a_unit_is_as_many_of_it(number: int, unit: str) -> None:
 
 
 def options_by_unit() -> dict[str, set[str]]:
-    """Return the options that take a duration, as `command --option`, by the unit of a plain number."""
+    """Return the options that take a duration, as `command --option`, by the former unit of a plain number."""
     units: dict[str, set[str]] = {"minutes": set(), "seconds": set()}
     commands = {name: main.get_command(click.Context(main), name) for name in COMMANDS}
     for name, each in {"tritonbench": tritonbench, **commands}.items():
         assert each is not None
         for parameter in each.params:
             if isinstance(parameter.type, Duration):
-                units["minutes" if parameter.type.unit == "m" else "seconds"].add(f"{name} {parameter.opts[0]}")
+                if parameter.opts[0] == "--minutes":
+                    assert parameter.type.unit == "m"
+                    continue
+                assert parameter.type.unit == "s"
+                units["minutes" if parameter.type.was_minutes else "seconds"].add(f"{name} {parameter.opts[0]}")
     return units
 
 
@@ -78,18 +82,23 @@ def test_the_table_of_durations_is_complete() -> None:
 
 
 @click.command()
-@click.option("--budget", type=Duration("m", most=3600, above=True), default="30m", show_default=True)
+@click.option("--budget", type=Duration(most=3600, above=True, was_minutes=True), default="30m", show_default=True)
 def command(budget: float) -> None:
     click.echo(f"{budget:g}")
 
 
 @pytest.mark.parametrize(
     ("args", "shown"),
-    [([], "1800"), (["--budget", "2"], "120"), (["--budget", "90s"], "90"), (["--budget", "1h"], "3600")],
-    ids=["default", "minutes", "seconds", "the most"],
+    [([], "1800"), (["--budget", "2"], "2"), (["--budget", "90s"], "90"), (["--budget", "1h"], "3600")],
+    ids=["default", "a number", "seconds", "the most"],
 )
 def test_an_option_takes_a_duration(args: list[str], shown: str) -> None:
-    assert CliRunner().invoke(command, args).output == f"{shown}\n"
+    assert CliRunner().invoke(command, args).stdout == f"{shown}\n"
+
+
+def test_a_number_that_was_minutes_is_pointed_out() -> None:
+    notes = {text: CliRunner().invoke(command, ["--budget", text]).stderr for text in ("2", "90s", "1.5m")}
+    assert notes == {"2": "--budget 2 is in seconds; for minutes, give 2m\n", "90s": "", "1.5m": ""}
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,16 @@ from groupbench.tracker.cli.options import (
     BACKEND,
     DTYPE,
     DTYPE_DEFAULT,
-    MODE,
     OPERATOR,
     SEED,
     SHAPE,
+    alpha_option,
+    burst_seed_option,
     cell_budget_option,
+    comparisons_option,
     device_option,
     min_effect_same_option,
+    mode_option,
     plugins_option,
     setup_option,
 )
@@ -99,12 +102,7 @@ def cell_options(command: Any) -> Any:
                 metavar="NAME",
                 help=f"Compare this dtype; may be repeated. {DTYPE_DEFAULT}",
             ),
-            click.option(
-                "--mode",
-                default="fwd",
-                show_default=True,
-                help=MODE,
-            ),
+            mode_option,
             device_option,
             plugins_option,
         )
@@ -122,13 +120,7 @@ def cell_options(command: Any) -> Any:
 @click.option("--head-python", metavar="FILE", help="Measure head with this interpreter.")
 @cell_budget_option
 @min_effect_same_option
-@click.option(
-    "--alpha",
-    type=click.FloatRange(1e-6, 0.2),
-    default=0.001,
-    show_default=True,
-    help="False-positive rate per comparison (A/A).",
-)
+@alpha_option
 @click.option("--only-changed", is_flag=True, help="Do not time cells whose compiled kernels did not change.")
 @click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph.")
 @click.option(
@@ -146,9 +138,7 @@ def cell_options(command: Any) -> Any:
     show_default=True,
     help="Rest before each burst, or once per block; auto: choose by the length of a burst.",
 )
-@click.option(
-    "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Seed for the order of the bursts."
-)
+@burst_seed_option
 @click.option("--input-seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED)
 @click.option(
     "--timeout",
@@ -157,11 +147,7 @@ def cell_options(command: Any) -> Any:
     show_default=True,
     help="Fail a side that does not answer within this time. A number without a unit is in seconds.",
 )
-@click.option(
-    "--records",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Append each comparison, with its bursts, to this file (JSON lines).",
-)
+@comparisons_option
 @output_formats
 @click.pass_context
 def ab(context: click.Context, base: str, head: str, form: Format | None, **options: Any) -> None:

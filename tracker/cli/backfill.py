@@ -45,13 +45,15 @@ if TYPE_CHECKING:
     help="Measure both ends first, then halve the gaps. A coarse history appears early and gets finer.",
 )
 @click.option(
-    "--budget", type=Duration("m", above=True), help="Stop after this time. A number without a unit is in minutes."
+    "--budget",
+    type=Duration(above=True, was_minutes=True),
+    help="Stop after this time. A number without a unit is in seconds.",
 )
 @click.option("--again", is_flag=True, help="Retry commits that failed to build or to load.")
 @plan_device_option
 @click.option(
     "--wait",
-    type=Duration("m", most=6e5),
+    type=Duration(most=6e5, was_minutes=True),
     default="0",
     help=f"{WAIT} Default: 0.",
 )

@@ -8,7 +8,13 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.cli.options import CELL_BUDGET, device_option
+from groupbench.tracker.cli.options import (
+    CELL_BUDGET,
+    alpha_option,
+    burst_seed_option,
+    comparisons_option,
+    device_option,
+)
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
@@ -48,21 +54,9 @@ COLUMNS = (
     show_default=True,
     help=CELL_BUDGET,
 )
-@click.option(
-    "--alpha",
-    type=click.FloatRange(1e-6, 0.2),
-    default=0.001,
-    show_default=True,
-    help="False-positive rate per comparison (A/A).",
-)
-@click.option(
-    "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Seed for the order of the bursts."
-)
-@click.option(
-    "--records",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Append each comparison, with its bursts, to this file (JSON lines).",
-)
+@alpha_option
+@burst_seed_option
+@comparisons_option
 @output_formats
 @click.pass_context
 def calibrate(

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
               help="Repository with both commits. Default: the one of groupbench.toml, or this folder's.")  # fmt: skip
 @click.option(
     "--budget",
-    type=Duration("m", above=True),
+    type=Duration(above=True, was_minutes=True),
     default="30m",
     show_default=True,
-    help="Stop after this time and list unmeasured suspects. A number without a unit is in minutes.",
+    help="Stop after this time and list unmeasured suspects. A number without a unit is in seconds.",
 )
 @setup_option
 @click.option(

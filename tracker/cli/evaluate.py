@@ -14,11 +14,11 @@ from groupbench.tracker.cli.options import (
     DTYPE,
     DTYPE_DEFAULT,
     MIN_EFFECT_SAME,
-    MODE,
     OPERATOR,
     SHAPE,
     Percent,
     device_option,
+    mode_option,
 )
 from groupbench.tracker.cli.output import write_json
 from groupbench.tracker.completion import BackendName, OperatorName
@@ -50,12 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     *DTYPE[:2], "dtypes", multiple=True, metavar="NAME", help=f"Measure this dtype; may be repeated. {DTYPE_DEFAULT}"
 )
-@click.option(
-    "--mode",
-    default="fwd",
-    show_default=True,
-    help=MODE,
-)
+@mode_option
 @device_option
 @click.option(
     "--plugin",

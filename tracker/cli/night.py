@@ -49,13 +49,13 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
 @plan_device_option
 @click.option(
     "--wait",
-    type=Duration("m", most=6e5),
+    type=Duration(most=6e5, was_minutes=True),
     help=f"{WAIT} Default: GROUPBENCH_WAIT_MINUTES, `wait` of groupbench.toml, or 0.",
 )
 @click.option(
     "--confirm",
-    type=Duration("m", most=6e6),
-    help="Confirm suspects for up to this long; 0 skips this. A number without a unit is in minutes. Default: "
+    type=Duration(most=6e6, was_minutes=True),
+    help="Confirm suspects for up to this long; 0 skips this. A number without a unit is in seconds. Default: "
     "GROUPBENCH_CONFIRM_MINUTES, `confirm` of groupbench.toml, or 30m.",
 )
 @click.option(

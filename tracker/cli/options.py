@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -92,7 +93,7 @@ MODE = "Mode to measure: fwd, bwd or fwd_bwd. Every operator has fwd."
 SEED = "Seed for the inputs."
 PLUGIN = "Load operators and backends from this plugin; may be repeated."
 CELL_BUDGET = "Stop measuring a cell after this time. A number without a unit is in seconds."
-WAIT = "Wait up to this long for another run on this device to end. A number without a unit is in minutes."
+WAIT = "Wait up to this long for another run on this device to end. A number without a unit is in seconds."
 
 # Options that several commands share.
 device_option = click.option(
@@ -121,6 +122,23 @@ min_effect_same_option = click.option(
 min_effect_option = click.option(
     "--min-effect", type=Percent(), metavar="PERCENT", help=f"{MIN_EFFECT} {MIN_EFFECT_DEFAULT}"
 )
+
+alpha_option = click.option(
+    "--alpha",
+    type=click.FloatRange(1e-6, 0.2),
+    default=0.001,
+    show_default=True,
+    help="False-positive rate per comparison (A/A).",
+)
+burst_seed_option = click.option(
+    "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Seed for the order of the bursts."
+)
+comparisons_option = click.option(
+    "--records",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Append each comparison, with its bursts, to this file (JSON lines).",
+)
+mode_option = click.option("--mode", default="fwd", show_default=True, help=MODE)
 
 
 def series_filters(command: F) -> F:

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.here import this_project
-from groupbench.tracker.cli.options import BACKEND, DTYPE, DTYPE_DEFAULT, MODE, OPERATOR, PLUGIN, SEED, SHAPE, WAIT
+from groupbench.tracker.cli.options import (
+    BACKEND,
+    DTYPE,
+    DTYPE_DEFAULT,
+    OPERATOR,
+    PLUGIN,
+    SEED,
+    SHAPE,
+    WAIT,
+    mode_option,
+)
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
 from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.durations import Duration
@@ -51,7 +61,7 @@ STDERR = 2
     help="Profile this shape; may be repeated. Default: the operator's first shape.",
 )
 @click.option(*DTYPE, metavar="NAME", help=f"Profile this dtype. {DTYPE_DEFAULT}")
-@click.option("--mode", default="fwd", show_default=True, help=MODE)
+@mode_option
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED)
 @click.option(
     "--plugin",
@@ -69,7 +79,7 @@ STDERR = 2
 )
 @click.option(
     "--wait",
-    type=Duration("m", most=6e5),
+    type=Duration(most=6e5, was_minutes=True),
     default="0s",
     show_default=True,
     help=WAIT,

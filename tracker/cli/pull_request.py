@@ -36,7 +36,7 @@ KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_
 @plan_device_option
 @cell_budget_option
 @min_effect_same_option
-@click.option("--wait", type=Duration("m", most=6e5), default="60m", show_default=True, help=WAIT)
+@click.option("--wait", type=Duration(most=6e5, was_minutes=True), default="60m", show_default=True, help=WAIT)
 @click.pass_context
 def pull_request(
     context: click.Context,

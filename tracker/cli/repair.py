@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from groupbench.tracker.cli.options import limit_option
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
 
@@ -13,14 +14,7 @@ from groupbench.tracker.text.wording import counted, printable
 @click.command()
 @click.argument("damaged", type=click.Path(path_type=Path))
 @click.argument("new", type=click.Path(path_type=Path))
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Number of losses to list.",
-)
+@limit_option("Number of losses to list.", default=20)
 @click.pass_context
 def repair(context: click.Context, damaged: Path, new: Path, limit: int) -> None:
     """Recover the readable part of the SQLite file DAMAGED into the new file NEW, and list the losses.

@@ -40,6 +40,8 @@ MODULE = "groupbench.operators.tuners"
 )
 @click.option(
     "--limit",
+    "--budget",
+    "limit",
     type=Duration(),
     help="Start no new problem after this time. A number without a unit is in seconds.",
 )

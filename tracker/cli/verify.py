@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from groupbench.tracker.cli.options import reading
+from groupbench.tracker.cli.options import limit_option, reading
 from groupbench.tracker.errors import DamageError
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
@@ -12,14 +12,7 @@ from groupbench.tracker.text.wording import counted, printable
 
 @click.command()
 @click.option("--quick", is_flag=True, help="Skip the hashes of the results, which take most of the time.")
-@click.option(
-    "--limit",
-    type=click.IntRange(min=1),
-    default=20,
-    show_default=True,
-    metavar="N",
-    help="Number of problems to list.",
-)
+@limit_option("Number of problems to list.", default=20)
 @click.pass_context
 def verify(context: click.Context, quick: bool, limit: int) -> None:
     """Check the database file, the references between its tables, and every hash.

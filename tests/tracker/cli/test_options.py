@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-from click import Context
+import importlib
+import pkgutil
 
+import pytest
+from click import Command, Context
+
+from groupbench.operators import tuners
 from groupbench.tracker.cli import COMMANDS, main
 
 NAMES = {"--operator": "--op", "--backend": "--only", "--shape": "--shapes", "--dtype": "--precision"}
@@ -19,6 +23,15 @@ def flags(command: str) -> list[tuple[str, ...]]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_no_command_knows_one_name_alone(command: str) -> None:
     for opts in flags(command):
+        for ours, tritonbenchs in NAMES.items():
+            assert (ours in opts) == (tritonbenchs in opts), opts
+
+
+@pytest.mark.parametrize("name", [each.name for each in pkgutil.iter_modules(tuners.__path__)])
+def test_no_tuner_knows_one_name_alone(name: str) -> None:
+    module = importlib.import_module(f"{tuners.__name__}.{name}")
+    commands = [each for each in vars(module).values() if isinstance(each, Command)]
+    for opts in [tuple(parameter.opts) for command in commands for parameter in command.params]:
         for ours, tritonbenchs in NAMES.items():
             assert (ours in opts) == (tritonbenchs in opts), opts
 
