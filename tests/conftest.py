@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -173,6 +174,7 @@ def _as_command(
         os.environ.clear()
         os.environ.update(environment)
     os.chdir(cwd)
+    tempfile.tempdir = None
     sys.path[:0] = [str(Path.cwd()), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     become(argv, streams)
     main()

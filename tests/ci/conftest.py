@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from typing import Any
 
 import pytest
@@ -99,10 +101,20 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def compiled_clone(origin: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a clone with bytecode, which holds for its copies too: it is checked by the sources' contents."""
+    folder = tmp_path_factory.mktemp("compiled") / "clone"
+    git(folder.parent, "clone", "-q", str(origin), str(folder))
+    for name in ("kernels", "operators", "tracker"):
+        assert compileall.compile_dir(folder / name, quiet=1, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+    return folder
+
+
 @pytest.fixture
-def checkout(origin: Path, tmp_path: Path) -> Iterator[Checkout]:
+def checkout(compiled_clone: Path, tmp_path: Path) -> Iterator[Checkout]:
     folder = tmp_path / "clone"
-    git(tmp_path, "clone", "-q", str(origin), str(folder))
+    shutil.copytree(compiled_clone, folder, symlinks=True)
     prefixes = ("GROUPBENCH_", "GITHUB_", "CI_", "RUNNER_")
     kept = {k: v for k, v in os.environ.items() if k not in REMOVED and not k.startswith(prefixes)}
     added = {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from hypothesis import strategies as st
 from repositories import git
 
 from groupbench.tracker.bisect.history import BisectError, resolve
+from groupbench.tracker.night import measuring
 from groupbench.tracker.night.backfill import BackfillCommit, BackfillError, by_halving, commits_of
 from groupbench.tracker.record import read
 
@@ -136,8 +139,9 @@ def test_halving_takes_every_commit_once_and_coarse_to_fine(number: int) -> None
 class Repository:
     """The history, and a groupbench whose `tritonbench` is FAKE."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, forked: Callable[..., subprocess.CompletedProcess[str]]) -> None:
         self.folder = folder
+        self.forked = forked
         (folder.parent / "fake.py").write_text(FAKE)
         self.command = [sys.executable, "-c", DRIVER.format(fake=str(folder.parent / "fake.py")), "backfill"]
         kept = {k: v for k, v in os.environ.items() if not k.startswith("GROUPBENCH_")}
@@ -150,9 +154,12 @@ class Repository:
         )  # fmt: skip
 
     def run(self, *options: str) -> tuple[int, str]:
-        process = self.start(*options)
-        out, err = process.communicate()
-        return process.returncode, out + err
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(measuring, "PROGRAM", (sys.executable, str(self.folder.parent / "fake.py")))
+            done = self.forked(
+                "groupbench.tracker.cli:main", "backfill", *options, cwd=self.folder, env=self.environment
+            )
+        return done.returncode, done.stdout + done.stderr
 
     def stored(self) -> Counter[tuple[str, str]]:
         """Return the number of points of each commit and shape."""
@@ -173,10 +180,10 @@ class Repository:
 
 
 @pytest.fixture
-def repository(history: Path, tmp_path: Path) -> Repository:
+def repository(history: Path, tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]) -> Repository:
     folder = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(history), str(folder))
-    return Repository(folder)
+    return Repository(folder, forked)
 
 
 def test_killed_five_times_it_measures_nothing_twice_and_loses_nothing(repository: Repository) -> None:
@@ -226,9 +233,22 @@ OTHER_RUNS = {
 }
 
 
+@pytest.fixture(scope="module")
+def measured(
+    history: Path, tmp_path_factory: pytest.TempPathFactory, forked: Callable[..., subprocess.CompletedProcess[str]]
+) -> Path:
+    """Return a repository whose newest commit is measured, to be copied."""
+    folder = tmp_path_factory.mktemp("measured") / "clone"
+    git(folder.parent, "clone", "-q", str(history), str(folder))
+    assert "1 commit: 1 measured" in Repository(folder, forked).run("HEAD~1..")[1]
+    return folder
+
+
 @pytest.mark.parametrize("change", OTHER_RUNS.values(), ids=OTHER_RUNS)
-def test_a_commit_is_measured_if_the_database_has_another_run_of_it(change: str, repository: Repository) -> None:
-    assert "1 commit: 1 measured" in repository.run("HEAD~1..")[1]
+def test_a_commit_is_measured_if_the_database_has_another_run_of_it(
+    change: str, measured: Path, tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]
+) -> None:
+    repository = Repository(Path(shutil.copytree(measured, tmp_path / "clone", symlinks=True)), forked)
     (repository.folder / "records").rename(repository.folder.parent / "elsewhere")
     with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
         connection.execute(change)
