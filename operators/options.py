@@ -14,13 +14,13 @@ from typing import Any, TypeVar
 
 import click
 
-from groupbench.tracker import completion
+from groupbench.tracker import completion, vocabulary
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.metrics import PROFILERS
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-SHAPES = ("--shapes", "--shape")
+SHAPES = vocabulary.SHAPE
 
 COSTS = ("memory", "kernels", "energy", "cold")
 """The costs in operators/measure/costs.py, which would be slow to import for a help text."""
@@ -115,12 +115,12 @@ BACKENDS = completion.BackendName(commas=True, further=_catalog_backends)
 
 
 cells = _group(
-    _names("--op", "--operator", "ops", help="Measure these operators.", type=OPERATORS),
-    _names("--only", "--backend", "only", help="Measure only these backends.", type=BACKENDS),
+    _names(*reversed(vocabulary.OPERATOR), "ops", help="Measure these operators.", type=OPERATORS),
+    _names(*reversed(vocabulary.BACKEND), "only", help="Measure only these backends.", type=BACKENDS),
     _names("--skip", help="Do not measure these backends.", type=BACKENDS),
     _names("--suite", "suites", help="Measure the shapes of these suites."),
     click.option(
-        *SHAPES,
+        *reversed(SHAPES),
         "shapes",
         multiple=True,
         metavar="SHAPE ...",
@@ -149,20 +149,16 @@ cells = _group(
         "--mode",
         default="fwd",
         show_default=True,
-        help="Mode to measure: fwd, bwd or fwd_bwd. Every operator has fwd.",
+        help=vocabulary.MODE_HELP,
     ),
     click.option(
-        "--precision",
-        "--dtype",
+        *reversed(vocabulary.DTYPE),
         "precision",
         callback=_commas,
         metavar="NAME,...",
-        help="Measure these dtypes: bf16, fp16, fp32, fp8. Default: the operator's first dtype; on a CPU, fp16 if the "
-        "operator has it.",
+        help=f"Measure these dtypes: bf16, fp16, fp32, fp8. {vocabulary.DTYPE_DEFAULT}",
     ),
-    click.option(
-        "--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help="Seed for the inputs."
-    ),
+    click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=vocabulary.SEED_HELP),
     click.option("--plan", type=PATH, help="Measure the cells listed in this groupbench.toml."),
     click.option("--plan-name", metavar="NAME", help="Name of the plan in the records. Default: `name` of the file."),
     click.option(
@@ -177,7 +173,7 @@ cells = _group(
         "plugins",
         multiple=True,
         metavar="MODULE.NAME|FILE.py",
-        help="Load operators and backends from this plugin; may be repeated.",
+        help=vocabulary.PLUGIN_HELP,
     ),
 )
 """Options that select the cells to measure."""
@@ -193,10 +189,10 @@ places = _group(
     click.option(
         "--device",
         "-d",
-        type=click.Choice(["auto", "cuda", "cpu"]),
+        type=click.Choice(vocabulary.DEVICES),
         default="auto",
         show_default=True,
-        help="Device to measure on; auto: the GPU if there is one.",
+        help=vocabulary.DEVICE_HELP,
     ),
     click.option(
         "--gpus",

@@ -14,9 +14,7 @@ from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.options import (
     BACKEND,
     DTYPE,
-    DTYPE_DEFAULT,
     OPERATOR,
-    SEED,
     SHAPE,
     alpha_option,
     burst_seed_option,
@@ -33,6 +31,7 @@ from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.metrics import relative
 from groupbench.tracker.text.wording import counted, milliseconds, signed_percent
+from groupbench.tracker.vocabulary import DTYPE_DEFAULT, SEED_HELP
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult
@@ -139,7 +138,7 @@ def cell_options(command: Any) -> Any:
     help="Rest before each burst, or once per block; auto: choose by the length of a burst.",
 )
 @burst_seed_option
-@click.option("--input-seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED)
+@click.option("--input-seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP)
 @click.option(
     "--timeout",
     type=Duration(least=1, most=1e6),

@@ -14,10 +14,7 @@ from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.options import (
     BACKEND,
     DTYPE,
-    DTYPE_DEFAULT,
-    MODE,
     OPERATOR,
-    SEED,
     SHAPE,
     Percent,
     device_option,
@@ -30,6 +27,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
 
 if TYPE_CHECKING:
     from groupbench.tracker.bisect.hunt import History
@@ -67,8 +65,8 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
     help="Shape to measure, as `groupbench series` prints it or `tritonbench --shapes` takes it.",
 )
 @click.option(*DTYPE, metavar="NAME", help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}")
-@click.option("--mode", metavar="NAME", help=f"{MODE} Default: fwd.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help=f"{SEED} Default: 0.")
+@click.option("--mode", metavar="NAME", help=f"{MODE_HELP} Default: fwd.")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help=f"{SEED_HELP} Default: 0.")
 @device_option
 @plugins_option
 @click.option(

@@ -12,7 +12,6 @@ from groupbench.tracker.cli.options import (
     BACKEND,
     CELL_BUDGET,
     DTYPE,
-    DTYPE_DEFAULT,
     MIN_EFFECT_SAME,
     OPERATOR,
     SHAPE,
@@ -24,6 +23,7 @@ from groupbench.tracker.cli.output import write_json
 from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.wording import counted, milliseconds, printable
+from groupbench.tracker.vocabulary import DTYPE_DEFAULT
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.evaluate import Evaluation

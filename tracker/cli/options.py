@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from groupbench.tracker import vocabulary
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
+from groupbench.tracker.vocabulary import DEVICE_HELP, DEVICES, MODE_HELP, PLUGIN_HELP
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# The first spelling is this program's, the second is TritonBench's. `groupbench` and `tritonbench` accept both.
-OPERATOR = ("--operator", "--op", "operator")
-BACKEND = ("--backend", "--only", "backend")
-SHAPE = ("--shape", "--shapes", "shape")
-DTYPE = ("--dtype", "--precision", "dtype")
+OPERATOR = (*vocabulary.OPERATOR, "operator")
+BACKEND = (*vocabulary.BACKEND, "backend")
+SHAPE = (*vocabulary.SHAPE, "shape")
+DTYPE = (*vocabulary.DTYPE, "dtype")
 
 _COMPLETED: dict[tuple[str, ...], click.ParamType] = {
     OPERATOR: OperatorName(),
@@ -82,16 +83,10 @@ class When(click.ParamType[datetime]):
             self.fail(error.message, param, ctx)
 
 
-DEVICES = ("auto", "cuda", "cpu")
-
 # Help texts that several commands share.
-DTYPE_DEFAULT = "Default: the operator's first dtype; on a CPU, fp16 if the operator has it."
 MIN_EFFECT = "Ignore changes below this size, in percent: 2 or 2%."
 MIN_EFFECT_SAME = 'Report "same" once the change is certainly below this size, in percent: 2 or 2%.'
 MIN_EFFECT_DEFAULT = "Default: 10 on a CPU; on a GPU 0.3, or 1 for latencies below 90 us and 2 below 40 us."
-MODE = "Mode to measure: fwd, bwd or fwd_bwd. Every operator has fwd."
-SEED = "Seed for the inputs."
-PLUGIN = "Load operators and backends from this plugin; may be repeated."
 CELL_BUDGET = "Stop measuring a cell after this time. A number without a unit is in seconds."
 WAIT = "Wait up to this long for another run on this device to end. A number without a unit is in seconds."
 
@@ -101,7 +96,7 @@ device_option = click.option(
     type=click.Choice(DEVICES),
     default="auto",
     show_default=True,
-    help="Device to measure on; auto: the GPU if there is one.",
+    help=DEVICE_HELP,
 )
 plan_device_option = click.option(
     "--device",
@@ -109,7 +104,7 @@ plan_device_option = click.option(
     type=click.Choice(DEVICES),
     help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
 )
-plugins_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help=PLUGIN)
+plugins_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help=PLUGIN_HELP)
 setup_option = click.option(
     "--setup", metavar="COMMAND", help="Run this command, such as a build, in each checkout before measuring."
 )
@@ -138,7 +133,7 @@ comparisons_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Append each comparison, with its bursts, to this file (JSON lines).",
 )
-mode_option = click.option("--mode", default="fwd", show_default=True, help=MODE)
+mode_option = click.option("--mode", default="fwd", show_default=True, help=MODE_HELP)
 
 
 def series_filters(command: F) -> F:

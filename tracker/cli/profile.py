@@ -10,22 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.here import this_project
-from groupbench.tracker.cli.options import (
-    BACKEND,
-    DTYPE,
-    DTYPE_DEFAULT,
-    OPERATOR,
-    PLUGIN,
-    SEED,
-    SHAPE,
-    WAIT,
-    mode_option,
-)
+from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, WAIT, mode_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
 from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.metrics import LATENCY, METRICS, PROFILERS, Metric
 from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.vocabulary import DTYPE_DEFAULT, PLUGIN_HELP, SEED_HELP
 
 if TYPE_CHECKING:
     from groupbench.tracker.record import Record
@@ -62,13 +53,13 @@ STDERR = 2
 )
 @click.option(*DTYPE, metavar="NAME", help=f"Profile this dtype. {DTYPE_DEFAULT}")
 @mode_option
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP)
 @click.option(
     "--plugin",
     "plugins",
     multiple=True,
     metavar="MODULE.NAME|FILE.py",
-    help=PLUGIN,
+    help=PLUGIN_HELP,
 )
 @click.option(
     "--timeout",
