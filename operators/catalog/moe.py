@@ -148,6 +148,11 @@ def reroute_ids(ids: Tensor, G: int, seed: int) -> bool:
     return not torch.equal(before, after)
 
 
+def reroute(shape: MoeShape, x: Any, seed: int) -> bool:
+    """Reroute the tokens of inputs with a field `ids`, in place. Return whether any id changed."""
+    return reroute_ids(x.ids, shape.G, seed)
+
+
 # --- suites -----------------------------------------------------------------------------------------------------------
 
 

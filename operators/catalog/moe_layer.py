@@ -71,10 +71,6 @@ def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> LayerInp
     )
 
 
-def reroute(shape: MoeShape, x: LayerInputs, seed: int) -> bool:
-    return moe.reroute_ids(x.ids, shape.G, seed)
-
-
 def reference(x: LayerInputs) -> Tensor:
     """Return the output [T, H], computed expert by expert in a wider dtype."""
     return _reference(x, gradients=False)["out"]
@@ -330,7 +326,7 @@ MOE_LAYER = Operator(
     returns="[T, H]",
     output_dtype=lambda dtype: f"{dtype}_layer",
     decode=decode,
-    reroute=reroute,
+    reroute=moe.reroute,
     backward=Backward(
         make_inputs=make_inputs,
         reference=reference_backward,
@@ -345,7 +341,7 @@ MOE_LAYER = Operator(
         reference=reference_both,
         flops=lambda shape: 3 * flops(shape),
         min_bytes=min_bytes_both,
-        reroute=reroute,
+        reroute=moe.reroute,
         returns="(out [T, H], dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
         suites=TRAINING_SUITES,
     ),

@@ -39,10 +39,6 @@ def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> PermuteI
     return PermuteInputs(x, moe.ids_of(shape, device), shape.G, shape.M)
 
 
-def reroute(shape: MoeShape, x: PermuteInputs, seed: int) -> bool:
-    return moe.reroute_ids(x.ids, shape.G, seed)
-
-
 def reference(x: PermuteInputs) -> dict[str, Tensor]:
     from groupbench.kernels.moe.permute import permute_reference
 
@@ -149,6 +145,6 @@ MOE_PERMUTE = Operator(
         "position [T, k] int32, the row of each choice, or -1)"
     ),
     decode=decode,
-    reroute=reroute,
+    reroute=moe.reroute,
     **moe.shape_fields(layer=False),
 )

@@ -76,16 +76,12 @@ def resolve(repo: Path, commit: str) -> str:
     if not commit or "\0" in commit:
         raise WorktreeError("the name of a commit is empty or contains a NUL character")
     try:
-        git.run(repo, "rev-parse", "--show-toplevel")
-    except git.NoGitError as error:
-        raise WorktreeError("git is not installed, so commits cannot be checked out: give folders instead") from error
+        git.require_repository(repo)
     except git.GitError as error:
-        raise WorktreeError(
-            f"{repo} is not in a git repository: run this in a checkout, or give folders instead of commits"
-        ) from error
+        raise WorktreeError(f"{error.message}; or give folders instead of commits") from error
     full = git.rev_parse(commit, repo)
     if full is None:
-        raise WorktreeError(f"git knows no commit {commit!r} in {repo}, and no folder has that name")
+        raise WorktreeError(git.unknown_commit(commit, repo, "no folder has that name either"))
     return full
 
 

@@ -119,6 +119,12 @@ def test_what_is_no_commit_is_refused(repo: Path, name: str) -> None:
         resolve(repo, name)
 
 
+def test_a_commit_that_a_shallow_clone_lacks(repo: Path, tmp_path: Path) -> None:
+    git(tmp_path, "clone", "-q", "--depth", "1", f"file://{repo}", "shallow")
+    with pytest.raises(WorktreeError, match=r"'first'.*this is a shallow clone: run `git fetch --unshallow`"):
+        resolve(tmp_path / "shallow", "first")
+
+
 def test_outside_a_repository(tmp_path: Path) -> None:
     with pytest.raises(WorktreeError, match="not in a git repository"):
         resolve(tmp_path, "HEAD")
