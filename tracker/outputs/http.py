@@ -13,11 +13,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
+from tenacity import RetryCallState, Retrying, retry_if_exception_type
+
 from groupbench.tracker.errors import OutputError
-from groupbench.tracker.text.wording import printable
+from groupbench.tracker.text.wording import counted, printable
 
 TIMEOUT_S = 20.0
 """Time limit of one attempt."""
@@ -75,6 +77,14 @@ def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
 
+class _TryAgain(OutputError):
+    """An attempt failed, and another one may not."""
+
+    def __init__(self, message: str, wait_s: float | None = None) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s  # as the server asks; None: longer after each attempt
+
+
 def send(request: HttpRequest, *, what: str, repeat: bool = True) -> HttpResponse:
     """Send a request and return the response, once the server has accepted it.
 
@@ -83,32 +93,55 @@ def send(request: HttpRequest, *, what: str, repeat: bool = True) -> HttpRespons
 
     Raises HttpRefused if the server refuses, OutputError for any other failure, each with a one-line message.
     """
-    waited = 0.0
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            response = _once(request)
-        except (OSError, http.client.HTTPException, ValueError) as cause:
-            failure = _hidden(f"{what}: no answer: {getattr(cause, 'reason', None) or cause}", request)
-            if isinstance(cause, ValueError):
-                raise OutputError(failure) from None
-            if not repeat and not isinstance(getattr(cause, "reason", None), ConnectionRefusedError):
-                raise HttpUncertain(failure) from None
-            wait = 2.0 ** (attempt - 1)
-        else:
-            if 200 <= response.status < 300:
-                return response
-            failure = _hidden(f"{what}: {response.status} {response.message}".rstrip(), request)
-            limited = response.status == 429 or (response.status == 403 and _is_limit(response))
-            if response.status >= 500 and not repeat:
-                raise HttpUncertain(failure)
-            if response.status < 500 and not limited:
-                raise HttpRefused(failure + _advice(response.status), response.status)
-            wait = _requested_wait(response, 2.0 ** (attempt - 1))
-        if attempt == ATTEMPTS or waited + wait > PATIENCE_S:
-            raise OutputError(f"{failure}; given up after {attempt} attempt{'s' if attempt > 1 else ''}")
-        waited += wait
-        sleep(wait)
-    raise AssertionError("unreachable")
+    patient = Retrying(
+        retry=retry_if_exception_type(_TryAgain),
+        wait=_wait,
+        stop=_ends,
+        sleep=sleep,
+        retry_error_callback=_give_up,
+    )
+    return patient(_attempt, request, what, repeat)
+
+
+def _attempt(request: HttpRequest, what: str, repeat: bool) -> HttpResponse:
+    """Send a request once. Raises _TryAgain if another attempt makes sense."""
+    try:
+        response = _once(request)
+    except (OSError, http.client.HTTPException, ValueError) as cause:
+        reason = getattr(cause, "reason", None)
+        failure = _hidden(f"{what}: no answer: {reason or cause}", request)
+        if isinstance(cause, ValueError):
+            raise OutputError(failure) from None
+        if not repeat and not isinstance(reason, ConnectionRefusedError):
+            raise HttpUncertain(failure) from None
+        raise _TryAgain(failure) from None
+    if 200 <= response.status < 300:
+        return response
+    failure = _hidden(f"{what}: {response.status} {response.message}".rstrip(), request)
+    if response.status >= 500 and not repeat:
+        raise HttpUncertain(failure)
+    if response.status < 500 and not _is_limit(response):
+        raise HttpRefused(failure + _advice(response.status), response.status)
+    raise _TryAgain(failure, _requested_wait(response))
+
+
+def _wait(state: RetryCallState) -> float:
+    wait_s = _failure(state).wait_s
+    return 2.0 ** (state.attempt_number - 1) if wait_s is None else wait_s
+
+
+def _ends(state: RetryCallState) -> bool:
+    return state.attempt_number >= ATTEMPTS or state.idle_for + state.upcoming_sleep > PATIENCE_S
+
+
+def _give_up(state: RetryCallState) -> NoReturn:
+    raise OutputError(f"{_failure(state).message}; given up after {counted(state.attempt_number, 'attempt')}") from None
+
+
+def _failure(state: RetryCallState) -> _TryAgain:
+    failure = None if state.outcome is None else state.outcome.exception()
+    assert isinstance(failure, _TryAgain)
+    return failure
 
 
 def host(url: str) -> str:
@@ -145,13 +178,15 @@ def _response(status: int, headers: Any, body: bytes) -> HttpResponse:
 
 
 def _is_limit(response: HttpResponse) -> bool:
-    """Return whether a 403 is a rate limit, for which GitHub uses it too."""
+    """Return whether the server limits the rate of requests, for which GitHub uses 403 too."""
+    if response.status != 403:
+        return response.status == 429
     spent = response.headers.get("x-ratelimit-remaining") == "0" or "retry-after" in response.headers
     return spent or "rate limit" in response.message.lower()
 
 
-def _requested_wait(response: HttpResponse, otherwise: float) -> float:
-    """Return the seconds that the server asks to wait, or `otherwise`."""
+def _requested_wait(response: HttpResponse) -> float | None:
+    """Return the seconds that the server asks to wait, or None."""
     try:
         if "retry-after" in response.headers:
             return max(float(response.headers["retry-after"]), 0.0)
@@ -159,7 +194,7 @@ def _requested_wait(response: HttpResponse, otherwise: float) -> float:
             return max(float(response.headers["x-ratelimit-reset"]) - time.time(), 1.0)
     except (KeyError, ValueError):
         pass
-    return otherwise
+    return None
 
 
 def _advice(status: int) -> str:
