@@ -145,7 +145,7 @@ def test_recent_points_by_key_are_those_of_a_scan(opened: Store, make: Any, monk
         every = recent_points(session, 100)
         runs = sorted(set(every.run.tolist()), reverse=True)
         some = rng.permutation(every.series).tolist()
-        selections = [*([key] for key in some[:8]), sorted(some[:4]), sorted(some[:30])]
+        selections = [*([key] for key in some[:4]), sorted(some[:4]), sorted(some[:30])]
         lines = (None, CommitLine(tuple(runs)), CommitLine(tuple(runs[1::2])))
         for n, line, keys in itertools.product((1, 2, 5, 100), lines, selections):
             scanned = read(session, 0.0, n, line, keys)
