@@ -70,7 +70,7 @@ CASES = (
     Case("no_rows_one_group", (0,)),
     Case("no_rows_in_groups", (0, 0), tail=7),
     Case("rows_past_the_groups", (19, 0, 30), tail=11),
-    Case("strided_rows", (21, 40), k=45, pad_a=7),
+    Case("strided_rows", (21, 40), n=53, k=45, pad_a=7),
     Case("weights_by_columns", (21, 0, 40), n=53, k=45, weights="columns"),
     Case("weights_shared", (21, 0, 40), n=53, k=45, weights="shared"),
     Case("int64_offsets", (21, 0, 40), offs=torch.int64),

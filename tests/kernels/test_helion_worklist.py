@@ -69,6 +69,7 @@ def test_tma_loads_need_no_masks(name, weights, tma, make_case, make_inputs, poi
 
 
 @on_cpu
+@pytest.mark.pairwise
 @pytest.mark.parametrize("weights", ["rows", "columns"])
 @pytest.mark.parametrize("name", ["decode", "large"])
 @pytest.mark.parametrize("k", [512, 520], ids=["whole_tiles", "ragged_k"])
