@@ -14,7 +14,7 @@ from scipy import special
 from groupbench.tracker.stats import noise
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT, partition, tamed
 from groupbench.tracker.stats.histories import SeriesHistory
-from groupbench.tracker.stats.records import RECENT, records, standing_record
+from groupbench.tracker.stats.records import RECENT, newer_record, records, standing_record
 
 Floats = NDArray[np.float64]
 
@@ -154,6 +154,20 @@ def _segment(batch: SeriesBatch) -> None:
             some = rows[onset == first]
             batch.residual[some, begin:] = y[some, begin:] - _midmean(y[some, begin:first])[:, None]
             batch.used[some, first:] = False
+        for row in rows[(batch.record[rows] >= 0) & (batch.record[rows] < n - 1)].tolist():
+            _follow(batch, row)
+
+
+def _follow(batch: SeriesBatch, row: int) -> None:
+    """Judge a series by the level since its record, as long as a newer point is a record of that level."""
+    y = batch.y[row]
+    settings = float(batch.floor[row]), float(batch.gross[row]), int(batch.begin[row])
+    worse, least = float(batch.worse[row]), float(batch.least[row])
+    while (newer := newer_record(y, batch.error[row], *settings, int(batch.record[row]), worse, least)) >= 0:
+        since = batch.record[row]
+        batch.residual[row, since:] = y[since:] - _midmean(y[since:newer])
+        batch.begins[row, since], batch.used[row, since:newer] = True, True
+        batch.begin[row], batch.onset[row], batch.record[row] = since, newer, newer
 
 
 def _onset(y: Floats, floor: Floats, slow: float) -> NDArray[np.int64]:

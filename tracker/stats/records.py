@@ -92,3 +92,33 @@ def standing_record(y: Floats, seen: NDArray[np.bool_], begin: int, min_effect: 
         if abs(off[0]) >= min_effect and (index == n - 1 or float((off[1:] / off[0]).min()) >= BACK):
             return int(index)
     return -1
+
+
+def newer_record(
+    y: Floats,  # [n]
+    error: Floats,  # [n] 0 if unknown
+    floor: float,
+    gross: float,
+    begin: int,
+    record: int,
+    worse: float,  # 1 or -1, sign of a change for the worse
+    min_effect: float,
+) -> int:
+    """Return the first point after a standing record that is one of the level since, for the worse, or -1.
+
+    Without it, the first of two changes would hide the second until its level has enough points. The scatter is that
+    of the points `begin` .. `record`, or of those since if they scatter more. An improvement does not count, because it
+    would hide what is left of the first change.
+    """
+    off = y * worse
+    known = record - begin
+    scatter = max(float(np.std(off[begin:record], ddof=1)), floor)
+    for index in range(record + 1, len(y)):
+        since = off[record:index]
+        distance = off[index:] - float(np.median(since))
+        widest = max(scatter, float(np.std(since, ddof=1)) if len(since) > 2 else 0.0, float(error[index]))
+        reach = record_distance(known, gross=distance[0] > gross and known < MIN_SEGMENT)
+        is_record = distance[0] > reach * widest * np.sqrt(1 + 1 / len(since)) and off[index] > since.max()
+        if is_record and distance[0] >= min_effect and distance.min() >= BACK * distance[0]:
+            return index
+    return -1

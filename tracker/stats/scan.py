@@ -91,7 +91,7 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
     limit = limit_of(sum(len(batch.y) for batch in batches), q) if alpha is None else alpha
     q_values = [_q_values(family) for family in (recent, old)]
     tonight = [_tonight(batch, pair, limit) for batch, pair in zip(batches, tests, strict=True)]
-    earlier = still_standing(batches, noises, shared, limit, [{*newest, *segment} for newest, segment in tonight])
+    earlier = still_standing(batches, noises, shared, limit, tonight)
     for batch, learnt, pair, standing, stayed in zip(batches, noises, tests, tonight, earlier, strict=True):
         standing[0] |= stayed
         p = np.full(len(batch.which), np.nan)
@@ -251,7 +251,8 @@ class _Row:
             if suspect.index == self.batch.record[self.row] and step.index - step.start < YOUNG:
                 # Few results do not locate a change by their scatter, but the start of a record is certain.
                 step = replace(step, low_index=step.index, high_index=step.index)
-            ends = [*(s for s in self.batch.starts[self.row] if 0 < s <= suspect.begin), suspect.index]
+            earlier = {suspect.begin, *(s for s in self.batch.starts[self.row] if s < suspect.begin)} - {0}
+            ends = [*sorted(earlier), suspect.index]
             judgement = _weighed(series, step, ends, state, self.history.min_effect)
             if judgement is not None:
                 best = min(p, suspect.p)

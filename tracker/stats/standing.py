@@ -20,7 +20,7 @@ from groupbench.tracker.stats import noise
 from groupbench.tracker.stats.batches import MIN_POINTS, Noise, SeriesBatch, Shared, as_of, learn
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.newest import WORSE, Suspicion, k_weights, suspicions, tests_of
-from groupbench.tracker.stats.records import RECENT
+from groupbench.tracker.stats.records import RECENT, SETTLED_RECORD
 
 Floats = NDArray[np.float64]
 
@@ -43,12 +43,19 @@ def still_standing(
     noises: list[Noise],
     shared: Shared | None,
     limit: float,
-    excluded: Sequence[Collection[int]],
+    tonight: Sequence[Sequence[Collection[int]]],
 ) -> list[dict[int, Suspicion]]:
-    """Return uncleared suspects of earlier nights by row of each batch, without the rows `excluded`."""
-    maybe = [_candidates(batch, learnt, limit) for batch, learnt in zip(batches, noises, strict=True)]
-    for each, rows in zip(maybe, excluded, strict=True):
-        each[list(rows)] = False
+    """Return uncleared suspects of earlier nights by row of each batch.
+
+    tonight  rows of tonight's suspects by their newest points, which are left out, and by their newest segment, of
+             which only large changes for the worse inside that segment count
+    """
+    after = [np.full(len(batch.y), -1) for batch in batches]
+    for batch, each, (_, segment) in zip(batches, after, tonight, strict=True):
+        each[list(segment)] = batch.begin[list(segment)]
+    maybe = [_candidates(*each, limit) for each in zip(batches, noises, after, strict=True)]
+    for possible, (newest, _) in zip(maybe, tonight, strict=True):
+        possible[list(newest)] = False
     whole = shared is not None and sum(len(batch.y) for batch in batches) <= WHOLE
     standing: list[dict[int, Suspicion]] = [{} for _ in batches]
     for ago in range(1, RECENT):
@@ -65,7 +72,9 @@ def still_standing(
             wanted = set(some[i].tolist())
             for at, suspicion in _suspicions(batch, learnt, limit).items():
                 row = int(rows[at])
-                if row not in wanted or (row in standing[i] and standing[i][row].p <= suspicion.p):
+                if row not in wanted or suspicion.index <= after[i][row]:
+                    continue
+                if row in standing[i] and standing[i][row].p <= suspicion.p:
                     continue
                 if _stands(batches[i].y[row], suspicion, batch.y.shape[1], float(batch.least[at])):
                     standing[i][row] = suspicion
@@ -103,8 +112,11 @@ def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
     return bool(np.all(evidence >= -np.log(ODDS)))
 
 
-def _candidates(batch: SeriesBatch, learnt: Noise, limit: float) -> NDArray[np.bool_]:
-    """Return where a run of points ending that many nights ago may be a standing suspect, [m, RECENT]."""
+def _candidates(batch: SeriesBatch, learnt: Noise, after: NDArray[np.int64], limit: float) -> NDArray[np.bool_]:
+    """Return where a run of points ending that many nights ago may be a standing suspect, [m, RECENT].
+
+    after  [m] first point of the newest segment if only large changes for the worse inside it count, else -1
+    """
     y, (m, n) = batch.y, batch.y.shape
     maybe = np.zeros((m, RECENT), dtype=bool)
     zero = np.zeros((m, 1))
@@ -134,7 +146,11 @@ def _candidates(batch: SeriesBatch, learnt: Noise, limit: float) -> NDArray[np.b
         half = np.abs(run) / 2
         slack = 3 * (1 + rho) / (1 - rho) / (np.maximum(half, 0.1) * ago)
         maybe[:, ago] |= (
-            (np.abs(run) > loose * error)
+            np.where(
+                after[:, None] < 0,
+                np.abs(run) > loose * error,
+                (run * batch.worse[:, None] > SETTLED_RECORD * error) & (end - after[:, None] >= MIN_POINTS - 1),
+            )
             & (since * run > 0)
             & (np.abs(since) >= batch.least[:, None] / 2)
             & (later >= half / 2 - slack)

@@ -294,3 +294,33 @@ def test_missing_values_must_be_left_out() -> None:
     with pytest.raises(ValueError, match="differ in length"):
         scan([replace(history(np.zeros(5)), state=np.arange(4))])
     assert scan([]) == []
+
+
+@pytest.mark.parametrize("apart", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("first", [0.1, -0.35])
+def test_a_large_slowdown_soon_after_a_change_is_a_suspect(first: float, apart: int) -> None:
+    y = gauss(9, 20, 21 + apart, 0.004)
+    y[0, 20:] += first
+    y[0, 20 + apart :] += 0.2
+    finding = scan([history(row) for row in y])[0]
+    assert (finding.verdict, finding.index) == ("suspect", 20 + apart)
+    assert finding.effect == pytest.approx(0.2, abs=0.03)
+    assert [level.start for level in finding.levels] == [0, 20, 20 + apart]
+
+
+def test_a_partial_improvement_does_not_replace_the_slowdown_before_it() -> None:
+    y = gauss(9, 20, 24, 0.004)
+    y[0, 20:] += [0.5, 0.5, 0.5, 0.35]
+    finding = scan([history(row) for row in y])[0]
+    assert (finding.verdict, finding.index) == ("suspect", 20)
+    y[1:, 20:] -= [0.5, 0.5, 0.5, 0.7]
+    assert all(one.effect < 0 for one in scan([history(row) for row in y])[1:]), "nor is a further one"
+
+
+def test_a_slowdown_inside_the_newest_level_stays_a_suspect() -> None:
+    y = gauss(9, 20, 32, 0.004)
+    y[0, 20:24] -= 0.35
+    y[0, 24:] -= 0.17
+    for stop in range(25, 31):
+        finding = scan([history(row[:stop]) for row in y])[0]
+        assert (finding.verdict, finding.index) == ("suspect", 24), stop
