@@ -22,7 +22,8 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
     """Return whether a regression is the one that an alert records.
 
     The estimated date of a change shifts by a night or two as results come in, so levels decide too. A change that
-    starts from the alert's earlier level is the same one; a change from its later level is another.
+    starts from the alert's earlier level is the same one, unless it is clearly larger; a change from the alert's later
+    level is another.
     """
     if alert.metric != row.what:
         return False
@@ -35,10 +36,11 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
     metric = of_alert(alert.metric)
     start = metric.log(alert.before)
     far = metric.log(before) - start
-    if alert.state in OPEN:
-        return abs(far) < abs(far - distance)
-    back = metric.log(after) - start - distance
     slack = max(abs(distance) / 2, math.log1p(least_effect("gpu", alert.before)))
+    if alert.state in OPEN:
+        least = row.effect.low if row.what == "latency" else None  # the change is at least as large
+        return abs(far) < abs(far - distance) and (least is None or math.log1p(least) <= distance + slack)
+    back = metric.log(after) - start - distance
     return abs(far) < abs(far - distance) and abs(back) <= slack
 
 

@@ -101,8 +101,18 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
     interval = (row.effect.low, row.effect.high) if row.what in METRICS else (None, None)
     identity = select(Series.identity).where(Series.id == row.series.pk)
     identity_fields = [session.scalar(identity), row.what, None if base is None else base.id, head.id]
+    size = {
+        "before": before,
+        "after": after,
+        "effect": math.log(after / before) if before and after else None,
+        "low": None if interval[0] is None else math.log1p(interval[0]),
+        "high": None if interval[1] is None else math.log1p(interval[1]),
+    }
     stored_key = session.scalar(select(Alert.id).where(Alert.identity == digest(identity_fields)))
-    if stored_key is not None:  # closed earlier, and levels have moved on since
+    if stored_key is not None:  # closed earlier, or the change has grown; levels have moved on since
+        stored = session.get_one(Alert, stored_key)
+        for name, value in size.items():
+            setattr(stored, name, value)
         _move(session, stored_key, "new", ITSELF, f"regressed again: {at}", now)
         return stored_key
     alert = Alert(
@@ -114,12 +124,8 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
         base_run_id=None if base is None else base.pk,
         run_id=head.pk,
         comparison_id=None if row.compared is None else row.compared.pk,
-        before=before,
-        after=after,
-        effect=math.log(after / before) if before and after else None,
-        low=None if interval[0] is None else math.log1p(interval[0]),
-        high=None if interval[1] is None else math.log1p(interval[1]),
         opened=now,
+        **size,
     )
     session.add(alert)
     session.flush()

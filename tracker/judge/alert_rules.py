@@ -37,6 +37,22 @@ class AlertRules:
             return self._in_doubt(row, of_series)
         return self._with_open_alert(row, of_series)
 
+    def rows(self, row: Judged, *names: str | None) -> list[Judged]:
+        """Return a row with the alert of its change, and a row for each other open alert of the series.
+
+        A new change, even for the better, does not hide an earlier regression that nobody has handled.
+
+        names  metrics of the alerts to consider
+        """
+        applied = self.apply(row, *names)
+        if row.point is None or row.point.status != "ok" or row.verdict is Verdict.NEW:
+            return [applied]
+        of_series = [each for each in self.data.alerts.get(row.series.pk, ()) if each.metric in names]
+        others = [each for each in of_series if each != applied.alert and self._holds(each, row)]
+        evidence = replace(row.evidence, p=None, q=None)  # those of the new change
+        unchanged = Judged(row.series, Verdict.OK, row.point, evidence=evidence)
+        return [applied, *(self._still(unchanged, each) for each in others if not self.data.accepted(each))]
+
     def _own_regression(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged | None:
         """Return a regression with its alert, or unchanged if it is news; None for every other row."""
         if not row.verdict.fails:

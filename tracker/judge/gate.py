@@ -129,14 +129,14 @@ class _Judge:
         row = self.latency.row(point)
         worse = self.accuracy.worse(point, row)
         if worse is None:
-            return [self.alerts.apply(row, *_OF_THE_CELL)]
+            return self.alerts.rows(row, *_OF_THE_CELL)
         if row.verdict.changed and row.span and worse.span and row.span.overlaps(worse.span):
-            return [self.alerts.apply(worse, *_OF_THE_CELL)]
+            return self.alerts.rows(worse, *_OF_THE_CELL)
         evidence = Evidence(sigma=row.evidence.sigma, latest=row.evidence.latest)
         unchanged = Judged(row.series, Verdict.OK, point, evidence=evidence)
         worse = self.accuracy.worse(point, unchanged) or worse
         # Each row has its own alerts, so that neither hides the other's open ones.
-        both = [self.alerts.apply(row, "latency"), self.alerts.apply(worse, worse.what)]
+        both = [*self.alerts.rows(row, "latency"), *self.alerts.rows(worse, worse.what)]
         return [one for one in both if not one.verdict.quiet or one.alert] or both[1:]
 
     def _further(self, point: PointRow) -> list[Judged]:
@@ -146,7 +146,7 @@ class _Judge:
         alerted_metrics = {each.metric for each in self.data.alerts.get(point.series.pk, ())}
         for name in sorted((alerted_metrics - covered) & set(METRICS)):
             rows.append(Judged(point.series, Verdict.OK, point, name))
-        return [self.alerts.apply(row, row.what) for row in rows]
+        return [each for row in rows for each in self.alerts.rows(row, row.what)]
 
 
 def _implausible(point: PointRow) -> str | None:

@@ -350,7 +350,7 @@ def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
     command = "groupbench confirm --again" if tried and all(tried) else "groupbench confirm"
     advice = f"; run `{command}` to measure both commits" if tried else ""
     headlines = _headlines(rows, ExitCode.INCOMPLETE, strict)
-    return (headlines or "--strict: some series have too little history to judge") + advice
+    return (headlines or f"--strict: {_not_judged(count(rows))}") + advice
 
 
 _PHRASES = {Verdict.SUSPECT: "may have regressed"}  # suspected improvements do not set the exit code
@@ -371,20 +371,18 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
         return "nothing to compare with yet"
     judged, timed = latencies(rows)
     if timed and not judged:
-        why = ", ".join(
-            f"{counts[verdict]} {text}"
-            for verdict, text in (
-                (Verdict.NOISY, "too noisy"),
-                (Verdict.INSUFFICIENT, "with too few results"),
-                (Verdict.NEW, "new"),
-            )
-            if verdict in counts
-        )
-        return f"no latency was judged ({why})"
+        return f"no latency was judged ({_not_judged(counts)})"
     if not timed:
         return "nothing changed; no latency was measured"
     number = f"{judged:,}" if judged == timed else f"{judged:,} of {timed:,}"
-    return f"nothing changed in {number} {'latency' if timed == 1 else 'latencies'}"
+    nothing = "nothing new" if Verdict.IMPROVED in counts else "nothing changed"
+    return f"{nothing} in {number} {'latency' if timed == 1 else 'latencies'}"
+
+
+def _not_judged(counts: Mapping[str, int]) -> str:
+    """Return how many series were not judged, and why."""
+    reasons = {Verdict.NOISY: "too noisy", Verdict.INSUFFICIENT: "with too few results", Verdict.NEW: "new"}
+    return ", ".join(f"{counts[verdict]} {text}" for verdict, text in reasons.items() if verdict in counts)
 
 
 def _acknowledged(rows: Sequence[Judged]) -> str:

@@ -222,6 +222,31 @@ def test_a_regression_that_history_grew_used_to_stays_one(slower: Cli, stored: S
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize(("ms", "verdict"), [(1.025, "improved"), (1.2, "regressed")])
+def test_a_newer_change_does_not_hide_an_open_alert(
+    slower: Cli, stored: Stored, make: Any, ms: float, verdict: str
+) -> None:
+    stored([*(make(night, ms=1.05) for night in range(8, 15)), make(15, ms=ms), make(16, ms=ms)])
+    result = slower("gate", "--window", "6", "--json")
+    rows = {row["alert"]: row for row in json.loads(result.stdout)["series"] if row["what"] == "latency"}
+    assert {alert: row["verdict"] for alert, row in rows.items()} == {None: verdict, 1: "regressed"}
+    assert (rows[1]["before_ms"], rows[1]["p"]) == (pytest.approx(1.0, abs=0.002), None)
+    assert result.exit_code == 1
+    slower("ack", "1", "--reason", "known", *WHO)
+    assert slower("gate", "--window", "6").exit_code == (1 if verdict == "regressed" else 0)
+
+
+@pytest.mark.sqlite
+def test_an_acknowledged_regression_that_grows_is_news(slower: Cli, stored: Stored, make: Any) -> None:
+    slower("ack", "1", "--reason", "known", *WHO)
+    stored([make(night, ms=1.2) for night in range(8, 13)])
+    assert slower("gate").exit_code == 1
+    assert "(1)" in slower("gate", "--update").stderr
+    assert listed(slower)[0]["change"] == pytest.approx(0.2, abs=0.01)
+    assert "nothing new" in slower("gate", "--update").stderr
+
+
+@pytest.mark.sqlite
 def test_half_the_way_back_is_not_fixed(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(8, ms=1.03)])
     assert "fixed" not in slower("gate", "--update").stderr

@@ -270,7 +270,7 @@ def test_an_improvement_is_the_headline_for_three_results(cli: Cli, stored: Stor
     stored([*quiet(make, 6), *[make(night, ms=0.9) for night in (6, 7, 8)]])
     assert first_line(cli("gate")) == "GATE ok: 1 series improved. 1 improved"
     stored([make(9, ms=0.9)])
-    assert first_line(cli("gate")) == "GATE ok: nothing changed in 1 latency. 1 improved"
+    assert first_line(cli("gate")) == "GATE ok: nothing new in 1 latency. 1 improved"
 
 
 def noisy(level: float) -> dict[str, Any]:
@@ -285,7 +285,8 @@ def test_a_noisy_latency_is_not_judged(cli: Cli, stored: Stored, make: Any) -> N
         0,
         "GATE not judged: no latency was judged (1 too noisy). 1 noisy",
     )
-    assert cli("gate", "--strict").exit_code == 3
+    strict = cli("gate", "--strict")
+    assert (strict.exit_code, first_line(strict)) == (3, "GATE incomplete: --strict: 1 too noisy. 1 noisy")
     output = json.loads(cli("gate", "--json").stdout)
     assert (output["latencies"], output["counts"]) == ({"judged": 0, "measured": 1}, {"noisy": 1})
     assert "±" in output["series"][0]["note"]
