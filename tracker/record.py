@@ -299,14 +299,8 @@ def _check(record: Record) -> None:
     """Check constraints that the types do not express. Raises RecordError."""
     if record.schema != SCHEMA:
         raise RecordError(f"record schema {record.schema}; this groupbench reads schema {SCHEMA}")
-    latency = record.latency
-    if latency is not None:
-        if not latency.bursts_ms or not all(latency.bursts_ms):
-            raise RecordError("latency.bursts_ms is empty or has an empty burst")
-        if not all(0 < min(burst) <= max(burst) < math.inf for burst in latency.bursts_ms):  # JSON has no NaN
-            raise RecordError("latency.bursts_ms has a sample that is not a positive number")
-        if latency.telemetry and len(latency.telemetry) != len(latency.bursts_ms):
-            raise RecordError("latency.telemetry must have one entry for each burst")
+    if record.latency is not None:
+        _check_latency(record.latency)
     elif record.status == "ok" and (record.accuracy is None or record.accuracy == Accuracy()):
         raise RecordError("status is ok, but the record has neither latency nor accuracy")
     if record.status != "ok" and not record.message:
@@ -317,6 +311,15 @@ def _check(record: Record) -> None:
             raise RecordError(f"accuracy.{name} is {share:g}; a share must be at most 1")
     if "" in record.cell.dims:
         raise RecordError("cell.dims has a size without a name")
+
+
+def _check_latency(latency: Latency) -> None:
+    if not latency.bursts_ms or not all(latency.bursts_ms):
+        raise RecordError("latency.bursts_ms is empty or has an empty burst")
+    if not all(0 < min(burst) <= max(burst) < math.inf for burst in latency.bursts_ms):  # JSON has no NaN
+        raise RecordError("latency.bursts_ms has a sample that is not a positive number")
+    if latency.telemetry and len(latency.telemetry) != len(latency.bursts_ms):
+        raise RecordError("latency.telemetry must have one entry for each burst")
 
 
 def _below_zero(part: Any) -> Iterator[str]:

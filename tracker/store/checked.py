@@ -226,10 +226,15 @@ def unstorable(record: Record) -> str | None:
         return "a time is out of range"
     except RecursionError:
         return "the record is nested too deeply"
-    cell, run = record.cell, record.run
-    here = clock()
+    run, here = record.run, clock()
     if run.started - max(here, run.commit.time or here) > _AHEAD:  # if the clock here is slow, use the commit's time
         return f"run.started is {run.started:%Y-%m-%d %H:%M %Z}, which is in the future"
+    return _too_long(record) or _no_duration(record) or (implausible(record) if record.status == "ok" else None)
+
+
+def _too_long(record: Record) -> str | None:
+    """Return which name is longer than the database indexes, or None."""
+    cell, run = record.cell, record.run
     for name, text in (
         ("cell.operator", cell.operator),
         ("cell.backend", cell.backend),
@@ -239,12 +244,16 @@ def unstorable(record: Record) -> str | None:
     ):
         if len(text) > _LONGEST_NAME // 4 and len(text.encode()) > _LONGEST_NAME:
             return f"{name} is longer than {_LONGEST_NAME} bytes"
-    if record.latency is not None:
-        for burst in record.latency.bursts_ms:
-            for ms in (min(burst), max(burst)):
-                if not _SMALLEST_MS < ms < _LARGEST_MS:
-                    return f"latency.bursts_ms: {ms:g} is not a valid duration"
-    return implausible(record) if record.status == "ok" else None
+    return None
+
+
+def _no_duration(record: Record) -> str | None:
+    """Return which sample cannot be a duration, or None."""
+    for burst in () if record.latency is None else record.latency.bursts_ms:
+        for ms in (min(burst), max(burst)):
+            if not _SMALLEST_MS < ms < _LARGEST_MS:
+                return f"latency.bursts_ms: {ms:g} is not a valid duration"
+    return None
 
 
 def named(cell: Cell) -> str:

@@ -128,39 +128,49 @@ def pack_telemetry(bursts: Sequence[dict[str, Any]]) -> bytes:
 
     Each burst is a `record.Telemetry` as builtins.
     """
-    plain = bytes([_JSON]) + msgspec.json.encode(bursts)
-    columns: list[list[int]] = []
     try:
-        for name, scale in _TELEMETRY_FIELDS:
-            values = [burst[name] for burst in bursts if name in burst]
-            if not values:
-                columns.append([])
-                continue
-            if len(values) != len(bursts):
-                return plain
-            kinds = set(map(type, values))
-            if scale == 1 and kinds == {int}:
-                columns.append(values)
-                continue
-            whole = [round(value * scale) for value in values]
-            back = [value / scale for value in whole] if scale > 1 else whole
-            if back != values or kinds - {type(back[0])}:
-                return plain
-            if 0 in whole and str(back) != str(values):  # compare as text, because -0.0 == 0.0
-                return plain
-            columns.append(whole)
-        reasons = [[THROTTLE.index(reason) for reason in burst.get("throttle", ())] for burst in bursts]
+        columns = [_integers(bursts, name, scale) for name, scale in _TELEMETRY_FIELDS]
+        columns.append(_reasons(bursts))
     except (ValueError, OverflowError):
-        return plain
-    if any(bits and bits != sorted(set(bits)) for bits in reasons):
-        return plain
-    columns.append([sum(1 << bit for bit in bits) for bits in reasons] if any(reasons) else [])
-    ends = [(min(column), max(column)) if column else (0, 0) for column in columns]
-    if any(low <= -_LARGEST or high >= _LARGEST for low, high in ends):
-        return plain
+        return bytes([_JSON]) + msgspec.json.encode(bursts)
     present = sum(1 << i for i, column in enumerate(columns) if column)
-    body = b"".join(_pack_whole(column, *each) for column, each in zip(columns, ends, strict=True) if column)
+    body = b"".join(_pack_whole(column, min(column), max(column)) for column in columns if column)
     return bytes([_COLUMNS]) + _varint(len(bursts)) + bytes([present]) + body
+
+
+def _integers(bursts: Sequence[dict[str, Any]], name: str, scale: int) -> list[int]:
+    """Return a field of every burst as integers, times `scale`; empty if no burst has it.
+
+    Raises ValueError or OverflowError if that loses information.
+    """
+    values = [burst[name] for burst in bursts if name in burst]
+    if not values:
+        return []
+    if len(values) != len(bursts):
+        raise ValueError(f"some bursts lack {name}")
+    kinds = set(map(type, values))
+    whole = values if scale == 1 and kinds == {int} else _scaled(values, scale, kinds)
+    if min(whole) <= -_LARGEST or max(whole) >= _LARGEST:
+        raise OverflowError(f"{name} is too large")
+    return whole
+
+
+def _scaled(values: list[Any], scale: int, kinds: set[type]) -> list[int]:
+    whole = [round(value * scale) for value in values]
+    back = [value / scale for value in whole] if scale > 1 else whole
+    if back != values or kinds - {type(back[0])}:
+        raise ValueError(f"not all values are multiples of 1 / {scale}")
+    if 0 in whole and str(back) != str(values):  # compare as text, because -0.0 == 0.0
+        raise ValueError("a value is a negative zero")
+    return whole
+
+
+def _reasons(bursts: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the reasons to throttle of every burst as bits; empty if no burst has one. Raises ValueError."""
+    reasons = [[THROTTLE.index(reason) for reason in burst.get("throttle", ())] for burst in bursts]
+    if any(bits and bits != sorted(set(bits)) for bits in reasons):
+        raise ValueError("throttle is not in order")
+    return [sum(1 << bit for bit in bits) for bits in reasons] if any(reasons) else []
 
 
 def unpack_telemetry(packed: bytes) -> list[dict[str, Any]]:
