@@ -232,6 +232,10 @@ def reader(db: Database, backend: str) -> Iterator[Callable[..., Database]]:
     engine.dispose()
 
 
+CLUSTER = "groupbench-pg-"
+"""Start of the name of a cluster's folder."""
+
+
 @pytest.fixture(scope="session")
 def postgresql() -> Iterator[str]:
     """A PostgreSQL cluster without durability; gives the folder of its socket."""
@@ -243,8 +247,15 @@ def postgresql() -> Iterator[str]:
     assert programs is not None
     memory = Path("/dev/shm")  # a copy of a database is 300 files, which take a disk's file system 0.1 s
     roomy = os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
-    folder = Path(tempfile.mkdtemp(prefix="groupbench-pg-", dir=memory if roomy else None))
+    folder = Path(tempfile.mkdtemp(prefix=CLUSTER, dir=memory if roomy else None))
     user = "postgres" if os.geteuid() == 0 else None  # initdb refuses root
+    for other in folder.parent.glob(f"{CLUSTER}*"):
+        owner = other / "owner"
+        if owner.exists() and not Path("/proc", owner.read_text()).exists():  # its test process was killed
+            stop = [str(programs / "pg_ctl"), "-D", str(other / "data"), "-m", "immediate", "stop"]
+            subprocess.run(stop, user=user, cwd=other, capture_output=True)
+            shutil.rmtree(other, ignore_errors=True)
+    (folder / "owner").write_text(str(os.getpid()))
     if user:
         shutil.chown(folder, user)
 
