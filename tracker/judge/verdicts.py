@@ -346,11 +346,19 @@ def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
 def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
     if not measured(rows):
         return "nothing was measured"
-    tried = [row.compared is not None for row in rows if row.ab_base]
-    command = "groupbench confirm --again" if tried and all(tried) else "groupbench confirm"
-    advice = f"; run `{command}` to measure both commits" if tried else ""
     headlines = _headlines(rows, ExitCode.INCOMPLETE, strict)
-    return (headlines or f"--strict: {_not_judged(count(rows))}") + advice
+    return (headlines or f"--strict: {_not_judged(count(rows))}") + _advice(rows, strict)
+
+
+def _advice(rows: Sequence[Judged], strict: bool) -> str:
+    """Return the command that would decide the rows that do not pass, or "" if no A/B comparison can."""
+    open_rows = [row for row in rows if row.ab_base and row.exit_code(strict) is not ExitCode.OK]
+    if not open_rows:
+        return ""
+    command = "groupbench confirm --again" if all(row.compared for row in open_rows) else "groupbench confirm"
+    transitions = [row.transition for row in open_rows if row.transition is not None and not row.transition.machine]
+    same_code = len(transitions) == len(open_rows) and not any(each.code_changed for each in transitions)
+    return f"; run `{command}` to measure both {'toolchains' if same_code else 'commits'}"
 
 
 _PHRASES = {Verdict.SUSPECT: "may have regressed"}  # suspected improvements do not set the exit code

@@ -190,6 +190,7 @@ class TestGate:
         output = cli("gate").stdout
         line = "triton 3.7.1 → 3.8.0, code unchanged: 3 series moved by +0.0% to +5.0%, median +0.5%; 1 slower\n"
         assert line in output
+        assert "run `groupbench confirm` to measure both toolchains; same commit as the previous run" in output
         stored([make(7, ms=1.0, backend=backend, **NEW) for backend in "ab"])
         stored([make(7, ms=1.05, backend="c", **NEW)])
         code, rows = judged(cli)
@@ -229,6 +230,18 @@ class TestGate:
         code, rows = judged(cli)
         assert (code, rows["triton"]["cause"], rows["triton"]["n"] > 5) == (1, "code", True)
         assert "nothing to accept" in cli("accept-transition").stderr
+
+    def test_no_command_is_named_that_cannot_decide(self, cli: Cli, stored: Stored, make: Any) -> None:
+        """An A/B could confirm the improvement, but not the driver's slowdown, which is why the run does not pass."""
+        stored([make(night, ms=wobble(night), backend=backend) for night in range(6) for backend in "ab"])
+        new = {"environment": {"triton": "3.8.0", "driver": "580.2"}, **ONE_COMMIT}
+        driver_alone = {"environment": {"driver": "580.2"}, **ONE_COMMIT}
+        stored([make(6, ms=0.95, backend="a", **new), make(6, ms=1.05, backend="b", **driver_alone)])
+        code, rows = judged(cli)
+        assert (code, rows["a"]["verdict"], rows["b"]["verdict"]) == (3, "suspect", "suspect")
+        assert (
+            cli("gate").stdout.splitlines()[0].startswith("GATE incomplete: 1 series may have regressed; same commit")
+        )
 
     def test_another_card_is_gone_on_with_once_it_is_accepted(self, cli: Cli, stored: Stored, make: Any) -> None:
         new = {"environment": {"gpu_uuid": "GPU-2"}}
