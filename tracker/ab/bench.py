@@ -159,6 +159,22 @@ class Bench(Closing):
 
         Raises AbError if both sides lack a named item, SideError if one side lacks it or does not start.
         """
+        base, head = self._reasons(device, selection)
+        cells, notes = [], []
+        for key in {**head, **base}:
+            if key not in base or key not in head:
+                missing = self.base if key not in base else self.head
+                notes.append(f"{key[0]}/{key[1]} {key[2]} {key[3]}: not in {missing.title}")
+            elif base[key] and head[key]:
+                notes.append(f"{key[0]}/{key[1]} {key[2]} {key[3]}: unavailable: {base[key]}")
+            else:
+                plugins = tuple(selection.get("plugins") or ())
+                operator, backend, shape, dtype, mode = key
+                cells.append(AbCell(operator, backend, shape, dtype, mode=mode, device=device, plugins=plugins))
+        return cells, notes
+
+    def _reasons(self, device: str, selection: dict[str, Any]) -> list[dict[tuple[str, ...], str | None]]:
+        """Return for each side its cells, by the key in `cells`, with the reason why one is unavailable."""
         reasons: list[dict[tuple[str, ...], str | None]] = []
         failures: list[SideFailure] = []
         for process in self._both(device, SideError):
@@ -172,20 +188,7 @@ class Bench(Closing):
         if failures:
             kind = AbError if len(failures) == 2 else SideError
             raise kind(f"{failures[0].title}: {_usage(failures[0].message)}")
-        base, head = reasons
-        cells, notes = [], []
-        for key in {**head, **base}:
-            reason = next((side[key] for side in reasons if side.get(key)), None)
-            if key not in base or key not in head:
-                missing = self.base if key not in base else self.head
-                notes.append(f"{key[0]}/{key[1]} {key[2]} {key[3]}: not in {missing.title}")
-            elif base[key] and head[key]:
-                notes.append(f"{key[0]}/{key[1]} {key[2]} {key[3]}: unavailable: {reason}")
-            else:
-                plugins = tuple(selection.get("plugins") or ())
-                operator, backend, shape, dtype, mode = key
-                cells.append(AbCell(operator, backend, shape, dtype, mode=mode, device=device, plugins=plugins))
-        return cells, notes
+        return reasons
 
     def ask_base(self, verb: str, device: str, **arguments: Any) -> Any:
         """Send base a request and return its answer. Raises AbError if it fails."""

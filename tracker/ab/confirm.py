@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -182,21 +182,25 @@ def _plan(
         assert row.ab_base is not None and row.point is not None
         base, head = row.ab_base.commit, row.point.run.commit
         needed: list[tuple[str, ...]] = [] if base == head else [(base, head)]
-        transition = row.transition
-        with_toolchain = _with_toolchain(row)
-        if transition is not None and with_toolchain:
-            sides = transition.old, transition.new
+        if row.transition is not None and _with_toolchain(row):
+            sides = row.transition.old, row.transition.new
             needed.insert(0, (base, base, *map(software_identity, sides)))
             toolchains[needed[0]] = sides
-        point = LineSoftware(row.point.run.toolchain, [ab_software(row.point.environment.facts)])
-        stored = [each for each in earlier.get(row.series.pk, ()) if point.includes(each)]
-        measured = {_ends(each) for each in (of_one_toolchain(stored) if with_toolchain else stored)}
+        measured = _measured(row, earlier.get(row.series.pk, ()))
         new = [ends for ends in needed if again or ends not in measured]
         for ends in new:
             groups.setdefault(ends, []).append(row)
         if not new:
             before.append(row)
     return [_Pair(ends[0], ends[1], tuple(rows), toolchains.get(ends)) for ends, rows in groups.items()], before
+
+
+def _measured(row: Judged, earlier: Iterable[Compared]) -> set[tuple[str, ...]]:
+    """Return the ends of the earlier comparisons that are evidence for a suspect."""
+    assert row.point is not None
+    line = LineSoftware(row.point.run.toolchain, [ab_software(row.point.environment.facts)])
+    stored = [each for each in earlier if line.includes(each)]
+    return {_ends(each) for each in (of_one_toolchain(stored) if _with_toolchain(row) else stored)}
 
 
 def _with_toolchain(row: Judged) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -117,28 +117,11 @@ class Evaluator(Closing):
         try:
             offered = self._bench.ask_head("offers", self.device, candidate=candidate, plugins=list(self.plugins))
         except AnswerError as error:
-            named = f"plugin {candidate!r}"
-            if error.status == "usage" and not error.message.startswith(named):
-                raise
-            if error.status == "timeout":
-                problem = f"{named} does not load: no answer within {self.timeout_s:g} s"
-            else:
-                problem = error.message if named in error.message else f"{named} does not load: {error.message}"
+            problem = self._why_not_loaded(candidate, error)
             first = (*dtypes, None)[0], mode, self._bench.device or "cpu"
             return [Evaluation(operator, None, against, (*shapes, None)[0], *first, "failed", None, None, problem)]
-        chosen = [
-            o for o in offered if operator in (None, o["operator"]) and (not backends or o["backend"] in backends)
-        ]
-        if not offered:
-            raise AbError(
-                f"{candidate} adds no backend to those of the trusted plugins; write the candidate to a file that is "
-                "neither in `plugins` of groupbench.toml nor named by --plugin"
-            )
-        if not chosen:
-            names = ", ".join(f"{o['operator']}/{o['backend']}" for o in offered)
-            raise AbError(f"{candidate} has no such backend; its backends: {names}")
         evaluations = []
-        for offer in chosen:
+        for offer in _chosen(candidate, offered, operator, backends):
             # If the candidate defines the operator, its reference has to be trusted.
             trusted = (*self.plugins, candidate) if offer["own"] else self.plugins
             problems = self._bench.ask_base(
@@ -155,6 +138,15 @@ class Evaluator(Closing):
             for problem in problems if shapes or suites else problems[:1]:
                 evaluations.append(self._one(candidate, offer, problem, trusted))
         return evaluations
+
+    def _why_not_loaded(self, candidate: str, error: AnswerError) -> str:
+        """Return why a candidate does not load. Raises AnswerError for an error of the call."""
+        named = f"plugin {candidate!r}"
+        if error.status == "usage" and not error.message.startswith(named):
+            raise error
+        if error.status == "timeout":
+            return f"{named} does not load: no answer within {self.timeout_s:g} s"
+        return error.message if named in error.message else f"{named} does not load: {error.message}"
 
     def _one(
         self, candidate: str, offer: dict[str, Any], problem: dict[str, Any], trusted: tuple[str, ...]
@@ -175,29 +167,28 @@ class Evaluator(Closing):
         return of(result, self._bench.device or "cpu", candidate, defines_operator=offer["own"])
 
 
+def _chosen(
+    candidate: str, offered: Sequence[dict[str, Any]], operator: str | None, backends: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return the offered backends that are selected. Raises AbError without any."""
+    if not offered:
+        raise AbError(
+            f"{candidate} adds no backend to those of the trusted plugins; write the candidate to a file that is "
+            "neither in `plugins` of groupbench.toml nor named by --plugin"
+        )
+    chosen = [o for o in offered if operator in (None, o["operator"]) and (not backends or o["backend"] in backends)]
+    if not chosen:
+        names = ", ".join(f"{o['operator']}/{o['backend']}" for o in offered)
+        raise AbError(f"{candidate} has no such backend; its backends: {names}")
+    return chosen
+
+
 def of(result: AbResult, device: str, candidate: str, defines_operator: bool = False) -> Evaluation:
     """Return the evaluation of the candidate, which is the head of a comparison."""
     facts, cell = result.head_facts, result.cell
     accuracy = facts.get("accuracy") or {}
-    problem, honest = facts.get("problem"), not facts.get("suspicious") if facts else None
-    failed = result.verdict == "failed"
-    if failed and result.failed_status == "wrong" and result.failed_side == "head":
-        problem, honest = result.message, False
-    right = None if not facts or (failed and problem is None) else problem is None
-    verdict: EvaluationVerdict
-    if problem is not None:
-        verdict = "wrong" if honest else "suspicious"
-    elif failed:
-        verdict, problem = "failed", (result.message or "").removeprefix(f"head ({result.head.title}): ")
-    elif result.timing == "interpreted":
-        verdict = "right"
-    else:
-        verdict = decided(result)
-    speed = verdict in ("faster", "slower", "same", "unknown") and result.effect is not None
-    notes = [result.message] if verdict in ("unknown", "right") else []
-    if result.verdict == "unknown" and verdict in ("faster", "slower", "same"):
-        notes = ["based on the 95 % interval at the end of the budget; a longer budget gives 99.9 %"]
-    notes += ["the candidate defines the operator, so its own reference was trusted"] if defines_operator else []
+    judged = _judged(result)
+    verdict = judged.verdict
     return Evaluation(
         operator=cell.operator,
         backend=cell.backend,
@@ -207,24 +198,66 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
         mode=cell.mode,
         device=device,
         verdict=verdict,
-        right=right,
-        honest=honest,
-        problem=problem,
+        right=judged.right,
+        honest=judged.honest,
+        problem=judged.problem,
         first_wrong=tuple(accuracy["first_bad"]) if accuracy.get("first_bad") else None,
         rms=accuracy.get("rms"),
         against_rms=result.base_accuracy.rms if result.base_accuracy else None,
-        speedup=_inverse(result.effect) if speed else None,
-        low=_inverse(result.high) if speed else None,
-        high=_inverse(result.low) if speed else None,
-        candidate_ms=result.head_level_ms if speed else None,
-        against_ms=result.base_ms if speed else None,
         prepare_ms=facts.get("prepare_ms"),
         blocks=result.pairs,
         seconds=round(result.seconds, 2),
-        note="; ".join(filter(None, notes)) or None,
+        note="; ".join(_notes(result, verdict, defines_operator)) or None,
         kernels=facts.get("kernels") or [],
         to_try=to_try(verdict, cell, device, candidate),
+        **_speed(result, verdict),
     )
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The verdict on the candidate, with its problem, and whether its result is right and honest, as far as known."""
+
+    verdict: EvaluationVerdict
+    problem: str | None
+    right: bool | None
+    honest: bool | None
+
+
+def _judged(result: AbResult) -> _Judged:
+    facts, failed = result.head_facts, result.verdict == "failed"
+    problem, honest = facts.get("problem"), not facts.get("suspicious") if facts else None
+    if failed and result.failed_status == "wrong" and result.failed_side == "head":
+        problem, honest = result.message, False
+    right = None if not facts or (failed and problem is None) else problem is None
+    if problem is not None:
+        return _Judged("wrong" if honest else "suspicious", problem, right, honest)
+    if failed:
+        reason = (result.message or "").removeprefix(f"head ({result.head.title}): ")
+        return _Judged("failed", reason, right, honest)
+    return _Judged("right" if result.timing == "interpreted" else decided(result), None, right, honest)
+
+
+def _speed(result: AbResult, verdict: EvaluationVerdict) -> dict[str, float | None]:
+    """Return the speed-up with its interval, and both latencies; nothing if there is none."""
+    if verdict not in ("faster", "slower", "same", "unknown") or result.effect is None:
+        return {}
+    return {
+        "speedup": _inverse(result.effect),
+        "low": _inverse(result.high),
+        "high": _inverse(result.low),
+        "candidate_ms": result.head_level_ms,
+        "against_ms": result.base_ms,
+    }
+
+
+def _notes(result: AbResult, verdict: EvaluationVerdict, defines_operator: bool) -> Iterator[str]:
+    if verdict in ("unknown", "right"):
+        yield from filter(None, [result.message])
+    if result.verdict == "unknown" and verdict in ("faster", "slower", "same"):
+        yield "based on the 95 % interval at the end of the budget; a longer budget gives 99.9 %"
+    if defines_operator:
+        yield "the candidate defines the operator, so its own reference was trusted"
 
 
 def decided(result: AbResult) -> EvaluationVerdict:
