@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import product
+from statistics import fmean
 
 from sqlalchemy.orm import Session
 
@@ -17,6 +18,9 @@ from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.record import Environment
 from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.verdicts import Verdict
+
+NEIGHBOURS = 5
+"""Number of commits on each side of a step whose results are compared."""
 
 
 @dataclass(frozen=True)
@@ -44,29 +48,47 @@ def find_steps(session: Session, plan: str, commits: Sequence[str]) -> Steps:
     """
     place = {commit: number for number, commit in enumerate(commits)}
     points = points_of_runs(session, [run.pk for run in runs_of_plan(session, plan, commits)])
-    neighbours = []
-    for of_series in by_series([point for point in points if point.timed]).values():
-        at: dict[str, list[PointRow]] = {}
+    candidates: list[_Candidate] = []
+    for of_series in by_series([point for point in points if point.timed and point.median_ms]).values():
+        comparable: dict[Hashable, dict[str, list[PointRow]]] = {}
         for point in of_series:
-            at.setdefault(point.run.commit, []).append(point)
-        pairs = [(at[a], at[b]) for a, b in pairwise(sorted(at, key=place.__getitem__))]
-        neighbours += [pair for pair in pairs if _size(*pair) > 0]
-    neighbours.sort(key=lambda pair: _size(*pair), reverse=True)
-    steps = (_step(before, after) for before, after in neighbours)  # from the largest to the first significant one
+            comparable.setdefault(point.environment.identity, {}).setdefault(point.run.commit, []).append(point)
+        for at in comparable.values():
+            candidates += _candidates([at[commit] for commit in sorted(at, key=place.__getitem__)])
+    candidates.sort(key=lambda candidate: candidate.size, reverse=True)
+    steps = (candidate.step() for candidate in candidates)  # from the largest to the first significant one
     measured = {point.run.commit for point in points if point.status == "ok"}
     return Steps(len(measured), next((step for step in steps if step is not None), None))
 
 
-def _size(before: Sequence[PointRow], after: Sequence[PointRow]) -> float:
-    """Return about how much the newest results differ, as a log ratio; 0 if it is too little to count."""
-    first, last, timing = before[-1].median_ms, after[-1].median_ms, after[-1].timing
-    size = abs(math.log(last / first)) if first and last else 0.0
-    return size if first and timing and size > math.log1p(least_effect(timing, first)) else 0.0
+@dataclass(frozen=True)
+class _Candidate:
+    """The results of one series at some commits before a step and at some since, oldest first."""
+
+    size: float  # difference of their mean logarithms
+    before: Sequence[Sequence[PointRow]]
+    after: Sequence[Sequence[PointRow]]
+
+    def step(self) -> LatencyStep | None:
+        """Return the step if it is significant."""
+        first = self.after[0][-1]
+        before, after = ([point for of_commit in side for point in of_commit] for side in (self.before, self.after))
+        pair = compare_series(first.series, before, after)
+        if pair.verdict not in (Verdict.REGRESSED, Verdict.IMPROVED) or pair.note is not None:  # a note: of the accuracy
+            return None
+        return LatencyStep(pair, before[-1].run.commit, first.run.commit, first.environment.facts)
 
 
-def _step(before: Sequence[PointRow], after: Sequence[PointRow]) -> LatencyStep | None:
-    newest = after[-1]
-    pair = compare_series(newest.series, before, after)
-    if pair.verdict not in (Verdict.REGRESSED, Verdict.IMPROVED) or pair.note is not None:  # a note: of the accuracy
-        return None
-    return LatencyStep(pair, before[-1].run.commit, newest.run.commit, newest.environment.facts)
+def _candidates(results: Sequence[Sequence[PointRow]]) -> Iterator[_Candidate]:
+    """Yield the candidates large enough to count, of the results of each commit, oldest first.
+
+    Two neighbours show a change that lasts for one commit. Several results on each side show a change that the noise of
+    the two neighbours hides.
+    """
+    logs = [math.log(of_commit[-1].median_ms or 1.0) for of_commit in results]
+    for at, width in product(range(1, len(results)), (1, NEIGHBOURS)):
+        before, after = slice(max(at - width, 0), at), slice(at, at + width)
+        level = fmean(logs[before])
+        size = abs(fmean(logs[after]) - level)
+        if size > math.log1p(least_effect(str(results[at][-1].timing), math.exp(level))):
+            yield _Candidate(size, results[before], results[after])

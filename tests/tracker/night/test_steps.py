@@ -55,3 +55,23 @@ QUIET = {
 @pytest.mark.parametrize("results", QUIET.values(), ids=QUIET)
 def test_a_change_that_is_not_a_step(results: Any, steps: Callable[..., Steps]) -> None:
     assert steps(*results).largest is None
+
+
+def _noisy(level: float, wide: bool) -> dict[str, Any]:
+    spread = 0.5 if wide else 0.05
+    bursts = [[level * (1 + spread * place)] for place in (-1, -0.1, 0.1, 1)]
+    return {"latency": {"timing": "cpu", "bursts_ms": bursts}}
+
+
+def test_the_results_around_a_step_outweigh_two_noisy_neighbours(steps: Callable[..., Steps]) -> None:
+    commits = [(n, ms, _noisy(ms, n in (2, 3))) for n, ms in enumerate((1.0, 1.05, 0.95, 2.0, 2.1, 1.9))]
+    assert steps(*commits[2:4]).largest is None
+    largest = steps(*commits).largest
+    assert largest is not None
+    assert (largest.before, largest.after) == (COMMITS[2], COMMITS[3])
+    assert largest.pair.ratio == pytest.approx(2.0, rel=0.1)
+
+
+def test_one_noisy_commit_is_no_step(steps: Callable[..., Steps]) -> None:
+    commits = [(n, ms, _noisy(ms, n == 3)) for n, ms in enumerate((1.0, 1.05, 0.95, 2.0, 1.0, 1.02))]
+    assert steps(*commits).largest is None
