@@ -86,8 +86,9 @@ def backfill(
     Each commit on the first-parent line is checked out into its own folder and built with `setup` of groupbench.toml.
     It is measured by the groupbench.toml of this checkout, from which it also gets the files listed in `benchmarks`. A
     commit that does not build or load is recorded with the reason. Repeat the command to continue a backfill that was
-    interrupted or ran out of budget: nothing is measured twice. A commit is skipped if the database has a complete run
-    of it with the same plan, device and toolchain, such as one of `night`.
+    interrupted or ran out of budget: nothing is measured twice. Commits that failed are retried with --again, or if
+    `setup`, `pythonpath` or a benchmark has changed. A commit is skipped if the database has a complete run of it with
+    the same plan, device and toolchain, such as one of `night`.
 
     At the end, the largest step of a latency between neighbouring commits is printed, with the command that confirms or
     rejects it.
@@ -129,6 +130,8 @@ def backfill(
             say(f"groupbench: interrupted; {run.text(len(selected))}; repeat the command to continue")
             raise
     click.echo(f"BACKFILL {run.text(len(selected))}")
+    if run.outcomes["failed before"]:
+        click.echo("to retry the commits that failed before: repeat the command with --again")
     for line in run.hint(selected):
         click.echo(printable(line))
     context.exit(ExitCode.OK if run.settled == len(selected) else ExitCode.INCOMPLETE)
@@ -168,7 +171,7 @@ class Backfill:
         stored = self._stored(commits)
         for number, commit in enumerate(commits, 1):
             before = self.files.outcome(commit)
-            if before == "failed" and again:
+            if before == "failed" and (again or self.files.has_new_recipe(commit)):
                 self.files.again(commit)
             elif before is not None:
                 self.outcomes[f"{before} before"] += 1

@@ -100,7 +100,8 @@ class BackfillFiles:
     def __init__(self, records: Path, device: str, project: Project, toolchain: str | None = None) -> None:
         self._folder = records / f"backfill-{device if toolchain is None else f'{device}@{toolchain}'}"
         plan = msgspec.json.encode((project.settings.name, project.settings.plugins, project.settings.measure))
-        self._plan = hashlib.sha256(plan).hexdigest()[:16]
+        self._plan = _digest(plan)
+        self._recipe = _digest(*_recipe(project))
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -111,11 +112,12 @@ class BackfillFiles:
 
     def outcome(self, commit: BackfillCommit) -> str | None:
         """Return the outcome of a commit under this plan, "measured" or "failed"; None if it is not done."""
-        try:
-            plan, _, outcome = self._mark(commit).read_text().strip().partition(" ")
-        except OSError:
-            return None
+        plan, outcome, _ = self._marked(commit)
         return outcome if plan == self._plan else None
+
+    def has_new_recipe(self, commit: BackfillCommit) -> bool:
+        """Return whether `setup`, the folders of modules or the benchmarks changed since a commit failed."""
+        return self._marked(commit)[2] not in ("", self._recipe)
 
     def has_begun(self, commit: BackfillCommit) -> bool:
         """Return whether there are records of a commit, or an outcome under this plan."""
@@ -124,7 +126,7 @@ class BackfillFiles:
     def done(self, commit: BackfillCommit, outcome: str) -> None:
         """Mark a commit as stored, with its outcome. Raises BackfillError."""
         with whole_file(self._mark(commit), BackfillError) as file:
-            file.write(f"{self._plan} {outcome}\n".encode())
+            file.write(f"{self._plan} {outcome} {self._recipe}\n".encode())
 
     def set_aside(self, commit: BackfillCommit) -> None:
         """Rename records that cannot be continued, for example because the environment changed."""
@@ -140,6 +142,29 @@ class BackfillFiles:
 
     def _mark(self, commit: BackfillCommit) -> Path:
         return self._folder / f"{commit.hash}.done"
+
+    def _marked(self, commit: BackfillCommit) -> tuple[str, str, str]:
+        """Return the digest of the plan, the outcome, and the digest of the recipe; empty texts without a mark."""
+        try:
+            words = self._mark(commit).read_text().split()
+        except OSError:
+            words = []
+        plan, outcome, recipe = (*words, "", "", "")[:3]
+        return plan, outcome, recipe
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+
+def _recipe(project: Project) -> Iterator[bytes]:
+    """Yield the parts of the plan on which it depends whether a commit builds and loads."""
+    settings = project.settings
+    yield msgspec.json.encode((settings.setup, settings.pythonpath, settings.benchmarks))
+    for name in settings.benchmarks:
+        path = project.folder / name
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            yield file.read_bytes() if file.is_file() else b""
 
 
 @contextmanager

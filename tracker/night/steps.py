@@ -74,8 +74,8 @@ class _Candidate:
         first = self.after[0][-1]
         before, after = ([point for of_commit in side for point in of_commit] for side in (self.before, self.after))
         pair = compare_series(first.series, before, after)
-        if pair.verdict not in (Verdict.REGRESSED, Verdict.IMPROVED) or pair.note is not None:  # a note: of the accuracy
-            return None
+        if pair.verdict not in (Verdict.REGRESSED, Verdict.IMPROVED) or pair.note is not None:
+            return None  # the pair with a note changed in accuracy
         return LatencyStep(pair, before[-1].run.commit, first.run.commit, first.environment.facts)
 
 

@@ -283,12 +283,24 @@ def test_what_does_not_load_is_recorded_with_the_reason(repository: Repository) 
 
 def test_what_does_not_build_is_recorded_and_tried_again_when_asked(repository: Repository) -> None:
     file = repository.folder / "groupbench.toml"
+    compiler = repository.folder.parent / "compiler"
+    file.write_text(f"setup = 'test -e {compiler}'\n{file.read_text()}")
+    assert "1 failed" in repository.run("HEAD~1..")[1]
+    before = repository.run("HEAD~1..")[1]
+    assert "1 failed before\nto retry the commits that failed before: repeat the command with --again\n" in before
+    compiler.touch()
+    assert "1 measured" in repository.run("HEAD~1..", "--again")[1]
+
+
+@pytest.mark.parametrize("new", ["setup = 'true'\n", "benchmarks = ['kernel.py']\n"])
+def test_what_failed_is_tried_again_if_the_recipe_changes(new: str, repository: Repository) -> None:
+    file = repository.folder / "groupbench.toml"
     good = file.read_text()
     file.write_text("setup = 'echo no compiler; exit 3'\n" + good)
     assert "1 failed" in repository.run("HEAD~1..")[1]
-    file.write_text(good)
-    assert "1 failed before" in repository.run("HEAD~1..")[1]
-    assert "1 measured" in repository.run("HEAD~1..", "--again")[1]
+    file.write_text(new + good)
+    output = repository.run("HEAD~1..")[1]
+    assert "1 measured" in output and "failed before" not in output
 
 
 def test_a_budget_leaves_the_rest_for_the_next_time(repository: Repository) -> None:
