@@ -136,7 +136,7 @@ def without_locations(ttgir: str) -> str:
     return "\n".join(line for line in lines if line)
 
 
-_LOCATION = re.compile(r' loc\((?:#loc\w*|unknown|"[^"]*"(?:\(#loc\w*\)|[^()]*))\)')
+_LOCATION = re.compile(r" loc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
 
 
 def _number(compiled: Any, name: str) -> int | None:

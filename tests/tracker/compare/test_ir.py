@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from groupbench.tracker.compare.ir import compare, normalised
+import re
+
+import pytest
+
+from groupbench.tracker.compare.ir import compare, instructions
 from groupbench.tracker.record import Code
 
 TTGIR = """#blocked = #ttg.blocked<{sizePerThread = [1]}>
@@ -43,6 +47,54 @@ def test_an_instruction_more_is_one_line() -> None:
     assert (diff.language, diff.summary, diff.added, diff.removed) == ("ttgir", ("ttg.local_alloc 1 → 2",), 1, 0)
 
 
+LONG_TTGIR = """tt.func public @gemm(%a: !tt.ptr<bf16>) {
+%0 = arith.constant 3 : i32
+%1 = tt.load %a : tensor<64xbf16, #blocked>
+%2 = "tt.reduce"(%1) <{axis = 0 : i32}> ({
+^bb0(%3: bf16, %4: bf16):
+%5 = arith.addf %3, %4 : bf16
+tt.reduce.return %5 : bf16
+}) : (tensor<64xbf16, #blocked>) -> bf16
+%3 = tt.splat %2 : bf16 -> tensor<64xbf16, #blocked>
+%4 = arith.mulf %3, %1 : tensor<64xbf16, #blocked>
+tt.store %a, %4 : tensor<64x!tt.ptr<bf16>, #blocked>
+tt.return
+}"""
+LONG_PTX = """mov.u32 %r1, %ctaid.x;
+add.s32 %r2, %r1, 4;
+shl.b32 %r3, %r2, 1;
+@%p1 bra $L__BB0_1;
+$L__BB0_1:
+mad.lo.s32 %r4, %r3, %r2, %r1;
+st.global.b32 [%rd1], %r4;
+ret;"""
+
+
+def shifted(text: str, prefix: str, first: int) -> str:
+    """Return the text with the numbers of a prefix's names increased from `first` on, as after one name more."""
+    return re.sub(rf"{prefix}(\d+)\b", lambda match: f"{prefix}{int(match[1]) + (int(match[1]) >= first)}", text)
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "prefix", "before", "more"),
+    [
+        ("ttgir", LONG_TTGIR, "%", "%1 = tt.load", "%1 = arith.constant 4 : i32\n"),
+        ("ptx", LONG_PTX, "%r", "shl.b32", "add.s32 %r3, %r1, 8;\n"),
+    ],
+    ids=["ttgir", "ptx"],
+)
+def test_an_instruction_more_renames_none_of_those_after_it(
+    language: str, text: str, prefix: str, before: str, more: str
+) -> None:
+    number = int(more.partition(f" {prefix}" if language == "ptx" else prefix)[2][0])
+    start, end = text.split(before)
+    longer = start + more + shifted(before + end, prefix, number)
+    pair = [Code(hash="a" * 16, name="gemm", **{language: each}) for each in (text, longer)]
+    for sides, expected in ((pair, (1, 0)), (pair[::-1], (0, 1))):
+        (diff,) = compare(*sides)
+        assert (diff.added, diff.removed) == expected, diff.lines
+
+
 def test_each_language_has_its_diff() -> None:
     diffs = compare(code(), code(TTGIR, PTX.replace("add.s32 %r2, %r1, 1;\n", ""), "def gemm():\n    return"))
     assert [diff.language for diff in diffs] == ["source", "ptx"]
@@ -56,4 +108,4 @@ def test_a_value_that_is_used_elsewhere_is_a_difference() -> None:
 
 def test_a_language_missing_on_one_side_is_not_compared() -> None:
     assert compare(code(), Code(hash="b" * 16, name="gemm", ptx=PTX)) == []
-    assert normalised("source", "a\n\n  b  \n") == ["a", "  b"]
+    assert instructions("source", "a\n\n  b  \n") == ["a", "  b"]
