@@ -49,7 +49,6 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
         say("groupbench: no git repository here, so runs have no commit; run `git init` first")
     top = Path((repository or str(folder)).strip())
     within = folder.resolve().relative_to(top.resolve()).as_posix()
-    prefix = "" if within == "." else f"{within}/"
     bench = benchmark or f"bench_{operator}.py"
     for name in (within, bench):
         if not _PLAIN.fullmatch(name):
@@ -57,49 +56,66 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
                 f"the name {name!r} has characters that a shell or YAML would interpret: rename it, "
                 "with letters, digits, spaces, dots, dashes and underscores only"
             )
-    install = _requirement("measure,report")
-    words = {"OPERATOR": operator, "BENCHMARK": bench, "WITHIN": within, "FOLDER": prefix, "INSTALL": install}
+    words = {
+        "OPERATOR": operator,
+        "BENCHMARK": bench,
+        "WITHIN": within,
+        "FOLDER": "" if within == "." else f"{within}/",
+        "INSTALL": _requirement("measure,report"),
+    }
     ours = _is_ours(operator)
-    if ours:
-        if benchmark:
-            problem = f"--operator {operator} is groupbench's own and has a benchmark already"
-            raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
-        written = [_write(folder / NAME, "own_operator.toml", words)]
-    else:
-        written = [_write(folder / NAME, "groupbench.toml", words), _write(folder / bench, "benchmark.txt", words)]
+    if ours and benchmark:
+        problem = f"--operator {operator} is groupbench's own and has a benchmark already"
+        raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
+    written = [_write(folder / NAME, "own_operator.toml" if ours else "groupbench.toml", words)]
+    if not ours:
+        written.append(_write(folder / bench, "benchmark.txt", words))
     ci = ci or ("gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github")
-    ci_steps = []
-    if ci == "github":
-        ci_steps.append("in GitHub: add a runner of your own with the labels self-hosted, linux and gpu")
-        # GitHub looks for workflows only at the top level; the action is next to groupbench.toml.
-        written.append(_write(top / ".github/workflows/groupbench.yml", "workflow.yml", words))
-        written.append(_write(folder / ".github/actions/groupbench/action.yml", "action.yml", words))
-    elif ci == "gitlab":
-        words["PLACE"] = f"{prefix}groupbench.gitlab.yml"
-        written.append(_write(folder / "groupbench.gitlab.yml", "gitlab.yml", words))
-        ci_steps.append(f"in .gitlab-ci.yml: include: [{{local: {words['PLACE']}}}]")
-        ci_steps.append("in GitLab: add a runner of your own with the tag gpu, and create a pipeline schedule")
-    if ci != "none" and " @ " not in install:
-        ci_steps.insert(0, f"in the CI files: if your package index lacks {install}, replace it by an address")
+    ci_steps = _write_workflow(ci, folder, top, words)
     _ignore(folder / ".gitignore")
-    steps = []
+    steps = [] if repository else ["git init # a run records its commit"]
     if NAME not in written and f'"{operator}"' not in (folder / NAME).read_text():
         plugin = "" if ours else f", and {bench} to plugins"
         steps.append(f'add to {NAME}: a [[measure]] with operator = "{operator}"{plugin}')
     if bench in written:
         steps.append(f"edit {bench}: make the inputs, and call your kernel")
-    steps = [*([] if repository else ["git init # a run records its commit"]), *steps]
-    # The step before it adds a commit, so that even the only commit so far is in a range.
+    steps += [*_measuring_steps(operator, folder), *ci_steps]
+    click.echo("\n  ".join(["next:", *map(printable, steps)]), err=True)
+
+
+def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str]) -> list[str]:
+    """Write the workflow of a CI service. Return the steps that remain to be done by hand."""
+    if ci == "none":
+        return []
+    install = words["INSTALL"]
+    steps = []
+    if " @ " not in install:
+        steps.append(f"in the CI files: if your package index lacks {install}, replace it by an address")
+    if ci == "github":
+        # GitHub looks for workflows only at the top level; the action is next to groupbench.toml.
+        _write(top / ".github/workflows/groupbench.yml", "workflow.yml", words)
+        _write(folder / ".github/actions/groupbench/action.yml", "action.yml", words)
+        return [*steps, "in GitHub: add a runner of your own with the labels self-hosted, linux and gpu"]
+    place = f"{words['FOLDER']}groupbench.gitlab.yml"
+    _write(folder / "groupbench.gitlab.yml", "gitlab.yml", words | {"PLACE": place})
+    return [
+        *steps,
+        f"in .gitlab-ci.yml: include: [{{local: {place}}}]",
+        "in GitLab: add a runner of your own with the tag gpu, and create a pipeline schedule",
+    ]
+
+
+def _measuring_steps(operator: str, folder: Path) -> list[str]:
+    """Return the commands that measure the operator, and the newest commits if there are any."""
+    # The commit adds one, so that even the only commit so far is in a range.
     past = min(20, int(git.ask(folder, "rev-list", "--count", "--first-parent", "HEAD") or 0))
     backfill = f"groupbench backfill HEAD~{past}.. --bisect # measure the newest {counted(past, 'commit')} too"
-    steps += [
+    return [
         f"tritonbench --op {operator} # try it",
         "git add -A && git commit -m 'Measure with groupbench'",
         "groupbench night # measure today's level; repeat it after the next commit",
         *([backfill] if past else []),
-        *ci_steps,
     ]
-    click.echo("\n  ".join(["next:", *map(printable, steps)]), err=True)
 
 
 def _requirement(extras: str) -> str:
