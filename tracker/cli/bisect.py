@@ -176,15 +176,16 @@ def bisect(
     folder = bisect_git.log_folder(repository)
     if options["package"] and (good is not None or options["python"]):
         raise click.UsageError("--package searches releases: omit GOOD, BAD and --python", context)
-    if resume and good is None and not options["package"]:
+    if options["package"]:
+        good = bad = "HEAD"
+    if good is not None and bad is not None:
+        header = _header(context, repository, good, bad, options)
+        path = log_file or folder / f"bisect-{header.identity}.jsonl"
+    elif resume and good is None:
         path = log_file or bisect_log.newest(folder)
         header = bisect_log.read_header(path)
     else:
-        if not options["package"] and (good is None or bad is None):
-            raise click.UsageError("give GOOD and BAD, --package, or --resume", context)
-        ends = ("HEAD", "HEAD") if good is None or bad is None else (good, bad)
-        header = _header(context, repository, *ends, options)
-        path = log_file or folder / f"bisect-{header.identity}.jsonl"
+        raise click.UsageError("give GOOD and BAD, --package, or --resume", context)
     if header.package is None:
         history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
     else:

@@ -108,19 +108,7 @@ def compare(
     counts = ", ".join(f"{n} {verdict}" for verdict, n in result.counts.items())
     head = f"A {printable(str(result.a))}  B {printable(str(result.b))}: {counts}"
     if form == "json":
-        overall = result.overall
-        write_json(
-            {
-                "a": str(result.a),
-                "b": str(result.b),
-                "counts": result.counts,
-                "geometric_mean": result.geometric_mean,
-                "geometric_mean_interval": None if overall is None else [overall.low, overall.high],
-                "geometric_means": result.means(),
-                "differences": result.differences,
-                "series": rows,
-            }
-        )
+        write_json(_facts(result) | {"series": rows})
     elif form == "csv":
         say(head)
         write_table(plain(_columns()), rows, form)
@@ -134,6 +122,20 @@ def compare(
     if fail_on and any(pair.verdict in WORSE for pair in result.pairs):
         context.exit(ExitCode.FAILED)
     context.exit(ExitCode.OK if result.comparable else ExitCode.INCOMPARABLE)
+
+
+def _facts(result: Comparison) -> dict[str, Any]:
+    """Return the JSON of a comparison, but for its series."""
+    overall = result.overall
+    return {
+        "a": str(result.a),
+        "b": str(result.b),
+        "counts": result.counts,
+        "geometric_mean": result.geometric_mean,
+        "geometric_mean_interval": None if overall is None else [overall.low, overall.high],
+        "geometric_means": result.means(),
+        "differences": result.differences,
+    }
 
 
 def _columns() -> tuple[str, ...]:

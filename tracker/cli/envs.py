@@ -58,11 +58,7 @@ def envs(
     with reading(db) as session:
         if pair:
             a, b = (declared(listing.find_environment(session, text).facts) for text in pair)
-            fields_of = [*a, *(name for name in b if name not in a)]
-            rows = [{"fact": n, "a": a.get(n), "b": b.get(n)} for n in fields_of if a.get(n) != b.get(n)]
-            if not rows:
-                say("the environments are equal")
-            write_table([Column("fact", "fact"), Column("A", "a"), Column("B", "b")], rows, form)
+            _compare(a, b, form)
             return
         matches = listing.environments(session, Filter(**fields, since=since, until=until))
     if not matches:
@@ -73,3 +69,10 @@ def envs(
         return
     rare = ("driver", "cuda", "helion", "differs")
     write_table([c for c in COLUMNS if c.key not in rare or any(row[c.key] for row in rows)], rows, form)
+
+
+def _compare(a: dict[str, str | None], b: dict[str, str | None], form: Format | None) -> None:
+    rows = [{"fact": name, "a": a.get(name), "b": b.get(name)} for name in {**a, **b} if a.get(name) != b.get(name)]
+    if not rows:
+        say("the environments are equal")
+    write_table([Column("fact", "fact"), Column("A", "a"), Column("B", "b")], rows, form)

@@ -63,25 +63,18 @@ def explain(
 
     Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known kernels or profiles.
     """
-    from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.explanation import explain as explain_sides
-    from groupbench.tracker.compare.sides import ComparedSide
+    from groupbench.tracker.compare.sides import find_side, narrowed_side
     from groupbench.tracker.kernel_files import KernelFolder
     from groupbench.tracker.query.filters import Filter
-    from groupbench.tracker.query.series import narrowed
 
     if b is None and against is None:
         raise click.UsageError("give B, or a backend with --against")
-    where = Filter(**fields)
+    before = Filter(**fields)
+    after = before if against is None else Filter(**{**fields, "backend": (against,)})
     with reading(context.obj) as session:
-        pair: list[ComparedSide] = []
-        for word in (a, b or a):
-            side = sides.find_side(session, word)
-            keep = where if against is None or not pair else Filter(**{**fields, "backend": (against,)})
-            wanted = {row.sort_key for row in narrowed([p.series for p in side.points], keep, exact=True)}
-            points = tuple(point for point in side.points if point.series.sort_key in wanted)
-            pair.append(ComparedSide(side.title, points, side.state))
-        explanation = explain_sides(session, pair[0], pair[1], against)
+        old, new = narrowed_side(find_side(session, a), before), narrowed_side(find_side(session, b or a), after)
+        explanation = explain_sides(session, old, new, against)
     kernels = KernelFolder(folder or kernel_folder())
     if form == "json":
         write_json(_json(explanation, kernels))

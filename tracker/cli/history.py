@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -160,6 +160,11 @@ def history(
         write_table(plain(HistoryRow.columns()), rows, form)
         return
     names = metrics or (*_DEFAULT, *(["speedup"] if baseline else []))
-    values = dict.fromkeys(column for name in names for column in metric_columns(name))
+    write_table(_columns(names, ids, rows), rows, form)
+
+
+def _columns(metrics: Iterable[str], ids: bool, rows: Sequence[dict[str, Any]]) -> list[Column]:
+    """Return the columns of a table that has these metrics, without rare ones that are empty."""
+    values = dict.fromkeys(column for name in metrics for column in metric_columns(name))
     columns = [*([Column("id", "id")] if ids else []), *_SERIES, *values, *_REST]
-    write_table([c for c in columns if c.key not in _RARE or any(row[c.key] for row in rows)], rows, form)
+    return [c for c in columns if c.key not in _RARE or any(row[c.key] for row in rows)]

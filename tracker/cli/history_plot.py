@@ -79,21 +79,20 @@ def _trend(title: str, points: list[dict[str, Any]], key: str, unit: str) -> Tre
     backends: dict[str, dict[int, dict[str, Any]]] = {}
     for row in points:
         backends.setdefault(row["backend"], {})[place[row["run"]]] = row
-    curves = []
-    for name, at in backends.items():
-        values = {i: row[key] for i, row in at.items() if _counts(row, key)}
-        bounded = key == "latency_ms"
-        curves.append(
-            Curve(
-                name,
-                tuple(values.get(i) for i in range(len(runs))),
-                tuple(at[i]["low_ms"] if i in values else None for i in range(len(runs))) if bounded else (),
-                tuple(at[i]["high_ms"] if i in values else None for i in range(len(runs))) if bounded else (),
-            )
-        )
+    curves = tuple(_curve(name, at, key, len(runs)) for name, at in backends.items())
     breaks = {place[row["run"]]: "; ".join(row["environment_changed"]) for row in points if row["environment_changed"]}
     ticks = tuple(commit_text(row["commit"]) for row in runs.values())
-    return Trend(title, unit, ticks, tuple(curves), tuple(sorted(breaks.items())))
+    return Trend(title, unit, ticks, curves, tuple(sorted(breaks.items())))
+
+
+def _curve(name: str, at: dict[int, dict[str, Any]], key: str, runs: int) -> Curve:
+    """Return a backend's values by run, from its rows by the place of their run. Latencies have bounds."""
+    shown = [row if (row := at.get(i)) is not None and _counts(row, key) else None for i in range(runs)]
+
+    def values(column: str) -> tuple[float | None, ...]:
+        return tuple(None if row is None else row[column] for row in shown)
+
+    return Curve(name, values(key), *map(values, ("low_ms", "high_ms") if key == "latency_ms" else ()))
 
 
 def _counts(row: dict[str, Any], key: str) -> bool:

@@ -50,12 +50,7 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     top = Path((repository or str(folder)).strip())
     within = folder.resolve().relative_to(top.resolve()).as_posix()
     bench = benchmark or f"bench_{operator}.py"
-    for name in (within, bench):
-        if not _PLAIN.fullmatch(name):
-            raise click.UsageError(
-                f"the name {name!r} has characters that a shell or YAML would interpret: rename it, "
-                "with letters, digits, spaces, dots, dashes and underscores only"
-            )
+    _refuse_special(within, bench)
     words = {
         "OPERATOR": operator,
         "BENCHMARK": bench,
@@ -67,20 +62,33 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     if ours and benchmark:
         problem = f"--operator {operator} is groupbench's own and has a benchmark already"
         raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
-    written = [_write(folder / NAME, "own_operator.toml" if ours else "groupbench.toml", words)]
-    if not ours:
-        written.append(_write(folder / bench, "benchmark.txt", words))
-    ci = ci or ("gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github")
-    ci_steps = _write_workflow(ci, folder, top, words)
+    plan = _write(folder / NAME, "own_operator.toml" if ours else "groupbench.toml", words)
+    made = None if ours else _write(folder / bench, "benchmark.txt", words)
+    ci_steps = _write_workflow(ci or _service(folder), folder, top, words)
     _ignore(folder / ".gitignore")
     steps = [] if repository else ["git init # a run records its commit"]
-    if NAME not in written and f'"{operator}"' not in (folder / NAME).read_text():
+    if plan is None and f'"{operator}"' not in (folder / NAME).read_text():
         plugin = "" if ours else f", and {bench} to plugins"
         steps.append(f'add to {NAME}: a [[measure]] with operator = "{operator}"{plugin}')
-    if bench in written:
+    if made is not None:
         steps.append(f"edit {bench}: make the inputs, and call your kernel")
     steps += [*_measuring_steps(operator, folder), *ci_steps]
     click.echo("\n  ".join(["next:", *map(printable, steps)]), err=True)
+
+
+def _refuse_special(*names: str) -> None:
+    """Raise UsageError for a name that means something else in a shell or in YAML."""
+    for name in names:
+        if not _PLAIN.fullmatch(name):
+            raise click.UsageError(
+                f"the name {name!r} has characters that a shell or YAML would interpret: rename it, "
+                "with letters, digits, spaces, dots, dashes and underscores only"
+            )
+
+
+def _service(folder: Path) -> str:
+    """Return the CI service of a folder's remote."""
+    return "gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github"
 
 
 def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,12 @@ from groupbench.tracker.environment import digest, environment_identity
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.identity import series_fields
 from groupbench.tracker.query import filters
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.lines import every_line
 from groupbench.tracker.query.points import by_series_and_time, points_of_run, points_of_state
 from groupbench.tracker.query.resolve import Lookup, ReadLine, find_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
+from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.record import Accuracy, Record
 from groupbench.tracker.stats.thresholds import burst_error
 
@@ -61,6 +63,12 @@ def find_side(session: Session | None, word: str, options: Options | None = None
     if session is None:
         raise QueryError(f"no file {word!r}, and no database to look it up in")
     return stored_side(session, find_stored(session, word, git.rev_parse))
+
+
+def narrowed_side(side: ComparedSide, where: Filter) -> ComparedSide:
+    """Return a side with the series that a filter selects. Raises QueryError if it names something that it lacks."""
+    wanted = {row.sort_key for row in narrowed([point.series for point in side.points], where, exact=True)}
+    return replace(side, points=tuple(point for point in side.points if point.series.sort_key in wanted))
 
 
 @dataclass(frozen=True)
