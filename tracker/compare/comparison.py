@@ -198,15 +198,22 @@ def compare_series(
         return _one_sided(series, a, b, good_b)
     if force:
         return _judged(series, good_a, good_b, _ignored(good_a, good_b), min_effect)
-    for newest in reversed(good_b):
-        here_a, here_b = (_in_environment_of(newest, points) for points in (good_a, good_b))
+    if (alike := _alike(good_a, good_b)) is not None:
+        return _judged(series, *alike, None, min_effect)
+    note = "; ".join(_unlike(good_a, good_b))
+    return SeriesPair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
+
+
+def _alike(a: list[PointRow], b: list[PointRow]) -> tuple[list[PointRow], list[PointRow]] | None:
+    """Return the points of both sides in the newest environment and toolchain of B that A has, or None."""
+    for newest in reversed(b):
+        here_a, here_b = (_in_environment_of(newest, points) for points in (a, b))
         names = (point.run.toolchain for point in (newest, *reversed(here_a)))
         toolchain = next((name for name in names if name is not None), None)
         in_a, in_b = (_of_toolchain(toolchain, points) for points in (here_a, here_b))
         if in_a:
-            return _judged(series, in_a, in_b, None, min_effect)
-    note = "; ".join(_unlike(good_a, good_b))
-    return SeriesPair(series, Verdict.INCOMPARABLE, note=note, runs=(len(good_a), len(good_b)))
+            return in_a, in_b
+    return None
 
 
 def _in_environment_of(newest: PointRow, points: Sequence[PointRow]) -> list[PointRow]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -39,7 +39,12 @@ class CellKernels:
 
     @property
     def changed(self) -> bool:
-        return any(not pair.same for pair in pairs(*self.kernels)) if all(self.kernels) else False
+        return self.known and any(not pair.same for pair in pairs(*self.kernels))
+
+    @property
+    def known(self) -> bool:
+        """Return whether the kernels of both sides are known."""
+        return all(self.kernels)
 
     @property
     def log_ratio(self) -> float | None:
@@ -141,27 +146,37 @@ def explain(session: Session, a: ComparedSide, b: ComparedSide, against: str | N
 
     against  name of the only backend of B: compare each cell of A with the same problem in B
     """
-    old = {_key(point, against): point for point in a.points if point.status == "ok"}
-    new = {_key(point, against): point for point in b.points if point.status == "ok"}
+    old, new = ({_key(point, against): point for point in side.points if point.status == "ok"} for side in (a, b))
     shared = [(point, new[key]) for key, point in old.items() if key in new and point.pk != new[key].pk]
     kernels = kernels_of(session, {point.pk for both in shared for point in both})
     cells = [CellKernels(old, new, (kernels.get(old.pk, ()), kernels.get(new.pk, ()))) for old, new in shared]
+    unknown = [cell for cell in cells if not cell.known]
+    return Explanation(
+        a=a.title,
+        b=b.title,
+        groups=_groups(cells),
+        same=sum(not cell.changed for cell in cells) - len(unknown),
+        unknown=len(unknown),
+        environment=_environment(cells),
+        on_cpu=sum(cell.after.timing in ("cpu", "interpreted") for cell in unknown),
+        profiles=tuple(_profiles(a, b, against)),
+    )
+
+
+def _environment(cells: Iterable[CellKernels]) -> tuple[str, ...]:
+    """Return the differences between the environments of both sides."""
+    facts = ((cell.before.environment.facts, cell.after.environment.facts) for cell in cells)
+    return tuple(dict.fromkeys(text for both in facts for text in environment_differences(*both)))
+
+
+def _groups(cells: Iterable[CellKernels]) -> tuple[CellGroup, ...]:
+    """Return the cells whose kernels changed in the same way, those with the largest change of latency first."""
     groups: dict[tuple[object, ...], list[CellKernels]] = {}
     for cell in cells:
         if cell.changed:
             series = cell.before.series
             groups.setdefault((series.operator, series.backend, cell.differences), []).append(cell)
-    ordered = sorted((CellGroup(tuple(held)) for held in groups.values()), key=_weight, reverse=True)
-    environment = dict.fromkeys(
-        text for cell in cells
-        for text in environment_differences(cell.before.environment.facts, cell.after.environment.facts)
-    )  # fmt: skip
-    same = sum(not cell.changed and all(map(bool, cell.kernels)) for cell in cells)
-    unknown = sum(not all(cell.kernels) for cell in cells)
-    on_cpu = sum(not all(cell.kernels) and cell.after.timing in ("cpu", "interpreted") for cell in cells)
-    return Explanation(
-        a.title, b.title, tuple(ordered), same, unknown, tuple(environment), on_cpu, tuple(_profiles(a, b, against))
-    )
+    return tuple(sorted((CellGroup(tuple(held)) for held in groups.values()), key=_weight, reverse=True))
 
 
 def _profiles(a: ComparedSide, b: ComparedSide, against: str | None) -> Iterator[ProfilePair]:

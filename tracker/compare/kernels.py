@@ -116,12 +116,13 @@ def _spills(before: Kernel, after: Kernel) -> Iterator[str]:
 
 def _products(before: Mapping[str, int], after: Mapping[str, int]) -> Iterator[str]:
     """Yield changes of matrix instructions: their shapes or their counts."""
-    old, new = ({name: n for name, n in counts.items() if "mma" in name} for counts in (before, after))
-    removed, added = [name for name in old if name not in new], [name for name in new if name not in old]
-    if before and after and (removed or added):
+    old, new = ([name for name in counts if "mma" in name] for counts in (before, after))
+    removed, added = [name for name in old if name not in after], [name for name in new if name not in before]
+    if before and after and removed + added:
         yield f"{' + '.join(removed) or 'no matrix instruction'} → {_short(removed, added) or 'no matrix instruction'}"
-    for name in (name for name in old if name in new and old[name] != new[name]):
-        yield f"{name} × {old[name]} → × {new[name]}"
+    for name in old:
+        if before[name] != after.get(name, before[name]):
+            yield f"{name} × {before[name]} → × {after[name]}"
 
 
 def _short(removed: Sequence[str], added: Sequence[str]) -> str:

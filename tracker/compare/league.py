@@ -17,10 +17,10 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+from groupbench.tracker.compare.sides import narrowed_points
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.record import PACKAGE
 from groupbench.tracker.stats.ratios import GeometricMean, Interval, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import least_effect
@@ -125,13 +125,12 @@ def league(points: Sequence[PointRow], where: Filter = Filter()) -> list[LeagueT
 
     Only the series fields of `where` apply. Raises QueryError if it names something that no point has.
     """
-    allowed = {row.sort_key for row in narrowed((point.series for point in points), where, exact=True)}
 
     def key(match: Match) -> tuple[str, str, str, str, str]:
         series = match.first.series
         return series.operator, series.mode, series.dtype, series.protocol, series.hardware
 
-    matches = sorted(_matches(point for point in points if point.series.sort_key in allowed), key=key)
+    matches = sorted(_matches(narrowed_points(points, where)), key=key)
     return [LeagueTable(*key_of, tuple(matches_of_key)) for key_of, matches_of_key in groupby(matches, key)]
 
 
@@ -162,9 +161,6 @@ def _standing(backend: str, matches: Sequence[Match]) -> Standing:
     behind = geometric_mean([match.behind(point) for match, point in played])
     assert behind is not None
     last, worst = max(played, key=lambda pair: pair[0].behind(pair[1]))
-    points = [point for _, point in played]
-    dynamic = {value for p in points if (value := p.value(_DYNAMIC)) is not None}
-    memory = [sum(p.value(metric) or 0 for metric in _MEMORY) for p in points if p.value(_MEMORY[0]) is not None]
     return Standing(
         backend=backend,
         won=sum(match.level(point) for match, point in played),
@@ -174,12 +170,32 @@ def _standing(backend: str, matches: Sequence[Match]) -> Standing:
         behind=behind,
         worst=last.behind(worst),
         worst_shape=last.shape,
-        rms=max((p.rms for p in points if p.rms is not None), default=None),
-        memory_mib=max(memory, default=None),
-        prepare_ms=max((p.prepare_ms for p in points if p.prepare_ms is not None), default=None),
-        routing="" if not dynamic else "mixed" if len(dynamic) > 1 else "dynamic" if dynamic == {1.0} else "fixed",
-        packages=tuple(dict.fromkeys(text for p in points for text in _packages(p))),
+        **_largest_facts([point for _, point in played]),
     )
+
+
+def _largest_facts(points: Sequence[PointRow]) -> dict[str, Any]:
+    """Return the largest error, memory and time to prepare of a backend's points, its routing and its packages."""
+    memory = [sum(p.value(metric) or 0 for metric in _MEMORY) for p in points if p.value(_MEMORY[0]) is not None]
+    return {
+        "rms": _largest(p.rms for p in points),
+        "memory_mib": max(memory, default=None),
+        "prepare_ms": _largest(p.prepare_ms for p in points),
+        "routing": _routing(points),
+        "packages": tuple(dict.fromkeys(text for p in points for text in _packages(p))),
+    }
+
+
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _routing(points: Iterable[PointRow]) -> str:
+    """Return whether a backend's callables follow new offsets; empty if no point knows."""
+    values = {point.value(_DYNAMIC) for point in points} - {None}
+    if len(values) > 1:
+        return "mixed"
+    return {1.0: "dynamic"}.get(values.pop() or 0.0, "fixed") if values else ""
 
 
 def _packages(point: PointRow) -> Iterator[str]:

@@ -67,8 +67,13 @@ def find_side(session: Session | None, word: str, options: Options | None = None
 
 def narrowed_side(side: ComparedSide, where: Filter) -> ComparedSide:
     """Return a side with the series that a filter selects. Raises QueryError if it names something that it lacks."""
-    wanted = {row.sort_key for row in narrowed([point.series for point in side.points], where, exact=True)}
-    return replace(side, points=tuple(point for point in side.points if point.series.sort_key in wanted))
+    return replace(side, points=tuple(narrowed_points(side.points, where)))
+
+
+def narrowed_points(points: Sequence[PointRow], where: Filter) -> list[PointRow]:
+    """Return the points of the series that a filter selects. Raises QueryError if it names something that none has."""
+    wanted = {row.sort_key for row in narrowed([point.series for point in points], where, exact=True)}
+    return [point for point in points if point.series.sort_key in wanted]
 
 
 @dataclass(frozen=True)
