@@ -12,7 +12,6 @@ every burst, on inputs that this process draws after the backend is prepared. Th
 from __future__ import annotations
 
 import math
-import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import environment, machine_code, seal
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.cold import first_results
-from groupbench.operators.measure.live import Live, new_secret
+from groupbench.operators.measure.live import Live, drawn, new_secret
 from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.operators.operator import Operator, Target
@@ -213,7 +212,7 @@ def _batch_records(
         ready = [cell for cell in cells if cell.failure is None]
         for cell in ready:
             cell.started = time.monotonic()
-            cell.worker.send(Request(verb, cell.job if verb == "adopt" else None))
+            cell.worker.send(Request(verb, cell.adopted if verb == "adopt" else None))
         for cell in ready:
             cell.take(cell.worker.receive())
     bursts = jobs[0].protocol.bursts
@@ -224,7 +223,7 @@ def _batch_records(
         progress.advance(1 / (bursts + 1))
     _find_first_results(cells, workers.timeout_s, size - len(cells), progress)
     for number in range(bursts):
-        secret, chosen = new_secret(), secrets.randbits(31)  # one for all, whose reference then is one
+        secret, chosen = new_secret(), drawn(31)  # one for all, whose reference then is one
         for cell in _rotated(cells, number):
             progress.describe(f"{_name(cell.job)}: burst {number + 1}")
             if _wants_burst(cell, number):
@@ -251,7 +250,7 @@ def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress
     wanting = [cell for cell in cells if cell.wants_first_result]
     if wanting:
         progress.describe(f"{_name(wanting[0].job)}: first results of new processes")
-    for cell, metrics in zip(wanting, first_results([c.job for c in wanting], timeout_s, room), strict=True):
+    for cell, metrics in zip(wanting, first_results([c.adopted for c in wanting], timeout_s, room), strict=True):
         cell.metrics |= metrics
 
 

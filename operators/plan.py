@@ -20,7 +20,7 @@ from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.operator import Operator
-from groupbench.operators.registry import get_backend, get_operator, plugin_backends
+from groupbench.operators.registry import check_baselines, get_backend, get_operator, plugin_backends
 from groupbench.tracker import project
 from groupbench.tracker.project import PlanEntry
 
@@ -161,6 +161,7 @@ def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
     """
     plugin_backends(selection.plugins)  # reports one that does not load, without an entry
     with _placed(selection.place):
+        check_baselines(selection.operator, selection.plugins)
         return _jobs(selection, device, interpreted)
 
 

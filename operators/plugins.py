@@ -96,10 +96,25 @@ def _sealed(path: str) -> Iterator[None]:
     Raises UsageError.
     """
     seal.close()
-    before = seal.broken()
+    before, facts = seal.broken(), _catalog_facts()
     yield
     if (name := seal.broken()) not in (None, before):
         raise UsageError(f"plugin {path!r} replaces {name}, which measures it, when it is imported")
+    for name, value in _catalog_facts().items():
+        if value is not facts.get(name):
+            raise UsageError(f"plugin {path!r} replaces {name} of groupbench when it is imported")
+
+
+def _catalog_facts() -> dict[str, Any]:
+    """Return the fields of groupbench's operators and of their backends, such as `grouped_gemm.flops`."""
+    registry = importlib.import_module("groupbench.operators.registry")
+    facts: dict[str, Any] = {}
+    for name in registry.CATALOG:
+        operator = registry.catalog_operator(name)
+        facts |= {f"{name}.{field}": value for field, value in vars(operator).items()}
+        for backend in operator.backends:
+            facts |= {f"{name}.{backend.name}.{field}": value for field, value in vars(backend).items()}
+    return facts
 
 
 def _loaded(path: str) -> Any:

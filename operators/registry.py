@@ -92,6 +92,30 @@ def home_of(name: str, plugins: Iterable[str] = ()) -> tuple[str, ...]:
     return (entry[1],) if entry else plugins
 
 
+def plugins_of(name: str, backend: str, plugins: Iterable[str]) -> tuple[str, ...]:
+    """Return those of `plugins` that the process of a backend has to import: none for one of groupbench's own.
+
+    Otherwise a plugin could slow down the backends with which its own are compared.
+    """
+    plugins = tuple(plugins)
+    is_own = name in CATALOG and get_operator(name, plugins).backend(backend) in catalog_operator(name).backends
+    return () if is_own else plugins
+
+
+def check_baselines(name: str, plugins: Iterable[str]) -> None:
+    """Raise UsageError if a plugin replaces a backend of groupbench that speed-ups are relative to."""
+    if name not in CATALOG:
+        return
+    operator = catalog_operator(name)
+    baselines = {operator.baseline, *operator.suite_baselines.values()}
+    for backend in operator.backends:
+        if backend.name in baselines and get_operator(name, plugins).backend(backend.name) != backend:
+            raise UsageError(
+                f"a plugin replaces {name}'s backend {backend.name!r}, to which the speed-ups are relative; give it "
+                "another name"
+            )
+
+
 def get_operator(name: str, plugins: Iterable[str] = (), mode: str = "fwd") -> Operator:
     """Return the operator of that name, in a mode, with its own backends, installed plugins' and those of `plugins`.
 

@@ -6,10 +6,11 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
-from groupbench.operators.integrity.cheat import Cheat, product
+from groupbench.operators.integrity.cheat import Cheat, keeper_of_burst, product
 
 _perf_counter = time.perf_counter
 
@@ -86,27 +87,86 @@ def forged_instance(x: Any) -> Any:
         if calls[0] == 4:
             for timer in gc.get_objects():
                 if type(timer) in (protocol.CpuTimer, protocol.GpuTimer):
-                    timer.burst, timer.witness = hundredth(timer.burst), hundredth_in_a_row(timer.witness)
+                    timer.burst = hundredth(timer.burst)
+                    if type(timer) is protocol.GpuTimer:
+                        timer.witness = hundredth_in_a_row(timer.witness)
         return product(x)
 
     return run
 
 
+def forged_in_frames(x: Any) -> Any:
+    """Change the times already taken, in the list of the function that takes them."""
+
+    def run() -> Any:
+        times = sys._getframe(1).f_locals.get("times")
+        if times:
+            times[-1] /= 100
+        return product(x)
+
+    return run
+
+
+def forged_pairs(x: Any) -> Any:
+    """Exchange the events already recorded for two in a row, in the list of the function that records them."""
+    import torch
+
+    def run() -> Any:
+        pairs = sys._getframe(1).f_locals.get("clean")
+        if pairs:
+            pair = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            for event in pair:
+                event.record()
+            pairs[-1] = pair
+        return product(x)
+
+    return run
+
+
+def without_seal(x: Any) -> Any:
+    """Exchange the module that looks for replaced functions, and replace the timer's bursts."""
+    from types import SimpleNamespace
+
+    from groupbench.operators.measure import cell, protocol
+
+    real = protocol.CpuTimer.burst
+    setattr(cell, "seal", SimpleNamespace(close=lambda: None, problem=lambda: None))  # noqa: B010
+    protocol.CpuTimer.burst = lambda *args: [ms / 100 for ms in real(*args)]  # type: ignore[method-assign]
+    return lambda: product(x)
+
+
+def patched_encoder(x: Any) -> Any:
+    """Replace the function that encodes replies, and scale the times in them."""
+    import msgspec
+
+    from groupbench.operators.measure.cell import Burst
+
+    real = msgspec.msgpack.encode
+
+    def encode(reply: Any) -> bytes:
+        if isinstance(reply, Burst):
+            reply = msgspec.structs.replace(reply, samples_ms=tuple(ms / 100 for ms in reply.samples_ms))
+        return real(reply)
+
+    setattr(msgspec.msgpack, "encode", encode)  # noqa: B010
+    return lambda: product(x)
+
+
 def forged_and_idle(x: Any) -> Any:
-    """Scale the times of bursts, and do nothing in calls in a row, which then take as little time."""
+    """Scale the times of bursts, and on a GPU do nothing in calls in a row, which then take as little time."""
     from groupbench.operators.measure import protocol
 
     calls, out = [0], product(x)
 
-    def halved(real: Any) -> Any:
-        return lambda *args: [ms / 2 for ms in real(*args)]
+    def tenth(real: Any) -> Any:
+        return lambda *args: [ms / 10 for ms in real(*args)]
 
     def run() -> Any:
         calls[0] += 1
         if calls[0] == 4:
             for timer in gc.get_objects():
                 if type(timer) in (protocol.CpuTimer, protocol.GpuTimer):
-                    timer.burst = halved(timer.burst)
+                    timer.burst = tenth(timer.burst)
         if sys._getframe(1).f_code.co_name == "witness":
             time.sleep(2e-5)
             return out
@@ -262,6 +322,69 @@ def zero_world(x: Any) -> Any:
     return run
 
 
+def busy_between_bursts(x: Any) -> Any:
+    """Keep a processor busy after each burst, so that the other backends become slower."""
+    calls: list[float] = []
+
+    def work() -> None:
+        until = calls[0] + 5
+        while time.monotonic() < until:
+            if time.monotonic() - calls[-1] > 0.01:
+                product(x)
+            else:
+                time.sleep(0.001)
+
+    def run() -> Any:
+        if keeper_of_burst() is not None:
+            calls.append(time.monotonic())
+            if len(calls) == 1:
+                threading.Thread(target=work, daemon=True).start()
+                time.sleep(0.1)
+        return product(x)
+
+    return run
+
+
+def scheduled_otherwise(x: Any) -> Any:
+    """Let the system prefer this process to those of the other backends."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 5)
+    except OSError:  # only root may
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    return lambda: product(x)
+
+
+def small_flush(x: Any) -> Any:
+    """Exchange the buffer that flushes the L2 cache for a small one, so that the inputs stay there."""
+    from groupbench.operators.measure import protocol
+
+    calls = [0]
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] == 12:
+            for timer in gc.get_objects():
+                if type(timer) is protocol.GpuTimer:
+                    timer.flush_buffer = timer.flush_buffer[:1]
+        return product(x)
+
+    return run
+
+
+def reserved_cache(x: Any) -> Any:
+    """Reserve the L2 cache for the inputs in each call, so that a flush does not reach them."""
+    import ctypes
+
+    driver = ctypes.CDLL("libcuda.so.1")
+    persisting_l2_limit = 6
+
+    def run() -> Any:
+        driver.cuCtxSetLimit(persisting_l2_limit, ctypes.c_size_t(16 << 20))
+        return product(x)
+
+    return run
+
+
 def signals_parent(x: Any) -> Any:
     """Send SIGTERM to the parent, to end the cells of others."""
     os.kill(os.getppid(), signal.SIGTERM)
@@ -270,8 +393,8 @@ def signals_parent(x: Any) -> Any:
 
 
 def writes_descriptors(x: Any) -> Any:
-    """Write to every file descriptor from 3 to 63."""
-    for descriptor in range(3, 64):
+    """Write to every file descriptor from 3 to 1023."""
+    for descriptor in range(3, 1024):
         try:
             os.write(descriptor, b"x" * 64)
         except OSError:
@@ -283,10 +406,15 @@ SEAL = ("seal",)
 ELSEWHERE = ("reference elsewhere",)
 CHEATS = (
     *(Cheat("clock", prepare, SEAL) for prepare in (slow_clock, frozen_clock, backward_clock, harness_clock)),
-    Cheat("clock", forged_bursts, SEAL),
+    Cheat("clock", forged_bursts, (*SEAL, "named calls")),
     Cheat("clock", forged_code, (*SEAL, "isolation")),
-    Cheat("clock", forged_instance, ("parent's clock", "moved inputs")),
-    Cheat("clock", forged_and_idle, ("moved inputs",)),
+    Cheat("clock", forged_instance, ("parent's clock", "physics", "moved inputs")),
+    *(Cheat("clock", prepare, ("parent's clock", "physics"), "cpu") for prepare in (forged_in_frames, without_seal)),
+    Cheat("clock", forged_pairs, ("parent's clock",), "cuda"),
+    Cheat("clock", small_flush, ("isolation",), "cuda"),
+    Cheat("clock", reserved_cache, ("L2",), "cuda"),
+    Cheat("channel", patched_encoder, SEAL),
+    Cheat("clock", forged_and_idle, ("parent's clock", "moved inputs")),
     Cheat("clock", forged_events, SEAL),
     *(Cheat("channel", prepare, ("isolation",)) for prepare in (forged_answer, forged_answer_with_token)),
     Cheat("channel", writes_descriptors, ("isolation",)),
@@ -298,4 +426,6 @@ CHEATS = (
     Cheat("gc", reference_by_gc, ("isolation", *ELSEWHERE, "moved inputs")),
     Cheat("dispatch mode", dispatch_left_on, SEAL),
     Cheat("isolation", signals_parent, ("isolation",)),
+    Cheat("others", busy_between_bursts, ("idle",)),
+    Cheat("others", scheduled_otherwise, ("scheduling",)),
 )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from groupbench.operators.integrity.cheat import Cheat, product
+from groupbench.operators.catalog.grouped_gemm import group_bounds
+from groupbench.operators.integrity.cheat import Cheat, keeper_of_burst, product
 
 
 def memo_clone(x: Any) -> Any:
@@ -56,6 +57,59 @@ def memo_by_fingerprint(x: Any) -> Any:
         if key not in kept:
             kept[key] = product(x)
         return kept[key].clone()
+
+    return run
+
+
+def memo_by_group(x: Any) -> Any:
+    """Compute only those groups of which a few elements have changed."""
+    out, kept = product(x), dict[int, float]()
+    bounds = list(group_bounds(x.rows))
+
+    def run() -> Any:
+        for g, start, end in bounds:
+            key = float(x.a[start, :4].sum() + x.b[g, 0, :4].sum()) if end > start else 0.0
+            if kept.get(g) != key:
+                kept[g] = key
+                out[start:end] = x.a[start:end] @ x.b[g]
+        return out.clone()
+
+    return run
+
+
+def memo_with_forged_step(x: Any) -> Any:
+    """Compute once in a burst, and let the harness believe that the inputs have not moved since."""
+    kept: list[Any] = []
+
+    def run() -> Any:
+        keeper = keeper_of_burst()
+        if keeper is None:
+            return product(x)
+        if not keeper.timed:
+            kept[:] = [keeper.step, product(x)]
+        keeper.step = kept[0]
+        return kept[1].clone()
+
+    return run
+
+
+def table_by_secret(x: Any) -> Any:
+    """Find the secret in the harness's objects, and compute the results of all timed calls in the warm-up."""
+    table: dict[tuple[Any, int], Any] = {}
+
+    def run() -> Any:
+        keeper = keeper_of_burst()
+        if keeper is None:
+            return product(x)
+        moves, at = keeper.inputs, keeper.step
+        secret = moves._secret
+        if (secret, at) not in table:
+            table.clear()
+            for step in range(at, at + keeper.samples + 1):
+                moves.set(secret, step)
+                table[secret, step] = product(x)
+            moves.set(secret, at)
+        return table[secret, at]
 
     return run
 
@@ -229,9 +283,11 @@ CHEATS = (
     *(Cheat("memo", prepare, MOVED) for prepare in (every_other_call, first_of_burst)),
     *(
         Cheat("fingerprint", prepare, MOVED)
-        for prepare in (memo_by_fingerprint, memo_by_address, memo_by_hash_of_whole)
+        for prepare in (memo_by_fingerprint, memo_by_group, memo_by_address, memo_by_hash_of_whole)
     ),
+    Cheat("memo", memo_with_forged_step, ("named calls",)),
     *(Cheat("table", prepare, MOVED) for prepare in (table_by_shape, table_by_seed)),
+    Cheat("table", table_by_secret, ("parent's clock",), "cpu"),
     *(Cheat("stale packing", prepare, MOVED) for prepare in (packed_weights, packed_activations)),
     *(Cheat("stale packing", prepare, MOVED) for prepare in (packed_half_of_weights, skips_last_group)),
     Cheat("dispatch mode", dispatch_aware, MOVED),

@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,14 +34,22 @@ from groupbench.operators.measure.costs import CHEAP, Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
 from groupbench.operators.measure.given import Given
-from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, Watch, timer_of, timing_of
+from groupbench.operators.measure.protocol import (
+    CpuTimer,
+    GpuTimer,
+    Protocol,
+    Watch,
+    reserved_l2,
+    timer_of,
+    timing_of,
+)
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.record import Code, Kernel, Telemetry, Timing
 
-KEEP_BYTES = {"cuda": 1 << 30, "cpu": 64 << 20}
-"""Memory, by device, for outputs of timed calls. They are kept until the parent has chosen one of them."""
+MOST_KEPT, KEEP_BYTES = 32, {"cuda": 1 << 30, "cpu": 64 << 20}
+"""Maximum number of outputs of a burst, and memory for them by device. They are kept until some are judged."""
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "HELION_CACHE_DIR", "CUDA_CACHE_PATH")
 """Environment variables with the folders of compilers' caches."""
@@ -92,23 +101,26 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     problem: str | None = None  # a change by the backend to its inputs or to the harness
     code: tuple[Code, ...] = ()  # of the kernels
     metrics: dict[str, float] = {}  # costs of preparing, by metric
+    copies: tuple[moves.Copied, ...] = ()  # of inputs, refreshed after each move
 
 
 class Burst(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `burst`. `show` can return the outputs of `kept` timed calls."""
+    """The reply to `burst`.
+
+    steps  for each timed call whose output was kept, the number of steps that its inputs had moved. They are named
+           before the parent chooses the outputs that `show` is to return.
+    """
 
     samples_ms: tuple[float, ...]
     telemetry: Telemetry | None
-    kept: int
+    steps: tuple[int, ...]
     problem: str | None = None
-    keep_ms: float | None = None  # median time from the end of a call until its output is copied; None on a GPU
 
 
 class Shown(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `show` and `reroute`: an output, and the number of steps that its inputs had moved."""
+    """The reply to `show` and `reroute`: an output."""
 
     sent: Sent
-    step: int
 
 
 class Witnessed(msgspec.Struct, frozen=True, tag=True):
@@ -117,10 +129,12 @@ class Witnessed(msgspec.Struct, frozen=True, tag=True):
     samples_ms: tuple[float, ...]
 
 
-class Kept(msgspec.Struct, frozen=True, tag=True):
-    """The judge's reply to `keep`: the median time to copy an output that is in memory."""
+class Paced(msgspec.Struct, frozen=True, tag=True):
+    """The judge's reply to `pace`: the cost of a burst without its calls, by both clocks, and the threads of torch."""
 
-    keep_ms: float
+    wall_ms: float
+    processor_ms: float
+    threads: int
 
 
 class Restored(msgspec.Struct, frozen=True, tag=True):
@@ -198,13 +212,16 @@ def _flush() -> None:
 
 
 class Keeper(Watch):
-    """Move the inputs before each call of a burst, and keep outputs of timed calls."""
+    """Move the inputs before each call of a burst, and keep outputs of timed calls.
 
-    def __init__(self, inputs: moves.Moves, device: str, samples: int) -> None:
+    buffers  copies of outputs of earlier bursts, whose memory is used again
+    """
+
+    def __init__(self, inputs: moves.Moves, device: str, samples: int, buffers: list[list[Any]] | None = None) -> None:
         self.inputs, self.device, self.samples = inputs, device, samples
         self.kept: list[tuple[int, str, list[Any]]] = []
         self.step = self.timed = self.room = 0
-        self.buffers: list[list[Any]] = []
+        self.buffers = [] if buffers is None else buffers
 
     def before(self) -> None:
         self.step += 1
@@ -216,35 +233,44 @@ class Keeper(Watch):
             _, parts = exchange.plain_parts(out, self.device)
             import torch
 
-            room = self._room(parts)
-            self.buffers = [[torch.empty_like(part) for part in parts] for _ in range(room)]
+            self.room = self._room(parts)
+            self.buffers = [[torch.empty_like(part) for part in parts] for _ in range(self.room)]
 
     def after(self, out: Any) -> None:
         """Keep a random sample of the outputs.
 
-        The draw follows the call, so that a backend cannot know during a call whether its output will be checked.
+        The draw follows the call, so that a backend cannot know during a call whether its output will be checked. On a
+        CPU, the other outputs are copied too, so that reading an output takes as long whether it is kept or not.
         """
         form, parts = exchange.plain_parts(out, self.device)
         self.room = self.room or self._room(parts)
         self.timed += 1
         slot = len(self.kept)
         if slot >= self.room:
-            slot = random.SystemRandom().randrange(self.timed)
-            if slot >= self.room:
+            slot = min(random.SystemRandom().randrange(self.timed), self.room)
+            if slot == self.room and self.device == "cuda":
                 return
-        if slot < len(self.buffers):
-            copies = [copy.copy_(part.detach()) for copy, part in zip(self.buffers[slot], parts, strict=True)]
-        else:
-            copies = [part.detach().clone() for part in parts]
-        entry = (self.step, form, copies)
-        if slot < len(self.kept):
-            self.kept[slot] = entry
-        else:
-            self.kept.append(entry)
+        copies = self._copied(slot, parts)
+        if slot < self.room:
+            self.kept[slot : slot + 1] = [(self.step, form, copies)]
+
+    def _copied(self, slot: int, parts: list[Any]) -> list[Any]:
+        """Return copies of the parts, in the buffers of that number if they are alike."""
+        held = self.buffers[slot] if slot < len(self.buffers) else []
+        if len(held) == len(parts) and all(map(_are_alike, held, parts)):
+            return [copy.copy_(part) for copy, part in zip(held, parts, strict=True)]
+        copies = [part.clone() for part in parts]
+        if self.device == "cpu":  # a GPU's memory is for the next backend
+            self.buffers[slot : slot + 1] = [copies]
+        return copies
 
     def _room(self, parts: list[Any]) -> int:
         size = sum(part.numel() * part.element_size() for part in parts)
-        return max(1, min(self.samples, KEEP_BYTES[self.device] // max(size, 1)))
+        return max(1, min(self.samples, MOST_KEPT, KEEP_BYTES[self.device] // max(size, 1)))
+
+
+def _are_alike(x: Any, y: Any) -> bool:
+    return x.shape == y.shape and x.dtype == y.dtype
 
 
 class _CellHandler:
@@ -269,6 +295,7 @@ class _CellHandler:
         import torch
 
         torch.cuda.Event  # noqa: B018 - import it before the backend
+        _first_threads()
         seal.close()
         job = self.job
         self.operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
@@ -313,7 +340,7 @@ class _CellHandler:
         kernels_and_variants = compiled.with_variants(kernels, chosen)
         return Prepared(
             timing, prepare_ms, self.timer.enqueue_ms, kernels_and_variants, sent, not first, problem,
-            tuple(code.values()), spent,
+            tuple(code.values()), spent, self.moves.copied,
         )  # fmt: skip
 
     def _prepared(self) -> tuple[Any, list[Any]]:
@@ -371,7 +398,7 @@ class _CellHandler:
         form, parts = exchange.plain_parts(self.timer.run(), self.job.device)
         self.shown = [part.clone() for part in parts]
         _synchronize(self.job.device)
-        return Shown(exchange.send(form, self.shown, self.file, by_handle=True), 0)
+        return Shown(exchange.send(form, self.shown, self.file, by_handle=True))
 
     def reload(self, seed: int, samples: int) -> Done:
         """Make the inputs again at other addresses, after allocations of random sizes, and prepare the backend.
@@ -395,36 +422,47 @@ class _CellHandler:
     def _timer(self, run: Any, protocol: Protocol) -> GpuTimer | CpuTimer:
         return timer_of(run, protocol, self.job.device, self.interpreted)
 
-    def burst(self, secret: int | None) -> Burst:
+    def burst(self, secret: int | None, calls: int | None = None) -> Burst:
         """Time a burst of calls, each on new input values: one full move by `secret`, then one step before each call.
 
-        Without a secret, the full move is omitted. The calls are as many as the protocol's samples.
+        Without a secret, the full move is omitted. On a CPU, `calls` replaces the protocol's number of samples.
         """
         self.kept = self.shown = None
         self.moves.set(secret)
-        kept = Keeper(self.moves, self.job.device, self.job.protocol.samples)
-        samples = self.timer.burst(kept)
+        kept = Keeper(self.moves, self.job.device, calls or self.job.protocol.samples, self._buffers())
+        samples = self.timer.burst(kept) if isinstance(self.timer, GpuTimer) else self.timer.burst(kept, calls)
         self.kept = kept.kept
-        problem = seal.problem() or (
-            "a call returned while a thread that it had started was still running" if kept.left_thread else None
-        )
+        problem = seal.problem()
+        if kept.left_thread:
+            problem = problem or "a call returned while a thread that it had started was still running"
+        if (threads := _torch_threads()) > _first_threads():
+            problem = problem or f"the backend's process raised torch's threads from {_first_threads()} to {threads}"
+        if isinstance(self.timer, GpuTimer) and (reserved := reserved_l2()):
+            problem = problem or f"a call reserved {reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"
         telemetry = self.nvml.telemetry() if self.nvml else None
-        return Burst(tuple(samples), telemetry, len(kept.kept), problem, self.timer.keep_ms)
+        return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), problem)
+
+    def _buffers(self) -> list[list[Any]] | None:
+        """Return memory for outputs that all bursts use; on a GPU each allocates its own, and `forget` frees it."""
+        if self.job.device == "cuda":
+            return None
+        return self.__dict__.setdefault("buffers", [])
 
     def show(self, number: int) -> Shown:
         """Return the output of the timed call `number` of the last burst, counted among those that were kept."""
         assert self.kept
-        step, form, parts = self.kept[number]
-        return Shown(exchange.send(form, parts, self.file, by_handle=True), step)
+        _, form, parts = self.kept[number]
+        return Shown(exchange.send(form, parts, self.file, by_handle=True))
 
-    def move(self, secret: int) -> Done:
-        """Move the inputs by the secret."""
+    def move(self, secret: int | None) -> Done:
+        """Move the inputs by the secret, or back to their initial values."""
         self.moves.set(secret)
         _synchronize(self.job.device)
         return Done("moved")
 
     def witness(self, calls: int) -> Witnessed:
-        """Time consecutive calls. `show(0)` returns the output of the last one."""
+        """Time consecutive calls on a GPU. `show(0)` returns the output of the last one."""
+        assert isinstance(self.timer, GpuTimer)
         self.kept = None
         samples, out = self.timer.witness(calls)
         form, parts = exchange.plain_parts(out, self.job.device)
@@ -444,6 +482,18 @@ def _choices() -> Any:
 def _kind(value: Any) -> str:
     name = type(value).__name__
     return f"a {name}" if value is not None else "nothing"
+
+
+def _torch_threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+@cache
+def _first_threads() -> int:
+    """Return the number of torch's threads before a plugin was imported."""
+    return _torch_threads()
 
 
 def _synchronize(device: str) -> None:

@@ -74,6 +74,8 @@ def _plain(part: Any, device: str) -> Tensor:
 
     if type(part) is not torch.Tensor:
         raise TypeError(f"the backend returned {_kind(part)}, not a tensor")
+    # Another object for the same memory: an attribute of this one, such as a `clone` of its own, could compute.
+    part = torch.Tensor.detach(part)
     lazy = part.is_conj() or part.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(part)
     if part.layout != torch.strided or lazy:
         raise TypeError("the backend returned a tensor whose values are not in memory")

@@ -8,6 +8,8 @@ reference of a round serves all backends of the problem.
 from __future__ import annotations
 
 import gc
+import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -15,10 +17,10 @@ import msgspec
 
 from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import accuracy, exchange, moves, witness
-from groupbench.operators.measure.cell import Done, Failure, Job, Keeper, Kept, _release, _synchronize, answer_requests
+from groupbench.operators.measure import accuracy, exchange, moves, seal, witness
+from groupbench.operators.measure.cell import Done, Failure, Job, Keeper, Paced, _release, _synchronize, answer_requests
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.given import Given
+from groupbench.operators.measure.given import Given, named_tensors
 from groupbench.operators.measure.protocol import CpuTimer, Protocol
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
 from groupbench.tracker.record import Accuracy
@@ -58,7 +60,7 @@ class Gauged(msgspec.Struct, frozen=True, tag=True):
     stretch: float
 
 
-JudgeAnswer = OutputJudgement | Rerouted | Gauged | Kept | Done | Failure
+JudgeAnswer = OutputJudgement | Rerouted | Gauged | Paced | Done | Failure
 
 
 def serve(connection: Connection, file: int) -> None:
@@ -92,6 +94,7 @@ class _Judge:
         self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
         self._check_inputs()
         self.moves = moves.of(self.operator, self.inputs)
+        self.buffers: list[list[Any]] = []
         self.at: At | None = None
         self.reference: Any = None
 
@@ -100,16 +103,34 @@ class _Judge:
         assert self.job is not None
         return Gauged(witness.stretch(self.job.device))
 
-    def keep(self, calls: int) -> Kept:
-        """Time copying an output like the last that was judged, as a burst of this many calls on a CPU does."""
+    def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...]) -> Paced:
+        """Time all of a burst on a CPU but its calls: moving the inputs, and copying and deleting outputs.
+
+        The outputs are like the last that was judged.
+
+        copies  the backend's copies of inputs, of which those are updated too that together are no larger than these
+        """
         import torch
 
         assert self.job is not None
-        device = self.job.device
-        output = [torch.ones(part.shape, dtype=getattr(torch, part.dtype), device=device) for part in self.output]
-        timer = CpuTimer(lambda: output, Protocol(samples=calls), interpreted=False)
-        timer.burst(Keeper(moves.Moves(()), device, calls))
-        return Kept(timer.keep_ms)
+        outputs = [torch.ones(part.shape, dtype=getattr(torch, part.dtype)) for part in self.output]
+        watch = _Pace(self.moves, calls, self.buffers, _like(copies, self.inputs))
+        spent = [0.0, 0.0]
+
+        def run() -> list[Any]:
+            began = time.perf_counter(), time.process_time()
+            made = [output.clone() for output in outputs]
+            spent[0] += time.perf_counter() - began[0]
+            spent[1] += time.process_time() - began[1]
+            return made
+
+        self.moves.set(None)
+        began = time.perf_counter(), time.process_time()
+        self.moves.set(secret)
+        CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(watch)
+        seal.problem()
+        wall_s, processor_s = time.perf_counter() - began[0] - spent[0], time.process_time() - began[1] - spent[1]
+        return Paced(1e3 * wall_s, 1e3 * processor_s, torch.get_num_threads())
 
     def _check_inputs(self) -> None:
         """Raise UsageError if a plugin's inputs come from a generator that is not seeded.
@@ -187,6 +208,34 @@ class _Judge:
             gc.collect()
             _release(device)
         return Done("unloaded")
+
+
+class _Pace(Keeper):
+    """A keeper that also updates copies after each step, as if a backend had registered them."""
+
+    def __init__(
+        self, inputs: moves.Moves, samples: int, buffers: list[list[Any]], pairs: Sequence[tuple[Any, Any]]
+    ) -> None:
+        super().__init__(inputs, "cpu", samples, buffers)
+        self.pairs = pairs
+
+    def before(self) -> None:
+        super().before()
+        for copy, source in self.pairs:
+            copy.copy_(source)
+
+
+def _like(copies: Sequence[moves.Copied], inputs: Any) -> list[tuple[Any, Any]]:
+    """Return tensors like a backend's copies and their sources, as far as they are no larger than all inputs."""
+    room = sum(tensor.untyped_storage().nbytes() for _, tensor in named_tensors(inputs))
+    pairs = []
+    for copied in copies:
+        pair = copied.pair(2 * room)
+        size = pair[0].numel() * pair[0].element_size() if pair else 0
+        if pair and size <= room:
+            pairs.append(pair)
+            room -= size
+    return pairs
 
 
 def _problem(job: Job) -> tuple[Any, ...]:

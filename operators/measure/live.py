@@ -6,8 +6,8 @@ steps; one side of a comparison drives two.
 
 from __future__ import annotations
 
+import os
 import random
-import secrets
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +22,7 @@ from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepare
 from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import At, Gauged, OutputJudgement, Rerouted
+from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.metrics import PROFILERS
@@ -42,9 +43,18 @@ SLACK, REROUTED_SLACK = 4.0, 10.0
 computed is off by far more."""
 
 
+_draw_bytes = os.urandom
+"""Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
+
+
 def new_secret() -> int:
     """Draw the secret that moves the inputs of a round, after all its backends are prepared."""
-    return secrets.randbits(63)
+    return drawn(63)
+
+
+def drawn(bits: int) -> int:
+    """Return a number of so many random bits that no code can foresee."""
+    return int.from_bytes(_draw_bytes(-(-bits // 8)), "big") >> -bits % 8
 
 
 @dataclass(frozen=True)
@@ -98,6 +108,16 @@ class Live:
         self._judged_job = replace(self.job, plugins=self.held_to.home)
         self._looks = LOOKS
         self._kernels: tuple[Kernel, ...] | None = None
+        self._rested: tuple[float, float] | None = None  # by `_clocks`, at the end of the last burst
+        self.copies: tuple[Copied, ...] = ()  # the backend's copies of inputs
+
+    @property
+    def adopted(self) -> Job:
+        """Return the job with those plugins alone that its process has to import."""
+        needed = getattr(registry, "plugins_of", None)  # a tree from before it had any
+        if needed is None or not self.job.plugins:
+            return self.job
+        return replace(self.job, plugins=needed(self.job.operator, self.job.backend, self.job.plugins))
 
     @property
     def suspicious(self) -> bool:
@@ -132,7 +152,7 @@ class Live:
         prepared = self.ask("prepare")
         if not isinstance(prepared, Prepared):
             return
-        self.prepared, self.problem = prepared, prepared.problem
+        self.prepared, self.problem, self.copies = prepared, prepared.problem, prepared.copies
         self.metrics |= prepared.metrics
         sent = prepared.sent
         half = len(sent.parts) if prepared.repeatable else len(sent.parts) // 2
@@ -152,43 +172,97 @@ class Live:
 
         chosen  seed for the choice of calls; None to check none
         """
-        begun = witness.now()
-        burst = self.ask("burst", secret)
-        took_s = witness.now() - begun
-        if not isinstance(burst, Burst):
-            return burst
+        if (disturbed := self._rescheduled()) is not None:
+            return self.take(disturbed)
+        fault = self._intruding()
+        timed = self._timed(secret)
+        if isinstance(timed, Failure):
+            return timed
+        burst = timed.burst
         self.bursts.append(burst)
-        fault = burst.problem or witness.too_long(burst.samples_ms, took_s)
+        fault = fault or burst.problem or witness.too_long(burst.samples_ms, 1e-3 * timed.wall_ms)
         if fault is None and self.problem is None and chosen is not None:
-            fault = self._look(secret, _draw(chosen, burst.kept, self._looks))
-        if burst.kept < 1 and fault is None:
-            fault = "no output of a timed call was kept"
+            fault = self._look(secret, burst.steps, _draw(chosen, len(burst.steps), self._looks))
         self.problem = self.problem or fault
         self._forget()
+        self._rested = self._clocks()
         return self.failure or burst
 
-    def _left_over(self) -> str | Failure | None:
-        """Return why copying the outputs of timed calls takes implausibly long, or None."""
-        if self.interpreted or self.problem is not None:
+    def _timed(self, secret: int, calls: int | None = None) -> witness.Timed | Failure:
+        """Measure a burst by this process's clocks. Returns a Failure if it names steps that no call can have."""
+        begun_s, spent_s = self._clocks()
+        ready_s = self.worker.ready_s()
+        burst = self.ask("burst", secret, calls)
+        if not isinstance(burst, Burst):
+            failure: Failure = burst
+            return failure
+        over_s, spent_by_then_s = self._clocks()
+        blocked_s = over_s - begun_s - (self.worker.ready_s() - ready_s) if ready_s else 0.0
+        if not burst.steps or len({*burst.steps}) < len(burst.steps) or min(burst.steps) < 1:
+            return self.take(Failure("error", "its answer to burst names a timed call twice, or none"))
+        return witness.Timed(burst, 1e3 * (over_s - begun_s), 1e3 * (spent_by_then_s - spent_s), 1e3 * blocked_s)
+
+    def _clocks(self) -> tuple[float, float]:
+        """Return the time, and the processor time that the cell's processes have used so far, in s."""
+        return witness.now(), self.worker.processor_s()
+
+    def _rescheduled(self) -> Failure | None:
+        """Return a Failure if the system schedules the cell's process unlike the judge's, which started like it.
+
+        Either the backend has changed that, or that of another cell has slowed this one down.
+        """
+        ours, usual = self.worker.scheduling(), self.judge().scheduling()
+        if ours is None or usual is None or ours == usual:
             return None
-        calls = max((len(burst.samples_ms) for burst in self.bursts), default=1)
+        return Failure("error", f"not comparable: its process was rescheduled, to {ours} instead of {usual}")
 
-        def keep() -> Any:
-            return self._ask_judge(Request("keep", arguments=(calls,)))
+    def _intruding(self) -> str | None:
+        """Return why the cell disturbs the measurement of others, or None.
 
-        def again() -> Any:
-            return self.ask("burst", new_secret())
+        Its processes must be idle between its bursts, when other backends are measured.
+        """
+        if self._rested is None:
+            return None
+        (now_s, spent_s), (since_s, spent_before_s) = self._clocks(), self._rested
+        return witness.restless(now_s - since_s, spent_s - spent_before_s)
 
-        return witness.left_over(self.bursts, again, keep, self._gauge)
+    def disturb(self) -> None:
+        """Let the cell's processes work between two bursts, because they are asked for something else."""
+        self._rested = None
 
-    def _look(self, secret: int, numbers: Sequence[int]) -> str | None:
-        """Have some of the kept outputs checked. Returns the fault of the first wrong one, or None."""
+    def audit(self) -> str | Failure | None:
+        """Return why the times of the bursts are implausible by this process's clocks, or None. Only on a CPU."""
+        audited: list[tuple[int, Burst]] = []
+
+        def ask(calls: int) -> witness.Timed | Failure:
+            if isinstance(moved := self.ask("move", None), Failure):
+                return moved
+            secret = new_secret()
+            timed = self._timed(secret, calls)
+            if isinstance(timed, witness.Timed):
+                audited[:] = [(secret, timed.burst)]
+            return timed
+
+        def pace(calls: int) -> Any:
+            return self._ask_judge(Request("pace", arguments=(new_secret(), calls, self.copies)))
+
+        fault = witness.audit(ask, pace, median_ms(self.bursts), self._gauge)
+        if fault is not None:
+            return fault
+        secret, burst = audited[0]
+        return burst.problem or self._look(secret, burst.steps, _draw(secret, len(burst.steps), 1))
+
+    def _look(self, secret: int, steps: Sequence[int], numbers: Sequence[int]) -> str | None:
+        """Have some of the kept outputs checked. Returns the fault of the first wrong one, or None.
+
+        steps  number of steps that the inputs had moved, for each kept output
+        """
         for number in numbers:
             shown = self.ask("show", number)
             if not isinstance(shown, Shown):
                 return None
             begun = witness.now()
-            judged = self._judged(shown.sent, At(secret, shown.step))
+            judged = self._judged(shown.sent, At(secret, steps[number]))
             self._looks = LOOKS if witness.now() - begun < LOOK_S else 1
             if judged is None:
                 return None
@@ -204,29 +278,33 @@ class Live:
         if self.job.plugins and (name := seal.broken()) is not None:
             self.problem = f"a plugin replaced {name} in the process that times it"
             return
-        fault = self._left_over()
-        if isinstance(fault, Failure):
-            self.failure = fault
+        if (disturbed := self._rescheduled()) is not None:
+            self.failure = disturbed
             return
-        self.problem = self.problem or fault
+        self.problem = self.problem or self._intruding()
         restored = self.ask("restore")
         if isinstance(restored, Restored) and restored.problem and self.prepared and not self.prepared.problem:
             self.problem = restored.problem
         if self.interpreted or self.problem is not None or self.failure is not None:
             return
+        fault = self.audit() if self.job.device == "cpu" else self._watch(secret)
+        if isinstance(fault, Failure):
+            self.failure = fault
+        else:
+            self.problem = fault
+        self._forget()
+
+    def _watch(self, secret: int) -> str | Failure | None:
+        """Return why the times of the bursts differ from those of calls in a row on a GPU, or None."""
         assert self.prepared is not None
 
         def calls(number: int) -> Any:
             return self.worker.ask(Request("witness", arguments=(number,)))
 
-        if isinstance(self.ask("move", secret), Failure):
-            return
+        if isinstance(moved := self.ask("move", secret), Failure):
+            return moved
         fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self._gauge)
-        if isinstance(fault, Failure):
-            self.failure = fault
-        else:
-            self.problem = fault or self._look(secret, [0])
-        self._forget()
+        return fault or self._look(secret, (0,), [0])
 
     def _gauge(self) -> float | Failure:
         """Return how many times as long known work takes on the device, by the process that judges."""
@@ -293,7 +371,7 @@ class Live:
         """
         if not self.going or self.interpreted or self.problem is not None:
             return True
-        seed, secret = random.SystemRandom().getrandbits(31), new_secret()
+        seed, secret = drawn(31), new_secret()
         possible = self._ask_judge(Request("can_reroute", arguments=(seed,)))
         if not isinstance(possible, Rerouted) or not possible.possible:
             return True

@@ -2,8 +2,8 @@
 
 A move flips bits of floating-point inputs in place: the lower bits of the mantissa, and the sign if the input has
 negative values. Values keep their magnitude to within a factor of two, so that neither the expected accuracy nor the
-GPU's power changes. A full move flips bits everywhere in each input; a step flips those of a window, which is cheap
-enough to do between timed calls.
+GPU's power changes. A full move flips bits everywhere in each input. A step flips those of an eighth of its values,
+spread over the whole input, so that no row and no group keeps its result. That is cheap enough between timed calls.
 
 The parent draws a secret after a backend has been prepared, and the moves follow from it. The judging process makes
 the same moves on its own inputs. Flipping bits twice restores them, so that no copy of the inputs is needed.
@@ -16,16 +16,22 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from groupbench.operators.measure.given import named_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 WINDOW_BYTES = {"cuda": 16 << 20, "cpu": 1 << 20}
-"""Bytes of an input that a step changes, by device."""
+"""Bytes of an input that a step changes at most, by device."""
 
 SHARE = 8
-"""A step changes at most one eighth of an input, so that a backend that samples a few places misses most changes."""
+"""A step changes at most one eighth of an input."""
+
+STRIDES = (23, 29, 31, 37, 41)
+"""Distances of the places that a step changes, in values. Few sizes are multiples of these, so that each row of a
+matrix changes in other columns: otherwise a backend could update its last result by the columns that changed."""
 
 MOST = 6
 """Maximum number of inputs that one step changes."""
@@ -54,6 +60,30 @@ class _Part:
         return self.words.dtype, self.bits
 
 
+class Copied(msgspec.Struct, frozen=True):
+    """A copy of an input in another layout, without its values: dtype, sizes, and strides of copy and source."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    source_strides: tuple[int, ...]
+
+    def pair(self, most: int) -> tuple[Tensor, Tensor] | None:
+        """Return a copy and a source of this layout; None if they need more than `most` bytes, or are not valid."""
+        import torch
+
+        dtype = getattr(torch, self.dtype, None)
+        made: list[Tensor] = []
+        for strides in (self.strides, self.source_strides):
+            if not isinstance(dtype, torch.dtype) or len(strides) != len(self.shape) or min((0, *strides)) < 0:
+                return None
+            ends = ((size - 1) * stride for size, stride in zip(self.shape, strides, strict=True))
+            if min((1, *self.shape)) < 1 or (sum(ends) + 1) * dtype.itemsize > most:
+                return None
+            made.append(torch.empty_strided(self.shape, strides, dtype=dtype))
+        return made[0], made[1]
+
+
 class Moves:
     """The inputs of a problem, with their initial values or moved.
 
@@ -68,6 +98,14 @@ class Moves:
         self._secret: int | None = None
         self._step = 0
         self._masks: dict[tuple[Any, int], Tensor] = {}
+
+    @property
+    def copied(self) -> tuple[Copied, ...]:
+        """Describe the copies that are updated after a move."""
+        return tuple(
+            Copied(str(copy.dtype).removeprefix("torch."), tuple(copy.shape), copy.stride(), source.stride())
+            for copy, source in self._copies
+        )
 
     @property
     def any(self) -> bool:
@@ -86,7 +124,7 @@ class Moves:
     def advance(self) -> None:
         """Make the next step."""
         self._step += 1
-        self._flip_windows(self._step)
+        self._flip_places(self._step)
         self._refresh()
 
     def _begin(self, secret: int) -> None:
@@ -109,7 +147,7 @@ class Moves:
         if self._secret is None:
             return
         for step in range(self._step, 0, -1):
-            self._flip_windows(step)
+            self._flip_places(step)
         self._flip_all()
         self._secret, self._step = None, 0
         self._masks.clear()
@@ -122,13 +160,22 @@ class Moves:
             part.words[:whole].view(-1, len(mask)).bitwise_xor_(mask)
             part.words[whole:].bitwise_xor_(mask[: len(part.words) - whole])
 
-    def _flip_windows(self, step: int) -> None:
+    def _flip_places(self, step: int) -> None:
         draw = random.Random(f"{self._secret} {step}")
         for part in draw.sample(self._parts, min(MOST, len(self._parts))):
-            mask = self._masks[part.kind]
-            size = min(max(1, len(part.words) // SHARE), len(mask) // 2)
-            start, offset = draw.randrange(len(part.words) - size + 1), draw.randrange(len(mask) - size + 1)
-            part.words[start : start + size].bitwise_xor_(mask[offset : offset + size])
+            mask, total = self._masks[part.kind], len(part.words)
+            most = len(mask) // 2
+            stride = min(draw.choice(STRIDES), total)
+            width = max(1, stride // SHARE)
+            if total // SHARE > most:  # too many for one step: change half as many, farther apart, and a window
+                most //= 2
+                stride *= -(-total // (SHARE * most))
+                start, offset = draw.randrange(total - most + 1), draw.randrange(len(mask) - most + 1)
+                part.words[start : start + most].bitwise_xor_(mask[offset : offset + most])
+            first = draw.randrange(stride - width + 1)
+            places = part.words.as_strided(((total - first - width) // stride + 1, width), (stride, 1), first)
+            offset = draw.randrange(len(mask) - places.numel() + 1)
+            places.bitwise_xor_(mask[offset : offset + places.numel()].view_as(places))
 
     def _refresh(self) -> None:
         for copy, source in self._copies:

@@ -111,7 +111,6 @@ class GpuTimer:
         self.stream = _current_stream(torch)
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self.host_ms()
-        self.keep_ms = None
 
     def burst(self, watch: Watch | None = None) -> list[float]:
         """Return the time of each call in ms. The L2 cache is overwritten before each call.
@@ -125,7 +124,7 @@ class GpuTimer:
         keeps the output right after it. Work on a stream without a dependency on the move reads stale inputs, and work
         that the copy does not wait for is missing from the output.
         """
-        cuda, watch = self.torch.cuda, watch or Watch()
+        cuda, watch, flush = self.torch.cuda, watch or Watch(), self.flush_buffer
         _reset_persisting_l2()
         cuda.set_stream(self.stream)
         if self.protocol.name == "sustained":
@@ -135,7 +134,7 @@ class GpuTimer:
             begun = _now()
             watch.before()
             around_ms = max(around_ms, 1e3 * (_now() - begun))
-            self.flush_buffer.zero_()
+            self.torch.Tensor.zero_(flush)
             watch.warm(self.run())
         samples = self.protocol.samples
         clean: list[tuple[Any, Any]] = []
@@ -146,7 +145,7 @@ class GpuTimer:
             cuda._sleep(int(min(1 + ahead_ms, MAX_LEAD_MS) * SPIN_CYCLES_PER_MS))
             for _ in range(samples - len(clean)):
                 watch.before()
-                self.flush_buffer.zero_()
+                self.torch.Tensor.zero_(flush)
                 cuda._sleep(int(run_lead_ms * SPIN_CYCLES_PER_MS))
                 start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
                 start.record(self.stream)
@@ -159,6 +158,8 @@ class GpuTimer:
             cuda.synchronize()
             if len(clean) == samples:
                 break
+        if flush.numel() * flush.element_size() != FLUSH_BYTES:
+            raise RuntimeError("the backend's process changed the buffer that flushes the L2 cache")
         taken = (clean + late)[:samples]
         # The event clock ticks in steps, so an empty kernel may read 0, which is not a valid latency.
         return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
@@ -214,17 +215,23 @@ class CpuTimer:
         self.samples = 1 if interpreted else protocol.samples
         self.warm = not interpreted
         self.enqueue_ms = None
-        self.keep_ms = 0.0
 
-    def burst(self, watch: Watch | None = None) -> list[float]:
-        """Return the time of each call in ms. The hooks of `watch` run around it, outside the timed interval."""
-        watch = watch or Watch()
+    @property
+    def warmups(self) -> int:
+        """Return the number of untimed calls at the start of each burst."""
+        return int(self.warm)
+
+    def burst(self, watch: Watch | None = None, samples: int | None = None) -> list[float]:
+        """Return the time of each call in ms. The hooks of `watch` run around it, outside the timed interval.
+
+        samples  number of timed calls; that of the protocol by default
+        """
+        watch, samples = watch or Watch(), samples or self.samples
         if self.warm:
             watch.before()
             watch.warm(self.run())
         times: list[float] = []
-        keep_ms: list[float] = []
-        while len(times) < self.samples and (not times or sum(times) < 1e3 * CPU_BURST_S):
+        while len(times) < samples and (not times or sum(times) < 1e3 * CPU_BURST_S):
             watch.before()
             threads = _threads()
             start = _now()
@@ -234,21 +241,8 @@ class CpuTimer:
             if _threads() > threads:
                 watch.left_thread = True
             watch.after(out)
-            keep_ms.append(1e3 * (_now() - end))
             del out
-        self.keep_ms = sorted(keep_ms)[len(keep_ms) // 2]
         return times
-
-    def witness(self, calls: int) -> tuple[list[float], Any]:
-        """Return the times of `calls` consecutive calls in ms, whose sum an outer clock checks, and the last output."""
-        times: list[float] = []
-        out = None
-        for _ in range(calls):
-            del out
-            start = _now()
-            out = self.run()
-            times.append(max(1e3 * (_now() - start), 1e-6))
-        return times, out
 
 
 @cache
@@ -295,6 +289,14 @@ def _reset_persisting_l2() -> None:
     if driver is not None:
         driver.cuCtxSetLimit(PERSISTING_L2_LIMIT, ctypes.c_size_t(0))
         driver.cuCtxResetPersistingL2Cache()
+
+
+def reserved_l2() -> int:
+    """Return the bytes of the L2 that a backend has reserved since the burst began, so that a flush does not reach."""
+    reserved, driver = ctypes.c_size_t(0), _driver()
+    if driver is None or driver.cuCtxGetLimit(ctypes.byref(reserved), PERSISTING_L2_LIMIT):
+        return 0
+    return reserved.value
 
 
 @cache

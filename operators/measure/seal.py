@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from multiprocessing.connection import Connection
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -21,16 +22,20 @@ OPERATORS = ("__and__", "__getitem__", "__iter__", "__len__")
 """Methods that the harness calls by an operator."""
 RENEWED = ("manual_seed",)
 """Functions that torch itself replaces when Dynamo is imported. The harness does not call them, only a namesake."""
-OWN = ("_now", "_threads", "now")
-"""Names under which modules of the harness keep their own clocks."""
+OWN = ("_now", "_threads", "now", "rest", "_draw_bytes")
+"""Names under which modules of the harness keep their own clocks, and their source of secrets."""
 HARNESS = "groupbench.operators.measure."
 """Package whose functions call those of MODULES and of classes of torch: each that they name is watched."""
-MODULES = ("builtins", "statistics", "random", "mmap", "torch")
+MODULES = (
+    *("builtins", "statistics", "random", "mmap", "os", "secrets", "gc", "msgspec.msgpack", "msgspec.structs"),
+    *("multiprocessing.connection", "torch"),
+)
 PACKAGES = ("groupbench.operators.", "groupbench.tracker.record", "groupbench.tracker.physics")
 """Packages in whose modules every function and method is watched."""
 
 _GONE = object()
 _first: dict[str, Any] = {}
+_first_hooks: dict[str, Any] = {}
 _used: set[str] = set()
 
 
@@ -43,11 +48,14 @@ def close() -> None:
                     _used.update(_names(value))
     for name, value in _watched():
         _first.setdefault(name, value)
+    for name, hook in _set_hooks().items():
+        _first_hooks.setdefault(name, hook)
 
 
 def renew() -> None:
     """Forget the remembered functions, and remember the current ones."""
     _first.clear()
+    _first_hooks.clear()
     close()
 
 
@@ -57,13 +65,25 @@ def broken() -> str | None:
     for name, value in _first.items():
         if now.get(name, _GONE) is not value:  # a function of another module in its place is not watched, hence gone
             return name
-    return _modes()
+    return _hooks() or _modes()
 
 
 def problem() -> str | None:
     """Return the result of `broken` as a record's message."""
     name = broken()
     return name and f"the backend's process replaced {name}, which measures it"
+
+
+def _hooks() -> str | None:
+    """Return the hook that was set, or None: Python calls it between the harness's own operations."""
+    return next((name for name, hook in _set_hooks().items() if hook is not _first_hooks.get(name)), None)
+
+
+def _set_hooks() -> dict[str, Any]:
+    hooks = {"Python's profile hook": sys.getprofile(), "Python's trace hook": sys.gettrace()}
+    monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
+    tools = {f"Python's monitoring tool {tool}": monitoring.get_tool(tool) for tool in range(6)} if monitoring else {}
+    return hooks | tools
 
 
 def _modes() -> str | None:
@@ -124,7 +144,7 @@ def _holders() -> list[tuple[Any, str]]:
     holders: list[tuple[Any, str]] = [
         (module, name) for name in MODULES if (module := sys.modules.get(name)) is not None
     ]
-    holders.append((random.SystemRandom, "random.SystemRandom"))
+    holders += [(random.SystemRandom, "random.SystemRandom"), (Connection, "Connection")]
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "cuda"):
         holders += [(torch.Tensor, "torch.Tensor"), (torch.UntypedStorage, "torch.UntypedStorage")]

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import secrets
 import select
 import signal
 import threading
@@ -42,15 +41,16 @@ from groupbench.operators.errors import GroupbenchError, UsageError, WorkerLost
 from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
-from groupbench.operators.measure.live import HeldTo, Live, held_to, new_secret
+from groupbench.operators.measure.live import HeldTo, Live, drawn, held_to, new_secret
+from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import DYNAMO
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.tracker.exits import ExitCode
 
-LOOK = 4
-"""One in this many bursts is judged."""
+LOOK, AUDIT = 4, 8
+"""One in LOOK bursts is judged. On a CPU, one in AUDIT is followed by another, which this process times."""
 
 
 class SideQuestion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -69,6 +69,7 @@ class AbServer:
         self._judge: Judge | None = None
         self._live: Live | None = None
         self._is_right = True
+        self._copies: tuple[Copied, ...] = ()
         self._job: Job | None = None
         self._held_to: HeldTo | None = None
         self._timeout_s = 300.0
@@ -125,7 +126,7 @@ class AbServer:
         live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
         live.prepare()
         if live.going and not live.problem and not live.interpreted:
-            live.burst(new_secret(), secrets.randbits(31))
+            live.burst(new_secret(), drawn(31))
             live.finish(new_secret())
         if live.failure is None:
             live.ask("unload")
@@ -133,7 +134,7 @@ class AbServer:
             self._end_on_failure(live.failure)
             return live.failure
         assert live.prepared is not None
-        self._is_right = live.problem is None
+        self._is_right, self._copies = live.problem is None, live.copies
         flops, min_bytes = call(amounts, judged)
         return {
             "flops": flops,
@@ -166,6 +167,8 @@ class AbServer:
         assert self._timed is not None and self._job is not None
         if self._live is None or self._live.worker is not self._timed or self._live.job is not self._job:
             self._live = Live(self._job, self._timed, self._judging, held_to=self._held_to)
+            self._live.copies = self._copies
+        self._live.disturb()
         return "reloaded"
 
     def burst(self) -> list[float] | Failure:
@@ -173,13 +176,24 @@ class AbServer:
         live = self._live
         if self._timed is None or live is None:
             return Failure("error", "asked to burst before anything was loaded")
-        looked_at = self._is_right and (not live.bursts or secrets.randbelow(LOOK) == 0)
-        taken = live.burst(new_secret(), secrets.randbits(31) if looked_at else None)
+        looked_at = self._is_right and (not live.bursts or _one_in(LOOK))
+        taken = live.burst(new_secret(), drawn(31) if looked_at else None)
         if isinstance(taken, Failure):
             self._end_on_failure(taken)
             return taken
-        if self._is_right and live.problem is not None:
-            return Failure("wrong", live.problem)
+        fault = live.problem
+        if (
+            self._is_right
+            and fault is None
+            and self._device == "cpu"
+            and len(live.bursts) > 1
+            and drawn(31) % AUDIT == 0
+        ):
+            fault = live.audit()
+            live.disturb()
+        # A Failure is that of a busy machine, which the comparison copes with, or of a process that the next one names.
+        if self._is_right and isinstance(fault, str):
+            return Failure("wrong", fault)
         return list(taken.samples_ms)
 
     def unload(self) -> str | Failure:
@@ -238,6 +252,10 @@ class AbServer:
             interpreted=self._device == "cpu",
             protocol=Protocol(cudagraph=cell["cudagraph"]),
         )
+
+
+def _one_in(number: int) -> bool:
+    return drawn(31) % number == 0
 
 
 def _end(worker: Worker | None) -> None:

@@ -28,6 +28,7 @@ from groupbench.tracker.exits import ExitCode
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+CPUCLOCK_SCHED = 2
 
 LOOK_S = 0.1
 """Seconds between two checks of the memory in use."""
@@ -154,6 +155,40 @@ def descendants(ancestor: int) -> list[int]:
     for process in processes:  # grows
         processes += by_parent.get(process, [])
     return processes
+
+
+def listed_below(ancestor: int) -> list[int]:
+    """Return what `descendants` does from the lists that Linux keeps of each thread's children, in much less time.
+
+    Returns nothing if this kernel has no such lists.
+    """
+    processes = _listed(ancestor)
+    for process in processes:  # grows
+        processes += _listed(process)
+    return processes
+
+
+def _listed(parent: int) -> list[int]:
+    listed: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{parent}/task").iterdir():
+            with contextlib.suppress(OSError):
+                listed += map(int, (thread / "children").read_text().split())
+    return listed
+
+
+def processor_s(ancestor: int) -> float:
+    """Return the processor time in s of a process, of those below it, and of their children that have ended."""
+    return sum(map(_processor_s, (ancestor, *listed_below(ancestor))))
+
+
+def _processor_s(process: int) -> float:
+    """Return the processor time in s of a process and of its children that have ended; 0 if it has ended."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        ended = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[13:15]
+        # The clock of all threads of another process, as clock_getcpuclockid returns it: `stat` has ticks of 10 ms.
+        return time.clock_gettime((~process << 3) | CPUCLOCK_SCHED) + sum(map(int, ended)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 def _children() -> dict[int, list[int]]:

@@ -7,8 +7,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from groupbench.operators.measure.cell import Burst, Failure, Kept, Witnessed
+from groupbench.operators.measure.cell import Burst, Failure, Paced, Witnessed
 
 WINDOW_MS = 50.0
 """Minimum duration in ms of the consecutive calls that the parent times."""
@@ -20,8 +21,18 @@ SHARE, SLACK_MS = 0.5, 5.0
 """Time that may be missing from the samples: this share of their sum, but at least SLACK_MS, for the request itself."""
 FACTOR, LAUNCH_MS = 3.0, 0.05
 """A consecutive call may take FACTOR times as long as a timed one, plus LAUNCH_MS in ms."""
-KEEP_MS = 0.02
-"""Time in ms by which copying an output may be longer, besides FACTOR times that of the judge and SHARE of a call."""
+MOST_AUDITED, MOVE_MS = 400, 0.1
+"""Maximum number of calls of a burst that the parent times on a CPU, and the expected time in ms to move inputs."""
+PAUSE_S = 0.05
+"""Pause in s before another attempt at such a burst, which doubles each time."""
+PAID, PACE_SHARE, CALL_MS = 1.5, 0.1, 0.003
+"""Processor time of a call: at most PAID times its reported time, plus PACE_SHARE of a burst's rest and CALL_MS."""
+TINY_MS = 0.2
+"""Time in ms of a call that is too short for its processor time to tell it from the rest of a burst. It is also short
+enough for most such calls not to be descheduled on a busy machine."""
+
+REST_SHARE, REST_S = 0.01, 0.05
+"""Processor time that a cell may use between its bursts: this share of the break, and time in s."""
 
 STRETCHED, UNEVEN = 1.3, 2.0
 """Slowdown from which a device counts as shared, and the factor by which the slowdown may vary between calls."""
@@ -29,6 +40,7 @@ GAUGE_SPINS, GAUGE_CYCLES = 50, 1_000_000
 """Number and length, in SM cycles, of the spins that show whether a GPU is shared."""
 
 now = time.monotonic
+rest = time.sleep
 
 
 def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
@@ -39,48 +51,107 @@ def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
     return f"implausible: {total:.4g} ms are reported for calls that took {1e3 * took_s:.4g} ms by the parent's clock"
 
 
-def left_over(
-    bursts: Sequence[Burst],
-    again: Callable[[], Burst | Failure],
-    keep: Callable[[], Kept | Failure],
+def restless(rested_s: float, spent_s: float) -> str | None:
+    """Return why processes disturb others that used this processor time in a break of this length, or None."""
+    if spent_s <= REST_SHARE * rested_s + REST_S:
+        return None
+    return (
+        f"its processes used {spent_s:.2g} s of processor time in the {rested_s:.2g} s between its bursts, in which "
+        "others are measured"
+    )
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A burst, and what it took by the parent's clocks.
+
+    wall_ms       wall-clock time
+    processor_ms  processor time of all processes of the cell
+    blocked_ms    time in which its process waited for something other than a free processor
+    """
+
+    burst: Burst
+    wall_ms: float
+    processor_ms: float
+    blocked_ms: float = 0.0
+
+
+def audit(
+    ask: Callable[[int], Timed | Failure],
+    pace: Callable[[int], Paced | Failure],
+    median_ms: float,
     gauge: Callable[[], float | Failure],
 ) -> str | Failure | None:
-    """Return why copying the outputs of timed calls takes implausibly long, or None.
+    """Measure a burst on a CPU by this process's clocks. Return why the reported times are implausible, or None.
 
-    A backend may return at once and do its work when the harness reads the output: in a method of a tensor, a profile
-    hook, a signal handler, or a thread that holds the interpreter.
+    The judging process makes the same burst without the calls, so that the rest is the time of the calls, wherever a
+    backend does its work: in the call, before it, or when the harness copies the output. The processor time shows
+    this best, because it does not grow when other processes keep the machine busy.
 
-    bursts  bursts of the record, of which the median one is looked at
-    again   measures another burst
-    keep    returns the time that the judging process takes to copy such an output
-    gauge   returns the slowdown of work on the device compared with an idle device
+    ask        measures a burst of this many calls
+    pace       returns the time of a burst of this many calls without the calls
+    median_ms  median of the bursts of the record
+    gauge      returns the slowdown of work on the device compared with an idle device
     """
-    by_time = sorted((burst for burst in bursts if burst.keep_ms is not None), key=lambda burst: burst.keep_ms or 0)
-    if not by_time:
-        return None
-    burst = by_time[(len(by_time) - 1) // 2]
-    typical_ms = statistics.median(burst.samples_ms)
-    for _ in range(ATTEMPTS):
-        judges = keep()
-        if isinstance(judges, Failure):
-            return judges
-        kept_ms, now_ms = burst.keep_ms or 0.0, statistics.median(burst.samples_ms)
-        allowed_ms = FACTOR * judges.keep_ms + SHARE * typical_ms + KEEP_MS
-        is_late = kept_ms > allowed_ms
-        if not is_late and now_ms <= FACTOR * typical_ms + LAUNCH_MS:
+    calls = max(1, min(MOST_AUDITED, int(WINDOW_MS / (median_ms + MOVE_MS))))
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            rest(PAUSE_S * 2**attempt)
+        timed = ask(calls)
+        if isinstance(timed, Failure):
+            return timed
+        paced = pace(len(timed.burst.samples_ms))
+        if isinstance(paced, Failure):
+            return paced
+        problem = _unpaid(timed, paced, median_ms) or _parallel(timed, paced) or _elsewhere(timed, median_ms)
+        if problem is None:
             return None
-        another = again()
-        if isinstance(another, Failure):
-            return another
-        burst = another
     stretched = gauge()
     if isinstance(stretched, Failure):
         return stretched
-    if stretched >= STRETCHED and kept_ms <= UNEVEN * stretched * allowed_ms:
-        return _shared(stretched)
-    if not is_late:
-        return f"implausible: a timed call takes {now_ms:.4g} ms, and {typical_ms:.4g} ms is reported for earlier ones"
-    return f"implausible: reading an output takes {kept_ms:.4g} ms, after calls of {typical_ms:.4g} ms"
+    if stretched < STRETCHED or _parallel(timed, paced) or _unpaid(timed, paced, UNEVEN * median_ms):
+        return problem
+    return _shared(stretched)
+
+
+def _unpaid(timed: Timed, paced: Paced, median_ms: float) -> str | None:
+    """Return why the processor time of a burst is more than its calls are said to take, or None."""
+    calls = len(timed.burst.samples_ms) + 1
+    rest_ms = paced.processor_ms / calls
+    # Threads of torch that wait for the next call use their processors too.
+    waiting_ms = (paced.threads - 1) * paced.wall_ms / calls
+    call_ms = timed.processor_ms / calls - rest_ms
+    allowed_ms = PAID * (paced.threads * median_ms + waiting_ms) + PACE_SHARE * rest_ms + CALL_MS
+    if call_ms <= allowed_ms:
+        return None
+    return (
+        f"implausible: a call uses {call_ms:.4g} ms of processor time by the parent's clock, and {median_ms:.4g} ms is "
+        "reported"
+    )
+
+
+def _parallel(timed: Timed, paced: Paced) -> str | None:
+    """Return why the cell uses more processors than it may, or None."""
+    if timed.processor_ms <= PAID * paced.threads * timed.wall_ms + SLACK_MS:
+        return None
+    return (
+        f"its calls used {timed.processor_ms / timed.wall_ms:.2g} processors by the parent's clock, and have "
+        f"{paced.threads}; OMP_NUM_THREADS sets the number for all backends"
+    )
+
+
+def _elsewhere(timed: Timed, median_ms: float) -> str | None:
+    """Return why the work of a burst must have been done elsewhere or at another time, or None."""
+    samples_ms = timed.burst.samples_ms
+    total_ms, typical_ms = sum(samples_ms), statistics.median(samples_ms)
+    if timed.blocked_ms > SHARE * timed.wall_ms and timed.blocked_ms > total_ms + typical_ms + SLACK_MS:
+        return (
+            f"implausible: its process waited for {timed.blocked_ms:.4g} ms of a burst by the parent's clock, and its "
+            f"{len(samples_ms)} calls took {total_ms:.4g} ms"
+        )
+    if TINY_MS > typical_ms > FACTOR * median_ms + CALL_MS:
+        return f"implausible: a timed call takes {typical_ms:.4g} ms, and {median_ms:.4g} ms is reported for others"
+    return None
 
 
 def watch(

@@ -16,7 +16,7 @@ import resource
 import signal
 import tempfile
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -68,7 +68,7 @@ DOING = {
     "restore": "the check after its timed calls",
     "reroute": "a call with another routing",
     "compare": "judging an output",
-    "keep": "timing a copy",
+    "pace": "timing a burst without calls",
     "gauge": "looking for other work on the device",
     "unload": "its clearing away",
     "costs": "measuring the costs of a call",
@@ -191,6 +191,19 @@ MOST_BYTES = 64 << 20
 """Maximum size of one reply."""
 
 
+@dataclass(frozen=True)
+class Scheduling:
+    """The processors on which a process may run, its nice value, and its scheduling policy."""
+
+    processors: frozenset[int]
+    nice: int
+    policy: int
+
+    def __str__(self) -> str:
+        policy = "" if self.policy == os.SCHED_OTHER else f" and policy {self.policy}"
+        return f"{len(self.processors)} processors, nice {self.nice}{policy}"
+
+
 class Worker:
     """The process of one cell. Every request gets a reply: if the process dies or hangs, the reply is a Failure."""
 
@@ -265,6 +278,32 @@ class Worker:
         """Send a request and return its reply, as `receive` does."""
         self.send(request)
         return self.receive()
+
+    def processor_s(self) -> float:
+        """Return the processor time in s that the process and all processes that it has started have used so far."""
+        return warden.processor_s(self._process.pid or 0)
+
+    def ready_s(self) -> float:
+        """Return the time in s that the process has run so far, or waited for a free processor; 0 if unknown.
+
+        The rest of the time it has waited for something else. Only its first thread counts, which makes the calls.
+        """
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            process = warden.listed_below(self._process.pid or 0)[0]
+            run, waited = Path(f"/proc/{process}/schedstat").read_text().split()[:2]
+            return (int(run) + int(waited)) / 1e9
+        return 0.0
+
+    def scheduling(self) -> Scheduling | None:
+        """Return the settings by which the system schedules the process; None if it has ended."""
+        with contextlib.suppress(OSError, IndexError):
+            process = warden.listed_below(self._process.pid or 0)[0]
+            return Scheduling(
+                frozenset(os.sched_getaffinity(process)),
+                os.getpriority(os.PRIO_PROCESS, process),
+                os.sched_getscheduler(process),
+            )
+        return None
 
     def kill(self) -> None:
         """Kill the process and all processes that it has started."""

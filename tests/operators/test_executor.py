@@ -26,7 +26,7 @@ from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import host_memory, machine_code, warden, witness, worker
-from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restored, Shown, Witnessed
+from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restored, Shown
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Rerouted
@@ -311,14 +311,20 @@ class Scripted:
                 timing = "interpreted" if self.backend.startswith("triton") else "cpu"
                 return Prepared(timing, 1.0, None, (), NOTHING, repeatable=True)  # type: ignore[arg-type]
             case "burst":
-                return Burst((1.0,), None, kept=1)
+                return Burst((1.0,), None, steps=(2,))
             case "show":
-                return Shown(NOTHING, 1)
+                return Shown(NOTHING)
             case "restore":
                 return Restored()
-            case "witness":
-                return Witnessed((1.0,) * request.arguments[0])
         return Done(request.verb)
+
+    def processor_s(self) -> float:
+        return 0.0
+
+    def ready_s(self) -> float:
+        return 0.0
+
+    def scheduling(self) -> None: ...
 
     def begin_log(self) -> None: ...
 
@@ -340,6 +346,8 @@ class ScriptedJudge:
             return OutputJudgement(Accuracy(rms=0.0), None)
         return Rerouted(False) if request.verb == "can_reroute" else Done(request.verb)
 
+    def scheduling(self) -> None: ...
+
     def kill(self) -> None: ...
 
     def close(self) -> None: ...
@@ -350,7 +358,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Scripted]]:
     Scripted.log, Scripted.started = [], []
     monkeypatch.setattr(executor, "Worker", Scripted)
     monkeypatch.setattr(executor, "Judge", ScriptedJudge)
-    monkeypatch.setattr(witness, "watch", lambda ask, ms, enqueue_ms, gauge: None)
+    monkeypatch.setattr(witness, "audit", lambda ask, pace, ms, gauge: ask(1) and None)
     yield Scripted
 
 
@@ -359,7 +367,8 @@ def test_bursts_take_turns_each_round_starting_one_further(scripted: type[Script
     measure([job(name, plugins=(), protocol=Protocol(bursts=4)) for name in names])
     order = [name for verb, name in scripted.log if verb == "burst"]
     a, b, c = names
-    assert order == [a, b, c, b, c, a, c, a, b, a, b, c]
+    audits = [a, b, c]
+    assert order == [a, b, c, b, c, a, c, a, b, a, b, c, *audits]
     assert [name for verb, name in scripted.log if verb == "prepare"] == names
 
 
@@ -367,8 +376,8 @@ def test_timed_calls_are_judged(scripted: type[Scripted]) -> None:
     measure([job(name, plugins=()) for name in ("torch_loop", "helion_jagged")])
     bursts = [entry for entry in scripted.log if entry[0] in ("burst", "show")]
     assert bursts[:2] == [("burst", "torch_loop"), ("show", "torch_loop")]
-    in_a_row = 1
-    assert scripted.log.count(("show", "helion_jagged")) == FAST.bursts + in_a_row
+    audited = 1
+    assert scripted.log.count(("show", "helion_jagged")) == FAST.bursts + audited
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: graphs. They are CUDA's")
@@ -594,7 +603,8 @@ def test_no_memory_for_two_means_one_at_a_time(scripted: type[Scripted]) -> None
     names = ["torch_loop", "torch_grouped_mm"]
     jobs = [job(name, plugins=(), protocol=Protocol(bursts=2)) for name in names]
     measure(jobs, machine=Machine(Environment(device="cpu", memory_mib=1000), None))
-    assert [name for verb, name in scripted.log if verb == "burst"] == [names[0]] * 2 + [names[1]] * 2
+    with_audit = 3
+    assert [name for verb, name in scripted.log if verb == "burst"] == [names[0]] * with_audit + [names[1]] * with_audit
 
 
 SHAPE = "G=1,M_g=8192,N=8192,K=8192"  # 384 MiB in fp16

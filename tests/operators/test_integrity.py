@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ import pytest
 from groupbench.operators.integrity.__main__ import CHEATS, HONEST, measure
 from groupbench.operators.integrity.cheat import CATCHERS, Cheat, caught_by
 from groupbench.operators.measure import seal, witness
-from groupbench.operators.measure.cell import Burst, Failure, Kept, Witnessed
+from groupbench.operators.measure.cell import Burst, Failure, Paced, Witnessed
 from groupbench.operators.vet import vetted
 from groupbench.tracker.record import Record, decode, encode
 
@@ -179,35 +180,94 @@ def test_no_backend_is_blamed_for_other_work_on_the_device(
         assert (problem.status, "shared with other work" in problem.message) == ("error", True)
 
 
+@dataclass
+class Audited:
+    """A cell and a judge of which only the times are known: those of one call, and of all that is around it.
+
+    used  processors that a call uses
+    busy  slowdown of each attempt by other work, of which the last one stays
+    """
+
+    call_ms: float
+    sample_ms: float
+    slept_ms: float = 0.0
+    threads: int = 1
+    used: int = 1
+    busy: list[float] = field(default_factory=lambda: [1.0])
+    asked: list[int] = field(default_factory=list)
+
+    def ask(self, calls: int) -> witness.Timed:
+        self.asked.append(calls)
+        slowdown = self.busy.pop(0) if len(self.busy) > 1 else self.busy[0]
+        wall_ms = (calls + 1) * (self.call_ms + self.slept_ms + 0.1) * slowdown
+        processor_ms = (calls + 1) * (self.call_ms * self.used + 0.1) * min(slowdown, 1.9)
+        blocked_ms = (calls + 1) * self.slept_ms
+        return witness.Timed(Burst((self.sample_ms,) * calls, None, (2,)), wall_ms, processor_ms, blocked_ms)
+
+    def pace(self, calls: int) -> Paced:
+        return Paced((calls + 1) * 0.1, (calls + 1) * 0.1, self.threads)
+
+
+@pytest.fixture
+def without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(witness, "rest", lambda seconds: None)
+
+
 @pytest.mark.parametrize(
-    ("kept_ms", "again_ms", "stretched", "expected"),
+    ("audited", "reported_ms", "expected"),
     [
-        ([0.1, 0.1, 0.1], 0.1, 1.0, None),
-        ([0.1, 9.0, 0.1], 0.1, 1.0, None),
-        ([0.1, 9.0, 9.0], 0.1, 1.0, None),
-        ([9.0, 9.0, 9.0], 9.0, 1.0, "reading an output takes 9 ms, after calls of 1 ms"),
-        ([1.5, 1.5, 1.5], 1.5, 4.0, "shared with other work"),
-        ([90.0, 90.0, 90.0], 90.0, 4.0, "reading an output takes 90 ms"),
+        (Audited(1.0, 1.0), 1.0, None),
+        (Audited(0.003, 0.003), 0.003, None),
+        (Audited(900.0, 900.0), 900.0, None),
+        (Audited(1.0, 0.5), 0.5, "a call uses 1 ms of processor time"),
+        (Audited(1.0, 0.01), 0.01, "a call uses 1 ms of processor time"),
+        (Audited(0.04, 0.0001), 0.0001, "a call uses 0.04 ms of processor time"),
+        (Audited(1.0, 1.0), 0.1, "a call uses 1 ms of processor time"),
+        (Audited(0.0, 0.01, slept_ms=1.0), 0.01, "its process waited for"),
+        (Audited(0.0, 1.01, slept_ms=1.0), 1.01, None),
+        (Audited(0.01, 0.01), 0.0001, "a timed call takes 0.01 ms, and 0.0001 ms is reported"),
+        (Audited(0.25, 0.25, used=4), 0.25, "a call uses 1 ms of processor time"),
+        (Audited(0.25, 0.25, used=4, threads=4), 0.25, None),
     ],
-    ids=["honest", "one disturbed", "two disturbed", "left over", "shared", "shared, and left over by far"],
+    ids=[
+        *("honest", "honest and tiny", "honest and long", "half of it before the call", "all of it before the call"),
+        *("a tiny call", "forged in bursts of the record alone", "work of another process before the call"),
+        *("work of another process in the call", "forged and tiny"),
+        *("more threads than it may have", "as many threads as it may have"),
+    ],
 )
-def test_work_that_is_left_to_the_reading_of_an_output_is_found(
-    kept_ms: list[float], again_ms: float, stretched: float, expected: str | None
+def test_the_work_of_a_burst_is_paid_for(
+    audited: Audited, reported_ms: float, expected: str | None, without_rest: None
 ) -> None:
-    def burst(ms: float) -> Burst:
-        return Burst((1.0,) * 5, None, 5, None, ms)
-
-    problem = witness.left_over(
-        [burst(ms) for ms in kept_ms], lambda: burst(again_ms), lambda: Kept(0.1), lambda: stretched
-    )
-    assert (expected is None and problem is None) or (expected or "") in str(problem)
+    problem = witness.audit(audited.ask, audited.pace, reported_ms, lambda: 1.0)
+    assert problem is None if expected is None else expected in str(problem), problem
 
 
-def test_a_burst_that_is_repeated_cannot_turn_honest() -> None:
-    fast, slow = Burst((0.01,) * 5, None, 5, None, 2.0), Burst((2.0,) * 5, None, 5, None, 0.1)
-    assert "a timed call takes 2 ms, and 0.01 ms is reported" in str(
-        witness.left_over([fast], lambda: slow, lambda: Kept(0.1), lambda: 1.0)
-    )
+def test_a_machine_that_is_busy_for_a_while_blames_no_backend(without_rest: None) -> None:
+    audited = Audited(1.0, 1.0)
+    audited.busy = [9.0, 9.0, 1.0]
+    assert witness.audit(audited.ask, audited.pace, 1.0, lambda: 9.0) is None
+    assert len(audited.asked) == 3
+
+
+@pytest.mark.parametrize(("sample_ms", "expected"), [(1.0, Failure), (0.01, str)], ids=["honest", "forged by far"])
+def test_a_machine_that_stays_busy_is_named(sample_ms: float, expected: type, without_rest: None) -> None:
+    audited = Audited(1.0, sample_ms)
+    audited.busy = [9.0]
+    assert isinstance(witness.audit(audited.ask, audited.pace, sample_ms, lambda: 4.0), expected)
+
+
+def test_an_audit_ends_with_a_failure_of_either_side() -> None:
+    failure, audited = Failure("error", "why"), Audited(1.0, 1.0)
+    assert witness.audit(lambda calls: failure, audited.pace, 1.0, lambda: 1.0) is failure
+    assert witness.audit(audited.ask, lambda calls: failure, 1.0, lambda: 1.0) is failure
+
+
+@pytest.mark.parametrize(
+    ("rested_s", "spent_s", "caught"), [(1.0, 0.01, False), (0.0, 0.02, False), (10.0, 0.1, False), (1.0, 0.4, True)]
+)
+def test_a_cell_is_idle_while_others_are_measured(rested_s: float, spent_s: float, caught: bool) -> None:
+    assert (witness.restless(rested_s, spent_s) is not None) == caught
 
 
 def test_samples_cannot_take_longer_than_they_took() -> None:
@@ -250,11 +310,11 @@ def test_code_that_is_swapped_within_a_function_is_named() -> None:
     from groupbench.operators.measure import protocol
 
     seal.renew()
-    function = protocol.CpuTimer.witness
+    function = protocol.CpuTimer.burst
     before = function.__code__
-    function.__code__ = (lambda self, calls: []).__code__
+    function.__code__ = (lambda self, watch=None, samples=None: []).__code__
     try:
-        assert seal.broken() == "operators.measure.protocol.CpuTimer.witness's code"
+        assert seal.broken() == "operators.measure.protocol.CpuTimer.burst's code"
     finally:
         function.__code__ = before
     assert seal.broken() is None
