@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import click
+import msgspec
 
 from groupbench.tracker.cli.options import reading, series_filters
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, write_json, write_table
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import milliseconds
+
+MODULE = "groupbench.operators.layers"
 
 COLUMNS = (
     Column("operator", "operator"),
@@ -21,8 +26,9 @@ COLUMNS = (
     Column("ms", "latency_ms", milliseconds, right=True),
     Column("speed of light ms", "floor_ms", milliseconds, right=True),
     Column("gap", "gap", lambda gap: f"{gap:.2f}", right=True),
+    Column("of time", "time_share", lambda share: f"{100 * share:.0f}%", right=True),
     Column("to gain ms", "gain_ms", milliseconds, right=True),
-    Column("share", "share", lambda share: f"{100 * share:.0f}%", right=True),
+    Column("of gain", "share", lambda share: f"{100 * share:.0f}%", right=True),
 )
 
 
@@ -30,10 +36,15 @@ COLUMNS = (
 @click.option(
     "--run", "run_id", type=RunId(), metavar="ID", help="Use the run whose id starts with ID. Default: the newest run."
 )
+@click.option(
+    "--layer",
+    metavar="NAME",
+    help="Include only the products of one layer of a public model, such as qwen3_30b_prefill or dsv3_decode.",
+)
 @series_filters
 @output_formats
 @click.pass_context
-def gains(context: click.Context, run_id: str | None, form: Format | None, **fields: Any) -> None:
+def gains(context: click.Context, run_id: str | None, layer: str | None, form: Format | None, **fields: Any) -> None:
     """List the problems of a run by the time that an optimal kernel would save per call, largest first.
 
     The speed of light of a problem is the latency of an optimal kernel. It moves the problem's bytes and computes its
@@ -41,13 +52,16 @@ def gains(context: click.Context, run_id: str | None, form: Format | None, **fie
     measured `canary` on the same GPU.
 
     \b
-    ms     the latency of the problem's fastest backend
-    gap    ms divided by the speed of light
-    share  part of the time that all listed problems together could save
+    ms       the latency of the problem's fastest backend
+    gap      ms divided by the speed of light
+    of time  ms as part of the time of all listed problems
+    of gain  part of the time that all listed problems together could save
 
-    To see which products of a model's layer are worth the work, select them with --operator, --shape and --where.
+    With --layer, the last two columns show which product of a model's layer is worth the work. Measure the products
+    with `tritonbench --op grouped_gemm --suite decode`, prefill or training. For your own model, select its products by
+    --operator, --shape and --where.
 
-    Exit codes: 0 ok, 2 usage error, 3 no cell has a known speed of light.
+    Exit codes: 0 ok, 2 usage error, 3 no cell, or not every product of the layer, has a known speed of light.
     """
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.gains import Gain
@@ -56,13 +70,30 @@ def gains(context: click.Context, run_id: str | None, form: Format | None, **fie
     from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.query.series import narrowed
 
+    products = _products(layer) if layer is not None else ()
     with reading(context.obj) as session:
         points = points_of_run(session, find_run(session, run_id))
-        wanted = {row.sort_key for row in narrowed([p.series for p in points], Filter(**fields), exact=True)}
+        series = narrowed([point.series for point in points], Filter(**fields), exact=True)
+        if layer is not None:
+            series = [row for row in series if row.shape in products and row.mode in (fields["mode"] or ("fwd",))]
+            series = [row for row in series if row.operator in (fields["operator"] or ("grouped_gemm",))]
+        wanted = {row.sort_key for row in series}
         gains_found = find(point for point in points if point.series.sort_key in wanted)
     rows = [gain.flat() for gain in gains_found]
     if form == "json":
         write_json(rows)
     else:
         write_table(plain(Gain.columns()) if form == "csv" else COLUMNS, rows, form)
-    context.exit(ExitCode.OK if rows else ExitCode.INCOMPLETE)
+    missing = [shape for shape in products if shape not in {row["shape"] for row in rows}]
+    for shape in missing:
+        click.echo(f"groupbench gains: this run has no speed of light for {shape}", err=True)
+    context.exit(ExitCode.OK if rows and not missing else ExitCode.INCOMPLETE)
+
+
+def _products(layer: str) -> tuple[str, ...]:
+    """Return the shapes of a layer's products. Raises BadParameter for an unknown layer."""
+    done = subprocess.run([sys.executable, "-m", MODULE], stdout=subprocess.PIPE, check=True)
+    layers = msgspec.json.decode(done.stdout, type=dict[str, tuple[str, ...]])
+    if layer not in layers:
+        raise click.BadParameter(f"no layer {layer!r}; known: {', '.join(layers)}", param_hint="--layer")
+    return layers[layer]

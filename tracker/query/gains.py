@@ -17,11 +17,12 @@ class Gain:
     point: PointRow
     gap: float  # latency over the shortest time at the ceilings measured by the run's canaries
     gain_ms: float  # time saved per call at the speed of light
-    share: float  # fraction of the run's total possible gain
+    share: float  # fraction of the listed problems' total possible gain
+    time_share: float  # fraction of the listed problems' total time
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return (*SHOWN, "latency_ms", "floor_ms", "gap", "gain_ms", "share")
+        return (*SHOWN, "latency_ms", "floor_ms", "gap", "time_share", "gain_ms", "share")
 
     def flat(self) -> dict[str, Any]:
         named = {name: getattr(self.point.series, name) for name in SHOWN}
@@ -30,6 +31,7 @@ class Gain:
             "latency_ms": latency,
             "floor_ms": latency - self.gain_ms,
             "gap": self.gap,
+            "time_share": self.time_share,
             "gain_ms": self.gain_ms,
             "share": self.share,
         }
@@ -47,9 +49,15 @@ def gains(points: Iterable[PointRow]) -> list[Gain]:
     remaining = {
         key: max(0.0, (p.median_ms or 0.0) * (1 - 1 / (p.metrics or {})["sol_gap"])) for key, p in best.items()
     }
-    total = sum(remaining.values())
+    total, time = sum(remaining.values()), sum(point.median_ms or 0.0 for point in best.values())
     gain_list = [
-        Gain(point, (point.metrics or {})["sol_gap"], remaining[key], remaining[key] / total if total else 0.0)
+        Gain(
+            point,
+            (point.metrics or {})["sol_gap"],
+            remaining[key],
+            remaining[key] / total if total else 0.0,
+            (point.median_ms or 0.0) / time if time else 0.0,
+        )
         for key, point in best.items()
     ]
     return sorted(gain_list, key=lambda gain: (-gain.gain_ms, gain.point.series.sort_key))

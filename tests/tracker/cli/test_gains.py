@@ -38,6 +38,7 @@ def test_the_largest_gain_of_the_best_backend_comes_first(stored: None, cli: Cli
     assert [(row["gain_ms"], row["floor_ms"], row["share"]) for row in rows] == [(3.0, 1.0, 0.75), (1.0, 1.0, 0.25)]
     table = cli("gains")
     assert (table.exit_code, "75%" in table.stdout) == (0, True)
+    assert [row["time_share"] for row in rows] == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_filters_name_the_products_of_a_layer(stored: None, cli: Cli) -> None:
@@ -50,3 +51,43 @@ def test_without_canaries_there_is_nothing_to_list(
 ) -> None:
     cli("ingest", write([make(0)]))
     assert cli("gains").exit_code == 3
+
+
+GU, DN = "G=128,M=65536,N=1536,K=2048,routing=balanced,W=nk", "G=128,M=65536,N=2048,K=768,routing=zipf(1.2),W=nk"
+
+
+@pytest.fixture
+def measured_layer(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> Callable[..., None]:
+    """Store a run with products of a layer of Qwen3-30B, its gradient, and another problem."""
+
+    def store(*shapes: str) -> None:
+        latency = {"timing": "gpu", "bursts_ms": [[2.0]]}
+        fields: dict[str, Any] = {"latency": latency, "metrics": {"sol_gap": 2.0}}
+        records = [make(0, operator="grouped_gemm", shape=shape, **fields) for shape in (*shapes, "G=1,M_g=8,N=8,K=8")]
+        records += [make(0, operator="grouped_gemm", shape=GU, mode="bwd", **fields)]
+        assert cli("ingest", write(records)).exit_code == 0
+
+    return store
+
+
+def test_a_layer_lists_its_products(measured_layer: Callable[..., None], cli: Cli) -> None:
+    measured_layer(GU, DN)
+    done = cli("gains", "--layer", "qwen30b", "--json")
+    rows = json.loads(done.stdout)
+    assert (done.exit_code, {row["shape"] for row in rows}) == (0, {GU, DN})
+    assert [(row["mode"], row["time_share"], row["share"]) for row in rows] == [("fwd", 0.5, 0.5)] * 2
+
+
+def test_a_product_of_a_layer_that_was_not_measured_is_named(measured_layer: Callable[..., None], cli: Cli) -> None:
+    measured_layer(GU)
+    done = cli("gains", "--layer", "qwen30b", "--json")
+    assert done.exit_code == 3
+    assert len(json.loads(done.stdout)) == 1
+    assert done.stderr == f"groupbench gains: this run has no speed of light for {DN}\n"
+
+
+def test_an_unknown_layer_lists_the_known_ones(stored: None, cli: Cli) -> None:
+    done = cli("gains", "--layer", "qwen")
+    assert done.exit_code == 2
+    assert "no layer 'qwen'; known: " in done.stderr
+    assert "qwen3_30b_prefill" in done.stderr
