@@ -25,6 +25,9 @@ IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupben
 _PLAIN = re.compile(r"[\w./+ -]+")
 """A path that means the same in YAML, TOML and a quoted word of a shell."""
 
+_TEMPLATE_NAMES = {"mine", "operator", "reference", "torch"}
+"""Names that the benchmark's template uses itself."""
+
 _ADDRESS = re.compile(r"[\w./:+@%~-]+")
 """An address that means the same in all of these."""
 
@@ -43,6 +46,10 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     """
     if not operator.isidentifier() or keyword.iskeyword(operator):
         raise click.UsageError(f"--operator {operator!r} is not a Python identifier")
+    if operator in _TEMPLATE_NAMES:
+        raise click.UsageError(f"--operator {operator}: the benchmark uses this name itself; choose another one")
+    if benchmark and not benchmark.endswith(".py"):
+        raise click.UsageError(f"--benchmark {benchmark}: a benchmark is a Python file; add .py")
     folder = Path.cwd()
     repository = git.ask(folder, "rev-parse", "--show-toplevel")
     if repository is None:
@@ -96,16 +103,15 @@ def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str]) -> 
     if ci == "none":
         return []
     install = words["INSTALL"]
-    steps = []
-    if " @ " not in install:
-        steps.append(f"in the CI files: if your package index lacks {install}, replace it by an address")
+    replace = "" if " @ " in install else f"if your package index lacks {install}, replace it by an address; "
+    steps = [f"in the CI files: {replace}add the packages that your kernels need"]
     if ci == "github":
         # GitHub looks for workflows only at the top level; the action is next to groupbench.toml.
-        _write(top / ".github/workflows/groupbench.yml", "workflow.yml", words)
+        _write(_workflow(top / ".github/workflows", words), "workflow.yml", words)
         _write(folder / ".github/actions/groupbench/action.yml", "action.yml", words)
         return [*steps, "in GitHub: add a runner of your own with the labels self-hosted, linux and gpu"]
     place = f"{words['FOLDER']}groupbench.gitlab.yml"
-    _write(folder / "groupbench.gitlab.yml", "gitlab.yml", words | {"PLACE": place})
+    _write(folder / "groupbench.gitlab.yml", "gitlab.yml", words | {"PLACE": place, "JOB": _job(words["WITHIN"])})
     return [
         *steps,
         f"in .gitlab-ci.yml: include: [{{local: {place}}}]",
@@ -115,15 +121,29 @@ def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str]) -> 
 
 def _measuring_steps(operator: str, folder: Path) -> list[str]:
     """Return the commands that measure the operator, and the newest commits if there are any."""
-    # The commit adds one, so that even the only commit so far is in a range.
-    past = min(20, int(git.ask(folder, "rev-list", "--count", "--first-parent", "HEAD") or 0))
-    backfill = f"groupbench backfill HEAD~{past}.. --bisect # measure the newest {counted(past, 'commit')} too"
+    earlier = int(git.ask(folder, "rev-list", "--count", "--first-parent", "HEAD") or 0)
+    # The new commit of the step before is in the range too; `night` has measured it.
+    commits, past = ("HEAD", earlier) if earlier <= 20 else ("HEAD~21..", 20)
+    backfill = f"groupbench backfill {commits} --bisect # measure the newest {counted(past, 'earlier commit')} too"
     return [
         f"tritonbench --op {operator} # try it",
         "git add -A && git commit -m 'Measure with groupbench'",
         "groupbench night # measure today's level; repeat it after the next commit",
-        *([backfill] if past else []),
+        *([backfill] if earlier else []),
     ]
+
+
+def _job(within: str) -> str:
+    """Return a name for a folder's CI job that no other folder of the repository has."""
+    return "groupbench" if within == "." else "groupbench-" + re.sub(r"\W+", "-", within)
+
+
+def _workflow(workflows: Path, words: dict[str, str]) -> Path:
+    """Return the workflow file of a folder: the first one, unless it measures another folder."""
+    first = workflows / "groupbench.yml"
+    action = f"uses: ./{words['FOLDER']}.github/actions/groupbench"
+    measures_another = first.is_file() and action not in first.read_text()
+    return workflows / f"{_job(words['WITHIN'])}.yml" if measures_another else first
 
 
 def _requirement(extras: str) -> str:
@@ -172,6 +192,6 @@ def _ignore(path: Path) -> None:
         if missing:
             gap = "" if not before or before.endswith("\n") else "\n"
             path.write_text(before + gap + "\n".join(missing) + "\n")
-            click.echo(f"wrote {path.name}")
+            click.echo(f"wrote {path.name}" if not before else f"added {counted(len(missing), 'line')} to {path.name}")
     except OSError as error:
         raise ProjectError(f"cannot write {path}: {error.strerror}") from error

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,6 +21,7 @@ from groupbench.tracker.cli.init import init
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.night.backfill import commits_of
 from groupbench.tracker.project import ProjectError
+from groupbench.tracker.text.wording import counted
 
 
 @pytest.fixture
@@ -77,7 +80,9 @@ def test_the_backfill_it_prints_names_commits_that_exist(repository: Path, commi
     assert (line is None) == (commits == 0)
     git(repository, "commit", "-q", "--allow-empty", "-m", "Measure with groupbench")
     if line is not None:
-        assert len(commits_of(repository, line.split()[2])) == min(commits, 20)
+        newest, *earlier = commits_of(repository, line.split()[2])
+        assert newest.subject == "Measure with groupbench" and len(earlier) == min(commits, 20)
+        assert f"measure the newest {counted(len(earlier), 'earlier commit')} too" in line
 
 
 def test_an_operator_of_groupbench_needs_no_benchmark(repository: Path) -> None:
@@ -142,6 +147,21 @@ def test_in_a_folder_of_a_monorepo(repository: Path, monkeypatch: pytest.MonkeyP
     assert (inside / ".github/actions/groupbench/action.yml").exists() and (inside / "groupbench.toml").exists()
 
 
+def test_each_folder_of_a_monorepo_has_a_job(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b c", "a", "b c"):
+        (repository / name).mkdir(exist_ok=True)
+        monkeypatch.chdir(repository / name)
+        run()
+        run("--ci", "gitlab")
+    load = YAML(typ="safe").load
+    workflows = [load(path.read_text()) for path in (repository / ".github/workflows").iterdir()]
+    steps = [workflow["jobs"]["groupbench"]["steps"][1] for workflow in workflows]
+    assert sorted(step["with"]["folder"] for step in steps) == ["a", "b c"]
+    jobs = [load(path.read_text()) for path in repository.glob("*/groupbench.gitlab.yml")]
+    assert sorted(name for job in jobs for name in job) == ["groupbench-a", "groupbench-b-c"]
+    assert len({job["cache"]["key"] for of_file in jobs for job in of_file.values()}) == 2
+
+
 def test_gitlab(repository: Path) -> None:
     done = run("--ci", "gitlab")
     job = YAML(typ="safe").load((repository / "groupbench.gitlab.yml").read_text())["groupbench"]
@@ -158,6 +178,16 @@ def test_what_exists_is_kept(repository: Path) -> None:
     run()
     assert (repository / "groupbench.toml").read_text() == "mine"
     assert once.startswith("*.o\n") and (repository / ".gitignore").read_text() == once
+
+
+def test_the_names_that_the_template_uses_are_refused() -> None:
+    template = (resources.files("groupbench.tracker.night") / "templates/benchmark.txt").read_text()
+    tree = ast.parse(template.replace("@@OPERATOR@", "@X").replace("@OPERATOR@", "X"))
+    imported = {
+        name.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names
+    }
+    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)} - {"X"}
+    assert imported | defined == sys.modules["groupbench.tracker.cli.init"]._TEMPLATE_NAMES
 
 
 def test_a_second_operator_is_to_be_added_to_the_file_that_is_kept(repository: Path) -> None:
@@ -186,8 +216,11 @@ def test_a_file_that_cannot_be_written(repository: Path, name: str, monkeypatch:
     assert caught.value.exit_code == ExitCode.USAGE
 
 
-def test_a_name_that_is_no_name(repository: Path) -> None:
-    assert CliRunner().invoke(init, ["--operator", "my-norm"]).exit_code == 2
+@pytest.mark.parametrize(
+    "options", [["--operator", "my-norm"], ["--operator", "torch"], ["--benchmark", "bench.txt"]], ids=" ".join
+)
+def test_a_name_that_is_no_name(options: list[str], repository: Path) -> None:
+    assert CliRunner().invoke(init, options).exit_code == 2
     assert files(repository) == set()
 
 
