@@ -112,8 +112,21 @@ def is_shallow(folder: str | os.PathLike[str] = ".") -> bool:
 
 def unknown_commit(name: str, folder: str | os.PathLike[str], otherwise: str) -> str:
     """Return the error for a commit that git does not know here, with advice: a shallow clone lacks most commits."""
-    advice = "this is a shallow clone: run `git fetch --unshallow`" if is_shallow(folder) else otherwise
+    if is_shallow(folder):
+        advice = "this is a shallow clone: run `git fetch --unshallow`"
+    else:
+        meant = _similar_name(name, folder)
+        advice = otherwise if meant is None else f"did you mean {meant!r}?"
     return f"git knows no commit {name!r} in {folder}; {advice}"
+
+
+def _similar_name(name: str, folder: str | os.PathLike[str]) -> str | None:
+    """Return the branch or tag that a mistyped name, or a name of another remote, probably means."""
+    from difflib import get_close_matches  # needed only for errors
+
+    known = (ask(folder, "for-each-ref", "--format=%(refname:short)") or "").split()
+    elsewhere = [ref for ref in known if ref.rpartition("/")[2] == name.rpartition("/")[2]]
+    return next(iter(elsewhere or get_close_matches(name, known, n=1)), None)
 
 
 def first_parents(commit: str) -> tuple[list[str], bool] | None:

@@ -71,8 +71,13 @@ class Recipe:
 AS_IT_IS = Recipe()
 
 
-def resolve(repo: Path, commit: str) -> str:
-    """Return the full hash of a commit, tag, branch or any other name of a commit. Raises WorktreeError."""
+def resolve(repo: Path, commit: str, otherwise: str = "no folder has that name either") -> str:
+    """Return the full hash of a commit, tag, branch or any other name of a commit.
+
+    otherwise  advice for an unknown commit, if nothing better is known
+
+    Raises WorktreeError.
+    """
     if not commit or "\0" in commit:
         raise WorktreeError("the name of a commit is empty or contains a NUL character")
     try:
@@ -81,7 +86,7 @@ def resolve(repo: Path, commit: str) -> str:
         raise WorktreeError(f"{error.message}; or give folders instead of commits") from error
     full = git.rev_parse(commit, repo)
     if full is None:
-        raise WorktreeError(git.unknown_commit(commit, repo, "no folder has that name either"))
+        raise WorktreeError(git.unknown_commit(commit, repo, otherwise))
     return full
 
 

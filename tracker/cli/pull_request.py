@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker import git
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
-from groupbench.tracker.cli.here import recipe_of
+from groupbench.tracker.cli.here import program_of, recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt
 from groupbench.tracker.cli.options import WAIT, cell_budget_option, min_effect_same_option, plan_device_option
 from groupbench.tracker.cli.output import say, write_table
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text import repro
+from groupbench.tracker.text.wording import counted
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult, Bench
@@ -72,17 +75,28 @@ def pull_request(
     os.chdir(project.folder)
     places.clear()
     recipe = recipe_of(context, None)
+    comparisons = places.artifacts / "comparisons.jsonl"
     with (
         open_sides(first, last, repo=project.folder, recipe=recipe) as sides,
         Bench(*sides, budget_s=budget, min_effect=min_effect, only_changed=True, progress=progress_line(),
-              records=places.artifacts / "comparisons.jsonl") as bench,
+              records=comparisons) as bench,
     ):  # fmt: skip
-        cells = _cells(bench, project, device)
-        say(announced(len(cells), str(bench.device), budget))
-        for cell in cells:
-            bench.compare(cell)
+        cells: list[AbCell] = []
+        try:
+            cells += _cells(bench, project, device)
+            measured_on = str(bench.device)  # None after the end of the bench
+            say(announced(len(cells), measured_on, budget))
+            for cell in cells:
+                bench.compare(cell)
+        except KeyboardInterrupt:
+            done = f"{len(bench.results)} of {counted(len(cells), 'cell')} compared"
+            where = f", kept in {comparisons}" if bench.results else ""
+            say(f"groupbench: interrupted; {done}{where}; there is no comment, and a repeated run compares all cells")
+            raise
     code = exit_code(bench.results)
+    commits = int(git.ask(project.folder, "rev-list", "--count", "--no-merges", f"{first}..{last}") or 0)
     text = _comment(bench.results, code, first, last)
+    text += _search(program_of(context), bench.results, commits, first, last, measured_on)
     (places.artifacts / "comment.md").write_text(text)
     click.echo(text)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
@@ -93,19 +107,21 @@ def pull_request(
 
 def _ends(folder: Path, base: str, head: str) -> tuple[str, str]:
     """Return the hashes of the merge base and the head. Raises WorktreeError, UsageError."""
-    from groupbench.tracker import git
     from groupbench.tracker.ab.worktree import resolve
 
     git.require_repository(folder)
-    first, last = resolve(folder, base), resolve(folder, head)
+    first, last = (resolve(folder, name, "check the spelling, or fetch it") for name in (base, head))
     common = (git.ask(folder, "merge-base", first, last) or "").strip()
     if not common:
-        raise click.UsageError(f"{base} and {last[:10]} have no common commit here; fetch the full history")
+        advice = "run `git fetch --unshallow`" if git.is_shallow(folder) else "compare commits of one history"
+        raise click.UsageError(f"{base} and {last[:10]} have no common commit here; {advice}")
     if common == last:
         raise click.UsageError(
             f"{base} already contains {last[:10]}: nothing to compare. Give an earlier commit, such as HEAD~1; "
             "for uncommitted changes use `groupbench ab HEAD . --operator NAME`"
         )
+    if head == "HEAD" and git.ask(folder, "status", "--porcelain", "--untracked-files=no"):
+        say("groupbench: uncommitted changes are left out: the commit of HEAD is compared")
     return common, last
 
 
@@ -141,3 +157,14 @@ def _comment(results: list[AbResult], code: int, base: str, head: str) -> str:
         write_table([column for column in COLUMNS if column.key in KEPT], [as_row(each) for each in shown], "md")
     first = f"**groupbench: {conclusion}.** `{head[:10]}` compared with its merge base `{base[:10]}` on one device."
     return f"{first}\n\n{table.getvalue()}"
+
+
+def _search(program: list[str], results: list[AbResult], commits: int, base: str, head: str, device: str) -> str:
+    """Return the command that finds the commit of the worst cell, as Markdown; nothing if there is only one commit."""
+    worse = [result for result in results if result.is_worse]
+    if not worse or commits < 2:
+        return ""
+    worst = max(worse, key=lambda result: (result.direction == "slower", result.change or 0.0))
+    metric = "latency" if worst.direction == "slower" else "accuracy"
+    command = repro.search_cell(program, worst.cell, base, head, metric, device)
+    return f"\nTo find which of the {commits} commits made it worse:\n\n```bash\n{command.replace('`', '')}\n```\n"

@@ -10,8 +10,8 @@ from groupbench.tracker.metrics import Metric
 from groupbench.tracker.record import Environment
 
 
-class Measurable(Protocol):
-    """The fields that identify a cell, as a series has them."""
+class Comparable(Protocol):
+    """The fields that identify a cell to the commands that compare two commits."""
 
     @property
     def operator(self) -> str: ...
@@ -23,6 +23,11 @@ class Measurable(Protocol):
     def dtype(self) -> str: ...
     @property
     def shape(self) -> str: ...
+
+
+class Measurable(Comparable, Protocol):
+    """The fields that identify a cell, as a series has them."""
+
     @property
     def host(self) -> str: ...
     @property
@@ -56,8 +61,7 @@ def measure(cell: Measurable, commit: str | None, environment: Environment | Non
 
 def compare(cell: Measurable, base: str, head: str, environment: Environment | None) -> str:
     """Return the command that measures a cell at two commits alternately, on its device."""
-    words = ["groupbench", "ab", base, head, "--operator", cell.operator, "--backend", cell.backend]
-    words += ["--shape", cell.shape, "--dtype", cell.dtype, "--mode", cell.mode]
+    words = ["groupbench", "ab", base, head, *_selected(cell)]
     words += ["--input-seed", str(cell.seed)] if cell.seed else []
     _, *timing = cell.protocol.split("+")  # an A/B has a protocol of its own, which takes these two
     words += [word for part in timing if part == "cudagraph" or part.startswith("idle=") for word in _option(part)]
@@ -78,6 +82,22 @@ def search(program: list[str], series: int, base: str, head: str, metric: str, e
     words = [*program, "bisect", base, head, "--series", str(series)]
     words += ["--metric", metric] if metric != "latency" else []
     return _visible(environment) + shlex.join([*words, *_device(environment)])
+
+
+def search_cell(program: list[str], cell: Comparable, base: str, head: str, metric: str, device: str) -> str:
+    """Return the command that finds the commit in `base..head` that changed a cell, without a database.
+
+    program  `groupbench` with its own options
+    metric   one of SEARCHED
+    """
+    words = [*program, "bisect", base, head, *_selected(cell)]
+    words += ["--metric", metric] if metric != "latency" else []
+    return shlex.join([*words, "--device", device])
+
+
+def _selected(cell: Comparable) -> list[str]:
+    words = ["--operator", cell.operator, "--backend", cell.backend]
+    return [*words, "--shape", cell.shape, "--dtype", cell.dtype, "--mode", cell.mode]
 
 
 def _protocol(label: str) -> list[str]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 from repositories import git
 
 from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide
+from groupbench.tracker.ab.result import SideAccuracy
 from groupbench.tracker.ab.worktree import WorktreeError
-from groupbench.tracker.cli.pull_request import _cells, _comment, _ends
+from groupbench.tracker.cli import main
+from groupbench.tracker.cli.bisect import bisect
+from groupbench.tracker.cli.pull_request import _cells, _comment, _ends, _search
 from groupbench.tracker.project import PlanEntry, Project, ProjectSettings
 
 
@@ -40,6 +47,31 @@ def test_what_the_base_holds_already_is_nothing_to_compare(head: str, repository
 def test_a_commit_that_git_does_not_know(repository: Path) -> None:
     with pytest.raises(WorktreeError, match="nonsense"):
         _ends(repository, "nonsense", "main")
+
+
+def test_a_name_of_another_remote_suggests_the_branch(repository: Path) -> None:
+    with pytest.raises(WorktreeError, match=r"git knows no commit 'origin/main' in .*; did you mean 'main'\?$"):
+        _ends(repository, "origin/main", "change")
+
+
+def test_a_shallow_clone_is_named(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    clone = tmp_path_factory.mktemp("clone")
+    git(clone, "clone", "-q", "--depth", "1", f"file://{repository}", ".")
+    with pytest.raises(WorktreeError, match="this is a shallow clone: run `git fetch --unshallow`"):
+        _ends(clone, "HEAD~1", "HEAD")
+    git(clone, "fetch", "-q", "--depth", "1", "origin", "change")
+    with pytest.raises(click.UsageError, match="no common commit here; run `git fetch --unshallow`"):
+        _ends(clone, "FETCH_HEAD", "HEAD")
+
+
+def test_uncommitted_changes_are_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    git(repository, "switch", "-q", "change")
+    (repository / "new").touch()
+    _ends(repository, "main", "HEAD")
+    assert capsys.readouterr().err == ""
+    git(repository, "add", "new")
+    _ends(repository, "main", "HEAD")
+    assert "uncommitted changes are left out" in capsys.readouterr().err
 
 
 class Bench:
@@ -80,3 +112,89 @@ def test_the_comment_begins_with_the_verdict_and_shows_changes_first() -> None:
         "**groupbench: something got worse.** `cccccccccc` compared with its merge base `bbbbbbbbbb`"
     )
     assert text.index("| slower |") < text.index("| same | N=1") if "| same | N=1" in text else "| slower |" in text
+
+
+def worse(backend: str, effect: float, head: str = "ok") -> AbResult:
+    accurate = {"base_accuracy": SideAccuracy("ok", 1e-7), "head_accuracy": SideAccuracy(head, 1e-7)}
+    verdict: Any = "different" if effect else "same"
+    cell = AbCell("op", backend, "N=1", "fp32", mode="bwd")
+    return AbResult(cell, AbSide("x"), AbSide("x"), verdict, effect=effect, base_ms=1.0, **accurate)
+
+
+SEARCHES = {
+    "the slowest": ([worse("a", 0.1), worse("b", 0.3), worse("wrong", 0.0, "wrong")], "b", []),
+    "a wrong one": ([worse("wrong", 0.0, "wrong")], "wrong", ["--metric", "accuracy"]),
+}
+
+
+@pytest.mark.parametrize(("results", "searched", "more"), SEARCHES.values(), ids=SEARCHES)
+def test_the_comment_ends_with_the_search_among_several_commits(
+    results: list[AbResult], searched: str, more: list[str]
+) -> None:
+    *_, command, _ = _search(["groupbench"], results, 2, "b" * 40, "c" * 40, "cpu").splitlines()
+    cell = ["--operator", "op", "--backend", searched, "--shape", "N=1", "--dtype", "fp32", "--mode", "bwd"]
+    assert shlex.split(command) == ["groupbench", "bisect", "b" * 40, "c" * 40, *cell, *more, "--device", "cpu"]
+    bisect.make_context("bisect", shlex.split(command)[2:])  # all options exist
+
+
+def test_one_commit_or_nothing_worse_needs_no_search() -> None:
+    assert _search(["groupbench"], [worse("a", 0.1)], 1, "b", "c", "cpu") == ""
+    assert _search(["groupbench"], [worse("a", -0.1)], 2, "b", "c", "cpu") == ""
+
+
+class Bisectable(Bench):
+    """Finds every cell slower. Like the real bench, it has a device only until it is closed."""
+
+    device: str | None = "cpu"
+
+    def __init__(self, *sides: Any, **options: Any) -> None:
+        super().__init__()
+        self.results: list[AbResult] = []
+
+    def __enter__(self) -> Bisectable:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.device = None
+
+    def compare(self, cell: AbCell) -> None:
+        self.results.append(worse(cell.backend, 0.1))
+
+
+@pytest.fixture
+def invoke(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[Bisectable]], str]:
+    """Return a function that compares two backends of a branch with two commits, and returns the output."""
+    git(repository, "switch", "-q", "change")
+    git(repository, "commit", "-q", "--allow-empty", "-m", "Another change")
+    (repository / "groupbench.toml").write_text('[[measure]]\noperator = "a"\nonly = ["x", "y"]\n')
+    monkeypatch.chdir(repository)
+    monkeypatch.setattr("signal.signal", lambda *arguments: None)
+    monkeypatch.setattr("groupbench.tracker.ab.bench.open_sides", lambda *ends, **options: nullcontext(ends))
+    monkeypatch.setattr("groupbench.tracker.night.measuring.ensure_alone", lambda *arguments: None)
+
+    def run(bench: type[Bisectable]) -> str:
+        monkeypatch.setattr("groupbench.tracker.ab.bench.Bench", bench)
+        return CliRunner().invoke(main, ["pull-request", "main"], standalone_mode=False).output
+
+    return run
+
+
+def test_the_command_writes_the_comment_with_the_search(
+    repository: Path, invoke: Callable[[type[Bisectable]], str]
+) -> None:
+    invoke(Bisectable)
+    text = (repository / "artifacts/comment.md").read_text()
+    assert "To find which of the 2 commits made it worse:" in text and "--device cpu\n```\n" in text
+
+
+def test_an_interrupt_names_the_comparisons_that_are_kept(
+    repository: Path, invoke: Callable[[type[Bisectable]], str]
+) -> None:
+    class Interrupted(Bisectable):
+        def compare(self, cell: AbCell) -> None:
+            if self.results:
+                raise KeyboardInterrupt
+            super().compare(cell)
+
+    assert "interrupted; 1 of 2 cells compared, kept in artifacts/comparisons.jsonl; " in invoke(Interrupted)
+    assert not (repository / "artifacts/comment.md").exists()
