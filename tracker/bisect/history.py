@@ -61,20 +61,24 @@ def read_history(repository: Path, good: str, bad: str, paths: Sequence[str] = (
     base = bases[0]
     if base == bad != good:
         raise BisectError(f"BAD ({bad[:10]}) is an ancestor of GOOD ({good[:10]}): give the older commit first")
-    form = "%m%x00%H%x00%P%x00%an%x00%s"
-    log = git.run(repository, "log", "--boundary", "--topo-order", f"--format={form}", f"{base}..{bad}", "--")
-    rows = [line.split("\0") for line in log.split("\n") if line.count("\0") >= 4]
+    rows = _log(repository, "--boundary", "--topo-order", f"{base}..{bad}")
     listed = {row[1] for row in rows}
     ends = [each for each in dict.fromkeys((good, base, bad)) if each not in listed]
     if ends:
-        log = git.run(repository, "log", "--no-walk=unsorted", f"--format={form}", *ends, "--")
-        rows += [["-", *line.split("\0")[1:]] for line in log.split("\n") if line.count("\0") >= 4]
+        rows += [["-", *row[1:]] for row in _log(repository, "--no-walk=unsorted", *ends)]
     keys = _keys(repository, [row[1] for row in rows], paths)
     commits = {
         row[1]: BisectCommit(row[1], tuple(row[2].split()), keys[row[1]], "\0".join(row[4:]), row[3]) for row in rows
     }
     inside = frozenset(row[1] for row in rows if row[0] == ">")
     return History(commits, good, bad, base, inside)
+
+
+def _log(repository: Path, *arguments: str) -> list[list[str]]:
+    """Return `git log` as rows of mark, hash, parents, author and subject, which may be in several parts."""
+    form = "%m%x00%H%x00%P%x00%an%x00%s"
+    log = git.run(repository, "log", f"--format={form}", *arguments, "--")
+    return [line.split("\0") for line in log.split("\n") if line.count("\0") >= 4]
 
 
 def history_of_releases(package: str, versions: Sequence[str]) -> History:

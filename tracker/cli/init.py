@@ -44,20 +44,14 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     Existing files are kept. Files that runs write are added to .gitignore. An operator that comes with groupbench, such
     as grouped_gemm, needs no benchmark, so none is written.
     """
-    if not operator.isidentifier() or keyword.iskeyword(operator):
-        raise click.UsageError(f"--operator {operator!r} is not a Python identifier")
-    if operator in _TEMPLATE_NAMES:
-        raise click.UsageError(f"--operator {operator}: the benchmark uses this name itself; choose another one")
-    if benchmark and not benchmark.endswith(".py"):
-        raise click.UsageError(f"--benchmark {benchmark}: a benchmark is a Python file; add .py")
     folder = Path.cwd()
     repository = git.ask(folder, "rev-parse", "--show-toplevel")
     if repository is None:
         say("groupbench: no git repository here, so runs have no commit; run `git init` first")
-    top = Path((repository or str(folder)).strip())
+    top = folder if repository is None else Path(repository.strip())
     within = folder.resolve().relative_to(top.resolve()).as_posix()
     bench = benchmark or f"bench_{operator}.py"
-    _refuse_special(within, bench)
+    _refuse_names(operator, within, bench)
     words = {
         "OPERATOR": operator,
         "BENCHMARK": bench,
@@ -74,18 +68,23 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
     ci_steps = _write_workflow(ci or _service(folder), folder, top, words)
     _ignore(folder / ".gitignore")
     steps = [] if repository else ["git init # a run records its commit"]
-    if plan is None and f'"{operator}"' not in (folder / NAME).read_text():
-        plugin = "" if ours else f", and {bench} to plugins"
-        steps.append(f'add to {NAME}: a [[measure]] with operator = "{operator}"{plugin}')
+    if plan is None:
+        steps += _planning_steps(operator, folder, None if ours else bench)
     if made is not None:
         steps.append(f"edit {bench}: make the inputs, and call your kernel")
     steps += [*_measuring_steps(operator, folder), *ci_steps]
     click.echo("\n  ".join(["next:", *map(printable, steps)]), err=True)
 
 
-def _refuse_special(*names: str) -> None:
-    """Raise UsageError for a name that means something else in a shell or in YAML."""
-    for name in names:
+def _refuse_names(operator: str, within: str, bench: str) -> None:
+    """Raise UsageError for an operator that the template cannot use, or a name that means something else in YAML."""
+    if not operator.isidentifier() or keyword.iskeyword(operator):
+        raise click.UsageError(f"--operator {operator!r} is not a Python identifier")
+    if operator in _TEMPLATE_NAMES:
+        raise click.UsageError(f"--operator {operator}: the benchmark uses this name itself; choose another one")
+    if not bench.endswith(".py"):
+        raise click.UsageError(f"--benchmark {bench}: a benchmark is a Python file; add .py")
+    for name in (within, bench):
         if not _PLAIN.fullmatch(name):
             raise click.UsageError(
                 f"the name {name!r} has characters that a shell or YAML would interpret: rename it, "
@@ -117,6 +116,14 @@ def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str]) -> 
         f"in .gitlab-ci.yml: include: [{{local: {place}}}]",
         "in GitLab: add a runner of your own with the tag gpu, and create a pipeline schedule",
     ]
+
+
+def _planning_steps(operator: str, folder: Path, plugin: str | None) -> list[str]:
+    """Return the step that adds the operator to a plan which existed before, if the plan lacks it."""
+    if f'"{operator}"' in (folder / NAME).read_text():
+        return []
+    further = "" if plugin is None else f", and {plugin} to plugins"
+    return [f'add to {NAME}: a [[measure]] with operator = "{operator}"{further}']
 
 
 def _measuring_steps(operator: str, folder: Path) -> list[str]:

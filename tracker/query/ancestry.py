@@ -8,7 +8,8 @@ first run. A wrong clock never puts a commit before its parent.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -52,15 +53,10 @@ def ordered(commits: Iterable[CommitNode]) -> list[CommitNode]:
     its oldest commit.
     """
     nodes = {node.hash: node for node in commits}
-    children: dict[str, list[str]] = {hash_: [] for hash_ in nodes}
-    waiting: dict[str, int] = {}
-    for node in nodes.values():
-        parents = {parent for parent in node.parents if parent in nodes and parent != node.hash}
-        waiting[node.hash] = len(parents)
-        for parent in parents:
-            children[parent].append(node.hash)
+    children = _children(nodes)
+    waiting = Counter(child for of_parent in children.values() for child in of_parent)
     rank = {node.hash: (node.when, node.hash) for node in nodes.values()}
-    ready = [rank[hash_] for hash_, number in waiting.items() if number == 0]
+    ready = [rank[hash_] for hash_ in nodes if not waiting[hash_]]
     heapq.heapify(ready)
     placed: list[CommitNode] = []
     done: set[str] = set()
@@ -77,6 +73,16 @@ def ordered(commits: Iterable[CommitNode]) -> list[CommitNode]:
             if waiting[child] == 0 and child not in done:
                 heapq.heappush(ready, rank[child])
     return placed
+
+
+def _children(nodes: Mapping[str, CommitNode]) -> dict[str, list[str]]:
+    """Return the children of each commit, by hash."""
+    children: dict[str, list[str]] = {hash_: [] for hash_ in nodes}
+    for node in nodes.values():
+        for parent in dict.fromkeys(node.parents):
+            if parent in nodes and parent != node.hash:
+                children[parent].append(node.hash)
+    return children
 
 
 def _oldest_of_cycle(nodes: dict[str, CommitNode], done: set[str], rank: dict[str, tuple[datetime, str]]) -> str:

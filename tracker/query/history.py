@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from groupbench.tracker.query.filters import Filter, commit_range
 from groupbench.tracker.query.lines import CommitLine, FirstParents, every_line, line_through
 from groupbench.tracker.query.points import points_where
 from groupbench.tracker.query.resolve import commits_between, on_branch, resolve_commit
-from groupbench.tracker.query.rows import HistoryRow, PointRow, SeriesRow
+from groupbench.tracker.query.rows import HistoryRow, PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_row, run_select
 from groupbench.tracker.query.series import find_series, names, series_select
 from groupbench.tracker.store.chunks import chunks
@@ -54,33 +54,41 @@ def history(
     """
     series = {row.pk: row for row in find_series(session, where)}
     over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
-    states = [resolve_commit(session, text, git.rev_parse) for text in where.commit]
-    ranges = [commits_between(session, text) for text in where.commits]
-    points = [p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), series=series)]
-
-    def chosen(point: PointRow) -> bool:
-        return (
-            (where.since is None or point.run.started >= where.since)
-            and (where.until is None or point.run.started < where.until)
-            and all(point.run.commit in hashes for hashes in ranges)
-            and (not states or point.run.state in states)
-        )
-
+    chosen = _choice(session, where)
+    points = _points(session, series, where.branch if len(where.branch) > 1 else ())
     line = _line(session, where, all_branches, first_parents)
-    if len(where.branch) > 1:
-        points = [point for point in points if point.run.branch in where.branch]
     along = line.along(points)
-    rows = [row for row in changes(along) if chosen(row.point)]
-    others = sum(map(chosen, points)) - len(rows)
-    notes = [line.note] if line.note else []
-    if others and not where.branch:
-        notes.append(f"{counted(others, 'result')} of other branches left out; --all lists them")
-    if limit is not None:
-        rows = _newest_of_each(rows, limit)
+    rows = [row for row in changes(along) if chosen(row.point.run)]
+    others = 0 if where.branch else sum(chosen(point.run) for point in points) - len(rows)
+    omitted = f"{counted(others, 'result')} of other branches left out; --all lists them" if others else None
+    rows = rows if limit is None else _newest_of_each(rows, limit)
     if baseline is not None:
         rows = _with_speedups(session, rows, over)
     ids = {point.run.pk: point.run.id for point in along}
-    return BranchHistory(rows, tuple(ids[key] for key in reversed(line.runs) if key in ids), tuple(notes))
+    runs = tuple(ids[key] for key in reversed(line.runs) if key in ids)
+    return BranchHistory(rows, runs, tuple(filter(None, (line.note, omitted))))
+
+
+def _points(session: Session, series: Mapping[int, SeriesRow], branches: Collection[str]) -> list[PointRow]:
+    """Return the points of some series, on some branches or all."""
+    points = [p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), series=series)]
+    return [point for point in points if point.run.branch in branches] if branches else points
+
+
+def _choice(session: Session, where: Filter) -> Callable[[RunRow], bool]:
+    """Return whether a filter's dates and commits select a run. Raises QueryError for an unknown commit."""
+    states = [resolve_commit(session, text, git.rev_parse) for text in where.commit]
+    ranges = [commits_between(session, text) for text in where.commits]
+
+    def chosen(run: RunRow) -> bool:
+        return (
+            (where.since is None or run.started >= where.since)
+            and (where.until is None or run.started < where.until)
+            and all(run.commit in hashes for hashes in ranges)
+            and (not states or run.state in states)
+        )
+
+    return chosen
 
 
 def _line(session: Session, where: Filter, all_branches: bool, first_parents: FirstParents | None) -> CommitLine:

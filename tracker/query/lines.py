@@ -99,21 +99,31 @@ def _tip(commit: str, stored: _Stored, first_parents: FirstParents | None, branc
     by_git = first_parents(branch or "HEAD") if first_parents is not None else None
     if by_git is not None and commit in by_git[0]:
         return next(each for each in by_git[0] if each in stored.parents)
-    children: dict[str, dict[str, None]] = {}
-    for _, _, child in sorted(stored.runs, key=lambda run: run[1]):  # at a fork, follow the child measured last
-        if stored.parents[child]:
-            children.setdefault(stored.parents[child][0], {})[child] = None
-    branch_of_commit = branch or stored.branches.get(commit)
+    return _newest_descendant(commit, stored, branch)
+
+
+def _newest_descendant(commit: str, stored: _Stored, branch: str | None) -> str:
+    """Return the newest measured descendant of `commit` by the stored parents, on the branch or on its own."""
+    children = _first_children(stored)
+    branches = (branch or stored.branches.get(commit), None)
     seen = {commit}
     while True:
         after = [child for child in children.get(commit, ()) if child not in seen]
-        same = [child for child in after if stored.branches[child] in (branch_of_commit, None)]
-        if branch is None:
-            same = same or after
-        if not same:
+        same = [child for child in after if stored.branches[child] in branches]
+        following = same if branch is not None else same or after
+        if not following:
             return commit
-        commit = same[-1]
+        commit = following[-1]
         seen.add(commit)
+
+
+def _first_children(stored: _Stored) -> dict[str, list[str]]:
+    """Return the measured commits by their first parent; at a fork, the one measured last comes last."""
+    children: dict[str, dict[str, None]] = {}
+    for _, _, child in sorted(stored.runs, key=lambda run: run[1]):
+        if stored.parents[child]:
+            children.setdefault(stored.parents[child][0], {})[child] = None
+    return {parent: list(of_parent) for parent, of_parent in children.items()}
 
 
 def _line_to(
