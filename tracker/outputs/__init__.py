@@ -61,9 +61,10 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> OutputTarget:
     if form == "badge" and place and not place.lower().endswith((".svg", ".json")):
         raise OutputError(f"badge={place}: the name must end in .svg, or in .json for shields.io")
     step_summary = environ.get(SUMMARY_FILE, "") if form == "summary" else ""
-    if not place and not step_summary:
+    place = place or step_summary
+    if not place:
         raise OutputError(f"{form}: needs a file, {form}=FILE" + (f" or {SUMMARY_FILE}" if form == "summary" else ""))
-    return OutputTarget(form, place or step_summary, append=(place or step_summary) == step_summary)
+    return OutputTarget(form, place, append=place == step_summary)
 
 
 def write(result: GateResult, targets: Sequence[OutputTarget], *, always: bool = False) -> list[str]:

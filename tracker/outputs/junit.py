@@ -17,12 +17,14 @@ _NOTE = 300
 _LONGEST = 20_000
 """Most characters of a compiler's message."""
 
+_Cases = list[tuple[Judged | None, ElementTree.Element]]
+
 
 def render(result: GateResult) -> str:
     gate = result.gate
     top = ElementTree.Element("testsuites", name="groupbench")
     overall = ElementTree.Element("testcase", classname="groupbench", name="gate", time="0.000")
-    cases: dict[str, list[tuple[Judged | None, ElementTree.Element]]] = {"groupbench gate": [(None, overall)]}
+    cases: dict[str, _Cases] = {"groupbench gate": [(None, overall)]}
     named: set[int] = set()
     red = False
     for row in gate.rows:
@@ -34,30 +36,28 @@ def render(result: GateResult) -> str:
         cases.setdefault(row.series.operator, []).append((row, element))
     if gate.exit_code and not red:  # an empty run must not pass
         _child(overall, "error", gate.word, gate.summary, gate.summary)
-    total = {"tests": 0, "failures": 0, "errors": 0}
     for name, members in cases.items():
-        elements = [element for _, element in members]
-        seconds = sum(row.point.duration_s or 0.0 for row, _ in members if row is not None and row.point is not None)
-        counts = {
-            "tests": len(elements),
-            "failures": sum(element.find("failure") is not None for element in elements),
-            "errors": sum(element.find("error") is not None for element in elements),
-            "skipped": sum(element.find("skipped") is not None for element in elements),
-        }
-        suite = ElementTree.SubElement(top, "testsuite", name=_text(name))
-        for key, number in counts.items():
-            suite.set(key, str(number))
-        suite.set("time", f"{seconds:.3f}")
-        suite.set("timestamp", f"{gate.run.started:%Y-%m-%dT%H:%M:%S}")
+        suite = _suite(name, members, result)
         if name == "groupbench gate":
             _properties(suite, result)
-        suite.extend(elements)
-        for key in total:
-            total[key] += counts[key]
-    for key, number in total.items():
-        top.set(key, str(number))
+        suite.extend(element for _, element in members)
+        top.append(suite)
+    for key in ("tests", "failures", "errors"):
+        top.set(key, str(sum(int(suite.get(key, "0")) for suite in top)))
     ElementTree.indent(top)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(top, encoding="unicode") + "\n"
+
+
+def _suite(name: str, members: _Cases, result: GateResult) -> ElementTree.Element:
+    """Return the suite of some cases, still without them: its counts, time and start."""
+    elements = [element for _, element in members]
+    seconds = sum(row.point.duration_s or 0.0 for row, _ in members if row is not None and row.point is not None)
+    suite = ElementTree.Element("testsuite", name=_text(name), tests=str(len(elements)))
+    for key, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(key, str(sum(element.find(tag) is not None for element in elements)))
+    suite.set("time", f"{seconds:.3f}")
+    suite.set("timestamp", f"{result.gate.run.started:%Y-%m-%dT%H:%M:%S}")
+    return suite
 
 
 def _properties(suite: ElementTree.Element, result: GateResult) -> None:
