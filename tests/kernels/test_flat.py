@@ -125,7 +125,7 @@ def test_every_pointer_config_is_right(rows, make_case, make_inputs, device, poi
 def test_illegal_configs_have_a_reason():
     large = flat.CONFIGS["large"]
     for change, text in (
-        ({"block_m": 48}, "powers of two"),
+        ({"block_m": 48}, "a power of two"),
         ({"num_stages": 5}, "bytes"),
         ({"split_store": False}, "output tile"),
         ({"swap": True}, "stored whole"),

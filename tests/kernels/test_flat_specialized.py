@@ -118,7 +118,7 @@ def test_gate_up_derives_its_config_from_the_plain_kernel():
         ({"per_sm": 2}, "one program per SM"),
         ({"swap": True}, "no swap"),
         ({"halves": True}, "no swap"),
-        ({"lockstep": 3}, "lockstep is 0 or 4"),
+        ({"lockstep": 3}, "lockstep must be 0, or at least 4"),
     ],
 )
 def test_illegal_configs_have_a_reason(change, text):

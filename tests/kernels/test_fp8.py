@@ -282,7 +282,7 @@ REFUSED = {
     "scales_by_rows": ((Y[0], Y[1].contiguous(), *Y[2:]), {}, "stride 1 over rows"),
     "odd_rows": ((X[0].contiguous().view(-1)[: 61 * 271].view(61, 271), X[1], X[2][..., :271], *X[3:]), {}, "a's rows"),
     "fast_blockwise": (Y, {"fast_accum": True}, "no meaning block-wise"),
-    "past_a": ((*X[:4], torch.tensor([21, 62], dtype=torch.int32)), {}, "past the 61 rows"),
+    "past_a": ((*X[:4], torch.tensor([21, 62], dtype=torch.int32)), {}, "exceeds the 61 rows"),
     "illegal_config": (X, {"config": fp8.Fp8Config(64, 128, 256, 4, 2)}, "promoted every 128"),
 }
 
@@ -296,7 +296,7 @@ def test_refuses(operands, options, message):
 @pytest.mark.parametrize(
     ("mode", "change", "text"),
     [
-        (ROWWISE_FAST, {"block_m": 48}, "powers of two"),
+        (ROWWISE_FAST, {"block_m": 48}, "a power of two"),
         (ROWWISE_FAST, {"num_stages": 5}, "bytes"),
         (ROWWISE_FAST, {"split_store": False}, "output tile"),
         (ROWWISE_FAST, {"swap": True}, "stored whole"),

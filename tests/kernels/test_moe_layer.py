@@ -314,7 +314,7 @@ def test_flat_configs_become_legal_and_illegal_ones_are_refused() -> None:
     assert gate_up.from_flat(flat.FlatConfig(16, 64, 128, 4, 5, swap=True)).block_f == 64, "wgmma needs 64 rows"
     large = gate_up.CONFIGS["large"]
     assert "bytes" in (gate_up.illegal(large, torch.float32) or "")
-    assert "powers of two" in (gate_up.illegal(gate_up.GateUpConfig(128, 48, 64, 8, 2), torch.float16) or "")
+    assert "a power of two" in (gate_up.illegal(gate_up.GateUpConfig(128, 48, 64, 8, 2), torch.float16) or "")
     with pytest.raises(ValueError, match="block_f=8"):
         a, w = torch.randn(4, 32), torch.randn(1, 64, 32)
         if torch.cuda.is_available():

@@ -64,7 +64,7 @@ A, B = torch.zeros(6, 4), torch.zeros(2, 4, 3)
 @pytest.mark.parametrize(
     ("a", "b", "offs", "message"),
     [
-        (A, B, [3, 7], "past the 6 rows"),
+        (A, B, [3, 7], "exceeds the 6 rows"),
         (A, B, [4, 3], "must not decrease"),
         (A, B, [-1, 3], "must not decrease"),
         (A, B, [3], "each of 2 groups"),

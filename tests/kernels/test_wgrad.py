@@ -227,8 +227,8 @@ def test_operands_of_any_strides(prepare, make_case, make_operands, poisoned, ch
 def test_illegal_configs_have_a_reason():
     large = wgrad.CONFIGS["large"]
     for change, text in (
-        ({"block_p": 48}, "block_p=48: tl.dot needs powers of two"),
-        ({"block_m": 8}, "block_m=8: tl.dot needs powers of two"),
+        ({"block_p": 48}, "block_p=48: tl.dot needs a power of two"),
+        ({"block_m": 8}, "block_m=8: tl.dot needs a power of two"),
         ({"num_stages": 5}, "bytes"),
         ({"split_store": False}, "output tile"),
         ({"per_sm": 2}, "output tile"),

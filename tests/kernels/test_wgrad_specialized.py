@@ -84,7 +84,7 @@ def test_other_problems_keep_the_plain_kernel(M, G, arch, of, side):
         (replace(UNEVEN, per_sm=2), "one program per SM"),
         (replace(UNEVEN, split_store=True), "no split_store"),
         (replace(UNEVEN, lockstep=16), "static schedule"),
-        (replace(LOCKSTEP, lockstep=3), "lockstep is 0 or 4"),
+        (replace(LOCKSTEP, lockstep=3), "lockstep must be 0, or at least 4"),
     ],
 )
 def test_illegal_configs_have_a_reason(config, text):
