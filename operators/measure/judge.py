@@ -108,7 +108,7 @@ class _Judge:
 
         The outputs are like the last that was judged.
 
-        copies  the backend's copies of inputs, of which those are updated too that together are no larger than these
+        copies  the backend's copies of inputs, which are updated too, up to the size of all inputs together
         """
         import torch
 
@@ -226,7 +226,7 @@ class _Pace(Keeper):
 
 
 def _like(copies: Sequence[moves.Copied], inputs: Any) -> list[tuple[Any, Any]]:
-    """Return tensors like a backend's copies and their sources, as far as they are no larger than all inputs."""
+    """Return tensors like a backend's copies and their sources, up to the size of all inputs together."""
     room = sum(tensor.untyped_storage().nbytes() for _, tensor in named_tensors(inputs))
     pairs = []
     for copied in copies:

@@ -239,7 +239,7 @@ def _judged(result: AbResult) -> _Judged:
 
 
 def _speed(result: AbResult, verdict: EvaluationVerdict) -> dict[str, float | None]:
-    """Return the speed-up with its interval, and both latencies; nothing if there is none."""
+    """Return the speed-up with its interval, and both latencies; empty without a verdict on the speed."""
     if verdict not in ("faster", "slower", "same", "unknown") or result.effect is None:
         return {}
     return {

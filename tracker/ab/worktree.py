@@ -27,7 +27,7 @@ CHECKOUT_TIMEOUT_S = 600.0
 SETUP_OF_FILE = "`setup` of groupbench.toml"
 
 LAST_LINES, LONGEST_LINE = 5, 200
-"""What an error shows of a setup command's output: lines, and characters of each."""
+"""Lines of a setup command's output that an error shows, and the characters of each."""
 
 _LIFELINE = """
 import os, signal, subprocess, sys, threading

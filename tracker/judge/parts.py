@@ -95,7 +95,7 @@ def confirmed(row: Judged) -> Judged:
 
 
 def ab_text(compared: Compared) -> str:
-    """Return what an A/B found, and between which commits."""
+    """Return the effect of an A/B as text, with the commits that it compared."""
     assert compared.effect is not None
     commits = ends = ""
     if compared.toolchains is None and compared.base != compared.head:
