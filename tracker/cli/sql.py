@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import math
 from typing import Any
 
 import click
+import msgspec
 
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
 
@@ -30,4 +32,19 @@ def sql(db: str, statement: str, params: tuple[tuple[str, str], ...], form: Form
 def _value(value: Any, form: Format | None) -> Any:
     if isinstance(value, bytes | memoryview):
         return base64.b64encode(value).decode() if form in ("json", "csv") else f"<{len(value)} bytes>"
+    return _for_json(value) if form == "json" else value
+
+
+def _for_json(value: Any) -> Any:
+    """Return a value for JSON: as text if JSON has no such value, since null would be another one."""
+    if isinstance(value, list | tuple):
+        return [_for_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _for_json(item) for name, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, OverflowError):  # such as a range of PostgreSQL
+        return str(value)
     return value

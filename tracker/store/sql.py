@@ -8,10 +8,10 @@ server's files or run programs there, so such roles are refused. The database is
 
 from __future__ import annotations
 
+import itertools
 import os
 import sqlite3
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,13 @@ from typing import Any
 from groupbench.tracker.errors import QueryError, StoreError
 from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, no_database, read_only_uri
 
+MOST_ROWS = 2_000_000
+"""Maximum number of rows of a result, which takes a few GB of memory."""
+
+_STEPS = 100_000
+"""Number of steps of SQLite between two looks for a signal, about a millisecond."""
+
+NO_ROWS = "the statement returns no rows"
 REFUSED = "`groupbench sql` only reads; this statement would do more"
 
 _PRAGMAS = {
@@ -72,12 +79,20 @@ def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> SqlResult:
         raise StoreError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
     try:
         connection.execute("PRAGMA query_only = ON")
+        connection.execute("SELECT 1 FROM sqlite_master")
+    except sqlite3.Error as error:  # such as a transaction of a killed process, which a reader cannot undo
+        connection.close()
+        raise StoreError(f"{path}: {error}") from error
+    try:
         connection.set_authorizer(_may)
+        connection.set_progress_handler(lambda: 0, _STEPS)  # Python raises the KeyboardInterrupt of Ctrl-C in it
         cursor = connection.execute(statement, dict(params))
         if cursor.description is None:
-            raise QueryError("the statement returns no rows")
-        return SqlResult(_unique([column[0] for column in cursor.description]), tuple(cursor.fetchall()))
+            raise QueryError(NO_ROWS)
+        return SqlResult(_unique([column[0] for column in cursor.description]), _all_of(cursor))
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+            raise KeyboardInterrupt from error
         refused = any(
             phrase in str(error) for phrase in ("not authorized", "authorization denied", "prohibited", "readonly")
         )
@@ -115,7 +130,7 @@ def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlRes
 
     scheme = where.split("://", 1)[0]
     try:
-        engine = create_engine(where)
+        engine = create_engine(where, pool_reset_on_return=None)
         raw = engine.raw_connection()
     except ModuleNotFoundError as error:
         raise StoreError(f"{scheme}://…: needs the Python module {error.name}, which is not installed") from error
@@ -137,28 +152,41 @@ def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlRes
             )
         if params:  # the driver uses %(name)s
             statement = str(text(statement).compile(dialect=engine.dialect))
-        cursor = connection.execute(statement, dict(params) or None, prepare=True)
-        if cursor.description is None:
-            raise QueryError("the statement returns no rows")
-        return SqlResult(_unique([column.name for column in cursor.description]), tuple(map(tuple, cursor.fetchall())))
+        cursor = connection.cursor()
+        # Row by row, as one prepared statement: the driver would keep all rows in memory, and allow several statements.
+        rows = _all_of(cursor.stream(statement, dict(params) or None))
+        if cursor.description is None:  # without a row, a stream has no columns
+            cursor.execute(statement, dict(params) or None, prepare=True)
+        return SqlResult(_unique([column.name for column in cursor.description]), rows)
     except QueryError:
         raise
     except Exception as error:  # the driver's exceptions are not imported here
         message = str(error).split("\n")[0]
+        if "didn't produce a result" in message or "EMPTY_QUERY" in message:
+            raise QueryError(NO_ROWS) from error
         refused = "read-only transaction" in message or "multiple commands" in message
         raise QueryError(REFUSED if refused else f"sql: {message}") from error
     finally:
-        with suppress(Exception):  # the connection may be lost, which is already reported
-            connection.rollback()
-            raw.close()
+        connection.close()  # which also undoes the transaction
+        raw.close()
         engine.dispose()
 
 
+def _all_of(rows: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
+    """Return all rows. Raises QueryError for more than fit into memory, such as those of an endless recursion."""
+    all_rows = tuple(map(tuple, itertools.islice(rows, MOST_ROWS + 1)))
+    if len(all_rows) > MOST_ROWS:
+        raise QueryError(f"the statement returns more than {MOST_ROWS:,} rows; add a LIMIT")
+    return all_rows
+
+
 def _unique(names: list[str]) -> tuple[str, ...]:
-    """Return unique column names: a second `n` becomes `n:2`."""
-    seen: dict[str, int] = {}
-    unique: list[str] = []
+    """Return unique column names: a second `n` becomes `n:2`, or `n:3` if another column has that name."""
+    unique: dict[str, None] = {}
     for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name}:{seen[name]}")
+        numbers = itertools.count(2)
+        other = name
+        while other in unique or (other != name and other in names):
+            other = f"{name}:{next(numbers)}"
+        unique[other] = None
     return tuple(unique)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,7 +14,9 @@ import pytest
 from click.testing import Result
 from sqlalchemy import MetaData, create_engine, select, text
 
+from groupbench.tracker.errors import QueryError
 from groupbench.tracker.store import engine as stores
+from groupbench.tracker.store import sql
 from groupbench.tracker.store.engine import migrate, open_store
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import HEAD
@@ -128,6 +131,29 @@ def test_sql_only_reads(cli: Cli, role: Callable[..., str]) -> None:
     for statement in ("DELETE FROM point", "DROP TABLE point", "COMMIT; DELETE FROM point", "COPY point TO '/tmp/x'"):
         assert cli("sql", statement, db=url).exit_code == 2
     assert cli("verify").stdout == "VERIFY ok: 1 point\n"
+
+
+def test_sql_shows_any_type(cli: Cli, role: Callable[..., str]) -> None:
+    values = "'[1,5)'::int4range r, '10.0.0.1'::inet n, '{\"a\": 1e30}'::jsonb j, 'NaN'::float8 x, ARRAY[1, NULL] a"
+    rows = json.loads(cli("sql", f"SELECT {values}", "--json", db=role()).stdout)
+    assert rows == [{"r": "[1, 5)", "n": "10.0.0.1", "j": {"a": 10**30}, "x": "nan", "a": [1, None]}]
+
+
+def test_sql_ends_an_endless_result(cli: Cli, role: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    url = role()
+    monkeypatch.setattr(sql, "MOST_ROWS", 1000)
+    endless = "WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+    assert "more than 1,000 rows; add a LIMIT" in cli("sql", endless, db=url).stderr
+    assert cli("sql", "SELECT 1 AS n WHERE false", "--csv", db=url).stdout == "n\n"
+
+
+@pytest.mark.parametrize("statement", ["COPY point TO STDOUT", "COMMIT", "", "-- nothing", "LISTEN x"])
+def test_sql_refuses_what_is_no_query_in_one_line(
+    role: Callable[..., str], statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(QueryError):
+        sql.ask(role(), statement)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(

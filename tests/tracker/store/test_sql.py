@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
 import hashlib
 import json
 import os
+import shutil
 import sqlite3
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,58 @@ def test_values_are_never_part_of_the_statement(cli: Cli, path: Path) -> None:
 def test_blobs_are_shown_by_their_size(cli: Cli, path: Path) -> None:
     assert "<3 bytes>" in cli("sql", "SELECT x'010203' AS b").stdout
     assert json.loads(cli("sql", "SELECT x'010203' AS b", "--json").stdout) == [{"b": "AQID"}]
+
+
+def test_every_column_keeps_its_value(cli: Cli, path: Path) -> None:
+    rows = json.loads(cli("sql", 'SELECT 1 AS a, 2 AS a, 3 AS "a:2"', "--json").stdout)
+    assert rows == [{"a": 1, "a:3": 2, "a:2": 3}]
+
+
+def test_json_holds_what_it_has_no_number_for_as_text(cli: Cli, path: Path) -> None:
+    rows = json.loads(cli("sql", "SELECT 9e999 AS x, -9e999 AS y, NULL AS z, 1.5 AS w", "--json").stdout)
+    assert rows == [{"x": "inf", "y": "-inf", "z": None, "w": 1.5}]
+
+
+@pytest.mark.parametrize("form", [[], ["--md"]])
+def test_the_name_of_a_column_cannot_steer_a_terminal(cli: Cli, path: Path, form: list[str]) -> None:
+    """A database may have a table of any name and columns."""
+    text = cli("sql", 'SELECT 1 AS "a\x9b31m|b"', *form).stdout
+    assert "\x9b" not in text
+    assert ("a�31m\\|b" if form else "a�31m|b") in text
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i + 1 FROM n) SELECT {} FROM n"
+
+
+def test_an_endless_result_is_refused(cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sql, "MOST_ROWS", 1000)
+    assert "more than 1,000 rows; add a LIMIT" in cli("sql", ENDLESS.format("i")).stderr
+    assert cli("sql", ENDLESS.format("i") + " LIMIT 1000").stdout.count("\n") == 1001
+
+
+def test_ctrl_c_ends_a_statement_without_end(path: Path) -> None:
+    timer = threading.Timer(0.1, _thread.interrupt_main)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        ask(path, ENDLESS.format("count(*)"))
+    timer.join()
+
+
+def test_the_transaction_of_a_killed_process_is_not_a_refusal(cli: Cli, path: Path, tmp_path: Path) -> None:
+    """A reader cannot undo it, unlike any other command."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA cache_size = 1")  # writes pages before the commit
+        connection.execute("BEGIN")
+        connection.execute("UPDATE point SET message = hex(randomblob(50000))")
+        killed = tmp_path / "killed.db"
+        for suffix in ("", "-journal"):
+            shutil.copyfile(f"{path}{suffix}", f"{killed}{suffix}")
+        connection.execute("ROLLBACK")
+    result = cli("sql", "SELECT count(*) FROM point", db=killed)
+    assert (result.exit_code, sql.REFUSED in result.stderr) == (2, False)
+    assert cli("verify", db=killed).exit_code == 0
+    assert cli("sql", "SELECT count(*) FROM point", db=killed).exit_code == 0
 
 
 WRITES = [
