@@ -55,7 +55,12 @@ _EACH = (
 
 @click.command()
 @click.option("--all", "everything", is_flag=True, help="Include closed alerts.")
-@click.option("--each", is_flag=True, help="Print one line per alert instead of one per commit, operator and backend.")
+@click.option(
+    "--each",
+    is_flag=True,
+    help="Print one line per alert instead of one per commit, operator and backend, "
+    "and the commands that measure them again.",
+)
 @output_formats
 @click.pass_obj
 def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
@@ -72,6 +77,8 @@ def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
         write_table(plain(AlertRow.columns()), [alert.flat() for alert in rows], form)
     elif each:
         write_table(_EACH, [alert.flat() for alert in rows], form)
+        for alert in rows if form is None else ():
+            click.echo(printable(f"reproduce {alert.pk}: {alert.repro}"))
     else:
         write_table(_GROUPS, _groups(rows), form)
     if form is None and not rows:

@@ -19,9 +19,10 @@ class TableCell:
     sort: float | None = None
     more: str | None = None  # a second, fainter line
     items: Sequence[tuple[str, str | None]] = ()  # folded below it: (text, address)
+    command: str | None = None  # folded below it
 
     def __bool__(self) -> bool:
-        return bool(self.text or self.more)
+        return bool(self.text or self.more or self.command)
 
 
 Row = Sequence[TableCell | str | None]

@@ -9,13 +9,13 @@
   const built = new Set();
 
   // Plots are made when the card is opened: a hundred histories are a list first.
-  function fold(article, head, plots) {
+  function fold(article, head, content) {
     const details = document.createElement("details");
     const summary = document.createElement("summary");
     summary.append(head);
     details.append(summary);
     details.addEventListener("toggle", () => { if (details.open) fill(); });
-    const fill = () => { if (plots) { details.append(plots()); plots = null; } };
+    const fill = () => { if (content) { details.append(...content()); content = null; } };
     article.unfold = () => { fill(); details.open = true; };
     article.append(details);
   }
@@ -36,11 +36,24 @@
       const empty = document.createElement("p");
       empty.className = "note";
       empty.textContent = "No result: " + series.none;
-      article.append(head, empty);
+      article.append(head, empty, ...command(series));
       return article;
     }
-    if (folded) fold(article, head, () => plots(series)); else article.append(head, plots(series));
+    const content = () => [plots(series), ...command(series)];
+    if (folded) fold(article, head, content); else article.append(head, ...content());
     return article;
+  }
+
+  function command(series) {
+    if (!series.repro) return [];
+    const details = document.createElement("details");
+    const summary = document.createElement("summary");
+    const code = document.createElement("code");
+    summary.textContent = "Measure it again";
+    code.textContent = series.repro;
+    details.className = "note";
+    details.append(summary, code);
+    return [details];
   }
 
   function plots(series) {

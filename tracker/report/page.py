@@ -20,11 +20,13 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.errors import ReportError
 from groupbench.tracker.judge.verdicts import Gate
 from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.report import selection, views
 from groupbench.tracker.report.figures import burst_plot, drawing, history_plots, roofline_plot, speedup_map
 from groupbench.tracker.report.gather import Report, gather
 from groupbench.tracker.report.shown import OperatorPage, ShownHistory, SpeedMap
 from groupbench.tracker.report.templates import environment, piece
+from groupbench.tracker.text import repro
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.verdicts import style_sheet, tone_of
 
@@ -114,6 +116,7 @@ def write(path: Path, text: str) -> None:
 def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
     """Return the figures of an operator: heat maps by baseline, the roofline, and those of each series."""
     verdicts = report.gate.by_series
+    points = {row.series.pk: row.point for row in report.gate.rows if row.point is not None}
     ceilings, shared = page.roofline.ceilings, _shared(page)
     return {
         "maps": [
@@ -123,7 +126,11 @@ def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
         "roofline": None if ceilings is None else roofline_plot.roofline(page.roofline.points, ceilings),
         # Encoded one by one, because the figures of all series as Python objects take ten times as much memory as JSON.
         "series": [
-            msgspec.Raw(msgspec.json.encode(_series(history, report, verdicts.get(history.series.pk), shared)))
+            msgspec.Raw(
+                msgspec.json.encode(
+                    _series(history, report, verdicts.get(history.series.pk), points.get(history.series.pk), shared)
+                )
+            )
             for history in page.histories
         ],
     }
@@ -135,7 +142,10 @@ def _shared(page: OperatorPage) -> dict[str, str]:
     return {name: values.pop() for name, values in held.items() if len(values) == 1}
 
 
-def _series(history: ShownHistory, report: Report, verdict: str | None, shared: Mapping[str, str]) -> dict[str, Any]:
+def _series(
+    history: ShownHistory, report: Report, verdict: str | None, point: PointRow | None, shared: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the data of a series' card; `point` is its result in the page's run, if it has one."""
     series = history.series
     place = [getattr(series, name) for name in ("hardware", "host", "protocol") if name not in shared]
     rest = (series.mode, series.dtype, series.shape, *place)
@@ -160,6 +170,8 @@ def _series(history: ShownHistory, report: Report, verdict: str | None, shared: 
         last = len(history.runs) - 1
         message = history.message.get(last)
         card["none"] = f"{history.status.get(last, 'ok')}{f': {views.cut(message)}' if message else ''}"
+    if point is not None:
+        card["repro"] = repro.measure(series, None if point.run.dirty else point.run.commit, point.environment.facts)
     return card
 
 

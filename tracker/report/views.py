@@ -113,7 +113,7 @@ def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
         _INTERPRETED if interpreted else _with_unit(row.level_now, unit),
         row.cause,
         _first_commit(row),
-        TableCell(cut(row.note), "message"),
+        TableCell(cut(row.note), "message", command=row.repro),
     ]
 
 

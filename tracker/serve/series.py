@@ -26,6 +26,7 @@ from groupbench.tracker.serve.parameters import NotFound, Parameters
 from groupbench.tracker.serve.runs import alert_data, environment_data, newest_run, result_data
 from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, series_facts, slice_of
 from groupbench.tracker.store.schema import Series
+from groupbench.tracker.text import repro
 from groupbench.tracker.verdicts import Verdict
 
 LAST = 500
@@ -190,6 +191,7 @@ def point(site: Site, parameters: Parameters, identifier: str) -> Page:
                 "parents": list(detail.parents)},
         "result": {name: value for name, value in row.flat().items()
                    if name not in (*series_facts(row.series), *run_facts(row.run), "id", "dirty", "environment")},
+        "repro": repro.measure(row.series, None if row.run.dirty else row.run.commit, row.environment.facts),
         "first_bad": detail.first_bad,
         "bursts_ms": detail.bursts_ms,
         "telemetry": [_whole(row) for row in detail.telemetry],

@@ -104,7 +104,10 @@ def test_changes_of_one_commit_and_backend_stand_together(cli: Cli, stored: Stor
     assert "3 opened (1, 2, 3)" in cli("gate", "--update").stderr
     lines = cli("alerts").stdout.splitlines()
     assert (len(lines), lines[1].startswith("1 2 3")) == (2, True)
-    assert len(cli("alerts", "--each").stdout.splitlines()) == 4
+    lines = cli("alerts", "--each").stdout.splitlines()
+    assert len(lines) == 4 + 3
+    assert lines[-1].startswith("reproduce ")
+    assert " && tritonbench --host builtin --op grouped_gemm --only " in lines[-1]
 
 
 @pytest.mark.sqlite

@@ -121,6 +121,17 @@ def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stor
     assert "last before: 004ccccccc" in changed
 
 
+@pytest.mark.usefixtures("plain_statistics")
+def test_every_change_and_every_cell_has_a_command(page: Any, stored: Any, make: Any) -> None:
+    stored([make(night, ms=1.0 if night < 5 else 1.1) for night in range(7)])
+    html = page()
+    old, new = (f"{night:03d}" + "c" * 37 for night in (4, 5))
+    changed = html.text[html.text.index("What changed") : html.text.index("Operators")]
+    assert f"groupbench ab {old} {new} --operator grouped_gemm --backend triton" in changed
+    last = f"{6:03d}" + "c" * 37
+    assert series(html)["triton"]["repro"].startswith(f"git switch --detach {last} && tritonbench --host builtin --op")
+
+
 def test_series_that_are_missing_alike_are_one_line(page: Any, stored: Any, make: Any) -> None:
     shapes = [f"G=4,N={size}" for size in range(1, 5)]
     stored([make(0, backend=name, shape=shape) for name in ("a", "b") for shape in shapes])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable
@@ -29,9 +30,26 @@ def test_the_overview_says_what_the_gate_says(nights: Any, serve: Client, cli: C
     assert row["change"] == pytest.approx(0.05, abs=0.003)
     assert body["alerts"]["counts"] == {"new": 1}
     assert body["runs"][0]["counts"] == {"ok": 4, "unavailable": 1}
-    html = client.get("/").text
-    assert all(text in html for text in (line, "regressed", "+5.0%", "Not measured", "/alerts/1"))
-    assert "needs &lt;/script&gt;" in html
+    page = client.get("/").text
+    assert all(text in page for text in (line, "regressed", "+5.0%", "Not measured", "/alerts/1"))
+    assert "needs &lt;/script&gt;" in page
+
+
+def test_verdicts_cells_and_alerts_have_a_command(nights: Any, serve: Client, cli: Cli) -> None:
+    client = serve()
+    (row,) = [row for row in client.get("/overview.json").json()["verdict"]["rows"] if row["verdict"] == "regressed"]
+
+    def shown(path: str) -> str:
+        return html.unescape(client.get(path).text.replace("<wbr>", ""))
+
+    assert row["repro"].startswith("groupbench ab ")
+    assert f"Reproduce: <code>{row['repro']}</code>" in shown(f"/series/{row['series']}")
+    point = client.get(f"/series/{row['series']}.json").json()["points"][0]["id"]
+    command = client.get(f"/points/{point}.json").json()["repro"]
+    assert command.startswith("git switch --detach ")
+    assert f"<code>{command}</code>" in shown(f"/points/{point}")
+    alert = client.get("/alerts/1.json").json()["alert"]["repro"]
+    assert f"<code>{alert}</code>" in shown("/alerts/1")
 
 
 def test_a_new_run_is_judged_anew(nights: Any, serve: Client, stored: Any, make: Any) -> None:
