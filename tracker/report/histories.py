@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -73,11 +73,11 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: His
         levels = context.levels.get(key, Levels((), ()))
         lines = lines_of(series_points)
         toolchains = names_of(series_points, lines)
-        line_at = dict(zip(at, lines, strict=True))
         marks = _environment_marks(series_points, at, lines)
-        marks += [Mark("change", where[run], _change_text(change)) for run, change in levels.changes if run in where]
+        marks += _change_marks(levels, where)
         marks += _alert_marks(context.alerts.get(key, ()), where)
         marks += _verdict_marks(context.judged.get(key), marks, where)
+        not_ok = {i: point for i, point in enumerate(series_points) if point.status != "ok"}
         rows.append(ShownHistory(
             series=series_points[0].series,
             runs=tuple(at),
@@ -86,23 +86,32 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: His
             high=tuple(point.high_ms for point in series_points),
             rms=tuple(point.rms for point in series_points),
             further=_further(series_points),
-            status={i: point.status for i, point in enumerate(series_points) if point.status != "ok"},
-            message={
-                i: point.message for i, point in enumerate(series_points) if point.status != "ok" and point.message
-            },
+            status={i: point.status for i, point in not_ok.items()},
+            message={i: point.message for i, point in not_ok.items() if point.message},
             interpreted=series_points[-1].timing == "interpreted",
             marks=tuple(sorted(marks, key=lambda mark: mark.at)),
-            levels=tuple(
-                ShownLevel(where[level.first], where[level.last], level.ms, line_at.get(where[level.first], 0))
-                for level in levels.levels
-                if level.first in where and level.last in where
-            ),
+            levels=tuple(_shown_levels(levels, where, dict(zip(at, lines, strict=True)))),
             bursts=context.bursts.get(key, ()),
             toolchains=toolchains,
             lines=lines if toolchains else (),
             measured_with=toolchains_of(series_points) if toolchains else (),
         ))  # fmt: skip
     return rows
+
+
+def _change_marks(levels: Levels, where: Mapping[int, int]) -> Iterator[Mark]:
+    """Yield a mark at each change between runs of the page."""
+    for run, change in levels.changes:
+        if run in where:
+            yield Mark("change", where[run], _change_text(change))
+
+
+def _shown_levels(levels: Levels, where: Mapping[int, int], line_at: Mapping[int, int]) -> Iterator[ShownLevel]:
+    """Yield the levels between runs of the page. `line_at` has the line of the series' result at each place."""
+    for level in levels.levels:
+        if level.first in where and level.last in where:
+            first = where[level.first]
+            yield ShownLevel(first, where[level.last], level.ms, line_at.get(first, 0))
 
 
 def newest_bursts(
@@ -150,10 +159,10 @@ def _read_levels(
         return {}
     pasts = Pasts(session, CommitLine(tuple(run.pk for run in reversed(runs))), list(timed), len(runs))
     shown = np.array([run.pk for run in runs])
+    by_series = groupby((point for point in points if point.series.pk in timed), key=lambda point: point.series.pk)
     stretches = [
         (key, past.where(np.isin(past.run, shown)))
-        for key, group in groupby(points, key=lambda point: point.series.pk)
-        if key in timed
+        for key, group in by_series
         for past in _pasts_by_line(pasts, key, list(group))
     ]
     compared = comparisons.of_series(session, list(timed))
@@ -167,8 +176,13 @@ def _read_levels(
         ],
         {run.pk: run.commit for run in runs if not run.dirty},
     )
+    return _joined((key, each) for (key, _), each in zip(stretches, levels, strict=True))
+
+
+def _joined(levels: Iterable[tuple[int, Levels]]) -> dict[int, Levels]:
+    """Return the levels of the lines of each series together, by its key."""
     by_series: dict[int, Levels] = {}
-    for (key, _), each in zip(stretches, levels, strict=True):
+    for key, each in levels:
         others = by_series.get(key, Levels((), ()))
         by_series[key] = Levels((*others.changes, *each.changes), (*others.levels, *each.levels))
     return by_series

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from groupbench.tracker.judge.verdicts import CANARY
 from groupbench.tracker.query.rows import PointRow, RunRow
@@ -26,22 +26,25 @@ def find_roofline(
     timed = [point for point in timed if point.series.flops and point.series.min_bytes]
     if not timed:
         return Roofline(missing="No result has both flops and min_bytes. An operator that states both gets a roofline.")
-    by_run: dict[int, list[PointRow]] = {}
-    for point in timed:
-        by_run.setdefault(point.run.pk, []).append(point)
-    for run_points in sorted(by_run.values(), key=lambda run_points: run_points[0].run.when, reverse=True):
-        held = run_points[0].run
-        for identity in dict.fromkeys(point.environment.identity for point in run_points):
-            beside = [p for p in canaries if p.run.pk == held.pk and p.environment.identity == identity and p.timed]
-            ceilings = _ceilings(held, beside)
-            if ceilings is None:
-                continue
-            alike = [point for point in run_points if point.environment.identity == identity]
+    places, measured = _by_place(timed), _by_place(point for point in canaries if point.timed)
+    for place in sorted(places, key=lambda place: places[place][0].run.when, reverse=True):
+        alike = places[place]
+        held = alike[0].run
+        ceilings = _ceilings(held, measured.get(place, ()))
+        if ceilings is not None:
             return Roofline(tuple(map(_roof_point, alike)), ceilings, note=_roof_note(alike, ceilings, held, run))
     return Roofline(
         missing="No ceilings were measured: no run of this operator has canaries, a copy and a matrix product. "
         "Add the operator canary to the plan."
     )
+
+
+def _by_place(points: Iterable[PointRow]) -> dict[tuple[int, str], list[PointRow]]:
+    """Return points by run and environment."""
+    places: dict[tuple[int, str], list[PointRow]] = {}
+    for point in points:
+        places.setdefault((point.run.pk, point.environment.identity), []).append(point)
+    return places
 
 
 def _ceilings(run: RunRow, canaries: Sequence[PointRow]) -> CanaryCeilings | None:

@@ -7,7 +7,7 @@ which all histories of a page share.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -66,6 +66,10 @@ class ResultBursts:
     run: int  # place of its run
     ms: tuple[tuple[float, ...], ...]
 
+    @property
+    def samples(self) -> list[float]:
+        return [ms for burst in self.ms for ms in burst]
+
 
 @dataclass(frozen=True)
 class ShownHistory:
@@ -87,6 +91,11 @@ class ShownHistory:
     toolchains: tuple[str, ...] = ()  # name of each line, if several toolchains are measured alternately; else empty
     lines: tuple[int, ...] = ()  # index in `toolchains` of each result; empty if `toolchains` is
     measured_with: tuple[str, ...] = ()  # toolchain of each result, as one line may have several; empty like `lines`
+
+    def ok(self, values: Sequence[float | None], places: Iterable[int] | None = None) -> list[int]:
+        """Return the places, of all or of some, whose result is ok and has a value."""
+        every = range(len(values)) if places is None else places
+        return [i for i in every if values[i] is not None and i not in self.status]
 
     def split(self, places: Sequence[int]) -> list[tuple[str | None, list[int]]]:
         """Return (toolchain, its places among `places`) for each line. A single line has the name None."""

@@ -50,34 +50,30 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
     keyed_rows: list[tuple[tuple[tuple[str, ...], tuple[int, ...], str], SpeedRow]] = []
     for group in by_problem.values():
         timed = [point for point in group if point.timed]
-        if not timed:
-            continue
-        newest = max(timed, key=lambda point: point.run.when).run
-        here = [point for point in group if point.run.pk == newest.pk]
-        like = max((point for point in here if point.timed), key=lambda point: point.baseline)
-        ms: dict[str, float] = {}
-        why: dict[str, str] = {}
-        spread: dict[str, float] = {}
-        for point in here:
-            alike = (point.timing, point.environment.identity) == (like.timing, like.environment.identity)
-            if point.timed and alike and point.median_ms is not None:
-                ms[point.series.backend] = point.median_ms
-                spread[point.series.backend] = point.half_spread or 0.0
-            else:
-                why[point.series.backend] = _why_no_speed(point)
-        series = like.series
-        facts = tuple(str(getattr(series, name)) for name in differing)
-        row = SpeedRow(
-            label=problem_label(series, differing),
-            problem=" ".join([series.shape, *facts]),
-            run=label_of(newest),
-            older=newest.pk != run.pk,
-            ms=ms,
-            why=why,
-            spread=spread,
-        )
-        keyed_rows.append(((facts, _sizes(series), series.shape), row))
+        if timed:
+            newest = max(timed, key=lambda point: point.run.when).run
+            series = timed[0].series
+            facts = tuple(str(getattr(series, name)) for name in differing)
+            here = [point for point in group if point.run.pk == newest.pk]
+            row = _speed_row(here, problem_label(series, differing), facts, older=newest.pk != run.pk)
+            keyed_rows.append(((facts, _sizes(series), series.shape), row))
     return [row for _, row in sorted(keyed_rows, key=lambda pair: pair[0])]
+
+
+def _speed_row(points: Sequence[PointRow], label: str, facts: Sequence[str], older: bool) -> SpeedRow:
+    """Return the row of a problem from the points of one run, of which at least one is timed."""
+    like = max((point for point in points if point.timed), key=lambda point: point.baseline)
+    ms: dict[str, float] = {}
+    why: dict[str, str] = {}
+    spread: dict[str, float] = {}
+    for point in points:
+        alike = (point.timing, point.environment.identity) == (like.timing, like.environment.identity)
+        if point.timed and alike and point.median_ms is not None:
+            ms[point.series.backend] = point.median_ms
+            spread[point.series.backend] = point.half_spread or 0.0
+        else:
+            why[point.series.backend] = _why_no_speed(point)
+    return SpeedRow(label, " ".join([like.series.shape, *facts]), label_of(like.run), older, ms, why, spread)
 
 
 def problem_label(series: SeriesRow, differing: Sequence[str] = ()) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from groupbench.tracker.environment import IDENTITY_FIELDS
-from groupbench.tracker.judge.verdicts import Gate, Judged
+from groupbench.tracker.judge.verdicts import Gate, Judged, count
 from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.record import MEASURED
@@ -16,7 +16,7 @@ from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, is_noisy
 from groupbench.tracker.text.wording import INTERPRETED
-from groupbench.tracker.verdicts import FAINT, GOOD, Verdict, tone_of
+from groupbench.tracker.verdicts import FAINT, GOOD, tone_of
 
 LONG = 1000
 """Maximum number of characters of a message, since a compiler's could fill the page."""
@@ -153,22 +153,26 @@ def operators(report: Report, slugs: Mapping[str, str]) -> Table:
     complete = report.coverage.complete
     for name in full if complete else sorted({*full, *of_operator}):
         judged = of_operator.get(name, [])
-        series = full[name] if complete else len({row.series.pk for row in judged})
-        measured = len({row.series.pk for row in judged if row.point is not None})
-        counts = [(verdict, sum(row.verdict == verdict for row in judged)) for verdict in Verdict]
-        counted = ", ".join(f"{count:,} {verdict}" for verdict, count in counts if count)
-        loud = [row.verdict for row in judged if not row.verdict.quiet and row.verdict.tone is not GOOD]
-        tone = min(loud, key=lambda verdict: verdict.severity).tone if loud else FAINT
+        series = {row.series.pk for row in judged}
         rows.append([
             TableCell(name, "shape", href=f"#{slugs[name]}" if name in slugs else None),
-            _count(series),
+            _count(full[name] if complete else len(series)),
             *([] if complete else [_count(full.get(name, 0))]),
-            _count(measured),
-            TableCell(counted or "not in this run", f"message {tone}"),
+            _count(len({row.series.pk for row in judged if row.point is not None})),
+            _verdicts(judged),
         ])  # fmt: skip
     in_full = () if complete else ("in full",)
     titles = ("operator", "series", *in_full, "results in this run", "verdicts")
     return Table("Operators", "operators", titles, rows, cards=True)
+
+
+def _verdicts(judged: Sequence[Judged]) -> TableCell:
+    """Return the number of rows of each verdict, in the tone of the most severe one that is not good."""
+    counts = count(judged)
+    loud = [row.verdict for row in judged if not row.verdict.quiet and row.verdict.tone is not GOOD]
+    tone = min(loud, key=lambda verdict: verdict.severity).tone if loud else FAINT
+    text = ", ".join(f"{number:,} {verdict}" for verdict, number in counts.items())
+    return TableCell(text or "not in this run", f"message {tone}")
 
 
 def _count(value: int) -> TableCell:

@@ -14,26 +14,10 @@ def burst_distribution(bursts: Sequence[ResultBursts], runs: Sequence[RunLabel])
 
     Samples are grouped because noise is shared within a burst. Outliers are clipped and marked at the edge.
     """
-    data: list[dict[str, Any]] = []
-    alt = []
-    for number, each in enumerate(bursts):
-        newest = number == len(bursts) - 1
-        ink = "var(--series)" if newest else "var(--older)"
-        samples = [value for burst in each.ms for value in burst]
-        data.append({
-            "type": "box", "name": plain(runs[each.run].commit + ("" if newest else ", before")),
-            "x": [place for place, burst in enumerate(each.ms, 1) for _ in burst],
-            "y": [rounded(value, 5) for value in samples], "boxpoints": "all", "jitter": 0.5, "pointpos": 0,
-            "marker": {"color": ink, "size": 3, "opacity": 0.7}, "line": {"color": ink, "width": 1},
-            "fillcolor": "rgba(0,0,0,0)", "hovertemplate": "burst %{x}: %{y:.5g} ms<extra>%{fullData.name}</extra>",
-            "hoveron": "points",
-        })  # fmt: skip
-        middle = middle_of(samples)
-        if middle is not None:
-            text = f"median {middle:.4g} ms, from {min(samples):.4g} to {max(samples):.4g}"
-            alt.append(f"{runs[each.run].commit}: {len(samples)} samples in {len(each.ms)} bursts, {text}.")
-    ranges = [_clip([value for burst in each.ms for value in burst]) for each in bursts]  # runs may differ in level
-    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    data = [_box(each, runs[each.run].commit, newest=each is bursts[-1]) for each in bursts]
+    alt = [_sentence(each, runs[each.run].commit) for each in bursts if each.samples]
+    lows, highs = zip(*(_clip(each.samples) for each in bursts), strict=True)  # runs may differ in level
+    low, high = min(lows), max(highs)
     outside = [
         (number, value) for each in bursts for number, burst in enumerate(each.ms, 1) for value in burst
         if not low <= value <= high
@@ -54,6 +38,25 @@ def burst_distribution(bursts: Sequence[ResultBursts], runs: Sequence[RunLabel])
             "meta": {"kind": "bursts", "alt": "Samples by burst. " + " ".join(alt)},
         },
     }  # fmt: skip
+
+
+def _box(bursts: ResultBursts, commit: str, newest: bool) -> dict[str, Any]:
+    """Return the samples of a result, by burst."""
+    ink = "var(--series)" if newest else "var(--older)"
+    return {
+        "type": "box", "name": plain(commit + ("" if newest else ", before")),
+        "x": [place for place, burst in enumerate(bursts.ms, 1) for _ in burst],
+        "y": [rounded(value, 5) for value in bursts.samples], "boxpoints": "all", "jitter": 0.5, "pointpos": 0,
+        "marker": {"color": ink, "size": 3, "opacity": 0.7}, "line": {"color": ink, "width": 1},
+        "fillcolor": "rgba(0,0,0,0)", "hovertemplate": "burst %{x}: %{y:.5g} ms<extra>%{fullData.name}</extra>",
+        "hoveron": "points",
+    }  # fmt: skip
+
+
+def _sentence(bursts: ResultBursts, commit: str) -> str:
+    samples = bursts.samples
+    text = f"median {middle_of(samples):.4g} ms, from {min(samples):.4g} to {max(samples):.4g}"
+    return f"{commit}: {len(samples)} samples in {len(bursts.ms)} bursts, {text}."
 
 
 def _clip(samples: Sequence[float]) -> tuple[float, float]:

@@ -6,7 +6,7 @@ If `runs` is omitted, a history does not repeat the texts of its runs: `draw.js`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
@@ -101,23 +101,10 @@ def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel
     data: list[dict[str, Any]] = []
     alt = []
     for number, history in enumerate(histories):
-        places = [i for i, value in enumerate(history.ms) if value is not None and i not in history.status]
-        if not places:
-            continue
-        mark = mark_of(number)
-        for dash, (toolchain, line_places) in zip(cycle(DASHES), history.split(places), strict=False):
-            if not line_places:
-                continue
-            name = history.series.backend + (f", {toolchain}" if toolchain else "")
-            data.append({
-                "type": "scatter", "mode": "lines+markers", "name": plain(name),
-                "x": [history.runs[i] for i in line_places], "y": [rounded(history.ms[i], 5) for i in line_places],
-                "line": {"color": mark["color"], "width": 2.2 if number == 0 else 1.2,
-                         **({"dash": dash} if toolchain else {})},
-                "marker": {**mark, "size": 6}, **_texts(history, line_places, runs),
-                "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} ms<extra></extra>",
-            })  # fmt: skip
-        alt.append(f"{history.series.backend} {history.ms[places[-1]]:.4g} ms")
+        places = history.ok(history.ms)
+        if places:
+            data += _backend_lines(history, places, runs, number)
+            alt.append(f"{history.series.backend} {history.ms[places[-1]]:.4g} ms")
     values = [value for trace in data for value in trace["y"]]
     layout = _history_layout(histories[0], runs, "ms", _range(values, middle_of(values), 0.03))
     if values and max(values) > 10 * min(values) > 0:
@@ -131,6 +118,25 @@ def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel
         "meta": {"kind": "backends", "alt": f"Latency of {len(alt)} backends by run. Newest: {', '.join(alt)}."},
     }  # fmt: skip
     return {"data": data, "layout": layout}
+
+
+def _backend_lines(
+    history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel] | None, number: int
+) -> Iterator[dict[str, Any]]:
+    """Yield a line for each toolchain of a backend. The backend with number 0 has a thick one."""
+    mark = mark_of(number)
+    for dash, (toolchain, of_line) in zip(cycle(DASHES), history.split(places), strict=False):
+        if not of_line:
+            continue
+        name = history.series.backend + (f", {toolchain}" if toolchain else "")
+        line = {"color": mark["color"], "width": 1.2 if number else 2.2}
+        yield {
+            "type": "scatter", "mode": "lines+markers", "name": plain(name),
+            "x": [history.runs[i] for i in of_line], "y": [rounded(history.ms[i], 5) for i in of_line],
+            "line": line | ({"dash": dash} if toolchain else {}),
+            "marker": {**mark, "size": 6}, **_texts(history, of_line, runs),
+            "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} ms<extra></extra>",
+        }  # fmt: skip
 
 
 def _results(
@@ -175,19 +181,19 @@ def _results_of(
 ) -> list[dict[str, Any]]:
     """Return the results at some places as a line and crosses."""
     typical = middle_of([value for i in places if (value := values[i]) is not None])
-    good = [i for i in places if values[i] is not None and i not in history.status]
-    bad = [i for i in places if i in history.status and (values[i] is not None or typical is not None)]
+    good = history.ok(values, places)
+    drawn = {i: typical if values[i] is None else values[i] for i in places}
+    bad = [i for i in places if i in history.status and drawn[i] is not None]
     line = {
         "type": "scatter", "mode": "lines+markers", "name": "ok", "x": [history.runs[i] for i in good],
         "y": [rounded(values[i], 5) for i in good], "line": {"color": ink, "width": 1.2},
         "marker": {"color": ink, "size": 5}, **_texts(history, good, runs),
         "hovertemplate": "%{text}<br>%{y:.4g} " + unit + "<extra></extra>",
     }  # fmt: skip
-    if low and high and any(high[i] != low[i] for i in good):
-        line["error_y"] = _bars(values, low, high, good, ink)
+    line |= _bars(values, low, high, good, ink) if low and high else {}
     crosses = {
         "type": "scatter", "mode": "markers", "name": "not ok", "x": [history.runs[i] for i in bad],
-        "y": [rounded(values[i] if values[i] is not None else typical, 5) for i in bad],
+        "y": [rounded(drawn[i], 5) for i in bad],
         "marker": {"color": "var(--bad)", "size": 9, "symbol": "x"}, **_texts(history, bad, runs),
         "hovertemplate": "%{text}<extra></extra>",
     }  # fmt: skip
@@ -201,11 +207,13 @@ def _bars(
     places: Sequence[int],
     ink: str,
 ) -> dict[str, Any]:
-    """Return bars from the fastest to the slowest burst."""
-    return {
+    """Return bars from the fastest to the slowest burst; nothing if no result has both."""
+    if all(high[i] == low[i] for i in places):
+        return {}
+    return {"error_y": {
         "type": "data", "array": [_distance(high[i], values[i]) for i in places],
         "arrayminus": [_distance(values[i], low[i]) for i in places], "color": ink, "thickness": 1, "width": 2,
-    }  # fmt: skip
+    }}  # fmt: skip
 
 
 def _texts(history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel] | None) -> dict[str, Any]:
@@ -303,17 +311,15 @@ def _history_alt(
     values: Sequence[float | None],
     runs: Sequence[RunLabel] | None,
 ) -> str:
-    numbers = [value for i, value in enumerate(values) if value is not None and i not in history.status]
+    numbers = [values[i] or 0.0 for i in history.ok(values)]
     sentences = [f"{what} of {history.series}, {len(values)} results."]
     if numbers:
         unit = f" {unit}" if unit else ""
         sentences.append(f"Newest {numbers[-1]:.4g}{unit}, from {min(numbers):.4g} to {max(numbers):.4g}{unit}.")
     for toolchain, places in history.split(range(len(values))) if history.toolchains else ():
-        numbers_of_line = [value for i in places if (value := values[i]) is not None and i not in history.status]
-        sentences.append(
-            f"With {toolchain}: {len(places)} results"
-            + (f", newest {numbers_of_line[-1]:.4g}{unit}." if numbers_of_line else ".")
-        )
+        of_line = history.ok(values, places)
+        newest = f", newest {values[of_line[-1]]:.4g}{unit}" if of_line else ""
+        sentences.append(f"With {toolchain}: {len(places)} results{newest}.")
     if history.status:
         sentences.append(f"{len(history.status)} not ok.")
     for mark in history.marks:

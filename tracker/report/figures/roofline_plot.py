@@ -27,16 +27,7 @@ def roofline(points: Sequence[RoofPoint], ceilings: CanaryCeilings) -> Figure:
     ]  # fmt: skip
     for number, backend in enumerate(backends):
         of_backend = sorted((point for point in points if point.backend == backend), key=lambda point: point.intensity)
-        data.append({
-            "type": "scatter", "mode": "markers", "name": plain(backend),
-            "x": [rounded(point.intensity, 4) for point in of_backend],
-            "y": [rounded(point.tflops, 4) for point in of_backend],
-            "text": [plain(cut(point.problem, 120)) for point in of_backend],
-            "customdata": [[rounded(point.gbps, 4), rounded(100 * point.share(ceilings), 3)] for point in of_backend],
-            "marker": {**mark_of(number), "size": 9},
-            "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} TFLOP/s, %{customdata[0]:.4g} GB/s<br>"
-                             "%{customdata[1]:.3g}% of the ceiling at %{x:.4g} FLOP/byte<extra></extra>",
-        })  # fmt: skip
+        data.append(_marks(backend, of_backend, ceilings, mark_of(number)))
     best = max(points, key=lambda point: point.share(ceilings), default=None)
     alt = (
         f"Roofline of {len(points)} results by {len(backends)} backends, below {two_digits(ceilings.tflops)} TFLOP/s "
@@ -69,6 +60,20 @@ def roofline(points: Sequence[RoofPoint], ceilings: CanaryCeilings) -> Figure:
             ],
             "meta": {"kind": "roofline", "alt": alt},
         },
+    }  # fmt: skip
+
+
+def _marks(backend: str, points: Sequence[RoofPoint], ceilings: CanaryCeilings, mark: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of a backend."""
+    return {
+        "type": "scatter", "mode": "markers", "name": plain(backend),
+        "x": [rounded(point.intensity, 4) for point in points],
+        "y": [rounded(point.tflops, 4) for point in points],
+        "text": [plain(cut(point.problem, 120)) for point in points],
+        "customdata": [[rounded(point.gbps, 4), rounded(100 * point.share(ceilings), 3)] for point in points],
+        "marker": {**mark, "size": 9},
+        "hovertemplate": "%{fullData.name}<br>%{text}<br>%{y:.4g} TFLOP/s, %{customdata[0]:.4g} GB/s<br>"
+                         "%{customdata[1]:.3g}% of the ceiling at %{x:.4g} FLOP/byte<extra></extra>",
     }  # fmt: skip
 
 

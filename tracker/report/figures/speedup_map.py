@@ -58,13 +58,7 @@ def speedup_heatmap(
     alt = f"Speed-up over {baseline}: {len(rows)} problems by {len(backends)} backends."
     if best is not None:
         alt += f" The largest is {best[0]:.2f}× by {best[1]} at {best[2]}; {slower} are below 1."
-    left = 14 + 6.0 * max((len(row.label) + 2 * row.older for row in rows), default=0)
-    slant = 5.0  # pixels of width and height that a letter of a slanted name takes
-    top = 22 + slant * max((len(name) for name in backends), default=0)
-    over_the_end = max(
-        (slant * len(name) - _COLUMN * (i + 0.5) for i, name in enumerate(reversed(backends))), default=0
-    )
-    right = 14 + max(over_the_end, 0)
+    left, top, right = _margins(rows, backends)
     map_ = {
         "type": "heatmap", "z": z, "text": text, "customdata": hover, "zmin": -1, "zmax": 1, "xgap": 2, "ygap": 2,
         "texttemplate": "%{text}", "hovertemplate": "%{customdata}<extra></extra>", "hoverongaps": False,
@@ -94,6 +88,15 @@ def speedup_heatmap(
             "meta": {"kind": "heatmap", "alt": alt, "min_width": round(left + _COLUMN * len(backends) + right)},
         },
     }  # fmt: skip
+
+
+def _margins(rows: Sequence[SpeedRow], backends: Sequence[str]) -> tuple[float, float, float]:
+    """Return the pixels left, above and right of the cells that the names of problems and backends need."""
+    left = 14 + 6.0 * max((len(row.label) + 2 * row.older for row in rows), default=0)
+    slant = 5.0  # pixels of width and height that a letter of a slanted name takes
+    top = 22 + slant * max(map(len, backends), default=0)
+    beyond = (slant * len(name) - _COLUMN * (i + 0.5) for i, name in enumerate(reversed(backends)))
+    return left, top, 14 + max([0.0, *beyond])
 
 
 def _no_speedup(row: SpeedRow, backend: str, baseline: str) -> tuple[str, str]:
