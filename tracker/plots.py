@@ -49,6 +49,11 @@ class Curve:
     low: tuple[float | None, ...] = ()
     high: tuple[float | None, ...] = ()
 
+    @property
+    def measured(self) -> dict[int, float]:
+        """The values that were measured, by tick."""
+        return {x: y for x, y in enumerate(self.y) if y is not None}
+
 
 @dataclass(frozen=True)
 class Trend:
@@ -59,6 +64,11 @@ class Trend:
     ticks: tuple[str, ...]
     curves: tuple[Curve, ...]
     breaks: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def measured(self) -> list[float]:
+        """The values of all curves."""
+        return [y for curve in self.curves for y in curve.measured.values()]
 
 
 @dataclass(frozen=True)
@@ -154,7 +164,7 @@ def _paint(text: str, index: int, coloured: bool) -> str:
 
 
 def _trend_text(panel: Trend, width: int, coloured: bool) -> str:
-    measured = [y for curve in panel.curves for y in curve.y if y is not None]
+    measured = panel.measured
     if not measured:
         return f"{panel.title}\n  nothing was measured\n"
     figure = _plotille().Figure()
@@ -165,21 +175,19 @@ def _trend_text(panel: Trend, width: int, coloured: bool) -> str:
     figure.set_y_limits(*_limits(measured))
     figure.y_ticks_fkt = lambda low, high: f"{low:.4g}"
     for index, curve in enumerate(panel.curves):
-        points = [(x, y) for x, y in enumerate(curve.y) if y is not None]
-        # Without colour, a letter at each point identifies its curve.
-        marker = None if coloured else _letter(index)
-        if len(points) > 1:
-            figure.plot(*zip(*points, strict=True), lc=_rgb(index) if coloured else None, marker=marker)
-        elif points:
-            figure.scatter([points[0][0]], [points[0][1]], lc=_rgb(index) if coloured else None, marker=marker or "•")
+        if curve.measured:
+            # Without colour, a letter at each point identifies its curve.
+            marker = (None if len(curve.measured) > 1 else "•") if coloured else _letter(index)
+            draw = figure.plot if len(curve.measured) > 1 else figure.scatter
+            draw(list(curve.measured), list(curve.measured.values()), lc=_colour(index, coloured), marker=marker)
     for tick, _ in panel.breaks:
         figure.axvline(max(0.0, (tick - 0.5) / last), lc=(128, 128, 128) if coloured else None)
     body = figure.show(legend=False).replace("\u2800", " ").splitlines()[1:-2]  # without plotille's x axis
     lines = [f"{panel.title}, {panel.unit}", *(line.rstrip() for line in body), _axis(panel.ticks, columns), ""]
     for index, curve in enumerate(panel.curves):
-        newest = next((y for y in reversed(curve.y) if y is not None), None)
         name = _paint("●", index, True) if coloured else _letter(index)
-        latest = "nothing measured" if newest is None else f"{newest:.4g} {panel.unit} last"
+        values = list(curve.measured.values())
+        latest = f"{values[-1]:.4g} {panel.unit} last" if values else "nothing measured"
         lines.append(f"  {name} {curve.name}: {latest}")
     lines += [f"  | before {panel.ticks[tick]}: {change}" for tick, change in panel.breaks]
     return "\n".join(lines) + "\n"
@@ -197,6 +205,10 @@ def _axis(ticks: Sequence[str], columns: int) -> str:
 
 def _letter(index: int) -> str:
     return "abcdefghijklmnopqrstuvwxyz"[index % 26]
+
+
+def _colour(index: int, coloured: bool) -> tuple[int, int, int] | None:
+    return _rgb(index) if coloured else None
 
 
 def _rgb(index: int) -> tuple[int, int, int]:
@@ -276,18 +288,7 @@ def _plain(text: str) -> str:
 
 def _draw_trend(axes: Any, panel: Trend) -> None:
     for index, curve in enumerate(panel.curves):
-        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-        ticks = [x for x, y in enumerate(curve.y) if y is not None]
-        label = _plain(curve.name)
-        for stretch in _stretches(ticks, panel.breaks):
-            axes.plot(
-                stretch, [curve.y[x] for x in stretch], color=colour, marker=marker, markersize=4, linewidth=1.3,
-                label=label,
-            )  # fmt: skip
-            label = "_nolegend_"
-        if curve.low and curve.high:
-            low, high = ([bound[x] or curve.y[x] for x in ticks] for bound in (curve.low, curve.high))
-            axes.vlines(ticks, low, high, color=colour, alpha=0.35, linewidth=2.5)  # range of the bursts
+        _draw_curve(axes, curve, index, panel.breaks)
     for number, (tick, change) in enumerate(panel.breaks):
         axes.axvline(tick - 0.5, color="#888888", linestyle=":", linewidth=1)
         late = tick > len(panel.ticks) / 2  # its label goes to the left, because the legend is on the right
@@ -300,9 +301,8 @@ def _draw_trend(axes: Any, panel: Trend) -> None:
     step = max(1, -(-len(panel.ticks) // 12))
     axes.set_xticks(range(0, len(panel.ticks), step), [_plain(t) for t in panel.ticks[::step]], rotation=30, ha="right")
     axes.set_xlim(-0.5, len(panel.ticks) - 0.5)
-    measured = [y for curve in panel.curves for y in curve.y if y is not None]
-    if measured:
-        bottom, top = _limits(measured)
+    if panel.measured:
+        bottom, top = _limits(panel.measured)
         if bottom > 0 and top / bottom > 20:
             _logarithmic(axes.yaxis, axes.set_yscale)
         else:
@@ -310,6 +310,21 @@ def _draw_trend(axes: Any, panel: Trend) -> None:
     axes.set_title(_plain(textwrap.fill(panel.title, _TITLE, break_on_hyphens=False)), fontsize=9, loc="left")
     axes.set_ylabel(panel.unit, fontsize=8)
     _style(axes)
+
+
+def _draw_curve(axes: Any, curve: Curve, index: int, breaks: Sequence[tuple[int, str]]) -> None:
+    colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
+    ticks = list(curve.measured)
+    label = _plain(curve.name)
+    for stretch in _stretches(ticks, breaks):
+        axes.plot(
+            stretch, [curve.y[x] for x in stretch], color=colour, marker=marker, markersize=4, linewidth=1.3,
+            label=label,
+        )  # fmt: skip
+        label = "_nolegend_"
+    if curve.low and curve.high:
+        low, high = ([bound[x] or curve.y[x] for x in ticks] for bound in (curve.low, curve.high))
+        axes.vlines(ticks, low, high, color=colour, alpha=0.35, linewidth=2.5)  # range of the bursts
 
 
 def _stretches(ticks: Sequence[int], breaks: Sequence[tuple[int, str]]) -> list[list[int]]:

@@ -143,16 +143,17 @@ class Reader(ABC):
     ) -> Cell:
         """Return a cell with the file's names, or those of the options if they name something else."""
         options, shape = self.options, shape or "-"
+        known = {name: value for name, value in (facts or {}).items() if value is not None}
         return Cell(
-            operator=options.operator or operator or "-",
-            backend=options.backend or backend or "-",
+            operator=_first(options.operator, operator, "-"),
+            backend=_first(options.backend, backend, "-"),
             shape=shape,
-            dtype=options.dtype or dtype or self.dtype,
-            mode=options.mode or mode or "fwd",
+            dtype=_first(options.dtype, dtype, self.dtype),
+            mode=_first(options.mode, mode, "fwd"),
             host=host or self.name,
             protocol=protocol or self.name,
             dims=dims_of(shape) | dict(dims or {}),
-            **{name: value for name, value in (facts or {}).items() if value is not None},
+            **known,
         )
 
     def own_date(self, text: str | None, where: str) -> datetime | None:
@@ -227,6 +228,11 @@ class Reader(ABC):
             raise FormatError("does not name the device it was measured on; give --gpu NAME or --cpu NAME")
         values |= {name: value for name in ("gpu", "cpu") if (value := getattr(options, name))}
         return Environment(device=device, **values)
+
+
+def _first(*names: str | None) -> str:
+    """Return the first name that is given. The last one always is."""
+    return next(filter(None, names), "")
 
 
 def read_runs(readers: Iterable[Reader]) -> Iterator[Record | LeftOut]:

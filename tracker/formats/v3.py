@@ -287,14 +287,17 @@ class _V3Metrics:
         elif metric.name == "rms":
             self.rms = first if first is not None and 0 <= first < math.inf else None
         elif metric.name == "pass":
-            status = metric.extra_info.get("status")
-            if first == 0 and status in FAILED:
-                self.failed = (status, str(metric.extra_info.get("message") or f"it was {status}"))
+            self._add_pass(metric, first)
         elif metric.name in METRICS and METRICS[metric.name].column is None and first is not None:
             self.further[metric.name] = first
         else:
             return metric.name in DERIVED
         return True
+
+    def _add_pass(self, metric: V3Metric, value: float | None) -> None:
+        status = metric.extra_info.get("status")
+        if value == 0 and status in FAILED:
+            self.failed = (status, str(metric.extra_info.get("message") or f"it was {status}"))
 
     def _add_latency(self, where: str, metric: V3Metric, values: list[float | None]) -> None:
         match = _LATENCY.fullmatch(metric.name.strip())

@@ -158,31 +158,37 @@ def _read_levels(
     if not timed:
         return {}
     pasts = Pasts(session, CommitLine(tuple(run.pk for run in reversed(runs))), list(timed), len(runs))
-    shown = np.array([run.pk for run in runs])
-    by_series = groupby((point for point in points if point.series.pk in timed), key=lambda point: point.series.pk)
-    stretches = [
-        (key, past.where(np.isin(past.run, shown)))
-        for key, group in by_series
-        for past in _pasts_by_line(pasts, key, list(group))
-    ]
+    stretches = list(_stretches(pasts, [point for point in points if point.series.pk in timed], runs))
     compared = comparisons.of_series(session, list(timed))
     levels = levels_of(
-        [past for _, past in stretches],
-        [timed[key].timing or "gpu" for key, _ in stretches],
-        [timed[key].series.operator == CANARY for key, _ in stretches],
+        stretches,
+        [timed[past.series].timing or "gpu" for past in stretches],
+        [timed[past.series].series.operator == CANARY for past in stretches],
         [
-            ChangeEvidence(alerts.get(key, ()), _on_its_line(compared.get(key, ()), pasts, past), judged.get(key))
-            for key, past in stretches
+            ChangeEvidence(
+                alerts.get(past.series, ()),
+                _on_its_line(compared.get(past.series, ()), pasts, past),
+                judged.get(past.series),
+            )
+            for past in stretches
         ],
         {run.pk: run.commit for run in runs if not run.dirty},
     )
-    return _joined((key, each) for (key, _), each in zip(stretches, levels, strict=True))
+    return _joined(stretches, levels)
 
 
-def _joined(levels: Iterable[tuple[int, Levels]]) -> dict[int, Levels]:
+def _stretches(pasts: Pasts, points: Sequence[PointRow], runs: Sequence[RunRow]) -> Iterator[Past]:
+    """Yield the latencies in some runs of each line of each series."""
+    shown = np.array([run.pk for run in runs])
+    for key, group in groupby(points, key=lambda point: point.series.pk):
+        for past in _pasts_by_line(pasts, key, list(group)):
+            yield past.where(np.isin(past.run, shown))
+
+
+def _joined(pasts: Sequence[Past], levels: Sequence[Levels]) -> dict[int, Levels]:
     """Return the levels of the lines of each series together, by its key."""
     by_series: dict[int, Levels] = {}
-    for key, each in levels:
+    for key, each in zip((past.series for past in pasts), levels, strict=True):
         others = by_series.get(key, Levels((), ()))
         by_series[key] = Levels((*others.changes, *each.changes), (*others.levels, *each.levels))
     return by_series

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -66,6 +68,42 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
     Raises BadRequest or QueryError for invalid parameters, NotFound for an unknown alert, and StoreError if this server
     is read-only or the database fails.
     """
+    asked = _asked(parameters, person)
+    keys, action, until = asked.keys, asked.action, asked.until
+    if site.writer is None:
+        raise StoreError("this server only reads")
+    now = datetime.now(UTC)
+    with site.writer.write() as session:
+        stored_keys = set(session.scalars(select(Alert.id).where(Alert.id.in_(keys))))
+        for key in keys:
+            if key not in stored_keys:
+                raise NotFound(f"no alert {key}; /alerts?state=all lists them")
+        if until is not None and (_HASH.fullmatch(until) or not filters.looks_like_date(until)):
+            # Resolved here, since `expect` would ask git for a commit that the database does not have.
+            until = resolve_parameter("until", partial(resolve_commit, session, until)).commit
+        if action == "acknowledge":
+            changed = alert_moves.acknowledge(session, keys, asked.who, asked.reason, now)
+        elif action == "expect":
+            changed = alert_moves.expect(session, keys, until, asked.who, asked.reason, now)
+        else:
+            changed = alert_moves.close(session, keys, action, asked.who, asked.reason, now)
+        return [alert_data(each) for each in changed], local(asked.back)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request to change alerts."""
+
+    keys: Sequence[int]
+    action: str
+    reason: str
+    who: str
+    until: str | None
+    back: str  # path to return to
+
+
+def _asked(parameters: Parameters, person: Person) -> _Asked:
+    """Return what a request asks for. Raises BadRequest for parameters that are missing or do not go together."""
     keys, action = parameters.keys("alert"), parameters.choice("action", ACTIONS, "")
     reason, until = parameters.text("reason"), parameters.text("until")
     who, back = parameters.text("who") or person.who, parameters.text("next") or "/alerts"
@@ -81,24 +119,7 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
         raise BadRequest(f"{action} needs a reason")
     if until is not None and action != "expect":
         raise BadRequest("until goes with expect alone")
-    if site.writer is None:
-        raise StoreError("this server only reads")
-    now = datetime.now(UTC)
-    with site.writer.write() as session:
-        stored_keys = set(session.scalars(select(Alert.id).where(Alert.id.in_(keys))))
-        for key in keys:
-            if key not in stored_keys:
-                raise NotFound(f"no alert {key}; /alerts?state=all lists them")
-        if until is not None and (_HASH.fullmatch(until) or not filters.looks_like_date(until)):
-            # Resolved here, since `expect` would ask git for a commit that the database does not have.
-            until = resolve_parameter("until", partial(resolve_commit, session, until)).commit
-        if action == "acknowledge":
-            changed = alert_moves.acknowledge(session, keys, who, reason, now)
-        elif action == "expect":
-            changed = alert_moves.expect(session, keys, until, who, reason, now)
-        else:
-            changed = alert_moves.close(session, keys, action, who, reason, now)
-        return [alert_data(each) for each in changed], local(back)
+    return _Asked(keys, action, reason, who, until, back)
 
 
 def local(path: str) -> str:
