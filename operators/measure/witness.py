@@ -31,7 +31,7 @@ TINY_MS = 0.2
 """Time in ms of a call that is too short for its processor time to tell it from the rest of a burst. It is also short
 enough for most such calls not to be descheduled on a busy machine."""
 
-REST_SHARE, REST_S = 0.01, 0.05
+REST_SHARE, REST_S = 0.01, 0.02
 """Processor time that a cell may use between its bursts: this share of the break, and time in s."""
 
 STRETCHED, UNEVEN = 1.3, 2.0
