@@ -17,6 +17,7 @@ from typing import IO, Any, TypeAlias
 
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.terminal import bar, shortened
+from groupbench.tracker.text.wording import printable
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7f7f7f", "#000000")
 """Colours that colour-blind readers can distinguish, after Okabe and Ito, "Color universal design" (2008).
@@ -166,7 +167,7 @@ def _paint(text: str, index: int, coloured: bool) -> str:
 def _trend_text(panel: Trend, width: int, coloured: bool) -> str:
     measured = panel.measured
     if not measured:
-        return f"{panel.title}\n  nothing was measured\n"
+        return f"{printable(panel.title)}\n  nothing was measured\n"
     figure = _plotille().Figure()
     columns, last = max(20, width - _AXIS), max(1, len(panel.ticks) - 1)
     figure.width, figure.height = columns, _HEIGHT
@@ -183,13 +184,14 @@ def _trend_text(panel: Trend, width: int, coloured: bool) -> str:
     for tick, _ in panel.breaks:
         figure.axvline(max(0.0, (tick - 0.5) / last), lc=(128, 128, 128) if coloured else None)
     body = figure.show(legend=False).replace("\u2800", " ").splitlines()[1:-2]  # without plotille's x axis
-    lines = [f"{panel.title}, {panel.unit}", *(line.rstrip() for line in body), _axis(panel.ticks, columns), ""]
+    ticks = [printable(tick) for tick in panel.ticks]
+    lines = [f"{printable(panel.title)}, {panel.unit}", *(line.rstrip() for line in body), _axis(ticks, columns), ""]
     for index, curve in enumerate(panel.curves):
         name = _paint("●", index, True) if coloured else _letter(index)
         values = list(curve.measured.values())
         latest = f"{values[-1]:.4g} {panel.unit} last" if values else "nothing measured"
-        lines.append(f"  {name} {curve.name}: {latest}")
-    lines += [f"  | before {panel.ticks[tick]}: {change}" for tick, change in panel.breaks]
+        lines.append(f"  {name} {printable(curve.name)}: {latest}")
+    lines += [f"  | before {ticks[tick]}: {printable(change)}" for tick, change in panel.breaks]
     return "\n".join(lines) + "\n"
 
 
@@ -225,21 +227,23 @@ def _limits(values: Sequence[float]) -> tuple[float, float]:
 
 def _table_text(panel: ValueTable, width: int, coloured: bool) -> str:
     """Return bars, scaled within each row, because rows may differ by a factor of a thousand."""
-    names = max((len(name) for name in panel.names), default=0)
+    shown = {name: printable(name) for name in panel.names}
+    names = max(map(len, shown.values()), default=0)
     room = max(8, width - names - 16)
-    lines = [f"{panel.title}, {panel.unit}"]
+    lines = [f"{printable(panel.title)}, {panel.unit}"]
     for row in panel.rows:
-        lines += ["", row.label]
+        lines += ["", printable(row.label)]
         most = max((value for value in row.values.values() if value is not None), default=0.0)
         for index, name in enumerate(panel.names):
             if name not in row.values:
                 continue
             value = row.values[name]
             if value is None:
-                lines.append(f"  {name:<{names}}  {row.notes.get(name, 'not measured')}"[:width])
+                note = printable(row.notes.get(name, "not measured"))
+                lines.append(f"  {shown[name]:<{names}}  {note}"[:width])
             else:
                 drawn = bar(value / most if most > 0 else 0.0, room) or _THIN
-                lines.append(f"  {name:<{names}}  {_paint(drawn, index, coloured)} {value:.4g}")
+                lines.append(f"  {shown[name]:<{names}}  {_paint(drawn, index, coloured)} {value:.4g}")
     return "\n".join(lines) + "\n"
 
 
@@ -282,8 +286,8 @@ def _inches(panel: Panel) -> float:
 
 
 def _plain(text: str) -> str:
-    """Escape dollar signs, which would begin a formula."""
-    return text.replace("$", r"\$")
+    """Escape dollar signs, which would begin a formula, and remove control characters, which an SVG cannot hold."""
+    return printable(text).replace("$", r"\$")
 
 
 def _draw_trend(axes: Any, panel: Trend) -> None:
@@ -307,7 +311,8 @@ def _draw_trend(axes: Any, panel: Trend) -> None:
             _logarithmic(axes.yaxis, axes.set_yscale)
         else:
             axes.set_ylim(bottom, top)
-    axes.set_title(_plain(textwrap.fill(panel.title, _TITLE, break_on_hyphens=False)), fontsize=9, loc="left")
+    title = textwrap.fill(_plain(panel.title), _TITLE, break_on_hyphens=False)
+    axes.set_title(title, fontsize=9, loc="left")
     axes.set_ylabel(panel.unit, fontsize=8)
     _style(axes)
 

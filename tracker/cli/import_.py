@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import click
 
 from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When
 from groupbench.tracker.completion import BackendName, OperatorName
+from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ def import_(
             loaded = load(Path(name), format_name, options)
             if dry_run:
                 for record in loaded.records:
-                    click.echo(encode(record), nl=False)
+                    click.echo(json_for(sys.stdout, encode(record)), nl=False)
                 if loaded.left_out:
                     click.echo(printable(f"{name}: {_left_out(loaded)}"), err=True)
                 continue

@@ -6,13 +6,13 @@ import csv
 import io
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
 import click
 
-from groupbench.tracker.text.cells import cell_for, formula_safe
+from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
 from groupbench.tracker.text.wording import printable
 from groupbench.tracker.verdicts import Verdict
 
@@ -86,12 +86,16 @@ def _take_format(context: click.Context, option: click.Parameter, value: bool) -
 def write_json(value: Any) -> None:
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(value), indent=2))
+    click.echo(json_for(sys.stdout, msgspec.json.format(msgspec.json.encode(value), indent=2)))
 
 
 def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form: Format | None) -> None:
     """Write rows to stdout in the given format; None is text."""
-    columns = [column for column in columns if not column.varies or len({row[column.key] for row in rows}) > 1]
+    columns = [
+        replace(column, header=printable(column.header))  # of `sql`, it may be the name of any column
+        for column in columns
+        if not column.varies or len({row[column.key] for row in rows}) > 1
+    ]
     if form == "json":
         write_json(rows)
     elif form == "csv":
@@ -168,7 +172,7 @@ def _csv(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     context = click.get_current_context(silent=True)
     quoted: Callable[[Any], Any] = formula_safe if context and context.meta.get(_SAFE) else lambda value: value
-    writer.writerow(quoted(column.key) for column in columns)
+    writer.writerow(cell_for(sys.stdout, quoted(column.key)) for column in columns)
     for row in rows:
         writer.writerow(cell_for(sys.stdout, quoted(_csv_value(row[column.key]))) for column in columns)
     return out.getvalue()
@@ -197,4 +201,4 @@ def _markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 
     rule = ["---:" if column.right else "---" for column in columns]
     body = [line([escape(cell) for cell in cells]) for cells in _cells(columns, rows)]
-    return "\n".join([line([column.header for column in columns]), line(rule), *body])
+    return "\n".join([line([escape(column.header) for column in columns]), line(rule), *body])

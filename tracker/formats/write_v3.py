@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.store.records import numbered_records
+from groupbench.tracker.text.cells import json_for
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "runners": (
@@ -61,7 +62,7 @@ def write_v3(session: Session, file: IO[bytes]) -> int:
             continue
         count += 1
         for entry in entries(record, row.median_ms):
-            file.write(_encoder.encode(entry) + b"\n")
+            file.write(json_for(file, _encoder.encode(entry)) + b"\n")
     return count
 
 

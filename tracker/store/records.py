@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker import record as records
 from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series
+from groupbench.tracker.text.cells import json_for
 
 POINT_COLUMNS = tuple(Point.__table__.columns)
 _BATCH = 500
@@ -37,7 +38,7 @@ def write_jsonl(session: Session, file: IO[bytes]) -> int:
     """
     count = 0
     for _, record in numbered_records(session):
-        file.write(records.encode(record))
+        file.write(json_for(file, records.encode(record)))
         count += 1
     return count
 

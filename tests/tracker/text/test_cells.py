@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.text.cells import cell_for, formula_safe
+from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
 
 
 class Terminal(io.StringIO):
@@ -32,6 +34,20 @@ def test_anything_else_stays(value: Any) -> None:
 def test_a_terminal_is_never_steered_and_a_file_gets_all(text: str) -> None:
     assert cell_for(io.StringIO(), text) == text
     assert not any(ord(char) < 32 or 127 <= ord(char) < 160 for char in cell_for(Terminal(), text))
+
+
+class BinaryTerminal(io.BytesIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_json_on_a_terminal_is_the_same_value_without_control_characters(value: dict[str, str]) -> None:
+    data = msgspec.json.format(msgspec.json.encode(value)) + b"\n"
+    assert json_for(io.BytesIO(), data) is data
+    text = json_for(BinaryTerminal(), data).decode()
+    assert text.replace("\n", "").isprintable()
+    assert json.loads(text) == value
 
 
 def test_exports_for_spreadsheets(cli: Any, stored: Any, make: Any) -> None:
