@@ -6,13 +6,13 @@
 
 Without --groupbench or --groupbench-records the function is called once, and nothing of groupbench is imported. With
 one of them it is measured where its tensors are, and a record is made of it: its operator is the test, its backend the
-function, its shape the test's parameters.
+function, its shape the test's parameters. If the test fails, the result counts as wrong.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,21 @@ def benchmark_gpu(request: pytest.FixtureRequest) -> Callable[..., Any]:
         return out
 
     return benchmark
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    session = item.config.stash.get(KEY, None)
+    if session is not None and call.when == "call":
+        reason = call.excinfo.exconly() if call.excinfo is not None else ""
+        if report.failed:
+            session.finish_test("wrong", f"the test failed: {(reason or str(report.longrepr)).strip()}")
+        elif report.skipped:  # or expected to fail
+            session.finish_test("unavailable", f"the test was skipped, or failed as expected: {reason}")
+        else:
+            session.finish_test("ok", None)
+    return report
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:

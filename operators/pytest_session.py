@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from groupbench.operators import alone, table
@@ -22,7 +23,7 @@ from groupbench.operators.measure.protocol import Protocol, cooled_bursts, timin
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.session import check_writable
 from groupbench.operators.vet import vetted
-from groupbench.tracker.record import SCHEMA, Cell, Environment, Latency, Record, Run, cut, encode
+from groupbench.tracker.record import SCHEMA, Cell, Environment, Latency, Record, Run, Status, cut, encode
 
 LONGEST = 500
 """Characters of a name in a record."""
@@ -36,6 +37,7 @@ class PytestSession:
             check_writable(path)
         self.path = path
         self.records: list[Record] = []
+        self._of_test: list[Record] = []  # of the running test, whose outcome decides their status
         self._run = Run(
             id=uuid.uuid4().hex,
             started=datetime.now(UTC),
@@ -50,7 +52,7 @@ class PytestSession:
     def measure(
         self, test: str, shape: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Measure a function with these arguments, and keep the record."""
+        """Measure a function with these arguments, and keep the record until the test ends."""
         started = time.monotonic()
         tensors = [tensor for _, tensor in named_tensors([*args, kwargs])]
         device = "cuda" if any(tensor.is_cuda for tensor in tensors) else "cpu"
@@ -83,11 +85,19 @@ class PytestSession:
             kernels=tuple(kernels),
             duration_s=round(time.monotonic() - started, 3),
         )
-        record = vetted(record)
-        self.records.append(record)
-        if self.path is not None:
-            with self.path.open("ab") as file:
-                file.write(encode(record))
+        self._of_test.append(record)
+
+    def finish_test(self, status: Status, message: str | None) -> None:
+        """Write the records of the test that has ended, with the status that its outcome gives them."""
+        ended, self._of_test = self._of_test, []
+        for record in map(vetted, ended):
+            if status != "ok" and record.status == "ok":
+                latency = record.latency if status == "wrong" else None
+                record = vetted(msgspec.structs.replace(record, status=status, message=message, latency=latency))
+            self.records.append(record)
+            if self.path is not None:
+                with self.path.open("ab") as file:
+                    file.write(encode(record))
 
     def _latency(self, run: Callable[[], Any], device: str, interpreted: bool) -> Latency:
         bursts, enqueue_ms = cooled_bursts(run, self.protocol, device, interpreted)

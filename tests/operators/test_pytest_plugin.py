@@ -84,6 +84,41 @@ def test_each_test_is_an_operator(run: Run, pytester: pytest.Pytester) -> None:
     assert "records: out/r.jsonl" in result.stdout.str() and "N=16" in result.stdout.str()
 
 
+def test_a_test_that_fails_makes_its_results_wrong(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        import pytest
+
+        def test_right(benchmark_gpu):
+            benchmark_gpu(abs, 1)
+
+        def test_wrong(benchmark_gpu):
+            assert benchmark_gpu(abs, 1) == 2
+
+        def test_skipped(benchmark_gpu):
+            benchmark_gpu(abs, 1)
+            pytest.skip("not today")
+
+        @pytest.mark.xfail
+        def test_expected(benchmark_gpu):
+            assert benchmark_gpu(abs, 1) == 2
+
+        @pytest.mark.xfail(strict=True)
+        def test_unexpected(benchmark_gpu):
+            benchmark_gpu(abs, 1)
+        """
+    )
+    result = run("--groupbench-records", "r.jsonl")
+    result.assert_outcomes(passed=1, failed=2, skipped=1, xfailed=1)
+    stored = records(pytester.path / "r.jsonl").values()
+    of_test = {record.cell.operator.rpartition("_")[2]: (record.status, record.message or "") for record in stored}
+    assert of_test["right"] == ("ok", "")
+    assert of_test["wrong"][0] == "wrong" and "the test failed: AssertionError: assert 1 == 2" in of_test["wrong"][1]
+    assert of_test["skipped"] == ("unavailable", "the test was skipped, or failed as expected: Skipped: not today")
+    assert of_test["expected"][0] == "unavailable"
+    assert of_test["unexpected"] == ("wrong", "the test failed: [XPASS(strict)]")
+
+
 def test_records_can_be_left_out(run: Run, pytester: pytest.Pytester) -> None:
     result = run("--groupbench", "-k", "double")
     result.assert_outcomes(passed=2, deselected=1)
