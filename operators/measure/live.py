@@ -224,7 +224,9 @@ class Live:
         if self._rested is None:
             return None
         (now_s, spent_s), (since_s, spent_before_s) = self._clocks(), self._rested
-        return witness.restless(now_s - since_s, spent_s - spent_before_s)
+        one_thread = self.job.device == "cuda" or os.environ.get("OMP_NUM_THREADS") == "1"
+        threads = 1 if one_thread else len(os.sched_getaffinity(0))
+        return witness.restless(now_s - since_s, spent_s - spent_before_s, threads)
 
     def disturb(self) -> None:
         """Let the cell's processes work between two bursts, because they are asked for something else."""

@@ -32,7 +32,9 @@ TINY_MS = 0.2
 enough for most such calls not to be descheduled on a busy machine."""
 
 REST_SHARE, REST_S = 0.01, 0.02
-"""Processor time that a cell may use between its bursts: this share of the break, and time in s."""
+"""Processor time that a cell may use between its bursts: this share of the break, and time in s for each thread.
+
+A thread of OpenMP or OpenBLAS waits for further work for some milliseconds before it sleeps."""
 
 STRETCHED, UNEVEN = 1.3, 2.0
 """Slowdown from which a device counts as shared, and the factor by which the slowdown may vary between calls."""
@@ -51,9 +53,12 @@ def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
     return f"implausible: {total:.4g} ms are reported for calls that took {1e3 * took_s:.4g} ms by the parent's clock"
 
 
-def restless(rested_s: float, spent_s: float) -> str | None:
-    """Return why processes disturb others that used this processor time in a break of this length, or None."""
-    if spent_s <= REST_SHARE * rested_s + REST_S:
+def restless(rested_s: float, spent_s: float, threads: int = 1) -> str | None:
+    """Return why processes disturb others that used this processor time in a break of this length, or None.
+
+    threads  number of threads on which a call may compute
+    """
+    if spent_s <= REST_SHARE * rested_s + REST_S * threads:
         return None
     return (
         f"its processes used {spent_s:.2g} s of processor time in the {rested_s:.2g} s between its bursts, in which "

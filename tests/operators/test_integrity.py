@@ -270,6 +270,11 @@ def test_a_cell_is_idle_while_others_are_measured(rested_s: float, spent_s: floa
     assert (witness.restless(rested_s, spent_s) is not None) == caught
 
 
+def test_each_thread_may_wait_for_more_work_before_it_sleeps() -> None:
+    assert witness.restless(1.0, 0.15) is not None
+    assert witness.restless(1.0, 0.15, threads=8) is None
+
+
 def test_samples_cannot_take_longer_than_they_took() -> None:
     assert witness.too_long([1.0] * 10, 0.012) is None
     assert "by the parent's clock" in (witness.too_long([1.0] * 100, 0.012) or "")
