@@ -68,7 +68,7 @@ def restless(rested_s: float, spent_s: float, threads: int = 1) -> str | None:
 
 @dataclass(frozen=True)
 class Timed:
-    """A burst, and what it took by the parent's clocks.
+    """A burst, and its times by the parent's clocks.
 
     wall_ms       wall-clock time
     processor_ms  processor time of all processes of the cell
@@ -120,7 +120,7 @@ def audit(
 
 
 def _unpaid(timed: Timed, paced: Paced, median_ms: float) -> str | None:
-    """Return why the processor time of a burst is more than its calls are said to take, or None."""
+    """Return why the processor time of a burst exceeds the reported time of its calls, or None."""
     calls = len(timed.burst.samples_ms) + 1
     rest_ms = paced.processor_ms / calls
     # Threads of torch that wait for the next call use their processors too.

@@ -40,7 +40,7 @@ class AlertRules:
     def rows(self, row: Judged, *names: str | None) -> list[Judged]:
         """Return a row with the alert of its change, and a row for each other open alert of the series.
 
-        A new change, even for the better, does not hide an earlier regression that nobody has handled.
+        A new change, even for the better, does not hide an earlier regression that has not been handled.
 
         names  metrics of the alerts to consider
         """

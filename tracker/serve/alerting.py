@@ -103,7 +103,7 @@ class _Asked:
 
 
 def _asked(parameters: Parameters, person: Person) -> _Asked:
-    """Return what a request asks for. Raises BadRequest for parameters that are missing or do not go together."""
+    """Parse the parameters of a request. Raises BadRequest for parameters that are missing or do not go together."""
     keys, action = parameters.keys("alert"), parameters.choice("action", ACTIONS, "")
     reason, until = parameters.text("reason"), parameters.text("until")
     who, back = parameters.text("who") or person.who, parameters.text("next") or "/alerts"

@@ -35,7 +35,7 @@ UNWANTED_S = 5.0
 
 @dataclass(frozen=True)
 class Working:
-    """There is no answer yet."""
+    """The answer is not ready."""
 
     seconds: float  # since the job was started
     crowded: bool = False  # the queue was full, so the job was not queued
@@ -51,7 +51,7 @@ class Known:
 
 @dataclass(frozen=True)
 class Failed:
-    """There is no answer; `message` is the reason."""
+    """The question failed; `message` is the reason."""
 
     message: str
 
