@@ -68,8 +68,8 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
     Raises BadRequest or QueryError for invalid parameters, NotFound for an unknown alert, and StoreError if this server
     is read-only or the database fails.
     """
-    asked = _asked(parameters, person)
-    keys, action, until = asked.keys, asked.action, asked.until
+    requested = _requested(parameters, person)
+    keys, action, until = requested.keys, requested.action, requested.until
     if site.writer is None:
         raise StoreError("this server only reads")
     now = datetime.now(UTC)
@@ -82,16 +82,16 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
             # Resolved here, since `expect` would ask git for a commit that the database does not have.
             until = resolve_parameter("until", partial(resolve_commit, session, until)).commit
         if action == "acknowledge":
-            changed = alert_moves.acknowledge(session, keys, asked.who, asked.reason, now)
+            changed = alert_moves.acknowledge(session, keys, requested.who, requested.reason, now)
         elif action == "expect":
-            changed = alert_moves.expect(session, keys, until, asked.who, asked.reason, now)
+            changed = alert_moves.expect(session, keys, until, requested.who, requested.reason, now)
         else:
-            changed = alert_moves.close(session, keys, action, asked.who, asked.reason, now)
-        return [alert_data(each) for each in changed], local(asked.back)
+            changed = alert_moves.close(session, keys, action, requested.who, requested.reason, now)
+        return [alert_data(each) for each in changed], local(requested.back)
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Requested:
     """A request to change alerts."""
 
     keys: Sequence[int]
@@ -102,7 +102,7 @@ class _Asked:
     back: str  # path to return to
 
 
-def _asked(parameters: Parameters, person: Person) -> _Asked:
+def _requested(parameters: Parameters, person: Person) -> _Requested:
     """Parse the parameters of a request. Raises BadRequest for parameters that are missing or do not go together."""
     keys, action = parameters.keys("alert"), parameters.choice("action", ACTIONS, "")
     reason, until = parameters.text("reason"), parameters.text("until")
@@ -119,7 +119,7 @@ def _asked(parameters: Parameters, person: Person) -> _Asked:
         raise BadRequest(f"{action} needs a reason")
     if until is not None and action != "expect":
         raise BadRequest("until goes with expect alone")
-    return _Asked(keys, action, reason, who, until, back)
+    return _Requested(keys, action, reason, who, until, back)
 
 
 def local(path: str) -> str:
