@@ -22,10 +22,7 @@ from groupbench.operators.tolerances import TOLERANCES
 
 DTYPE = "fp16"
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-ON_GPUS = (  # the interpreter has a single variant of these
-    ("grouped_gemm_bias_add_permute", "triton_fused"),
-    ("moe_permute", "triton"),
-)
+ON_GPUS = (("grouped_gemm_bias_add_permute", "triton_fused"),)  # the interpreter has a single variant of it
 BACKENDS = (
     ("grouped_gemm", "triton_pointer"),
     ("grouped_gemm", "triton_flat"),
