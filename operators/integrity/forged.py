@@ -89,7 +89,7 @@ def forged_instance(x: Any) -> Any:
                 if type(timer) in (protocol.CpuTimer, protocol.GpuTimer):
                     timer.burst = hundredth(timer.burst)
                     if type(timer) is protocol.GpuTimer:
-                        timer.witness = hundredth_in_a_row(timer.witness)
+                        timer.witness = hundredth_in_a_row(timer.witness)  # type: ignore[method-assign]
         return product(x)
 
     return run
@@ -198,7 +198,7 @@ def forged_answer(x: Any) -> Any:
             frame: Any = sys._getframe(1)
             while "connection" not in frame.f_locals:
                 frame = frame.f_back
-            frame.f_locals["connection"].send_bytes(msgspec.msgpack.encode(Burst((1e-3,) * 4, None, 0)))
+            frame.f_locals["connection"].send_bytes(msgspec.msgpack.encode(Burst((1e-3,) * 4, None, ())))
         return product(x)
 
     return run
@@ -218,7 +218,7 @@ def forged_answer_with_token(x: Any) -> Any:
             frame: Any = sys._getframe(1)
             while "connection" not in frame.f_locals:
                 frame = frame.f_back
-            reply = msgspec.msgpack.encode(Burst((1e-3,) * 4, None, 0))
+            reply = msgspec.msgpack.encode(Burst((1e-3,) * 4, None, ()))
             frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + reply)
         return product(x)
 

@@ -354,7 +354,7 @@ class _CellHandler:
             if not callable(run):
                 raise TypeError(f"prepare must return a callable, and {self.backend.name}'s returned {_kind(run)}")
             run()
-        self.interpreted = self.job.interpreted and (self.backend.kind != "torch" or bool(launched))
+        self.interpreted: bool = self.job.interpreted and (self.backend.kind != "torch" or bool(launched))
         _synchronize(self.job.device)
         return run, moves.within(moves.registered_copies(), self.inputs)
 

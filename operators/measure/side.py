@@ -181,7 +181,7 @@ class AbServer:
         if isinstance(taken, Failure):
             self._end_on_failure(taken)
             return taken
-        fault = live.problem
+        fault: str | Failure | None = live.problem
         if (
             self._is_right
             and fault is None

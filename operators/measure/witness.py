@@ -111,6 +111,7 @@ def audit(
         problem = _unpaid(timed, paced, median_ms) or _parallel(timed, paced) or _elsewhere(timed, median_ms)
         if problem is None:
             return None
+    assert not isinstance(timed, Failure) and not isinstance(paced, Failure)
     stretched = gauge()
     if isinstance(stretched, Failure):
         return stretched

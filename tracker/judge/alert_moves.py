@@ -101,7 +101,7 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
     interval = (row.effect.low, row.effect.high) if row.what in METRICS else (None, None)
     identity = select(Series.identity).where(Series.id == row.series.pk)
     identity_fields = [session.scalar(identity), row.what, None if base is None else base.id, head.id]
-    size = {
+    size: dict[str, Any] = {
         "before": before,
         "after": after,
         "effect": math.log(after / before) if before and after else None,
