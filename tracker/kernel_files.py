@@ -2,8 +2,8 @@
 
 `tritonbench` writes the folder next to the records, and `groupbench explain` reads it. A file has the source, TTGIR,
 PTX and machine code of a kernel, compressed together because they are similar (LZMA: 20 KB for a kernel of 150 KB). The
-folder's size is limited: first the machine code of the oldest kernels is removed, then the oldest kernels. A kernel
-that is compiled again is stored again.
+folder's size is limited: first the machine code of the kernels that were measured longest ago is removed, then these
+kernels. A kernel that is compiled again is stored again.
 """
 
 from __future__ import annotations
@@ -38,9 +38,14 @@ class KernelFolder:
         self._size: int | None = None
 
     def add(self, kernels: Iterable[Code]) -> None:
-        """Store the kernels that are not stored yet. Raises OSError."""
+        """Store the kernels that are not stored yet, and mark the others as measured now. Raises OSError."""
         for code in kernels:
-            if _NAME.fullmatch(code.hash) and not self._file(code.hash).exists():
+            if not _NAME.fullmatch(code.hash):
+                continue
+            file = self._file(code.hash)
+            if file.exists():
+                file.touch()
+            else:
                 self._write(code)
         if self._size is not None and self._size > self.limit:
             self.prune()
@@ -60,7 +65,10 @@ class KernelFolder:
         return sum(size for _, size, _ in self._files())
 
     def prune(self) -> None:
-        """Remove machine code, then whole kernels, oldest first, until the folder is below its limit."""
+        """Remove machine code, then whole kernels, until the folder is below its limit.
+
+        Those measured longest ago go first.
+        """
         files, room = sorted(self._files()), int(SLACK * self.limit)
         total = sum(size for _, size, _ in files)
         for _, size, file in files:

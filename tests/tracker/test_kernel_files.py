@@ -33,9 +33,21 @@ def test_stored_code_is_not_written_again(tmp_path: Path) -> None:
     folder = KernelFolder(tmp_path)
     folder.add([code(1)])
     (file,) = tmp_path.iterdir()
-    os.utime(file, (1, 1))
+    before = file.stat()
     KernelFolder(tmp_path).add([code(1)])
-    assert file.stat().st_mtime == 1
+    assert file.stat().st_ino == before.st_ino
+
+
+def test_a_kernel_that_is_measured_every_night_is_kept(tmp_path: Path) -> None:
+    for number in range(3):
+        KernelFolder(tmp_path).add([code(number)])
+        os.utime(tmp_path / f"{number:016x}.xz", (number, number))
+    folder = KernelFolder(tmp_path, limit=100)
+    folder.add([code(0)])
+    folder.limit = folder.size() - 1
+    folder.prune()
+    kept = [folder.get(f"{number:016x}") for number in range(3)]
+    assert [one is not None and one.cubin is not None for one in kept] == [True, False, True]
 
 
 @pytest.mark.parametrize("hash_", [None, "", "../../etc/passwd", "ABC", "0" * 16])
