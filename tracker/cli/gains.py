@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from groupbench.tracker.cli.options import reading, series_filters
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, write_json, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import milliseconds
@@ -84,6 +84,8 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, form: F
         write_json(rows)
     else:
         write_table(plain(Gain.columns()) if form == "csv" else COLUMNS, rows, form)
+    if not rows:
+        say("no cell has a known speed of light: the run needs `canary` on the same GPU")
     missing = [shape for shape in products if shape not in {row["shape"] for row in rows}]
     for shape in missing:
         click.echo(f"groupbench gains: this run has no speed of light for {shape}", err=True)

@@ -30,6 +30,7 @@ from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Refused,
 from groupbench.tracker.serve.site import Page, Site
 from groupbench.tracker.serve.static import static_file
 from groupbench.tracker.serve.turns import client_of
+from groupbench.tracker.text.wording import printable
 
 LARGEST_FORM = 64 * 1024
 """Maximum size of a form in bytes, enough for a thousand alerts."""
@@ -309,16 +310,17 @@ async def _unforeseen(request: Request, error: Exception) -> Response:
     return await _error_page(request, 500, "internal error; see the server's log")
 
 
-async def _error_page(request: Request, status: int, message: str, headers: Any = None) -> Response:
+async def _error_page(request: Request, status: int, text: str, headers: Any = None) -> Response:
+    message = printable(text)  # the name of a file may hold what UTF-8 cannot encode
     if frame.wants_json(request):
         body = msgspec.json.encode({"error": message, "status": status})
         return Response(body, status, headers, "application/json")
     page = Page("error.html", {"error": message}, {"path": "", "status_code": status}, status)
     site: Site = request.app.state.site
-    name, writes = site.database.store.name, site.guard.writes
+    name, writes = site.name, site.guard.writes
     try:
         async with _turn(request):
-            text = await run_in_threadpool(render, Wanted.of(request), page, name, writes)
+            html = await run_in_threadpool(render, Wanted.of(request), page, name, writes)
     except lane.CrowdedError:
         return Response(message, status, headers, "text/plain; charset=utf-8")
-    return Response(text, status, headers, "text/html; charset=utf-8")
+    return Response(html, status, headers, "text/html; charset=utf-8")

@@ -54,7 +54,7 @@ def respond(
         # Nothing known yet: a program is to come back.
         status = 202 if state in ("comparing", "crowded") else page.status
         return PageResponse(msgspec.json.encode(page.data), status, headers, "application/json", state == "crowded")
-    body = render(wanted, page, site.database.store.name, writes).encode()
+    body = render(wanted, page, site.name, writes).encode()
     return PageResponse(body, page.status, headers, "text/html; charset=utf-8", state == "crowded")
 
 

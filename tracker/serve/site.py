@@ -26,6 +26,7 @@ from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.security import Guard
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.schema import Alert, Series
+from groupbench.tracker.text.wording import printable
 
 T = TypeVar("T")
 
@@ -61,6 +62,7 @@ class Site:
 
     def __init__(self, database: Database, jobs: Jobs, guard: Guard, writer: Store | None = None) -> None:
         self.database, self.jobs, self.guard, self.writer = database, jobs, guard, writer
+        self.name = printable(database.store.name)
         self._lock = threading.Lock()
         self._facets: tuple[int, dict[str, list[str]]] | None = None
         self._counts: dict[int, _KeptCounts] = {}
@@ -161,7 +163,7 @@ class Site:
         job = self.jobs.ask(("damage",), now, work.damage, location, patience=DAMAGE_S, keep=True)
         if isinstance(job, Known) and not job.stale:
             return job.value
-        return f"{self.database.store.name}: cannot be read; the server is checking it for damage"
+        return f"{self.name}: cannot be read; the server is checking it for damage"
 
     def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
         """Return the alerts of one series. Most series lack any, which an index shows quickly."""

@@ -116,10 +116,9 @@ def revision_of(location: str | os.PathLike[str]) -> str | None:
     Unlike `open_store`, never migrates. Raises StoreError if the database does not exist.
     """
     url = _url(location)
-    name = url.render_as_string(hide_password=True)
+    name = shown_name(location)
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
-        name = str(url.database)
-        check_file(Path(name), create=False)
+        check_file(Path(str(url.database)), create=False)
     with Store(_engine(url, name), name) as store, store.errors_translated():
         return _revision(store.engine)[0]
 

@@ -90,13 +90,13 @@ def repair(damaged: Path, new: Path) -> Repaired:
 
     Raises StoreError if `damaged` does not exist, `new` exists, or nothing can be read.
     """
-    if not damaged.is_file():
-        raise StoreError(f"{damaged}: no such database")
-    if new.exists():
-        raise StoreError(f"{new}: already exists; a repair does not overwrite files")
-    if not new.parent.is_dir():
-        raise StoreError(f"{new}: {new.parent} is not a directory")
     try:
+        if not damaged.is_file():
+            raise StoreError(f"{damaged}: no such database")
+        if new.exists():
+            raise StoreError(f"{new}: already exists; a repair does not overwrite files")
+        if not new.parent.is_dir():
+            raise StoreError(f"{new}: {new.parent} is not a directory")
         with folder_beside(new) as folder:
             source = _readable_copy(damaged, folder / "damaged.db")
             done = Repaired()

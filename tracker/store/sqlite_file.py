@@ -32,6 +32,8 @@ def check_file(path: Path, *, create: bool) -> bool:
             if not path.parent.is_dir():
                 raise StoreError(f"{path}: {path.parent} is not a directory")
             return False
+        if not path.is_file():  # to open a named pipe would wait for a writer
+            raise StoreError(f"{path}: is not a regular file")
         with path.open("rb") as file:
             head = file.read(len(_MAGIC))
     except (OSError, ValueError) as error:

@@ -32,6 +32,13 @@ def stored(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) ->
     assert done.exit_code == 0, done.output
 
 
+def test_nothing_to_gain_has_a_reason(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> None:
+    cli("ingest", write([make(0)]))
+    result = cli("gains")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert "`canary`" in result.stderr
+
+
 def test_the_largest_gain_of_the_best_backend_comes_first(stored: None, cli: Cli) -> None:
     rows = json.loads(cli("gains", "--json").stdout)
     assert [(row["backend"], row["shape"][:8]) for row in rows] == [("fast", "G=4,M_g="), ("fast", "G=4,M_g=")]

@@ -61,6 +61,19 @@ def test_a_database_that_cannot_be_served_is_named(tmp_path: Path, cli: Cli, nig
 
 
 @pytest.mark.sqlite
+def test_a_file_whose_name_is_not_text(nights: Any, serve: Client, tmp_path: Path) -> None:
+    """UTF-8 cannot encode the name, as Python holds it."""
+    named = tmp_path / "\udcff.db"
+    shutil.copy(nights, named)
+    client = serve(named)
+    assert "�.db" in client.get("/runs").text
+    with sqlite3.connect(named) as connection:
+        connection.execute("DROP TABLE alert_event")
+    response = client.get("/alerts.json?state=all")
+    assert (response.status_code, "�.db" in response.json()["error"]) == (503, True)
+
+
+@pytest.mark.sqlite
 def test_a_locked_database_is_reported_without_a_long_wait(
     nights: Any, serve: Client, monkeypatch: Any, bearer: Any, token: str, act: Act
 ) -> None:

@@ -286,6 +286,13 @@ def test_it_overwrites_nothing(cli: Cli, path: Path, damaged: str, new: str) -> 
     assert path.read_bytes() == before
 
 
+def test_a_name_that_is_too_long_is_one_line(cli: Cli, path: Path) -> None:
+    result = cli("repair", path.with_name("x" * 300), path.with_name("new.db"))
+    assert (result.exit_code, "File name too long" in result.stderr) == (2, True)
+    result = cli("repair", path, path.with_name("x" * 300))
+    assert (result.exit_code, "File name too long" in result.stderr) == (2, True)
+
+
 def test_a_file_that_is_not_a_database_cannot_be_repaired(cli: Cli, path: Path) -> None:
     text = path.with_name("text")
     text.write_text("hello " * 2000)

@@ -96,6 +96,8 @@ def test_other_files_are_refused(cli: Cli, make: Any, write: Any, tmp_path: Path
     refused(tmp_path / "notes.txt" / "t.db", "notes.txt", cli, records)
     (tmp_path / "cut.db").write_bytes(b"SQLite format 3\x00" + b"\x01" * 100)
     refused(tmp_path / "cut.db", "cut.db", cli, records)
+    os.mkfifo(tmp_path / "pipe.db")  # to open it would wait for a writer
+    refused(tmp_path / "pipe.db", "is not a regular file", cli, records)
 
 
 def test_the_database_of_another_program_is_refused(cli: Cli, make: Any, write: Any, tmp_path: Path) -> None:
