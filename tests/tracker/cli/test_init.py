@@ -168,6 +168,10 @@ def test_gitlab(repository: Path) -> None:
     assert "groupbench night" in job["script"][-1] and job["artifacts"]["paths"] == ["artifacts/", "report.html"]
     assert not (repository / ".github").exists()
     assert "include: [{local: groupbench.gitlab.yml}]" in done.stderr
+    # A merge request may read the cache, but must not replace the database in it.
+    policies = {rule["if"].split('"')[1]: rule["variables"]["CACHE_POLICY"] for rule in job["rules"]}
+    assert policies == {"schedule": "pull-push", "merge_request_event": "pull"}
+    assert job["cache"]["policy"] == "$CACHE_POLICY"
 
 
 def test_what_exists_is_kept(repository: Path) -> None:
