@@ -12,7 +12,7 @@ import click
 from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When
 from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.text.cells import json_for
-from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.text.wording import counted, printable, some
 
 if TYPE_CHECKING:
     from groupbench.tracker.formats import Loaded
@@ -95,8 +95,8 @@ def import_(
             if dry_run:
                 for record in loaded.records:
                     click.echo(json_for(sys.stdout, encode(record)), nl=False)
-                if loaded.left_out:
-                    click.echo(printable(f"{name}: {_left_out(loaded)}"), err=True)
+                for note in _notes(loaded):
+                    click.echo(printable(f"{name}: {note}"), err=True)
                 continue
             click.echo(printable(_store(db, name, loaded)))
             stored += 1
@@ -107,8 +107,18 @@ def import_(
         raise
 
 
-def _left_out(loaded: Loaded) -> str:
-    return f"{counted(len(loaded.left_out), 'result')} left out: {loaded.losses}"
+def _notes(loaded: Loaded) -> list[str]:
+    """Return notes on the parts of the file that the records lack."""
+    notes = []
+    if loaded.left_out:
+        notes.append(f"{counted(len(loaded.left_out), 'result')} left out: {loaded.losses}")
+    if loaded.merged:
+        column = loaded.merged[0]
+        notes.append(
+            f"rows that differ in {some(loaded.merged)} became bursts of one cell; "
+            f"if they are other problems, give --map {column}={column}"
+        )
+    return notes
 
 
 def _store(db: str, name: str, loaded: Loaded) -> str:
@@ -119,5 +129,5 @@ def _store(db: str, name: str, loaded: Loaded) -> str:
         done = ingest(store, enumerate(loaded.records, 1), name)
     without = sum(record.status != "ok" for record in loaded.records)
     failed = f", {without} of them without a correct result" if without else ""
-    lost = f"; {_left_out(loaded)}" if loaded.left_out else ""
-    return f"{name}: {loaded.title}: {counted(done.records, 'result')}{failed}: {done.summary}{lost}"
+    head = f"{name}: {loaded.title}: {counted(done.records, 'result')}{failed}: {done.summary}"
+    return "; ".join([head, *_notes(loaded)])

@@ -1,7 +1,8 @@
 """Read files of other benchmarks as records. Each format is a module with two functions:
 
     recognise(head, path)   return whether a file that begins with `head` has this format; a folder has an empty head
-    read(path, options)     yield its records, and a LeftOut for each result that no record can hold;
+    read(path, options)     yield its records, a LeftOut for each result that no record can hold, and a Merged for each
+                            column that may distinguish the rows of one cell;
                             raise FormatError, which names the line or key
 
 They share `common.Reader`: a format tells it where a run, an environment and the results are in its file.
@@ -12,6 +13,7 @@ from both, the file is refused. Text instead of a number, an empty cell or a zer
 
 from __future__ import annotations
 
+import codecs
 import importlib
 from collections import Counter
 from collections.abc import Iterator
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from groupbench.tracker.errors import IngestError
-from groupbench.tracker.formats.common import LeftOut, Options
+from groupbench.tracker.formats.common import LeftOut, Merged, Options
 from groupbench.tracker.formats.values import FormatError
 from groupbench.tracker.record import Record
 
@@ -35,7 +37,7 @@ class Format(Protocol):
 
     def recognise(self, head: bytes, path: Path) -> bool: ...
 
-    def read(self, path: Path, options: Options) -> Iterator[Record | LeftOut]: ...
+    def read(self, path: Path, options: Options) -> Iterator[Record | LeftOut | Merged]: ...
 
 
 FORMATS = {
@@ -58,6 +60,7 @@ class Loaded:
     title: str  # of the file's format
     records: tuple[Record, ...]
     left_out: tuple[LeftOut, ...] = ()
+    merged: tuple[str, ...] = ()  # columns of `Merged`
 
     @property
     def losses(self) -> str:
@@ -73,7 +76,9 @@ def load(path: Path, format_name: str | None = None, options: Options = Options(
         form = _find(path, format_name, options)
         results = tuple(form.read(path, options))
         records = tuple(result for result in results if isinstance(result, Record))
-        loaded = Loaded(form.TITLE, records, tuple(result for result in results if isinstance(result, LeftOut)))
+        left_out = tuple(result for result in results if isinstance(result, LeftOut))
+        merged = tuple(result.column for result in results if isinstance(result, Merged))
+        loaded = Loaded(form.TITLE, records, left_out, merged)
         if not records:
             raise FormatError(f"contains no results{f'; left out: {loaded.losses}' if results else ''}")
         _check(records)
@@ -96,7 +101,7 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
     head = b""
     if not path.is_dir():
         with path.open("rb") as file:
-            head = file.read(HEAD)
+            head = file.read(HEAD).removeprefix(codecs.BOM_UTF8)
         if not head.strip():
             raise FormatError("is empty")
     for candidate in FORMATS:

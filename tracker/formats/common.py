@@ -91,6 +91,13 @@ class LeftOut:
     name: str  # of the benchmark or metric
 
 
+@dataclass(frozen=True)
+class Merged:
+    """A column that no field uses, although it differs between rows that became bursts of one cell."""
+
+    column: str
+
+
 class Reader(ABC):
     """Reads one run of a file.
 

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Merged, Options, Reader, read_runs
 from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
@@ -45,6 +45,9 @@ def fields() -> tuple[str, ...]:
 
 _WHOLE = ("seed", "flops", "min_bytes")
 
+_VARY = {"latency_ms", "status", "message", "rms", "max_abs", "commit", "branch", "date", "gpu", "cpu"}
+"""Fields that may differ between the rows of one cell, and those that distinguish runs."""
+
 
 def recognise(head: bytes, path: Path) -> bool:
     """Return whether the header has groupbench's field names; any other CSV needs a mapping."""
@@ -53,25 +56,29 @@ def recognise(head: bytes, path: Path) -> bool:
     return {"latency_ms", "operator"} <= names
 
 
-def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
+def read(path: Path, options: Options) -> Iterator[Record | LeftOut | Merged]:
     data = read_bytes(path)
     header, table = _table(data)
     columns = _columns(header, options)
     if options.unit is not None and options.unit not in UNITS:
         raise FormatError(f"--unit {options.unit} is not one of {', '.join(UNITS)}")
     readers: dict[tuple[Any, ...], _CsvReader] = {}
+    used = set(columns.values())
     for number, cells in table:
         if len(cells) != len(header):
             raise FormatError(f"line {number}: {len(cells)} cells for {len(header)} columns")
         row = {name: cells[place] for name, place in columns.items()}
+        unused = {name: cells[place] for place, name in enumerate(header) if place not in used}
         try:
             facts = _RunFacts.of(row, options)
             if facts.key not in readers:
                 readers[facts.key] = _CsvReader(data, number, facts)
-            readers[facts.key].add(number, row)
+            readers[facts.key].add(_Line(number, row, unused))
         except FormatError as error:
             raise FormatError(f"line {number}: {error.message}") from error
-    return read_runs(readers.values())
+    yield from read_runs(readers.values())
+    merged = {column for reader in readers.values() for group in reader.groups.values() for column in group.merged()}
+    yield from (Merged(column) for column in header if column in merged)
 
 
 @dataclass(frozen=True)
@@ -96,14 +103,35 @@ class _RunFacts:
         return (self.commit, self.date, self.branch, self.options.gpu, self.options.cpu)
 
 
+@dataclass(frozen=True)
+class _Line:
+    """A row of the table."""
+
+    number: int
+    row: dict[str, str]
+    unused: dict[str, str]  # cells of columns that no field uses
+
+
 @dataclass
 class _Lines:
-    """The rows of one cell."""
+    """The rows of one cell; each is a burst."""
 
-    number: int  # of the first line
-    row: dict[str, str]  # the first
     cell: Cell
-    latencies: list[str] = field(default_factory=list)  # as text, one per line
+    lines: list[_Line] = field(default_factory=list)
+
+    def add(self, line: _Line) -> None:
+        """Add a row. Raises FormatError if it contradicts the first one."""
+        for first in self.lines[:1]:
+            for name in sorted(line.row.keys() - _VARY):
+                if line.row[name] != first.row[name]:
+                    where = f"line {first.number} of the same cell"
+                    raise FormatError(f"{name} is {line.row[name]!r}, but {first.row[name]!r} in {where}")
+        self.lines.append(line)
+
+    def merged(self) -> Iterator[str]:
+        """Yield the unused columns in which the rows differ."""
+        first = self.lines[0].unused
+        yield from (name for name in first if any(line.unused[name] != first[name] for line in self.lines))
 
 
 class _CsvReader(Reader):
@@ -116,8 +144,9 @@ class _CsvReader(Reader):
         self.number, self.facts = number, facts
         self.groups: dict[tuple[Any, ...], _Lines] = {}
 
-    def add(self, number: int, row: dict[str, str]) -> None:
+    def add(self, line: _Line) -> None:
         """Add a line to its cell. Raises FormatError."""
+        row = line.row
         for name in ("operator", "backend"):
             if not (getattr(self.options, name) or row.get(name)):
                 raise FormatError(f"no {name}; give --map {name}=COLUMN or --{name} NAME")
@@ -133,7 +162,7 @@ class _CsvReader(Reader):
             protocol=row.get("protocol"),
             facts={name: _whole(name, row[name]) for name in _WHOLE if row.get(name)},
         )
-        self.groups.setdefault(cell_fields(cell), _Lines(number, row, cell)).latencies.append(row["latency_ms"])
+        self.groups.setdefault(cell_fields(cell), _Lines(cell)).add(line)
 
     def run(self) -> Run:
         facts = self.facts
@@ -147,27 +176,29 @@ class _CsvReader(Reader):
 
     def cells(self) -> Iterator[ImportedResult]:
         scale = UNITS[self.options.unit or "ms"]
-        for lines in self.groups.values():
-            yield _result(lines, scale)
+        for group in self.groups.values():
+            yield _result(group, scale)
 
 
-def _result(lines: _Lines, scale: float) -> ImportedResult:
-    """Return the result of one cell; each line is a burst."""
-    row, cell, accuracy = lines.row, lines.cell, _accuracy(lines.row, lines.number)
-    status = row.get("status") or "ok"
-    if status not in STATUSES:
-        raise FormatError(f"line {lines.number}: status {status!r} is not one of {', '.join(STATUSES)}")
+def _result(group: _Lines, scale: float) -> ImportedResult:
+    """Return the result of one cell. Its status is that of the first row that failed."""
+    status, reason = "ok", None
     bursts = []
-    if status in MEASURED:
-        for text in lines.latencies:
-            ms = number_of(text)
+    for line in group.lines:
+        row_status, message = line.row.get("status") or "ok", line.row.get("message")
+        if row_status not in STATUSES:
+            raise FormatError(f"line {line.number}: status {row_status!r} is not one of {', '.join(STATUSES)}")
+        if row_status in MEASURED:
+            ms = number_of(line.row["latency_ms"])
             if ms is None:
-                failed, message = status_of(text)
-                return ImportedResult(cell, status=failed, message=message, accuracy=accuracy)
-            bursts.append([ms * scale])
-    reason = None if status == "ok" else row.get("message") or f"it was {status}"
-    metrics = _metrics(lines.row, lines.number)
-    return ImportedResult(cell, bursts, status, reason, accuracy, metrics=metrics)  # type: ignore[arg-type]
+                row_status, message = status_of(line.row["latency_ms"])
+            else:
+                bursts.append([ms * scale])
+        if status == "ok" != row_status:
+            status, reason = row_status, message or f"it was {row_status}"
+    accuracy = _accuracy(group.lines)
+    metrics = _metrics(group.lines[0].row, group.lines[0].number)
+    return ImportedResult(group.cell, bursts, status, reason, accuracy, metrics=metrics)  # type: ignore[arg-type]
 
 
 def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
@@ -186,21 +217,25 @@ def _table(data: bytes) -> tuple[list[str], list[tuple[int, list[str]]]]:
 def _columns(header: list[str], options: Options) -> dict[str, int]:
     """Return the position of each field's column. Raises FormatError if a mapped column or the latency is missing."""
     columns: dict[str, int] = {}
-    for name, column in options.mapping.items():
+    for name, column in {**{name: name for name in fields() if name in header}, **options.mapping}.items():
         if column not in header:
             raise FormatError(f"no column {column!r}; columns: {', '.join(header)}")
+        if header.count(column) > 1:
+            raise FormatError(f"{header.count(column)} columns are named {column!r}")
         columns[name] = header.index(column)
-    for name in fields():
-        if name not in columns and name in header:
-            columns[name] = header.index(name)
     if "latency_ms" not in columns:
         raise FormatError(f"no column for the latency; give --map latency_ms=COLUMN, one of {', '.join(header)}")
     return columns
 
 
-def _accuracy(row: dict[str, str], line: int) -> Accuracy | None:
-    values = _numbers(row, line, ("rms", "max_abs"))
-    return Accuracy(rms=values.get("rms"), max_abs=values.get("max_abs")) if values else None
+def _accuracy(lines: Sequence[_Line]) -> Accuracy | None:
+    """Return the largest error of any row, or None as its value if one is not finite."""
+    largest: dict[str, float | None] = {}
+    for line in lines:
+        for name, value in _numbers(line.row, line.number, ("rms", "max_abs")).items():
+            before = largest.setdefault(name, value)
+            largest[name] = None if before is None or value is None else max(before, value)
+    return Accuracy(rms=largest.get("rms"), max_abs=largest.get("max_abs")) if largest else None
 
 
 def _metrics(row: dict[str, str], line: int) -> dict[str, float]:

@@ -39,6 +39,9 @@ def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     data = read_bytes(path)
     header, table = _table(data)
     columns = [_column(name) for name in header]
+    twice = [place for place, column in enumerate(columns) if column[0] and columns.count(column) > 1]
+    if twice:
+        raise FormatError(f"line 1: {len(twice)} columns are named {header[twice[0]].strip()!r}")
     if not any(metric == "latency" for _, metric in columns[1:]):
         raise FormatError("line 1: no column is named BACKEND-latency")
     return read_runs([TableReader(data, options, {_benchmark(path, options): _rows(columns, table)})])

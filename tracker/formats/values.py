@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 import re
@@ -25,15 +26,19 @@ class FormatError(IngestError):
 
 
 def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, without the byte order mark that programs of Windows write."""
     if path.is_dir():
         raise FormatError("is a folder, not a file")
-    return path.read_bytes()
+    return path.read_bytes().removeprefix(codecs.BOM_UTF8)
 
 
 def load_json(data: bytes) -> Any:
-    """Return decoded JSON, with NaN and Infinity, as Python writes them. Raises FormatError with line and column."""
+    """Return decoded JSON, with NaN and Infinity, as Python writes them.
+
+    Raises FormatError, with line and column if it is not JSON, and if an object has two values for one key.
+    """
     try:
-        return json.loads(data.decode())
+        return json.loads(data.decode(), object_pairs_hook=_without_contradictions)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise FormatError(f"line {line}: is not UTF-8") from error
@@ -41,6 +46,14 @@ def load_json(data: bytes) -> Any:
         raise FormatError(f"line {error.lineno}: is not JSON: {error.msg} at column {error.colno}") from error
     except RecursionError as error:
         raise FormatError("is nested too deeply") from error
+
+
+def _without_contradictions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name, value in pairs:
+        if values.setdefault(name, value) is not value and repr(values[name]) != repr(value):
+            raise FormatError(f"the key {name!r} has two values in one object")
+    return values
 
 
 def convert(value: Any, kind: type[T], where: str = "") -> T:

@@ -67,6 +67,16 @@ def test_repetitions_are_bursts(write: Any) -> None:
     assert copy.latency.bursts_ms == ((2.0,),)
 
 
+def test_a_key_with_two_values_is_refused(write: Any) -> None:
+    """Readers of JSON disagree on which of them counts."""
+    text = json.dumps({"context": CONTEXT, "benchmarks": [one("BM_X")]})
+    double = text.replace('"real_time": 10.0', '"real_time": 10.0, "real_time": 99.0')
+    with pytest.raises(IngestError, match="the key 'real_time' has two values in one object"):
+        load(write([double.encode()], "bench.json"))
+    same = text.replace('"real_time": 10.0', '"real_time": 10.0, "real_time": 10.0')
+    assert load(write([b"\xef\xbb\xbf" + same.encode()], "bench.json")).records[0].latency is not None
+
+
 def test_aggregates_alone(write: Any) -> None:
     name = {"run_name": "BM_X", "run_type": "aggregate"}
     (record,) = read(

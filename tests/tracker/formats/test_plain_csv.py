@@ -9,7 +9,7 @@ import pytest
 
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.formats import Options, load
-from groupbench.tracker.record import LONGEST_TEXT, Record
+from groupbench.tracker.record import LONGEST_TEXT, Accuracy, Record
 
 DATE = datetime(2026, 1, 31, tzinfo=UTC)
 
@@ -65,6 +65,50 @@ def test_a_long_message_is_cut_and_says_so(write: Any) -> None:
     (record,) = read(write, f"latency_ms,operator,backend\nno luck {'x' * 2 * LONGEST_TEXT},g,a\n")
     assert record.message is not None and len(record.message) <= LONGEST_TEXT
     assert record.message.startswith("no luck x") and record.message.endswith(" more characters)")
+
+
+def test_the_first_row_that_failed_and_the_largest_error_count(write: Any) -> None:
+    rows = "1,g,a,ok,,0.1,\n2,g,a,wrong,off,0.3,nan\n3,g,a,,,0.2,4\n"
+    text = f"latency_ms,operator,backend,status,message,rms,max_abs\n{rows}"
+    (record,) = read(write, text)
+    assert (record.status, record.message) == ("wrong", "off")
+    assert record.accuracy == Accuracy(rms=0.3, max_abs=None)
+    assert record.latency is not None and record.latency.bursts_ms == ((1.0,), (2.0,), (3.0,))
+
+
+def test_rows_of_one_cell_that_contradict_are_refused(write: Any) -> None:
+    with pytest.raises(IngestError, match="line 3: flops is '65', but '64' in line 2 of the same cell"):
+        read(write, "latency_ms,operator,backend,flops\n1,g,a,64\n2,g,a,65\n")
+
+
+def test_an_unused_column_that_differs_within_a_cell_is_named(write: Any, cli: Any) -> None:
+    """It may be a size, and the rows other problems."""
+    text = "latency_ms,operator,backend,M,note\n1,g,a,8,x\n2,g,a,16,x\n"
+    path = write([text.encode()], "x.csv")
+    options = ["--commit", "aaaaaaa", "--date", "2026-01-31", path]
+    note = "rows that differ in M became bursts of one cell; if they are other problems, give --map M=M"
+    assert cli("import", *options).stdout.endswith(f"; {note}\n")
+    assert note in cli("import", "--dry-run", *options).stderr
+    assert "bursts of one cell" not in cli("import", "--map", "M=M", *options).stdout
+    assert len(read(write, text, {"M": "M"})) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "mapping"),
+    [
+        ("latency_ms,latency_ms,operator,backend\n1,2,g,a\n", {}),
+        ("t,t,operator,backend\n1,2,g,a\n", {"latency_ms": "t"}),
+    ],
+)
+def test_two_columns_of_one_name_are_refused(write: Any, text: str, mapping: dict[str, str]) -> None:
+    with pytest.raises(IngestError, match="2 columns are named"):
+        read(write, text, mapping)
+
+
+def test_a_byte_order_mark_is_skipped(write: Any) -> None:
+    text = b"\xef\xbb\xbflatency_ms,operator,backend\n1,g,a\n"
+    (record,) = load(write([text], "x.csv"), None, Options(commit="a", date=DATE)).records
+    assert record.cell.operator == "g"
 
 
 def test_one_bad_sample_spoils_the_cell(write: Any) -> None:

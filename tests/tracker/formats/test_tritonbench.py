@@ -173,6 +173,11 @@ def test_inputs_that_x_does_not_tell_apart(write: Any) -> None:
     assert {r.cell.dims["x_val"] for r in imported} == {64}
 
 
+def test_two_columns_of_one_name_are_refused(write: Any) -> None:
+    with pytest.raises(IngestError, match="2 columns are named 'a-latency'"):
+        rows(write, "x_val;a-latency;a-latency", "64;0.1;0.2")
+
+
 def test_an_x_that_names_the_whole_shape(write: Any) -> None:
     first, second, third = rows(
         write, "x_val;a-latency", "G=4,M_g=64,N=8,K=16,B=shared;0.1", "(4096, 14336);0.2", "G=2,M_g=5|130,N=45,K=33;0.3"
