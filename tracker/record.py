@@ -184,7 +184,7 @@ class Accuracy(_Struct, frozen=True):
     mismatch: float | None = None  # share of elements outside the tolerance table
     unwritten: float | None = None  # share of elements that still contain the NaN written beforehand
     repeatable: bool | None = None  # two runs were bitwise equal
-    first_bad: tuple[int, ...] | None = None  # coordinates of the first element outside tolerance
+    first_bad: tuple[Int64, ...] | None = None  # coordinates of the first element outside tolerance
 
 
 class Kernel(_Struct, frozen=True):

@@ -311,11 +311,18 @@ def test_a_time_that_float32_cannot_hold_is_refused(make: Any, ms: float) -> Non
         checked([encode(msgspec.structs.replace(record, latency=latency))], "file")
 
 
-@pytest.mark.parametrize("cell", [{"seed": 2**63}, {"flops": 2**63}, {"min_bytes": 2**70}], ids=str)
-def test_a_number_beyond_64_bits_is_refused_before_the_store(make: Any, cell: dict[str, int]) -> None:
-    (name,) = cell
+@pytest.mark.parametrize(
+    ("part", "name", "value"),
+    [
+        ("cell", "seed", 2**63),
+        ("cell", "flops", 2**63),
+        ("cell", "min_bytes", 2**70),
+        ("accuracy", "first_bad", [1, 2**64]),
+    ],
+)
+def test_a_number_beyond_64_bits_is_refused_before_the_store(make: Any, part: str, name: str, value: Any) -> None:
     line = json.loads(encode(make()))
-    line["cell"] |= cell
+    line[part] = line.get(part, {}) | {name: value}
     with pytest.raises(IngestError, match=rf"line 1: .*{name}"):
         checked([json.dumps(line).encode()], "file")
 
