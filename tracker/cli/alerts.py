@@ -77,7 +77,9 @@ def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
         write_table(plain(AlertRow.columns()), [alert.flat() for alert in rows], form)
     elif each:
         write_table(_EACH, [alert.flat() for alert in rows], form)
-        for alert in rows if form is None else ():
+        for alert in rows:
+            if form is not None or alert.repro is None:
+                continue
             click.echo(printable(f"reproduce {alert.pk}: {alert.repro}"))
     else:
         write_table(_GROUPS, _groups(rows), form)

@@ -207,7 +207,7 @@ def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
         span = row.span
         if row.verdict is not Verdict.REGRESSED or row.what not in repro.SEARCHED or row.point is None or span is None:
             continue
-        if span.base is None or span.base.dirty or span.head.dirty:
+        if span.base is None or span.base.dirty or span.head.dirty or row.series.host not in repro.HOSTS:
             continue
         ends = span.base.commit, span.head.commit
         environment = row.point.environment.facts

@@ -90,8 +90,8 @@ class AlertRow:
         return None if self.environment is None else self.environment.machine
 
     @property
-    def repro(self) -> str:
-        """The command that measures the cell again at the first commit after the change."""
+    def repro(self) -> str | None:
+        """The command that measures the cell again at the first commit after the change, if groupbench can."""
         environment = None if self.environment is None else self.environment.facts
         return repro.measure(self.series, None if self.run.dirty else self.run.commit, environment)
 

@@ -36,31 +36,49 @@ class Measurable(Comparable, Protocol):
     def seed(self) -> int: ...
 
 
+HOSTS = ("builtin", "tritonbench")
+"""The hosts whose cells groupbench can measure again. Others are tests of pytest, and imports."""
+
 _HASH = re.compile(r"[0-9a-f]{7,64}")
 
 
 _UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def measure(cell: Measurable, commit: str | None, environment: Environment | None, metric: Metric | None = None) -> str:
+def measure(
+    cell: Measurable, commit: str | None, environment: Environment | None, metric: Metric | None = None
+) -> str | None:
     """Return the command that measures a cell at a commit: same shape, seed, protocol and device.
+
+    Returns None for a cell of an import, which another program has measured.
 
     commit       full hash; left out if it is not a git hash, as in some imports
     environment  where the cell was measured; its device and its card are left out if it is unknown
     metric       a metric to measure in addition to the latency
     """
+    switch = f"git switch --detach {commit} && " if commit and _HASH.fullmatch(commit) else ""
+    if cell.host == "pytest":
+        parameters = cell.shape.partition(" #")[0]
+        test = cell.operator if parameters == "default" else f"{cell.operator}[{parameters}]"
+        return switch + _visible(environment) + shlex.join(["pytest", "--groupbench", test])
+    if cell.host not in HOSTS:
+        return None
     words = ["tritonbench", "--host", cell.host, "--op", cell.operator, "--only", cell.backend]
     words += ["--shapes", cell.shape, "--precision", cell.dtype, "--mode", cell.mode, "--seed", str(cell.seed)]
     words += [*_protocol(cell.protocol), *_device(environment)]
     if metric is not None:
         words += ["--costs", metric.cost] if metric.cost else []
         words += ["--metrics", f"latency,{metric.name}"]
-    switch = f"git switch --detach {commit} && " if commit and _HASH.fullmatch(commit) else ""
     return switch + _visible(environment) + shlex.join(words)
 
 
-def compare(cell: Measurable, base: str, head: str, environment: Environment | None) -> str:
-    """Return the command that measures a cell at two commits alternately, on its device."""
+def compare(cell: Measurable, base: str, head: str, environment: Environment | None) -> str | None:
+    """Return the command that measures a cell at two commits alternately, on its device.
+
+    Falls back to `measure` at `head` if the cell is of a host that cannot be compared so.
+    """
+    if cell.host not in HOSTS:
+        return measure(cell, head, environment)
     words = ["groupbench", "ab", base, head, *_selected(cell)]
     words += ["--input-seed", str(cell.seed)] if cell.seed else []
     _, *timing = cell.protocol.split("+")  # an A/B has a protocol of its own, which takes these two

@@ -52,6 +52,18 @@ def test_verdicts_cells_and_alerts_have_a_command(nights: Any, serve: Client, cl
     assert f"<code>{alert}</code>" in shown("/alerts/1")
 
 
+def test_an_import_has_no_command(stored: Any, make: Any, serve: Client, cli: Cli, plain_statistics: None) -> None:
+    levels = [1 + 0.001 * (night % 3 - 1) + (0.05 if night > 5 else 0) for night in range(8)]
+    stored([make(night, ms, cell={"host": "asv"}) for night, ms in enumerate(levels)])
+    assert "1 opened" in cli("gate", "--update").stderr
+    client = serve()
+    series, alert = client.get("/alerts/1.json").json()["alert"]["series"], client.get("/alerts/1").text
+    points = client.get(f"/series/{series}.json").json()["points"]
+    point = client.get(f"/points/{points[0]['id']}").text
+    assert "reproduce" not in alert and "Measure it again" not in point
+    assert "reproduce" not in cli("alerts", "--each").stdout
+
+
 def test_a_new_run_is_judged_anew(nights: Any, serve: Client, stored: Any, make: Any) -> None:
     client = serve()
     assert client.get("/overview.json").json()["verdict"]["run"] == "run-007"

@@ -39,6 +39,22 @@ def test_the_commit_is_switched_to_where_git_knows_it() -> None:
     assert repro.measure(Cell(), None, None).startswith("tritonbench ")
 
 
+@pytest.mark.parametrize(
+    ("shape", "test"), [("default", "test_x"), ("default #2", "test_x"), ("64-fp16", "test_x[64-fp16]")]
+)
+def test_a_test_is_run_by_pytest(shape: str, test: str) -> None:
+    cell = Cell(host="pytest", operator="tests/test_k.py::test_x", shape=shape)
+    expected = ["pytest", "--groupbench", f"tests/test_k.py::{test}"]
+    assert shlex.split(repro.measure(cell, None, CPU) or "") == expected
+    assert repro.compare(cell, "a" * 40, "b" * 40, CPU) == repro.measure(cell, "b" * 40, CPU)
+
+
+def test_what_another_program_measured_has_no_command() -> None:
+    cell = Cell(host="google-benchmark")
+    assert repro.measure(cell, "a" * 40, CPU) is None
+    assert repro.compare(cell, "a" * 40, "b" * 40, CPU) is None
+
+
 @pytest.mark.parametrize("shape", ["G=3,M_g=0|1|12,N=9,K=6", "it's; rm -rf ~"])
 def test_a_shell_takes_it_as_one_command(shape: str) -> None:
     words = shlex.split(repro.measure(Cell(shape=shape), None, CPU))
