@@ -285,6 +285,7 @@ def _session(options: dict[str, Any]) -> Any:
 def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]:
     from groupbench.operators import libraries, plan, registry
     from groupbench.operators.measure.protocol import Protocol
+    from groupbench.operators.table import costs_of
 
     plugins = tuple(options["plugins"])
     if options["plan"] is not None:
@@ -329,7 +330,7 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
             rtol=options["rtol"],
             atol=options["atol"],
             plugins=plugins,
-            costs=options["costs"],
+            costs=tuple(dict.fromkeys([*options["costs"], *sorted(costs_of(options["metrics"]))])),
             routing_trace=options["routing_trace"],
             trace_steps=options["trace_steps"],
         )

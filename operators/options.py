@@ -262,7 +262,10 @@ timing = _group(
 
 results = _group(
     click.option(
-        "--metrics", callback=_commas, metavar="NAME,...", help="Show these metrics in the table; see --list-metrics."
+        "--metrics",
+        callback=_commas,
+        metavar="NAME,...",
+        help="Show these metrics in the table, with the costs that they need; see --list-metrics.",
     ),
     click.option("--baseline", type=BACKENDS, metavar="NAME", help="Compute the speed-up over this backend."),
     click.option("--csv", is_flag=True, help="Print TritonBench's CSV instead of the table."),

@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.identity import OF_PROBLEM
 from groupbench.tracker.metrics import METRICS as STORED
-from groupbench.tracker.metrics import Metric, carried
+from groupbench.tracker.metrics import PROFILERS, Metric, carried
 from groupbench.tracker.plots import Row, ValueTable
 from groupbench.tracker.record import Latency, Record
 from groupbench.tracker.text.cells import cell_for
@@ -66,6 +66,19 @@ def _interpreted(record: Record) -> bool:
     return record.latency is not None and record.latency.timing == "interpreted"
 
 
+def _best_config(record: Record, baseline: Record | None) -> str | None:
+    configs = [(kernel.name, kernel.config) for kernel in record.kernels if kernel.config]
+    texts = [(name, ", ".join(f"{key}={value}" for key, value in config.items())) for name, config in configs]
+    return "; ".join(text if len(texts) == 1 else f"{name}: {text}" for name, text in texts) or None
+
+
+def _gpu_peak_mem(record: Record, baseline: Record | None) -> float | None:
+    workspace, kept = (record.metrics.get(name) for name in ("workspace_mib", "kept_mib"))
+    if workspace is None or record.cell.min_bytes is None:
+        return None
+    return (record.cell.min_bytes + (workspace + (kept or 0.0)) * 2**20) / 1e9
+
+
 def _speedup(record: Record, baseline: Record | None) -> float | None:
     ms, baseline_ms = _speed(record), _speed(baseline) if baseline else None
     return baseline_ms / ms if ms and baseline_ms else None
@@ -74,6 +87,9 @@ def _speedup(record: Record, baseline: Record | None) -> float | None:
 _OWN = {
     "speedup": "the baseline's latency divided by this one's",
     "accuracy": "1 if the result is within the tolerances, else 0",
+    "best_config": "options and block sizes of the Triton kernels, as TritonBench calls them",
+    "compile_time": "ms, TritonBench's name for compile_ms",
+    "gpu_peak_mem": "GB, TritonBench's name for device memory of inputs, output, preparation and a call",
 }
 """Meanings of the metrics that only a table has. The others are in `tracker/metrics.py`."""
 
@@ -89,6 +105,9 @@ _VALUES: dict[str, Callable[[Record, Record | None], Value]] = {
     "repeatable": _accuracy("repeatable"),
     "prepare_ms": _latency("prepare_ms"),
     "enqueue_ms": _latency("enqueue_ms"),
+    "best_config": _best_config,
+    "compile_time": lambda r, b: r.metrics.get("compile_ms"),
+    "gpu_peak_mem": _gpu_peak_mem,
 }
 
 
@@ -99,6 +118,15 @@ def _meaning(metric: Metric) -> str:
 # name -> (meaning, function of a record and the baseline's record)
 METRICS = {name: (_OWN.get(name) or _meaning(STORED[name]), value) for name, value in _VALUES.items()}
 DEFAULT_METRICS = ("latency", "speedup", "tflops", "rms")
+
+
+_COSTS = {"compile_time": "cold", "gpu_peak_mem": "memory"}
+
+
+def costs_of(metrics: Iterable[str]) -> set[str]:
+    """Return the names of the costs that must be measured for these metrics."""
+    own = {_COSTS.get(name) or (STORED[name].cost if name in STORED else "") for name in metrics}
+    return own - {"", *PROFILERS}
 
 
 def metrics_of_tables() -> dict[str, tuple[str, Callable[[Record, Record | None], Value]]]:
@@ -135,7 +163,9 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
     table.add_column("shape", overflow="fold")
     table.add_column("backend", no_wrap=True)
     for name in metrics:
-        table.add_column({"latency": "latency ms", "rms": "rms error"}.get(name, name), justify="right", no_wrap=True)
+        title = {"latency": "latency ms", "rms": "rms error"}.get(name, name)
+        is_text = name == "best_config"
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     table.add_column("status", overflow="fold")
     base = baselines(records, baseline)
     previous: tuple[str, ...] | None = None
@@ -158,6 +188,8 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
 def _shown(name: str, record: Record, baseline: Record | None) -> str:
     if name == "latency" and _interpreted(record):
         return "[dim]interpreted[/dim]"
+    from rich.markup import escape
+
     value = metrics_of_tables()[name][1](record, baseline)
     if value is None:
         return ""
@@ -169,8 +201,9 @@ def _shown(name: str, record: Record, baseline: Record | None) -> str:
     if name == "speedup" and record.metrics.get("dynamic_routing") == 0:
         return f"{value:.2f} [dim]fixed[/dim]"  # compiled for one routing: less work
     if isinstance(value, float):
-        return {"speedup": f"{value:.2f}", "tflops": f"{value:.3g}", "rms": f"{value:.1e}"}.get(name, f"{value:.4g}")
-    return str(value)
+        speedup = f"{value:.2f}" if value >= 0.095 else f"{value:.2g}"
+        return {"speedup": speedup, "tflops": f"{value:.3g}", "rms": f"{value:.1e}"}.get(name, f"{value:.4g}")
+    return escape(printable(str(value)))
 
 
 def _status_text(record: Record) -> str:

@@ -194,9 +194,29 @@ def test_screen_names_operators_where_there_are_several(make: Make) -> None:
 def test_every_metric_has_a_value_or_none_for_every_record(name: str, make: Make) -> None:
     for record in (make(), make(ms=None, status="error"), make("triton", timing="interpreted"), make(status="wrong")):
         value = table.METRICS[name][1](record, make())
-        assert value is None or isinstance(value, (float, bool))
+        assert value is None or isinstance(value, (float, bool, str))
         assert csv([record], name)
         assert screen([record], name)
+
+
+def test_names_of_tritonbench(make: Make) -> None:
+    one, two = (
+        {"name": name, "config": {"BLOCK_M": size, "num_warps": 4}} for name, size in (("a", 64), ("b[1]", 128))
+    )
+    metrics = {"compile_ms": 12.5, "workspace_mib": 1.0, "kept_mib": 2.0}
+    values = as_json([make(kernels=[one], metrics=metrics)], "best_config", "compile_time", "gpu_peak_mem")
+    assert list(values.values()) == ["BLOCK_M=64, num_warps=4", 12.5, pytest.approx((1e6 + 3 * 2**20) / 1e9)]
+    both = make(kernels=[one, two])
+    assert "a: BLOCK_M=64, num_warps=4; b[1]: BLOCK_M=128" in " ".join(screen([both], "best_config").split())
+    assert list(as_json([make(metrics={"kept_mib": 1.0})], "gpu_peak_mem").values()) == [None]
+    assert table.costs_of(["latency", "compile_time", "gpu_peak_mem", "energy_j", "dram_mib"]) == {
+        *("cold", "memory", "energy")
+    }
+
+
+@pytest.mark.parametrize(("latency", "shown"), [(0.5, "2.00"), (9.0, "0.11"), (580.0, "0.0017")])
+def test_a_small_speedup_keeps_two_digits(latency: float, shown: str, make: Make) -> None:
+    assert shown in screen([make(baseline=True), make("slow", ms=latency)], "speedup").split()
 
 
 def test_no_text_of_a_backend_steers_the_terminal(make: Make) -> None:
