@@ -53,6 +53,10 @@ MEASURING = "/groupbench/operators/measure/"
 """Folder of this package's own frames in a backend's stack."""
 FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 """A frame in the output of Python's fault handler."""
+FAULT = "Fatal Python error: "
+"""The beginning of the fault handler's output."""
+ABORT_S = 2.0
+"""Time for a process that does not answer to write where it is."""
 SIGNALS = ("Bus error", "Illegal instruction", "Floating-point exception", "Aborted", "Segmentation fault")
 """The fault handler's texts for signals that the exit code already names."""
 
@@ -155,20 +159,25 @@ class _Log:
 
 
 def last_words(log: str) -> str:
-    """Return a log's facts about the death of its process: ", at FILE:LINE in FUNCTION; it last wrote: ...".
-
-    The line comes from Python's fault handler: the innermost frame that does not belong to a library.
-    """
-    output, fault, stack = log.partition("Fatal Python error: ")
-    where = ""
+    """Return a log's facts about the death of its process: ", at FILE:LINE in FUNCTION; it last wrote: ..."."""
+    output, fault, stack = log.partition(FAULT)
     if fault:
         why = stack.partition("\n")[0].strip()
         output = output if why in SIGNALS else f"{output}\n{why}"
-        where = _backends_frame(stack.partition("Current thread")[2].partition("\n\n")[0])
+    where = place(log)
     text = joined_lines(output)
     if len(text) > LAST_WORDS:
         text = f"... {text[-LAST_WORDS:].partition(' ')[2] or text[-LAST_WORDS:]}"
     return where + (f"; it last wrote: {text}" if text else "")
+
+
+def place(log: str) -> str:
+    """Return where Python's fault handler found a process, as ", at FILE:LINE in FUNCTION", or "" if it wrote nothing.
+
+    This is the innermost frame that does not belong to a library.
+    """
+    stack = log.partition(FAULT)[2]
+    return _backends_frame(stack.partition("Current thread")[2].partition("\n\n")[0])
 
 
 def _backends_frame(stack: str) -> str:
@@ -262,8 +271,10 @@ class Worker:
             # if the fork server, on which multiprocessing's sentinel depends, has died as well.
             over = self._process.sentinel if self._alive is None else self._alive
             if not wait([self._connection, over], self.timeout_s):
+                self._abort(over)
                 self.kill()
-                return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}")
+                where = place(self._log.tail())
+                return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}{where}")
             if not self._connection.poll():
                 raise EOFError
             reply = self._connection.recv_bytes(MOST_BYTES)
@@ -321,6 +332,13 @@ class Worker:
         if self._alive is not None:
             os.close(self._alive)
             self._alive = None
+
+    def _abort(self, over: int) -> None:
+        """Let Python's fault handler write where a silent process is, and end it. A backend may have disabled both."""
+        for child in warden.children(self._process.pid or 0):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGABRT)
+        wait([over], ABORT_S)
 
     def _lives(self) -> bool:
         """Return whether the process is alive, by its pidfd: the PID alone may have been reused."""

@@ -247,7 +247,10 @@ def test_a_record_names_the_whole_cell(records: dict[str, Record]) -> None:
 def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str) -> None:
     records = measure([job("torch_loop"), job("hangs"), job("torch_loop", SINGLE)], timeout_s=8)
     assert [r.status for r in records] == ["ok", "timeout", "ok"]
-    assert records[1].message == "no answer within 8 s during prepare or the first calls"
+    assert records[1].message is not None
+    text, where = records[1].message.split(", at ")
+    assert text == "no answer within 8 s during prepare or the first calls"
+    assert re.fullmatch(r"\S*faulty_backends\.py:\d+ in run", where)
 
 
 def test_a_backend_whose_process_died_works_for_the_next_problem(faulty: str) -> None:
