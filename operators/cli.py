@@ -7,7 +7,8 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,7 +17,7 @@ import click
 from click.core import ParameterSource
 
 from groupbench.operators import flags
-from groupbench.operators.errors import GroupbenchError, UsageError
+from groupbench.operators.errors import GroupbenchError, PlanError, UsageError
 from groupbench.operators.options import GreedyShapes, cells, lists, places, results, timing
 from groupbench.tracker import project, shell
 from groupbench.tracker.metrics import PROFILERS
@@ -73,7 +74,33 @@ def command(**options: Any) -> None:
     Uses TritonBench as the host if it is installed, and then also accepts its flags and measures its backends.
     Otherwise uses the built-in host.
     """
-    click.get_current_context().exit(_run(options))
+    with _advising(options["plan"]):
+        code = _run(options)
+    click.get_current_context().exit(code)
+
+
+@contextmanager
+def _advising(plan: Path | None) -> Iterator[None]:
+    """Raise errors of plugins with the name of the plan and, if a library does not load, with advice about the build.
+
+    Raises UsageError.
+    """
+    try:
+        yield
+    except UsageError as error:
+        text = str(error)
+        if not text.startswith("plugin "):
+            raise
+        from groupbench.operators import libraries
+
+        loaded = project.load(plan)
+        if libraries.does_not_load(text):
+            setup = loaded.settings.setup
+            if not setup and loaded.file is not None:
+                text += f"; {libraries.BUILD}"
+            elif setup and plan is None:
+                text += f"; to build it, run `setup` of groupbench.toml: {setup}"
+        raise (UsageError(text) if plan is None else PlanError(f"{plan.name}: {text}")) from error
 
 
 def _run(options: dict[str, Any]) -> int:
@@ -86,7 +113,7 @@ def _run(options: dict[str, Any]) -> int:
         return 0
     if on_tritonbench:
         return _run_tritonbench(options)
-    options = options | flags.translated(options["rest"])
+    options = options | flags.translated(options["rest"], _flags(click.get_current_context()))
     session = _session(options)
     if any(options[name] for name in FLEET):
         code = _run_fleet(options, session)
@@ -134,7 +161,8 @@ def _checked(options: dict[str, Any]) -> bool:
     if options["plan"] is None and options["plan_name"]:
         raise UsageError("--plan-name needs --plan FILE")
     if options["plan"] is None and not options["ops"]:
-        raise UsageError("nothing to measure: add --op NAME (see --list-operators) or --plan FILE")
+        word = next((word for word in options["rest"] if not word.startswith("-")), "NAME")
+        raise UsageError(f"nothing to measure: add --op {word} (see --list-operators) or --plan FILE")
     if options["resume"] and options["records"] is None:
         raise UsageError("--resume needs the file of the run to continue: add --records FILE")
     if options["plan"] is not None:
@@ -216,6 +244,10 @@ def _on_command_line(context: click.Context) -> list[str]:
     return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
 
+def _flags(context: click.Context) -> list[str]:
+    return [flag for parameter in context.command.params for flag in parameter.opts if flag.startswith("--")]
+
+
 def _check_plan_alone(context: click.Context) -> None:
     """Raise UsageError for an option that a plan would silently ignore."""
     names, plan = _on_command_line(context), Path(context.params["plan"])
@@ -227,7 +259,7 @@ def _check_plan_alone(context: click.Context) -> None:
                 f"cells, use `tritonbench --op NAME{'' if flag == '--op' else f' {flag} ...'}`"
             )
     if context.params["rest"]:
-        raise UsageError(f"unknown option or argument: {' '.join(context.params['rest'])}")
+        raise UsageError(flags.unknown(context.params["rest"], _flags(context)))
 
 
 def _picks_tritonbench(options: dict[str, Any]) -> bool:
@@ -283,7 +315,7 @@ def _session(options: dict[str, Any]) -> Any:
 
 
 def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]:
-    from groupbench.operators import libraries, plan, registry
+    from groupbench.operators import plan, registry
     from groupbench.operators.measure.protocol import Protocol
     from groupbench.operators.table import costs_of
 
@@ -293,12 +325,7 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         session.plan = options["plan_name"] or contents.name
         session.budget_s = options["budget"] or contents.budget_s or math.inf
         session.builds = contents.builds
-        try:
-            registry.plugin_backends(plugins)
-        except UsageError as error:
-            if contents.builds or not libraries.does_not_load(str(error)):
-                raise
-            raise UsageError(f"{error}; {libraries.BUILD}") from error
+        registry.plugin_backends(plugins)
         return contents.selections
     if options["baseline"]:
         for op in options["ops"]:

@@ -6,10 +6,11 @@ Sources: TritonBench's utils/parser.py (10b14473).
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from groupbench.operators.errors import UsageError
+from groupbench.tracker.text.wording import closest
 
 MODES = {"--bwd": "bwd", "--fwd-bwd": "fwd_bwd", "--fwd-no-grad": "fwd_no_grad"}
 """Flags that set --mode; if there are several, TritonBench uses the last."""
@@ -30,10 +31,22 @@ IN_MS = ("--warmup", "--rep")
 """Durations from which TritonBench derives the number of runs; this host sets the number itself."""
 
 
-def translated(rest: Sequence[str]) -> dict[str, Any]:
-    """Return this host's options for TritonBench's flags. Raises UsageError for an unknown flag or a bad value."""
+def unknown(words: Sequence[str], options: Iterable[str]) -> str:
+    """Return the error for words on the command line that are neither options nor flags, with the likely one."""
+    flag = next((word.partition("=")[0] for word in words if word.startswith("--")), None)
+    meant = closest(flag, [*options, *SWITCHES, *ALWAYS, *VALUES, *IN_MS]) if flag is not None else None
+    return f"unknown option or argument: {' '.join(words)}" + (f" (did you mean {meant}?)" if meant else "")
+
+
+def translated(rest: Sequence[str], host_options: Iterable[str] = ()) -> dict[str, Any]:
+    """Return this host's options for TritonBench's flags.
+
+    host_options  this host's own options, to suggest one for an unknown flag
+
+    Raises UsageError for an unknown flag or a bad value.
+    """
     options: dict[str, Any] = {}
-    unknown: list[str] = []
+    others: list[str] = []
     words = iter(rest)
     for word in words:
         flag, equals, value = word.partition("=")
@@ -47,9 +60,9 @@ def translated(rest: Sequence[str]) -> dict[str, Any]:
                 name, kind = VALUES[flag]
                 options[name] = kind(number)
         elif word not in ALWAYS:
-            unknown.append(word)
-    if unknown:
-        raise UsageError(f"unknown option or argument: {' '.join(unknown)} (not a flag of the built-in host)")
+            others.append(word)
+    if others:
+        raise UsageError(f"{unknown(others, host_options)} (not a flag of the built-in host)")
     return options
 
 

@@ -32,6 +32,7 @@ from groupbench.operators.measure import seal
 from groupbench.operators.operator import KINDS, Backend, Operator
 from groupbench.operators.problems.definition import PublishedProblem, read_json
 from groupbench.operators.problems.tritonbench_file import TritonBenchFile, is_operator_file
+from groupbench.tracker.text.wording import closest
 
 MAX_NAME = 500  # characters, as in the record
 
@@ -119,7 +120,7 @@ def _catalog_facts() -> dict[str, Any]:
 
 def _loaded(path: str) -> Any:
     if path.endswith(".json"):
-        return _from_json(Path(path).resolve())
+        return _from_json(_existing(path, path))
     file, _, attribute = path.rpartition(":") if ".py:" in path else (path, "", "")
     if file.endswith(".py"):
         return _attribute(_from_file(file, path), attribute, path) if attribute else _from_file(file, path)
@@ -127,12 +128,12 @@ def _loaded(path: str) -> Any:
     if folder not in sys.path:
         sys.path.append(folder)
     dotted = path.replace(":", ".")
-    if "/" in path or not all(dotted.split(".")):
+    if "/" in path or not all(dotted.split(".")) or (Path(path).is_file() and not path.endswith(".py")):
         is_folder = bool(path) and Path(path).is_dir()
         problem = (
             "a folder; name a file in it, such as FILE.py"
             if is_folder
-            else "neither module.attribute, a module nor a file"
+            else "neither module.attribute, a module nor a Python file"
         )
         raise UsageError(f"plugin {path!r} does not load: it is {problem}")
     module_name, _, attribute = dotted.rpartition(".")
@@ -164,14 +165,22 @@ def _attribute(module: Any, attribute: str, path: str) -> Any:
         raise _does_not_load(path, error) from error
 
 
+def _existing(file: str, path: str) -> Path:
+    """Return the full path of a plugin's file. Raises UsageError, with the file that a mistyped name probably means."""
+    source = Path(file).resolve()
+    if not source.is_file():
+        like = source.parent.glob(f"*{source.suffix}") if source.parent.is_dir() else ()
+        meant = closest(source.name, (other.name for other in like))
+        raise UsageError(f"plugin {path!r}: there is no file {file}" + (f"; did you mean {meant}?" if meant else ""))
+    return source
+
+
 def _from_file(file: str, path: str) -> ModuleType | TritonBenchFile:
     """Import a file, under its own name if that name finds this file, so that other modules can import it too.
 
     More than one folder may have a `softmax.py`, and an `operator.py` exists in Python's library as well.
     """
-    source = Path(file).resolve()
-    if not source.is_file():
-        raise UsageError(f"plugin {path!r}: there is no file {file}")
+    source = _existing(file, path)
     if is_operator_file(source):
         try:
             return _tritonbench_file(source)

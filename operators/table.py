@@ -120,13 +120,13 @@ METRICS = {name: (_OWN.get(name) or _meaning(STORED[name]), value) for name, val
 DEFAULT_METRICS = ("latency", "speedup", "tflops", "rms")
 
 
-_COSTS = {"compile_time": "cold", "gpu_peak_mem": "memory"}
+_COST_OF_OWN = {"compile_time": "cold", "gpu_peak_mem": "memory"}
 
 
 def costs_of(metrics: Iterable[str]) -> set[str]:
     """Return the names of the costs that must be measured for these metrics."""
-    own = {_COSTS.get(name) or (STORED[name].cost if name in STORED else "") for name in metrics}
-    return own - {"", *PROFILERS}
+    costs = {_COST_OF_OWN.get(name) or (STORED[name].cost if name in STORED else "") for name in metrics}
+    return costs - {"", *PROFILERS}
 
 
 def metrics_of_tables() -> dict[str, tuple[str, Callable[[Record, Record | None], Value]]]:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from groupbench.operators import cli, table
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
-from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.errors import GroupbenchError, PlanError
 from groupbench.tracker.record import read
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -171,15 +171,44 @@ def test_an_error_of_a_plan_is_reported_under_the_name_of_its_program(
     assert capsys.readouterr().err.startswith("groupbench: groupbench.toml, [[measure]] 2: no operator 'nope'")
 
 
-@pytest.mark.parametrize(("setup", "hinted"), [("", True), ("setup = 'make'\n", False)])
-def test_a_plan_without_setup_may_need_a_build(
-    setup: str, hinted: bool, invoke: Callable[..., Result], tmp_path: Path
+BUILDS = {
+    "a plan without": (
+        "",
+        ["--plan", "groupbench.toml"],
+        "set `setup` in groupbench.toml to the command that builds it",
+    ),
+    "a plan with": ("setup = 'make'\n", ["--plan", "groupbench.toml"], "no such file or directory"),
+    "by hand, without": ("", ["--op", "canary"], "in groupbench.toml to the command that builds it"),
+    "by hand, with": ("setup = 'make'\n", ["--op", "canary"], "to build it, run `setup` of groupbench.toml: make"),
+}
+
+
+@pytest.mark.parametrize(("setup", "options", "end"), BUILDS.values(), ids=BUILDS)
+def test_a_library_that_does_not_load_may_need_a_build(
+    setup: str,
+    options: list[str],
+    end: str,
+    invoke: Callable[..., Result],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (tmp_path / "bench.py").write_text("import ctypes\nctypes.CDLL('./libk.so')\n")
     (tmp_path / "groupbench.toml").write_text(f"{setup}plugins = ['bench.py']\n[[measure]]\noperator = 'canary'\n")
-    message = str(invoke("--plan", "groupbench.toml", "--device", "cpu").exception)
-    assert "plugin 'bench.py' does not load: OSError: ./libk.so" in message
-    assert message.endswith("set `setup` in groupbench.toml to the command that builds it") == hinted
+    monkeypatch.chdir(tmp_path)
+    message = str(invoke(*options, "--host", "builtin", "--device", "cpu").exception)
+    place = "groupbench.toml: " if "--plan" in options else ""
+    assert message.startswith(f"{place}plugin 'bench.py' does not load: OSError: ./libk.so")
+    assert message.lower().endswith(end)
+
+
+def test_a_plugin_that_is_missing_is_an_error_of_the_plan(invoke: Callable[..., Result], tmp_path: Path) -> None:
+    (tmp_path / "bench.py").touch()
+    plan = tmp_path / "groupbench.toml"
+    plan.write_text("plugins = ['bnech.py']\n[[measure]]\noperator = 'canary'\n")
+    error = invoke("--plan", str(plan), "--device", "cpu").exception
+    assert isinstance(error, PlanError)
+    assert str(error).startswith("groupbench.toml: plugin 'bnech.py': ")
+    assert str(error).endswith("no file bnech.py; did you mean bench.py?")
 
 
 def test_gpus_that_are_not_there_are_not_the_processor(

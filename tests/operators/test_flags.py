@@ -34,3 +34,10 @@ def test_a_duration_of_runs_is_reported_to_have_no_effect(capsys: pytest.Capture
 def test_unsupported_flags_are_refused(rest: list[str]) -> None:
     with pytest.raises(UsageError):
         flags.translated(rest)
+
+
+@pytest.mark.parametrize(("flag", "meant"), [("--budgt", "--budget"), ("--warm-up=3", "--warmup"), ("--xyz", None)])
+def test_an_unknown_flag_suggests_the_most_similar_one(flag: str, meant: str | None) -> None:
+    with pytest.raises(UsageError) as caught:
+        flags.translated([flag], ["--budget"])
+    assert (f"(did you mean {meant}?)" in str(caught.value)) == (meant is not None)

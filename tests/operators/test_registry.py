@@ -106,6 +106,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     (tmp_path / "a_plugin.py").write_text(PLUGIN)
     (tmp_path / "an_operator.py").write_text(OPERATOR)
     (tmp_path / "a_bare_plugin.py").write_text("number = 7")
+    (tmp_path / "a_text.md").touch()
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "inner.py").write_text(OPERATOR)
     (tmp_path / "a_broken_plugin.py").write_text("import no_such_module_at_all")
@@ -233,6 +234,9 @@ BAD = {
     "an operator with a name of two": ("a_plugin.two_operators", "because --op could not select it"),
     "a module with nothing": ("a_bare_plugin", "the module has no operator and no Backend"),
     "no such file": ("nowhere/softmax.py", "there is no file nowhere/softmax.py"),
+    "a similar file": ("a_plugn.py", "no file a_plugn.py; did you mean a_plugin.py?"),
+    "no such JSON": ("nowhere/definition.json", "no file nowhere/definition.json"),
+    "not a Python file": ("a_text.md", "neither module.attribute, a module nor a Python file"),
     "a file that does not import": ("a_broken_plugin.py", "no_such_module_at_all"),
     "no such attribute of a file": ("a_plugin.py:nope", "nope"),
     "no such module": ("no_such_module.x", "no_such_module"),
