@@ -198,7 +198,7 @@ def forged_answer(x: Any) -> Any:
             frame: Any = sys._getframe(1)
             while "connection" not in frame.f_locals:
                 frame = frame.f_back
-            frame.f_locals["connection"].send_bytes(msgspec.msgpack.encode(Burst((1e-3,) * 4, None, ())))
+            frame.f_locals["connection"].send_bytes(msgspec.msgpack.encode(Burst((1e-3,) * 4, None, (2, 3, 4, 5))))
         return product(x)
 
     return run
@@ -218,7 +218,7 @@ def forged_answer_with_token(x: Any) -> Any:
             frame: Any = sys._getframe(1)
             while "connection" not in frame.f_locals:
                 frame = frame.f_back
-            reply = msgspec.msgpack.encode(Burst((1e-3,) * 4, None, ()))
+            reply = msgspec.msgpack.encode(Burst((1e-3,) * 4, None, (2, 3, 4, 5)))
             frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + reply)
         return product(x)
 
@@ -416,8 +416,7 @@ CHEATS = (
     Cheat("channel", patched_encoder, SEAL),
     Cheat("clock", forged_and_idle, ("parent's clock", "moved inputs")),
     Cheat("clock", forged_events, SEAL),
-    Cheat("channel", forged_answer, ("isolation",)),
-    Cheat("channel", forged_answer_with_token, ("isolation", "named calls")),
+    *(Cheat("channel", prepare, ("isolation",)) for prepare in (forged_answer, forged_answer_with_token)),
     Cheat("channel", writes_descriptors, ("isolation",)),
     Cheat("judge", stopped_moves, ("moved inputs", "seal")),
     *(Cheat("judge", prepare, (*ELSEWHERE, "seal")) for prepare in (patched_judge, patched_torch, patched_tolerance)),
