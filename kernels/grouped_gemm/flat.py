@@ -99,6 +99,8 @@ CONFIGS = {
     "many": FlatConfig(128, 256, 64, num_warps=8, num_stages=3),
     # Products of many waves are limited by the GPU's power, and flat_specialized.py moves the fewest bytes.
     "specialized": FlatConfig(128, 256, 64, num_warps=4, num_stages=4, specialized=True, lockstep=16),
+    # For N whose last tile of 256 columns would be mostly empty.
+    "specialized_192": FlatConfig(192, 192, 64, num_warps=4, num_stages=4, specialized=True, lockstep=16),
     # IEEE fp32 runs on FMA units, which read registers.
     "fp32": FlatConfig(64, 64, 32, num_warps=4, num_stages=3),
     # The cost in Triton's interpreter depends on the number of operations, not of elements.
@@ -124,7 +126,7 @@ def candidates(mean_rows: float) -> list[FlatConfig]:
     large += [FlatConfig(128, 128, 64, 4, 3, split_store=True, per_sm=2)]
     special = CONFIGS["specialized"]
     taller = replace(special, block_m=192, num_stages=3)
-    large += [special, replace(special, group_m=16), taller, replace(taller, group_m=12)]
+    large += [special, replace(special, group_m=16), taller, replace(taller, group_m=12), CONFIGS["specialized_192"]]
     return large + ([FlatConfig(128, 128, 64, 4, 4), FlatConfig(64, 256, 64, 4, 4)] if mean_rows <= 600 else [])
 
 
@@ -149,8 +151,8 @@ def illegal(config: FlatConfig, dtype: torch.dtype, device: Device = INTERPRETER
 
 def _illegal_specialized(config: FlatConfig, dtype: torch.dtype, device: Device) -> str | None:
     tile = (config.block_m, config.block_n, config.block_k, config.num_stages)
-    if tile not in ((128, 256, 64, 4), (192, 256, 64, 3)):
-        return "specialized has tiles of 128 x 256 x 64 in 4 stages, or of 192 x 256 x 64 in 3"
+    if tile not in ((128, 256, 64, 4), (192, 256, 64, 3), (192, 192, 64, 4)):
+        return "specialized has tiles of 128 x 256 x 64 or 192 x 192 x 64 in 4 stages, or of 192 x 256 x 64 in 3"
     if (config.num_warps, config.per_sm) != (4, 1) or config.swap or config.split_store or config.halves:
         return "specialized has groups of 4 warps, one program per SM, and no swap, split_store or halves"
     return illegal_roles(config.lockstep, dtype, device)
@@ -178,7 +180,7 @@ def configs_for(
         return [("default", default, None)]
     key = tuning_key(M, G, N, K, dtype, nk)
     configs = configs_in_order("flat", key, device, default, lambda config: illegal(config, dtype, device))
-    special = CONFIGS["specialized"]
+    special = CONFIGS["specialized_192" if _padded(N, 192) <= 0.95 * _padded(N, 256) else "specialized"]
     waves = M * N / (special.block_m * special.block_n * device.sms)
     # A weight of 2 bytes takes 2 FLOPs per row of its expert. If memory limits experts with few rows, lockstep slows
     # the others down too: on an H100, by up to 17 % with 256 rows on average.
@@ -186,6 +188,11 @@ def configs_for(
     if mean_rows > device.ridge and waves >= SPECIALIZED_WAVES:
         configs.insert(-1, ("default", special, illegal(special, dtype, device)))
     return configs
+
+
+def _padded(N: int, columns: int) -> int:
+    """Return N rounded up to whole tiles of so many columns."""
+    return -(-N // columns) * columns
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> FlatConfig:

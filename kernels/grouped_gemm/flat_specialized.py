@@ -16,12 +16,16 @@ each 64 rows of a tile of 128 or 192 rows. A group skips its product if an exper
 short last wave are cut into parts of 64 rows if there are SMs for all parts.
 
     load      finds a tile's expert; waits for an empty stage; describes the tile in shared memory at its first stage;
-              requests a [64, 64] for each group and b [64, 256]
-    multiply  waits for a full stage; multiplies; gives back the stage before; stores the tile by quarters or halves of
-              its columns with flat.py's ragged TMA store
+              requests a [64, 64] for each group and b [64, columns of a tile]
+    multiply  waits for a full stage; multiplies; gives back the stage before; stores the tile in parts of 64 or 128
+              columns with flat.py's ragged TMA store
 
 Three groups leave 160 registers to a thread, of which 128 are sums. ptxas refuses one wgmma of 256 columns there, so
 each step has two of 128.
+
+**Tiles of 192 columns** fit sizes like 2880 = 15 * 192, which twelve tiles of 256 exceed by 7 %. Shapes in Triton are
+powers of two, so such a tile has a main part of 128 columns and a side of 64, with their own descriptors, sums and
+wgmmas.
 
 The kernel is written in Gluon, which has no interpreter: without a GPU, tests compile it but cannot run it.
 
@@ -92,11 +96,23 @@ def _tile(item, whole, tiles_n, last_items, offs_ptr, GROUPS: gl.constexpr, GROU
 
 
 @gluon.jit
+def _load_b(desc, smem, ready, matrix, column, at_k, B_IS_NK: gl.constexpr):
+    """Request a tile of an expert's weights."""
+    tile = smem.reshape([1, smem.shape[0], smem.shape[1]])
+    if B_IS_NK:
+        async_load(desc, [matrix, column, at_k], ready, tile)
+    else:
+        async_load(desc, [matrix, at_k, column], ready, tile)
+
+
+@gluon.jit
 def _load(
     a_desc,
     b_desc,
+    side_desc,
     a_smem,
     b_smem,
+    side_smem,
     full,
     empty,
     described,
@@ -115,9 +131,11 @@ def _load(
     LOCKSTEP: gl.constexpr,
     STAGES: gl.constexpr,
     GROUPS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
+    MAIN: gl.constexpr,
+    SIDE: gl.constexpr,
     BLOCK_K: gl.constexpr,
 ):
+    B_BYTES: gl.constexpr = b_desc.block_type.nbytes + (side_desc.block_type.nbytes if SIDE else 0)
     stage = 0
     phase = 1
     if LOCKSTEP:
@@ -129,7 +147,7 @@ def _load(
         until = LOCKSTEP
     for item in range(gl.program_id(0), items, NUM_PROGRAMS):
         g, start, size, row, tile_n, groups = _tile(item, whole, tiles_n, last_items, offs_ptr, GROUPS, GROUP_M)
-        column = tile_n * BLOCK_N
+        column = tile_n * (MAIN + SIDE)
         matrix = 0 if SHARED_B else g
         for step in range(steps):
             if LOCKSTEP:
@@ -145,14 +163,10 @@ def _load(
             ready = full.index(stage)
             at_k = step * BLOCK_K
             for group in gl.static_range(GROUPS + 1):
-                mbarrier.expect(
-                    ready, b_desc.block_type.nbytes + group * a_desc.block_type.nbytes, pred=groups == group
-                )
-            b = b_smem.index(stage)
-            if B_IS_NK:
-                async_load(b_desc, [matrix, column, at_k], ready, b.reshape([1, BLOCK_N, BLOCK_K]))
-            else:
-                async_load(b_desc, [matrix, at_k, column], ready, b.reshape([1, BLOCK_K, BLOCK_N]))
+                mbarrier.expect(ready, B_BYTES + group * a_desc.block_type.nbytes, pred=groups == group)
+            _load_b(b_desc, b_smem.index(stage), ready, matrix, column, at_k, B_IS_NK)
+            if SIDE:
+                _load_b(side_desc, side_smem.index(stage), ready, matrix, column + MAIN, at_k, B_IS_NK)
             for group in gl.static_range(GROUPS):
                 a = a_smem.index(stage * GROUPS + group)
                 async_load(a_desc, [start + row + group * ROWS, at_k], ready, a, pred=group < groups)
@@ -162,11 +176,53 @@ def _load(
 
 
 @gluon.jit
+def _add_product(a, b, acc, step, B_IS_NK: gl.constexpr):
+    """Start acc += a @ b, or acc = a @ b in the first step."""
+    if B_IS_NK:
+        b = b.permute((1, 0))
+    return warpgroup_mma(a, b, acc, use_acc=step > 0, is_async=True)
+
+
+@gluon.jit
+def _store(
+    out_desc,
+    out_smem,
+    start,
+    size,
+    row,
+    column,
+    acc,  # [64, MAIN]
+    side,  # [64, SIDE]
+    FIRST: gl.constexpr,  # the first of this group's buffers
+    BUFFERS: gl.constexpr,
+    SIDE: gl.constexpr,
+):
+    """Store a group's rows of a tile in parts of as many columns as a buffer has."""
+    WIDTH: gl.constexpr = out_smem.shape[2]
+    PARTS: gl.constexpr = acc.shape[1] // WIDTH
+    SECOND: gl.constexpr = FIRST + BUFFERS - 1
+    left, right = halves(acc)
+    if PARTS == 2:
+        store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, left)
+        store_rows(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, right)
+    else:
+        first, second = halves(left)
+        third, fourth = halves(right)
+        store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, first)
+        store_rows(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, second)
+        store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column + 2 * WIDTH, third)
+        store_rows(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + 3 * WIDTH, fourth)
+    if SIDE:
+        store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column + acc.shape[1], side)
+
+
+@gluon.jit
 def _multiply(
     GROUP: gl.constexpr,  # this group of warps: 0 has the first 64 rows of a tile
     out_desc,
     a_smem,
     b_smem,
+    side_smem,
     out_smem,
     full,
     empty,
@@ -177,14 +233,12 @@ def _multiply(
     NUM_PROGRAMS: gl.constexpr,
     STAGES: gl.constexpr,
     GROUPS: gl.constexpr,
-    BLOCK_N: gl.constexpr,
+    MAIN: gl.constexpr,
+    SIDE: gl.constexpr,
 ):
-    COLUMNS: gl.constexpr = BLOCK_N if GROUPS == 2 else BLOCK_N // 2  # of one wgmma
+    COLUMNS: gl.constexpr = MAIN if GROUPS == 2 or MAIN < 256 else MAIN // 2  # of one wgmma
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     BUFFERS: gl.constexpr = out_smem.shape[0] // GROUPS
-    WIDTH: gl.constexpr = out_smem.shape[2]
-    FIRST: gl.constexpr = GROUP * BUFFERS
-    SECOND: gl.constexpr = GROUP * BUFFERS + BUFFERS - 1
     stage = 0
     phase = 0
     for _ in range(gl.program_id(0), items, NUM_PROGRAMS):
@@ -195,31 +249,29 @@ def _multiply(
         both = get(described, 4 * stage + 3)
         column = both // 4
         if both % 4 > GROUP:
-            acc = gl.zeros([ROWS, BLOCK_N], gl.float32, MMA)
+            acc = gl.zeros([ROWS, MAIN], gl.float32, MMA)
+            side = acc
+            if SIDE:
+                side = gl.zeros([ROWS, SIDE], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SIDE, 16]))
             before = 0
             for step in range(steps):
                 mbarrier.wait(full.index(stage), phase)
-                b = b_smem.index(stage)
-                if B_IS_NK:
-                    b = b.permute((1, 0))
-                acc = warpgroup_mma(a_smem.index(stage * GROUPS + GROUP), b, acc, use_acc=step > 0, is_async=True)
-                acc = warpgroup_mma_wait(1, deps=(acc,))  # for the step before
+                a = a_smem.index(stage * GROUPS + GROUP)
+                acc = _add_product(a, b_smem.index(stage), acc, step, B_IS_NK)
+                if SIDE:
+                    side = _add_product(a, side_smem.index(stage), side, step, B_IS_NK)
+                    acc, side = warpgroup_mma_wait(2, deps=(acc, side))  # for the step before
+                else:
+                    acc = warpgroup_mma_wait(1, deps=(acc,))
                 mbarrier.arrive(empty.index(before), count=1, pred=step > 0)
                 before = stage
                 stage, phase = next_stage(stage, phase, STAGES)
-            acc = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(empty.index(before), count=1)
-            left, right = halves(acc)
-            if WIDTH == BLOCK_N // 2:
-                store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, left)
-                store_rows(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, right)
+            if SIDE:
+                acc, side = warpgroup_mma_wait(0, deps=(acc, side))
             else:
-                first, second = halves(left)
-                third, fourth = halves(right)
-                store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column, first)
-                store_rows(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + WIDTH, second)
-                store_rows(out_desc, out_smem.index(FIRST), BUFFERS - 1, start, size, row, column + 2 * WIDTH, third)
-                store_rows(out_desc, out_smem.index(SECOND), BUFFERS - 1, start, size, row, column + 3 * WIDTH, fourth)
+                acc = warpgroup_mma_wait(0, deps=(acc,))
+            mbarrier.arrive(empty.index(before), count=1)
+            _store(out_desc, out_smem, start, size, row, column, acc, side, GROUP * BUFFERS, BUFFERS, SIDE)
         else:
             for _step in range(steps):
                 mbarrier.wait(full.index(stage), phase)
@@ -232,7 +284,8 @@ def _multiply(
 def _flat_specialized_kernel(
     a_desc,  # [M, K], tiles [64, BLOCK_K]
     b_desc,  # [G or 1, N, K] or [G or 1, K, N], tiles of one expert
-    out_desc,  # [M, N], ragged along M, tiles of 64 rows and a quarter or half of a tile's columns
+    side_desc,  # the same for the side; unused without one
+    out_desc,  # [M, N], ragged along M, tiles of 64 rows and 64 or 128 columns
     out_ptr,  # the same memory
     offs_ptr,  # [G]
     arrivals_ptr,  # lockstep.arrivals
@@ -249,15 +302,16 @@ def _flat_specialized_kernel(
     STAGES: gl.constexpr,
     GROUPS: gl.constexpr,  # of four warps, 64 rows each
     BUFFERS: gl.constexpr,  # of shared memory for each group's stores
+    SIDE: gl.constexpr,  # columns of a tile's side, next to those of b_desc; 0: it has none
 ):
     BLOCK_M: gl.constexpr = ROWS * GROUPS
-    BLOCK_N: gl.constexpr = b_desc.block_type.shape[1 if B_IS_NK else 2]
+    MAIN: gl.constexpr = b_desc.block_type.shape[1 if B_IS_NK else 2]
     BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
     experts = gl.arange(0, G_POW2, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     real = experts < G
     ends = gl.load(offs_ptr + experts, mask=real, other=0).to(gl.int32)
     starts = gl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(gl.int32)
-    tiles_n = gl.cdiv(N, BLOCK_N)
+    tiles_n = gl.cdiv(N, MAIN + SIDE)
     counts = gl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0) * tiles_n
     last_items = gl.allocate_shared_memory(gl.int32, [G_POW2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     last_items.store(gl.associative_scan(counts, 0, add))
@@ -270,9 +324,14 @@ def _flat_specialized_kernel(
     steps = gl.cdiv(K, BLOCK_K)
 
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES * GROUPS, ROWS, BLOCK_K], a_desc.layout)
-    B_TILE: gl.constexpr = [STAGES, BLOCK_N, BLOCK_K] if B_IS_NK else [STAGES, BLOCK_K, BLOCK_N]
+    B_TILE: gl.constexpr = [STAGES, MAIN, BLOCK_K] if B_IS_NK else [STAGES, BLOCK_K, MAIN]
     SWIZZLED: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, B_TILE, SWIZZLED)
+    if SIDE:
+        SIDE_TILE: gl.constexpr = [STAGES, SIDE, BLOCK_K] if B_IS_NK else [STAGES, BLOCK_K, SIDE]
+        side_smem = gl.allocate_shared_memory(b_desc.dtype, SIDE_TILE, SWIZZLED)
+    else:
+        side_smem = b_smem
     out_smem = gl.allocate_shared_memory(
         out_desc.dtype, [GROUPS * BUFFERS, ROWS, out_desc.block_type.shape[3]], SWIZZLED
     )
@@ -291,23 +350,23 @@ def _flat_specialized_kernel(
                 (
                     _multiply,
                     (
-                        0, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
-                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                        0, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
+                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
                     ),
                 ),
                 (
                     _multiply,
                     (
-                        1, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
-                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                        1, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
+                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
                     ),
                 ),
                 (
                     _load,
                     (
-                        a_desc, b_desc, a_smem, b_smem, full, empty, described, last_items, offs_ptr, arrivals_ptr,
-                        full_waves, whole, items, tiles_n, steps, SHARED_B, B_IS_NK, NUM_PROGRAMS, GROUP_M, LOCKSTEP,
-                        STAGES, GROUPS, BLOCK_N, BLOCK_K,
+                        a_desc, b_desc, side_desc, a_smem, b_smem, side_smem, full, empty, described, last_items,
+                        offs_ptr, arrivals_ptr, full_waves, whole, items, tiles_n, steps, SHARED_B, B_IS_NK,
+                        NUM_PROGRAMS, GROUP_M, LOCKSTEP, STAGES, GROUPS, MAIN, SIDE, BLOCK_K,
                     ),
                 ),
             ],
@@ -320,30 +379,30 @@ def _flat_specialized_kernel(
                 (
                     _load,
                     (
-                        a_desc, b_desc, a_smem, b_smem, full, empty, described, last_items, offs_ptr, arrivals_ptr,
-                        full_waves, whole, items, tiles_n, steps, SHARED_B, B_IS_NK, NUM_PROGRAMS, GROUP_M, LOCKSTEP,
-                        STAGES, GROUPS, BLOCK_N, BLOCK_K,
+                        a_desc, b_desc, side_desc, a_smem, b_smem, side_smem, full, empty, described, last_items,
+                        offs_ptr, arrivals_ptr, full_waves, whole, items, tiles_n, steps, SHARED_B, B_IS_NK,
+                        NUM_PROGRAMS, GROUP_M, LOCKSTEP, STAGES, GROUPS, MAIN, SIDE, BLOCK_K,
                     ),
                 ),
                 (
                     _multiply,
                     (
-                        0, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
-                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                        0, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
+                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
                     ),
                 ),
                 (
                     _multiply,
                     (
-                        1, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
-                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                        1, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
+                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
                     ),
                 ),
                 (
                     _multiply,
                     (
-                        2, out_desc, a_smem, b_smem, out_smem, full, empty, described, items, steps, B_IS_NK,
-                        NUM_PROGRAMS, STAGES, GROUPS, BLOCK_N,
+                        2, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
+                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
                     ),
                 ),
             ],
@@ -376,12 +435,18 @@ def prepare_specialized(
     """
     (M, K), G, N = a.shape, offs.numel(), weights.size(1 if nk else 2)
     swizzled = [gl.NVMMASharedLayout(128, 16, rank=rank) for rank in range(4)]
-    block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
     groups = config.block_m // 64
+    main = 1 << (config.block_n.bit_length() - 1)  # the largest power of two
+    side = config.block_n - main
+
+    def tiles_of_b(columns: int) -> TensorDescriptor:
+        block = [1, columns, config.block_k] if nk else [1, config.block_k, columns]
+        return TensorDescriptor.from_tensor(weights, block, swizzled[3])
+
     a_desc = TensorDescriptor.from_tensor(a, [64, config.block_k], swizzled[2])
-    b_desc = TensorDescriptor.from_tensor(weights, block_b, swizzled[3])
-    # Two groups have room for two buffers of a quarter's columns each, three for one of a half's.
-    width, buffers = (config.block_n // 4, 2) if groups == 2 else (config.block_n // 2, 1)
+    b_desc, side_desc = tiles_of_b(main), tiles_of_b(side or main)
+    # Two groups have room for two buffers of 64 columns each, three for one of half the main part's.
+    width, buffers = (64, 2) if groups == 2 else (main // 2, 1)
     programs = worker_count(a.device)
     counter = arrivals(a.device)
     out_desc = Outputs(lambda out: ragged(out, [64, width]))
@@ -398,12 +463,13 @@ def prepare_specialized(
         STAGES=config.num_stages,
         GROUPS=groups,
         BUFFERS=buffers,
+        SIDE=side,
         num_warps=config.num_warps,
     )
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        launch(a_desc, b_desc, out_desc(out), out, offs, counter, M if zero_rest else 0, N, K)
+        launch(a_desc, b_desc, side_desc, out_desc(out), out, offs, counter, M if zero_rest else 0, N, K)
         return out
 
     return run

@@ -50,6 +50,8 @@ CASES: dict[str, KernelCase] = {
     "flat_specialized_alone": ("flat_specialized", replace(flat.CONFIGS["specialized"], lockstep=0), {}),
     "flat_specialized_192_nk": ("flat_specialized", TALLER, {"nk": True}),
     "flat_specialized_192": ("flat_specialized", TALLER, {"G": 256}),
+    "flat_specialized_192_columns_nk": ("flat_specialized", flat.CONFIGS["specialized_192"], {"nk": True}),
+    "flat_specialized_192_columns": ("flat_specialized", flat.CONFIGS["specialized_192"], {"G": 256}),
     "pointers_large": ("pointers", flat_pointers.choose_config(999, torch.bfloat16, HOPPER), {}),
     "pointers_decode": ("pointers", flat_pointers.choose_config(8, torch.bfloat16, HOPPER), {}),
     "wgrad_large": ("wgrad", wgrad.CONFIGS["large"], {}),
@@ -171,16 +173,18 @@ def descriptor(dtype: str, bits: int, swizzle: int, *shape: int) -> str:
 def of_flat_specialized(
     config: flat.FlatConfig, nk: bool = False, G: int = GROUPS
 ) -> tuple[Any, dict[str, str], dict[str, Any]]:
-    n, k, groups = config.block_n, config.block_k, config.block_m // 64
+    k, groups = config.block_k, config.block_m // 64
+    main, side = {256: (256, 0), 192: (128, 64)}[config.block_n]
     types = {
         "a_desc": descriptor("bf16", 16, 128, 64, k),
-        "b_desc": descriptor("bf16", 16, 128, *((1, n, k) if nk else (1, k, n))),
-        "out_desc": descriptor("bf16", 16, 128, 1, 1, 64, n // (4 if groups == 2 else 2)),
+        "b_desc": descriptor("bf16", 16, 128, *((1, main, k) if nk else (1, k, main))),
+        "side_desc": descriptor("bf16", 16, 128, *((1, side or main, k) if nk else (1, k, side or main))),
+        "out_desc": descriptor("bf16", 16, 128, 1, 1, 64, 64 if groups == 2 else main // 2),
         "out_ptr": "*bf16",
         "arrivals_ptr": "*i64",
     }
     constants = {"G": G, "G_POW2": G, "SHARED_B": False, "B_IS_NK": nk, "NUM_PROGRAMS": SMS, "GROUP_M": config.group_m}
-    constants |= {"LOCKSTEP": config.lockstep, "STAGES": config.num_stages, "GROUPS": groups}
+    constants |= {"LOCKSTEP": config.lockstep, "STAGES": config.num_stages, "GROUPS": groups, "SIDE": side}
     return flat_specialized._flat_specialized_kernel, types, constants | {"BUFFERS": 2 if groups == 2 else 1}
 
 

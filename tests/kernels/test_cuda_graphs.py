@@ -83,12 +83,11 @@ def test_forward(prepare, routings, nk, check):
         check(out, grouped_gemm_reference(a, b, ends(rows)), torch.bfloat16)
 
 
-@pytest.mark.parametrize("block_m", [128, 192])
-def test_specialized(block_m, check):
+@pytest.mark.parametrize(("block_m", "block_n", "stages"), [(128, 256, 4), (192, 256, 3), (192, 192, 4)])
+def test_specialized(block_m, block_n, stages, check):
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("NOT TESTED: the specialized bf16 kernel in CUDA graphs. No Hopper GPU")
-    stages = {128: 4, 192: 3}[block_m]
-    config = replace(flat.CONFIGS["specialized"], block_m=block_m, num_stages=stages)
+    config = replace(flat.CONFIGS["specialized"], block_m=block_m, block_n=block_n, num_stages=stages)
     test_forward(partial(flat.prepare_flat, config=config), ROUTINGS, True, check)
 
 

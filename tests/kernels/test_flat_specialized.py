@@ -24,7 +24,8 @@ SPECIALIZED = flat.CONFIGS["specialized"]
 TALLER = replace(SPECIALIZED, block_m=192, num_stages=3)
 HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the specialized bf16 kernel. No Hopper GPU")
-BOTH = pytest.mark.parametrize("config", [SPECIALIZED, TALLER], ids=["128_rows", "192_rows"])
+NARROWER = flat.CONFIGS["specialized_192"]
+EACH = pytest.mark.parametrize("config", [SPECIALIZED, TALLER, NARROWER], ids=["128x256", "192x256", "192x192"])
 
 
 # --- order of tiles ---------------------------------------------------------------------------------------------------
@@ -109,6 +110,12 @@ def test_gate_up_derives_its_config_from_the_plain_kernel():
     assert chosen == gate_up.from_flat(flat.default_config(65536, 8, of, hopper))
 
 
+@pytest.mark.parametrize(("N", "columns"), [(2880, 192), (4096, 256), (5760, 256), (2304, 256)])
+def test_tiles_of_192_columns_are_for_sizes_that_leave_wider_ones_mostly_empty(N, columns):
+    hopper = replace(KNOWN["sm_90"], name="untuned")
+    assert flat.choose_config(65536, 8, N, 7000, torch.bfloat16, hopper, nk=True).block_n == columns
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -176,7 +183,7 @@ def test_the_plain_kernel_takes_more_groups(make_case, make_inputs, check, monke
 
 
 @needs_hopper
-@BOTH
+@EACH
 @pytest.mark.parametrize("weights", ["rows", "columns", "shared"])
 @pytest.mark.parametrize(
     ("rows", "n", "k", "tail"),
@@ -188,8 +195,10 @@ def test_the_plain_kernel_takes_more_groups(make_case, make_inputs, check, monke
         ((128 * 40,), 256, 4096, 0),
         ((192 * 44, 192 * 22), 1024, 512, 0),  # two full waves of the taller tile: none is cut
         ((128 * 66 + 1,), 512, 192, 3),  # a last wave of two tiles, one with a single row
+        ((400, 0, 77), 576, 320, 1),  # whole tiles of 192 columns
+        ((400, 0, 77), 456, 320, 1),  # a last tile of 192 columns with part of its side
     ],
-    ids=["ragged", "no_rows", "many_groups", "one_step", "even", "full_waves", "cut_wave"],
+    ids=["ragged", "no_rows", "many_groups", "one_step", "even", "full_waves", "cut_wave", "columns", "side"],
 )
 def test_results(config, weights, rows, n, k, tail, make_case, make_inputs, poisoned, check):
     a, b, offs = make_inputs(make_case("case", rows, n=n, k=k, weights=weights, tail=tail), torch.bfloat16)
@@ -204,7 +213,7 @@ def test_results(config, weights, rows, n, k, tail, make_case, make_inputs, pois
 
 
 @needs_hopper
-@BOTH
+@EACH
 def test_every_expert_reads_its_own_weights_at_the_tails(config, make_case, make_inputs, check):
     """NaN in the next expert's weights and rows must not leak through tiles that overhang in N, K and M."""
     a, b, offs = make_inputs(make_case("two", (150, 140), n=200, k=104), torch.float16)
@@ -217,7 +226,7 @@ def test_every_expert_reads_its_own_weights_at_the_tails(config, make_case, make
 
 
 @needs_hopper
-@BOTH
+@EACH
 def test_offsets_are_read_on_the_device_at_every_call(config, make_case, make_inputs, poisoned, check):
     a, b, offs = make_inputs(make_case("three", (4000, 2400, 3600), n=512, k=640), torch.float16)
     run = flat.prepare_flat(a, b, offs, config)
@@ -243,7 +252,7 @@ def launch() -> int:
 
 
 @needs_hopper
-@BOTH
+@EACH
 def test_every_launch_adds_the_same_to_the_counter(config, make_case, make_inputs):
     """Later launches find their start in the sum of the earlier ones."""
     before = int(counter())
@@ -255,7 +264,7 @@ def test_every_launch_adds_the_same_to_the_counter(config, make_case, make_input
 
 
 @needs_hopper
-@BOTH
+@EACH
 def test_a_counter_of_any_value_ends_no_launch_and_changes_no_result(config, make_case, make_inputs):
     """Launches that overlap share the counter; an aborted one leaves any value."""
     a, b, offs = make_inputs(make_case("case", (4000,) * 8, n=2048, k=512), torch.bfloat16)
