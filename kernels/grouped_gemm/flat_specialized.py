@@ -23,9 +23,9 @@ short last wave are cut into parts of 64 rows if there are SMs for all parts.
 Three groups leave 160 registers to a thread, of which 128 are sums. ptxas refuses one wgmma of 256 columns there, so
 each step has two of 128.
 
-**Tiles of 192 columns** fit sizes like 2880 = 15 * 192, which twelve tiles of 256 exceed by 7 %. Shapes in Triton are
-powers of two, so such a tile has a main part of 128 columns and a side of 64, with their own descriptors, sums and
-wgmmas.
+**Tiles of 192 columns** fit sizes like 2880 = 15 * 192, where twelve tiles of 256 would waste 6 % of the work. Shapes
+in Triton are powers of two, so such a tile has a main part of 128 columns and a side of 64, with their own descriptors,
+sums and wgmmas.
 
 The kernel is written in Gluon, which has no interpreter: without a GPU, tests compile it but cannot run it.
 
@@ -302,7 +302,7 @@ def _flat_specialized_kernel(
     STAGES: gl.constexpr,
     GROUPS: gl.constexpr,  # of four warps, 64 rows each
     BUFFERS: gl.constexpr,  # of shared memory for each group's stores
-    SIDE: gl.constexpr,  # columns of a tile's side, next to those of b_desc; 0: it has none
+    SIDE: gl.constexpr,  # columns of a tile's side, next to those of b_desc; 0 without a side
 ):
     BLOCK_M: gl.constexpr = ROWS * GROUPS
     MAIN: gl.constexpr = b_desc.block_type.shape[1 if B_IS_NK else 2]
