@@ -14,6 +14,7 @@ from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.text.wording import latency, milliseconds, printable, signed_percent
 from groupbench.tracker.verdicts import Verdict
 
@@ -89,7 +90,7 @@ COLUMNS = (
     "outputs",
     multiple=True,
     metavar="FORMAT[=FILE]",
-    help="Also write the verdict for CI; may be repeated: summary, comment, junit, sarif, json, badge, atom, webhook.",
+    help=f"Also write the verdict for CI; may be repeated: {', '.join(FORMATS)}.",
 )
 @click.option("--always", is_flag=True, help="Send the webhook even if nothing changed.")
 @output_formats

@@ -11,6 +11,7 @@ import click
 
 from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When
 from groupbench.tracker.completion import BackendName, OperatorName
+from groupbench.tracker.formats import FORMATS, Options
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
 
@@ -39,7 +40,12 @@ class Mapping(click.ParamType[dict[str, str]]):
 
 @click.command(name="import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--format", "format_name", metavar="NAME", help="Format of the files. Default: detected for each file.")
+@click.option(
+    "--format",
+    "format_name",
+    metavar="NAME",
+    help=f"Format of the files: {', '.join(FORMATS)}. Default: detected for each file.",
+)
 @click.option("--commit", metavar="HASH", help="Commit that was measured, if the file does not name it.")
 @click.option("--branch", metavar="NAME", help="Branch of that commit.")
 @click.option("--dirty", is_flag=True, help="Mark the working tree as different from that commit.")
@@ -79,12 +85,11 @@ def import_(
 ) -> None:
     """Import files written by other benchmarks.
 
-    Formats: TritonBench's CSV, JSON and oss_ci_benchmark_v3 files, asv's result folders, Google Benchmark's and
-    pytest-benchmark's JSON, and plain CSV with --map. Each file is stored completely or not at all; importing it again
-    changes nothing. Text instead of a number, such as "CUDA OOM", becomes a status, never a latency.
+    Each file is stored completely or not at all; importing it again changes nothing. Text instead of a number, such as
+    "CUDA OOM", becomes a status, never a latency. A plain CSV needs --map.
     """
     from groupbench.tracker.errors import IngestError, TrackerError
-    from groupbench.tracker.formats import Options, load
+    from groupbench.tracker.formats import load
     from groupbench.tracker.record import encode
 
     options = Options(date=date, mapping=mapping or {}, **defaults)

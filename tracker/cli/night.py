@@ -20,22 +20,12 @@ from groupbench.tracker.durations import Duration
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import plan_with
+from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, in_seconds
 from groupbench.tracker.text.scratch import Scratch
 
 if TYPE_CHECKING:
     from groupbench.tracker.night.files import NightFiles
-
-ARTIFACTS = {
-    "summary": ("summary.md",),
-    "comment": ("comment.md",),
-    "junit": ("gate.xml",),
-    "sarif": ("gate.sarif",),
-    "json": ("verdict.json",),
-    "badge": ("badge.svg", "badge.json"),
-    "atom": ("alerts.atom",),
-}
-"""Names of the files for CI, by output format of the gate."""
 
 PRINTS = ("--version", "--list-operators", "--list-backends", "--list-metrics")
 OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records` in groupbench.toml",
@@ -244,8 +234,9 @@ class Places:
         """Remove an earlier run's verdict, which CI could mistake for this run's. Raises ProjectError."""
         try:
             self.artifacts.mkdir(parents=True, exist_ok=True)
-            for name in (name for names in ARTIFACTS.values() for name in names):
-                (self.artifacts / name).unlink(missing_ok=True)
+            for form in FORMATS.values():
+                for name in form.nightly:
+                    (self.artifacts / name).unlink(missing_ok=True)
         except OSError as error:
             raise ProjectError(f"cannot write {error.filename}: {error.strerror}") from error
 
@@ -350,7 +341,8 @@ class Night:
         return str(run_of(file))
 
     def _outputs(self) -> list[str]:
-        targets = [f"{form}={self._places.artifacts / name}" for form, names in ARTIFACTS.items() for name in names]
+        folder = self._places.artifacts
+        targets = [f"{name}={folder / file}" for name, form in FORMATS.items() for file in form.nightly]
         targets += ["summary"] if os.environ.get("GITHUB_STEP_SUMMARY") else []
         targets += ["webhook"] if os.environ.get("GROUPBENCH_WEBHOOK") else []
         return [word for target in targets for word in ("-o", target)]

@@ -20,17 +20,26 @@ from groupbench.tracker.text.files import whole_file
 if TYPE_CHECKING:
     from groupbench.tracker.outputs.result import GateResult
 
+
+@dataclass(frozen=True)
+class OutputFormat:
+    """One format: what it is, and the names of the files that a nightly run writes in it."""
+
+    meaning: str
+    nightly: tuple[str, ...] = ()
+
+
 FORMATS = {
-    "summary": "Markdown for a step summary",
-    "comment": "Markdown for a pull request; `groupbench post` posts it",
-    "junit": "JUnit XML",
-    "sarif": "SARIF 2.1.0",
-    "json": "the verdict as --json",
-    "badge": "a badge, .svg, or .json for shields.io",
-    "atom": "an Atom feed of alerts",
-    "webhook": "a message to Slack",
+    "summary": OutputFormat("Markdown for a step summary", ("summary.md",)),
+    "comment": OutputFormat("Markdown for a pull request; `groupbench post` posts it", ("comment.md",)),
+    "junit": OutputFormat("JUnit XML", ("gate.xml",)),
+    "sarif": OutputFormat("SARIF 2.1.0", ("gate.sarif",)),
+    "json": OutputFormat("the verdict as --json", ("verdict.json",)),
+    "badge": OutputFormat("a badge, .svg, or .json for shields.io", ("badge.svg", "badge.json")),
+    "atom": OutputFormat("an Atom feed of alerts", ("alerts.atom",)),
+    "webhook": OutputFormat("a message to Slack"),
 }
-"""name: one line of help"""
+"""The formats by name."""
 
 SUMMARY_FILE = "GITHUB_STEP_SUMMARY"
 WEBHOOK_URL = "GROUPBENCH_WEBHOOK"

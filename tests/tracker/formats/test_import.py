@@ -29,6 +29,11 @@ def history(cli: Cli) -> list[dict[str, Any]]:
     return json.loads(cli("history", "--json").stdout)
 
 
+def test_the_help_lists_every_format(cli: Cli) -> None:
+    text = " ".join(cli("import", "--help").stdout.split())
+    assert f"Format of the files: {', '.join(FORMATS)}. Default" in text
+
+
 def test_importing_twice_changes_nothing(cli: Cli) -> None:
     first = cli("import", SAMPLE, *SAID, "--dtype", "bf16")
     assert first.exit_code == 0, first.stderr

@@ -499,6 +499,11 @@ FILES = {
 }  # fmt: skip
 
 
+def test_the_help_lists_every_format(cli: Cli) -> None:
+    text = " ".join(cli("gate", "--help").stdout.split())
+    assert f"may be repeated: {', '.join(FORMATS)}." in text
+
+
 @pytest.mark.sqlite
 def test_all_at_once(cli: Cli, slower: Path) -> None:
     assert {*FILES, "webhook"} == set(FORMATS)
