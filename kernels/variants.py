@@ -10,15 +10,26 @@ pass for a slower one.
 
 from __future__ import annotations
 
+import importlib
 import os
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+
+class _Config(Protocol):
+    """A config of two kernels: a plain one, and a specialized one in Gluon."""
+
+    @property
+    def specialized(self) -> bool: ...
+
 
 T = TypeVar("T")
+C = TypeVar("C", bound=_Config)
 
 SETTING = "GROUPBENCH_FALLBACK"
 FATAL = (
@@ -146,6 +157,36 @@ class _FirstThatRuns(Generic[T]):
 
     def _id(self, variant: Variant[T]) -> Hashable:
         return None if variant.key is None else (self._kernel, variant.name, variant.key)
+
+
+def why_not_gluon(module: str, *problem: Any) -> str | None:
+    """Return why a module with a Gluon kernel cannot be imported, or what its `unsuitable` says of the problem."""
+    try:
+        unsuitable: Callable[..., str | None] = importlib.import_module(module).unsuitable
+    except Exception as error:  # Gluon is experimental: another Triton may raise anything
+        import triton
+
+        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
+    return unsuitable(*problem)
+
+
+def specialized_or_not(
+    plain: str,  # the name of the kernel that is not specialized
+    configs: Iterable[tuple[str, C, str | None]],  # (name, config, why it cannot run or None)
+    prepare: Callable[[C], Callable[[], T]],
+    why_not_specialized: Callable[[], str | None],
+    compiled_for: Hashable,
+) -> list[Variant[T]]:
+    """Return a variant for each config, in their order."""
+    return [
+        Variant(
+            f"{'specialized' if config.specialized else plain}, {name} config",
+            partial(prepare, config),
+            reason or (why_not_specialized() if config.specialized else None),
+            (config, compiled_for),
+        )
+        for name, config, reason in configs
+    ]
 
 
 def describe(error: BaseException) -> str:

@@ -64,7 +64,7 @@ from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, ha
 from groupbench.kernels.grouped_gemm.support import illegal_tile, worker_count
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
 from groupbench.kernels.launch import Launch
-from groupbench.kernels.variants import Variant, describe, first_that_runs
+from groupbench.kernels.variants import Variant, first_that_runs, why_not_gluon
 
 # For problems without a tuned config. Percentages are of copy bandwidth, on an H100, for Composable Kernel's example in
 # bf16.
@@ -411,8 +411,4 @@ def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Call
 
 def why_not_specialized(groups: Sequence[Group]) -> str | None:
     """Return why fused_specialized.py cannot be imported or cannot take these groups, or None if it can."""
-    try:
-        from groupbench.kernels.bias_add_permute.fused_specialized import unsuitable
-    except Exception as error:  # Gluon is experimental: another Triton may raise anything
-        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
-    return unsuitable(groups)
+    return why_not_gluon(f"{__package__}.fused_specialized", groups)

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import triton
@@ -63,7 +62,7 @@ from groupbench.kernels.grouped_gemm.tuned import (
     tuning_key,
 )
 from groupbench.kernels.launch import Launch, Outputs
-from groupbench.kernels.variants import Variant, describe, first_that_runs
+from groupbench.kernels.variants import Variant, first_that_runs, specialized_or_not, why_not_gluon
 
 
 @dataclass(frozen=True)
@@ -388,16 +387,13 @@ def prepare_flat(
 
     if config is not None:
         return by_tma(config)
-    compiled_for = (a.dtype, a.device, nk, shared, G)
-    variants = [
-        Variant(
-            f"{'specialized' if config.specialized else 'tma'}, {name} config",
-            partial(by_tma, config),
-            reason or (_why_not_specialized(G, a.device) if config.specialized else None),
-            (config, compiled_for),
-        )
-        for name, config, reason in configs_for(M, G, N, K, a.dtype, device, nk)
-    ]
+    variants = specialized_or_not(
+        "tma",
+        configs_for(M, G, N, K, a.dtype, device, nk),
+        by_tma,
+        lambda: _why_not_specialized(G, a.device),
+        (a.dtype, a.device, nk, shared, G),
+    )
     return first_that_runs("flat", [*variants, pointers])
 
 
@@ -420,11 +416,7 @@ def _prepare_specialized(
 
 def _why_not_specialized(G: int, device: torch.device) -> str | None:
     """Return why flat_specialized.py cannot be imported or cannot run here, or None if it can."""
-    try:
-        from groupbench.kernels.grouped_gemm.flat_specialized import unsuitable
-    except Exception as error:  # Gluon is experimental: another Triton may raise anything
-        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
-    return unsuitable(G, device)
+    return why_not_gluon(f"{__package__}.flat_specialized", G, device)
 
 
 def _prepare_tma(

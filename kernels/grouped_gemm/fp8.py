@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import torch
 import triton
@@ -59,7 +58,7 @@ from groupbench.kernels.grouped_gemm.support import (
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
 from groupbench.kernels.launch import Launch, Outputs
-from groupbench.kernels.variants import Variant, describe, first_that_runs
+from groupbench.kernels.variants import first_that_runs, specialized_or_not, why_not_gluon
 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
 ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwise")
@@ -269,15 +268,13 @@ def prepare_fp8(
 
     if config is not None:
         return prepare(config)
-    variants = [
-        Variant(
-            f"{'specialized' if config.specialized else 'plain'}, {name} config",
-            partial(prepare, config),
-            reason or (_why_not_specialized(b) if config.specialized else None),
-            (config, mode, out_dtype, a.device, G),
-        )
-        for name, config, reason in configs_for(mode, M, G, N, K, device)
-    ]
+    variants = specialized_or_not(
+        "plain",
+        configs_for(mode, M, G, N, K, device),
+        prepare,
+        lambda: _why_not_specialized(b),
+        (mode, out_dtype, a.device, G),
+    )
     return first_that_runs("fp8", variants)
 
 
@@ -362,11 +359,7 @@ def grouped_gemm_fp8_reference(
 
 def _why_not_specialized(b: Tensor) -> str | None:
     """Return why fp8_specialized.py cannot be imported or cannot take these weights, or None if it can."""
-    try:
-        from groupbench.kernels.grouped_gemm.fp8_specialized import unsuitable
-    except Exception as error:  # Gluon is experimental: another Triton may raise anything
-        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
-    return unsuitable(b)
+    return why_not_gluon(f"{__package__}.fp8_specialized", b)
 
 
 def _for_tma(name: str, x: Tensor) -> Tensor:
@@ -397,6 +390,17 @@ def _require_scaled(
         raise ValueError(f"out_dtype={out_dtype} is not one of {', '.join(map(str, OUT_DTYPES))}")
     if a.ndim != 2 or b.ndim != 3 or a.size(1) != b.size(2):
         raise ValueError(f"expected a [M, K] and b [G, N, K], got {tuple(a.shape)} and {tuple(b.shape)}")
+    mode = _recipe(a, scale_a, b, scale_b)
+    if len({x.device for x in (a, scale_a, b, scale_b)}) > 1:
+        raise ValueError("operands and scales need one device")
+    require_device(a.device)
+    if fast_accum and mode == BLOCKWISE:
+        raise ValueError("fast_accum has no meaning block-wise: sums of 128 are scaled and added in fp32")
+    return ROWWISE_FAST if fast_accum else mode
+
+
+def _recipe(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> str:
+    """Return ROWWISE or BLOCKWISE, from the shapes of the scales; raise ValueError if they are neither's."""
     (M, K), (G, N, _) = a.shape, b.shape
     blocks_n, blocks_k = triton.cdiv(N, SCALE_BLOCK), triton.cdiv(K, SCALE_BLOCK)
     recipes = {ROWWISE: ((M,), (G, N)), BLOCKWISE: ((M, blocks_k), (G, blocks_n, blocks_k))}
@@ -408,9 +412,4 @@ def _require_scaled(
         )
     if (scale_a.stride(0) != 1 and M > 1) or not scale_b.is_contiguous():
         raise ValueError("scale_a needs stride 1 over rows, scale_b contiguous memory")
-    if len({x.device for x in (a, scale_a, b, scale_b)}) > 1:
-        raise ValueError("operands and scales need one device")
-    require_device(a.device)
-    if fast_accum and mode == BLOCKWISE:
-        raise ValueError("fast_accum has no meaning block-wise: sums of 128 are scaled and added in fp32")
-    return ROWWISE_FAST if fast_accum else mode
+    return mode

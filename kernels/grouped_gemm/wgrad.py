@@ -54,7 +54,7 @@ from groupbench.kernels.grouped_gemm.support import (
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 from groupbench.kernels.launch import Launch, Outputs
-from groupbench.kernels.variants import Variant, describe, first_that_runs
+from groupbench.kernels.variants import Variant, first_that_runs, specialized_or_not, why_not_gluon
 
 RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
@@ -395,41 +395,44 @@ def wgrad_launcher(
 
     if M == 0 or N == 0 or K == 0:
         return lambda: as_weights(torch.zeros(G, P, Q, dtype=a.dtype, device=a.device))
-    without_tma, device = needs_pointers(x, y), device_of(a.device)
+    without_tma = needs_pointers(x, y)
     if config is not None:
-        if reason := _illegal_for(config, G, a.dtype, device):
+        if reason := _illegal_for(config, G, a.dtype, device_of(a.device)):
             raise ValueError(f"{config}: {reason}")
         if config.specialized and (reason := without_tma or _why_not_specialized(x.device)):
             raise ValueError(f"the specialized kernel cannot run: {reason}")
         run = _launcher(x, y, offs, config, without_tma is None)
-        return lambda: as_weights(run())
-    variants = []
-    compiled_for = (a.dtype, a.device)
-    if without_tma is None:
-        variants = [
-            Variant(
-                f"{'specialized' if chosen.specialized else 'tma'}, {name} config",
-                partial(_launcher, x, y, offs, chosen, True),
-                reason or (_why_not_specialized(x.device) if chosen.specialized else None),
-                (chosen, compiled_for),
-            )
-            for name, chosen, reason in configs_for(M, G, N, K, a.dtype, device, nk)
-        ]
-    pointers = pointer_config(a.dtype, device)
-    variants.append(Variant("pointers", partial(_launcher, x, y, offs, pointers, False)))
-    if without_tma is not None:
-        variants.insert(0, Variant("tma", variants[-1].prepare, without_tma))
-    run = first_that_runs("wgrad", variants)
+    else:
+        run = first_that_runs("wgrad", _variants(x, y, offs, nk, without_tma))
     return lambda: as_weights(run())
+
+
+def _variants(
+    x: Tensor,  # [M, P]
+    y: Tensor,  # [M, Q]
+    offs: Tensor,  # [G]
+    nk: bool,
+    without_tma: str | None,  # why TMA cannot read x and y
+) -> list[Variant[Tensor]]:
+    """Return the kernels and configs in order of preference."""
+    M, G, dtype, device = x.size(0), offs.numel(), x.dtype, device_of(x.device)
+    pointers = Variant("pointers", partial(_launcher, x, y, offs, pointer_config(dtype, device), False))
+    if without_tma is not None:
+        return [Variant("tma", pointers.prepare, without_tma), pointers]
+    N, K = (x.size(1), y.size(1)) if nk else (y.size(1), x.size(1))
+    by_tma = specialized_or_not(
+        "tma",
+        configs_for(M, G, N, K, dtype, device, nk),
+        lambda config: _launcher(x, y, offs, config, True),
+        lambda: _why_not_specialized(x.device),
+        (dtype, x.device),
+    )
+    return [*by_tma, pointers]
 
 
 def _why_not_specialized(device: torch.device) -> str | None:
     """Return why wgrad_specialized.py cannot be imported or cannot run here, or None if it can."""
-    try:
-        from groupbench.kernels.grouped_gemm.wgrad_specialized import unsuitable
-    except Exception as error:  # Gluon is experimental: another Triton may raise anything
-        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
-    return unsuitable(device)
+    return why_not_gluon(f"{__package__}.wgrad_specialized", device)
 
 
 def _launcher(

@@ -58,7 +58,7 @@ from groupbench.kernels.split_k.slots import (
     store_sum,
 )
 from groupbench.kernels.split_k.splits import LARGE_BYTES, MAX_SPLITS, even_splits, legal_splits
-from groupbench.kernels.variants import Variant, describe, first_that_runs
+from groupbench.kernels.variants import Variant, first_that_runs, why_not_gluon
 
 
 @dataclass(frozen=True)
@@ -105,20 +105,30 @@ def choose_config(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Split
     elif streamed:
         block_n = 64
     else:
-        block_n = 32 if large and N > 16 else 16
-        while not wide and block_n < 128 and _tiles(M, N, block_m, block_n) > 2 * sms:
-            block_n *= 2
-    if wide:
-        block_k, num_stages = 32 if block_m * block_n >= 2048 else 64, 3
-    elif block_m * block_n >= 64 * 128:
-        block_k, num_stages = 64, 4
-    else:
-        block_k, num_stages = 128, 3 if streamed else 6 if block_m + block_n <= 128 else 4
+        block_n = _narrow_block_n(M, N, block_m, sms, wide, large)
+    block_k, num_stages = _depth(block_m, block_n, wide, streamed)
     block_k = min(block_k, max(triton.next_power_of_2(K), 16))
     splits = legal_splits(even_splits(sms * (2 if streamed else 1) // _tiles(M, N, block_m, block_n)), K, block_k)
     adders = most_adders(block_m * block_n, splits)
     num_warps = 8 if block_m * block_n >= 128 * 128 else 4
     return SplitKConfig(block_m, block_n, block_k, splits, num_warps, num_stages, adders, streamed)
+
+
+def _narrow_block_n(M: int, N: int, block_m: int, sms: int, wide: bool, large: bool) -> int:
+    """Return few columns of a tile, and more while there are more than two tiles per SM."""
+    block_n = 32 if large and N > 16 else 16
+    while not wide and block_n < 128 and _tiles(M, N, block_m, block_n) > 2 * sms:
+        block_n *= 2
+    return block_n
+
+
+def _depth(block_m: int, block_n: int, wide: bool, streamed: bool) -> tuple[int, int]:
+    """Return (block_k, num_stages) for a tile."""
+    if wide:
+        return 32 if block_m * block_n >= 2048 else 64, 3
+    if block_m * block_n >= 64 * 128:
+        return 64, 4
+    return 128, 3 if streamed else 6 if block_m + block_n <= 128 else 4
 
 
 def interpreter_config(M: int, N: int, K: int) -> SplitKConfig:
@@ -378,11 +388,7 @@ def _stream(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
 
 def _why_not_stream(a: Tensor, b: Tensor) -> str | None:
     """Return why stream.py cannot be imported or cannot take a and b, or None if it can."""
-    try:
-        from groupbench.kernels.split_k import stream
-    except Exception as error:  # Gluon is experimental: another Triton may raise anything
-        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
-    return "Gluon has no interpreter" if interpreted() else stream.unsuitable(a, b)
+    return why_not_gluon(f"{__package__}.stream", a, b)
 
 
 def prepare_two_launches(
