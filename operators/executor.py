@@ -66,6 +66,7 @@ class Workers:
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
+        self.idle_w: float | None = None  # power of the GPU at rest, once a cell has measured it
         self._alive: dict[tuple[str, ...], Worker] = {}
         self._judge: Judge | None = None
 
@@ -231,11 +232,11 @@ def _batch_records(
                     time.sleep(cell.job.protocol.idle_s)
                 cell.burst(secret, chosen)
             progress.advance(1 / (bursts + 1))
-    secret, idle_w = new_secret(), None
+    secret = new_secret()
     for cell in cells:
         cell.finish(secret)
-        sound = cell.find_costs(idle_w) and cell.find_routing()
-        idle_w = cell.metrics.get("idle_w", idle_w)
+        sound = cell.find_costs(workers.idle_w) and cell.find_routing()
+        workers.idle_w = cell.metrics.get("idle_w", workers.idle_w)
         for problem in cell.find_profile():
             progress.missed(f"{_name(cell.job)} has no profile. {problem}")
         record = _finished(cell, machine, run)

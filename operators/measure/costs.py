@@ -41,9 +41,9 @@ MEMORY, KERNELS, ENERGY, COLD = "memory", "kernels", "energy", "cold"
 CHEAP = (MEMORY,)
 """The costs measured by default: they take milliseconds and do not change the process."""
 ALL = (MEMORY, KERNELS, ENERGY, COLD)
-"""All costs: energy takes 0.6 s per cell, cold a new process with empty caches."""
+"""All costs: energy takes 0.4 s per cell, cold a new process with empty caches."""
 IDLE = "idle"
-"""The power of the GPU at rest, which is measured with the energy of one cell per problem."""
+"""The power of the GPU at rest, which is measured once per run, with the energy of its first cell."""
 
 
 def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml: Any) -> Costs:
@@ -333,19 +333,20 @@ def _name(driver: Any, node: int) -> str:
 
 REST_S, IDLE_S = 0.1, 0.2
 """Rest before the idle power is measured, and the time over which it is. The power of an H200 falls within 0.1 s."""
-WARM_S, SPAN_S, LONGEST_S = 0.2, 0.28, 2.5
+WARM_S, SPAN_S, LONGEST_S = 0.1, 0.18, 2.5
 """Seconds of calls before the counter is read, between its first and last change, and at most if it rarely changes.
 
-An H200's counter changes every 0.1 s, so that the changes are 0.3 s apart. Over 16 repetitions of two products, energy
-scatters by 1.0 % with these values. Twice the span does not lower this, because the card's own control of power changes
-the clocks. The first 0.1 s of a load takes up to 25 % more power."""
-LEAST_TICKS = 4
+An H200's counter changes every 0.1 s, so that the first change comes 0.1 to 0.2 s after the start, and the last one 0.2
+s later. Longer spans lower the scatter little, because the card's own control of power changes the clocks: it was 1.0 %
+over 16 repetitions of two products with spans of 0.3 and of 0.6 s. The first 0.1 s of a load takes up to 25 % more
+power."""
+LEAST_TICKS = 3
 """Minimum number of changes of the counter under load, which come every 20 to 100 ms. Power is the slope over them."""
 BATCH_S = 0.02
 """GPU time in seconds of the calls that are enqueued together. It must exceed several readings of the counter, each of
 which may take the host 5 ms: with batches of 2 ms the GPU was idle half of the time."""
-BACKLOG = 2
-"""Batches enqueued behind the running one, so that the GPU never waits for the host."""
+BACKLOG = 1
+"""Batches enqueued behind the running one, so that the GPU never waits for the host. At the end they are waited for."""
 
 
 @dataclass(frozen=True)
