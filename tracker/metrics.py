@@ -174,6 +174,15 @@ METRICS: dict[str, Metric] = {
             negligible=2.0,
         ),
         Metric(
+            "kept_outside_mib",
+            "MiB",
+            "device memory that `prepare` keeps outside torch's allocator, with the code of loaded kernels",
+            "kept outside MiB",
+            rule="exact",
+            least=0.25,
+            negligible=128.0,
+        ),
+        Metric(
             "compile_ms",
             "ms",
             "time to compile the kernels that are not cached",

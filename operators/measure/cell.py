@@ -115,6 +115,7 @@ class Burst(msgspec.Struct, frozen=True, tag=True):
     telemetry: Telemetry | None
     steps: tuple[int, ...]
     problem: str | None = None
+    enqueue_ms: float | None = None  # host time to launch a call, on a GPU
 
 
 class Shown(msgspec.Struct, frozen=True, tag=True):
@@ -318,14 +319,14 @@ class _CellHandler:
         self.given = Given(self.inputs)
         _release(job.device)
         memory = costs.CudaMemory() if job.device == "cuda" else None
-        before = memory.fresh() if memory else 0
+        before = memory.fresh() if memory else costs.Held()
         start = _now()
         with _choices() as chosen, costs.building() as built:
             run, copies = self._prepared()
         prepare_ms = 1e3 * (_now() - start)
         spent = built.metrics
         if memory is not None:
-            spent["kept_mib"] = max(0, memory.kept() - before) / costs.MIB
+            spent |= costs.kept(before, memory.held())
         code: dict[str, Code] = {}
         with compiled.watched(code) as kernels:
             form, second, first, returned = accuracy.rehearse(run, job.device, self.given)
@@ -440,7 +441,8 @@ class _CellHandler:
         if isinstance(self.timer, GpuTimer) and (reserved := reserved_l2()):
             problem = problem or f"a call reserved {reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"
         telemetry = self.nvml.telemetry() if self.nvml else None
-        return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), problem)
+        enqueue_ms = self.timer.burst_enqueue_ms if isinstance(self.timer, GpuTimer) else None
+        return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), problem, enqueue_ms)
 
     def _buffers(self) -> list[list[Any]] | None:
         """Return memory for outputs that all bursts use; on a GPU each allocates its own, and `forget` frees it."""

@@ -171,6 +171,27 @@ class Memory(Protocol):
         """Wait until the device is idle."""
 
 
+@dataclass(frozen=True)
+class Held:
+    """Device memory in use, in bytes: live tensors, and all memory outside torch's allocator."""
+
+    tensors: int = 0
+    outside: int = 0
+
+
+def kept(before: Held, after: Held) -> dict[str, float]:
+    """Return the device memory that a backend keeps between two moments, by metric."""
+    return {
+        "kept_mib": max(0, after.tensors - before.tensors) / MIB,
+        "kept_outside_mib": max(0, after.outside - before.outside) / MIB,
+    }
+
+
+def outside(memory: Memory) -> int:
+    """Return the used bytes of the device that torch has not reserved."""
+    return memory.used() - memory.reserved()
+
+
 class CudaMemory:
     """The memory counters of the current CUDA device."""
 
@@ -180,22 +201,21 @@ class CudaMemory:
         self._cuda = torch.cuda
         self._clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
-    def fresh(self) -> int:
-        """Return the bytes of live tensors before a backend is prepared.
+    def fresh(self) -> Held:
+        """Return the memory in use before a backend is prepared.
 
         cuBLAS's workspaces are freed first: an earlier cell of this process may have allocated them, and they count as
         kept if this cell uses cuBLAS. Do not call this after `prepare`, since a captured graph may use them.
         """
         self._cuda.synchronize()
         self._clear()
-        self._cuda.empty_cache()
-        return self.allocated()
+        return self.held()
 
-    def kept(self) -> int:
-        """Return the bytes of live tensors after a backend was prepared."""
+    def held(self) -> Held:
+        """Return the memory in use, without what torch only caches."""
         self._cuda.synchronize()
         self._cuda.empty_cache()
-        return self.allocated()
+        return Held(self.allocated(), outside(self))
 
     def allocated(self) -> int:
         return int(self._cuda.memory_allocated())
@@ -231,14 +251,13 @@ def workspace_mib(run: Callable[[], Any], memory: Memory) -> float:
     held = memory.allocated()  # inputs, memory kept by the backend, and the output
     inside = max(0, memory.peak() - held)
     del out
-    before = memory.used() - memory.reserved()
-    highest = before
+    before = highest = outside(memory)
     done = threading.Event()
 
     def watch() -> None:
         nonlocal highest
         while not done.is_set():
-            highest = max(highest, memory.used() - memory.reserved())
+            highest = max(highest, outside(memory))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -249,8 +268,8 @@ def workspace_mib(run: Callable[[], Any], memory: Memory) -> float:
     finally:
         done.set()
         watcher.join()
-    outside = highest - before
-    return (inside + (outside if outside >= FOREIGN_MIB * MIB else 0)) / MIB
+    foreign = highest - before
+    return (inside + (foreign if foreign >= FOREIGN_MIB * MIB else 0)) / MIB
 
 
 # ---- kernels launched

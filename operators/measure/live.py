@@ -343,7 +343,7 @@ class Live:
         return self._kernels or ()
 
     def _lower_enqueue(self, enqueue_ms: float | None) -> None:
-        """Take the lower of two times of the host, seconds apart: in one process of four the first was up to 3.5 x."""
+        """Take the lower of the times of the host before and after the bursts."""
         assert self.prepared is not None
         if enqueue_ms is not None and self.prepared.enqueue_ms is not None and enqueue_ms < self.prepared.enqueue_ms:
             self.prepared = msgspec.structs.replace(self.prepared, enqueue_ms=enqueue_ms)

@@ -35,7 +35,7 @@ ATTEMPTS = 4
 CPU_BURST_S = 0.25
 """Time after which a burst on a CPU ends, however few its calls."""
 LEAST_ENQUEUED, MOST_ENQUEUED, ENQUEUE_S = 7, 60, 0.05
-"""Limits for the calls that measure the host's time of one call: fewest, most, and their total in seconds."""
+"""Limits for the calls on an idle GPU that measure the host's time of one call: fewest, most, and their total in s."""
 
 # Bound here before any plugin is imported, so that a backend that replaces them does not change a measurement.
 _now = time.perf_counter
@@ -111,6 +111,7 @@ class GpuTimer:
         self.stream = _current_stream(torch)
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self.host_ms()
+        self.burst_enqueue_ms: float | None = None  # host time to launch a call, in the last burst
 
     def burst(self, watch: Watch | None = None) -> list[float]:
         """Return the time of each call in ms. The L2 cache is overwritten before each call.
@@ -139,6 +140,7 @@ class GpuTimer:
         samples = self.protocol.samples
         clean: list[tuple[Any, Any]] = []
         late: list[tuple[Any, Any]] = []
+        host_s: list[float] = []
         for attempt in range(ATTEMPTS):
             run_lead_ms = min(4**attempt * (2 * self.enqueue_ms + 0.05), MAX_LEAD_MS)
             ahead_ms = samples * (run_lead_ms + 2 * around_ms)
@@ -149,7 +151,9 @@ class GpuTimer:
                 cuda._sleep(int(run_lead_ms * SPIN_CYCLES_PER_MS))
                 start, end = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
                 start.record(self.stream)
+                begun = _now()
                 out = self.run()
+                host_s.append(_now() - begun)
                 end.record(self.stream)
                 (late if start.query() else clean).append((start, end))
                 cuda.set_stream(self.stream)
@@ -160,6 +164,7 @@ class GpuTimer:
                 break
         if flush.numel() * flush.element_size() != FLUSH_BYTES:
             raise RuntimeError("the backend's process changed the buffer that flushes the L2 cache")
+        self.burst_enqueue_ms = 1e3 * _lower_quartile(host_s)
         taken = (clean + late)[:samples]
         # The event clock ticks in steps, so an empty kernel may read 0, which is not a valid latency.
         return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
@@ -192,19 +197,21 @@ class GpuTimer:
             self.torch.cuda.synchronize()
 
     def host_ms(self) -> float:
-        """Return the host time in ms to launch a call on an idle GPU.
-
-        It is the lower quartile of several calls, because disturbances only make them slower.
-        """
+        """Return the host time in ms to launch a call on an idle GPU."""
         times: list[float] = []
         begun = _now()
         while len(times) < LEAST_ENQUEUED or (len(times) < MOST_ENQUEUED and _now() - begun < ENQUEUE_S):
             self.torch.cuda.synchronize()
             start = _now()
             self.run()
-            times.append(1e3 * (_now() - start))
+            times.append(_now() - start)
         self.torch.cuda.synchronize()
-        return sorted(times)[len(times) // 4]
+        return 1e3 * _lower_quartile(times)
+
+
+def _lower_quartile(host_s: list[float]) -> float:
+    """Return the lower quartile of times of the host, because disturbances only make them longer."""
+    return sorted(host_s)[len(host_s) // 4]
 
 
 class CpuTimer:

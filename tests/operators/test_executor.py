@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import re
@@ -18,6 +19,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -401,9 +403,7 @@ def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
     assert len(record.latency.bursts_ms) == 1
 
 
-def test_the_power_at_rest_is_measured_once_per_problem(
-    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_power_at_rest_is_measured_once_per_run(scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[tuple[str, ...]] = []
 
     def send(self: Scripted, request: executor.Request) -> None:
@@ -417,10 +417,26 @@ def test_the_power_at_rest_is_measured_once_per_problem(
 
     monkeypatch.setattr(Scripted, "send", send)
     monkeypatch.setattr(Scripted, "receive", receive)
-    names = ("torch_loop", "torch_grouped_mm", "torch_grouped_mm")
-    records = measure([job(name, plugins=(), costs=("energy",)) for name in names])
+    cells = [("torch_loop", EVEN), ("torch_grouped_mm", EVEN), ("torch_loop", SINGLE)]
+    records = measure([job(name, shape, plugins=(), costs=("energy",)) for name, shape in cells])
     assert wanted == [("energy", "idle"), ("energy",), ("energy",)]
     assert [record.metrics["idle_w"] for record in records] == [71.0] * 3
+
+
+def test_the_lowest_host_time_of_all_bursts_is_recorded(
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host_ms = itertools.chain([0.09, 0.03, 0.05, 0.04], itertools.repeat(0.01))  # those of the audit do not count
+    original = Scripted.ask
+
+    def ask(self: Scripted, request: executor.Request) -> object:
+        reply = original(self, request)
+        return msgspec.structs.replace(reply, enqueue_ms=next(host_ms)) if isinstance(reply, Burst) else reply
+
+    monkeypatch.setattr(Scripted, "ask", ask)
+    (record,) = measure([job("torch_loop", plugins=(), protocol=Protocol(bursts=4))])
+    assert record.latency is not None
+    assert record.latency.enqueue_ms == 0.03
 
 
 def test_kernels_are_analysed_while_the_costs_are_measured(

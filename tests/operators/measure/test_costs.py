@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.operators.measure import costs
-from groupbench.operators.measure.costs import MIB, building, energy, idle_watts, workspace_mib
+from groupbench.operators.measure.costs import MIB, Held, building, energy, idle_watts, kept, outside, workspace_mib
 
 
 class Device:
@@ -88,6 +88,19 @@ def test_a_workspace_outside_torchs_allocator_is_measured() -> None:
     used = itertools.count()
     device.used = lambda: 64 * MIB if next(used) else 0  # type: ignore[method-assign]
     assert workspace_mib(run, device) == 64
+
+
+def test_memory_that_prepare_keeps_is_counted_inside_and_outside_torchs_allocator() -> None:
+    before = Held(tensors=100 * MIB, outside=600 * MIB)
+    after = Held(tensors=108 * MIB, outside=2648 * MIB)
+    assert kept(before, after) == {"kept_mib": 8, "kept_outside_mib": 2048}
+    assert kept(after, before) == {"kept_mib": 0, "kept_outside_mib": 0}, "another process may have freed memory"
+
+
+def test_memory_outside_torchs_allocator_is_all_that_torch_has_not_reserved() -> None:
+    device = Device(64 * MIB)
+    device.foreign = 10 * MIB
+    assert outside(device) == 10 * MIB
 
 
 class Event:

@@ -1,14 +1,16 @@
-"""Latency protocols: their labels, which identify series, and the CPU timer."""
+"""Latency protocols: their labels, which identify series, and the timers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import protocol
-from groupbench.operators.measure.protocol import CpuTimer, Protocol
+from groupbench.operators.measure.protocol import FLUSH_BYTES, CpuTimer, GpuTimer, Protocol
 
 LABELS = {
     "default": (Protocol(), "cooled"),
@@ -80,3 +82,37 @@ def test_an_interpreted_kernel_runs_once(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_no_sample_is_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     assert min(CpuTimer(Clock(monkeypatch, 0), Protocol(), interpreted=False).burst()) > 0
+
+
+class IdleEvent:
+    """An event of a GPU that has not started the burst, and whose calls take 0.5 ms."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        pass
+
+    def record(self, stream: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        return False
+
+    def elapsed_time(self, end: Any) -> float:
+        return 0.5
+
+
+def test_a_burst_measures_the_host_time_of_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = lambda *_: None  # noqa: E731
+    cuda = SimpleNamespace(set_stream=nothing, _sleep=nothing, synchronize=nothing, Event=IdleEvent)
+    timer = object.__new__(GpuTimer)
+    timer.torch = SimpleNamespace(cuda=cuda, Tensor=SimpleNamespace(zero_=nothing))
+    timer.flush_buffer = SimpleNamespace(numel=lambda: FLUSH_BYTES, element_size=lambda: 1)  # type: ignore[assignment]
+    timer.protocol, timer.stream, timer.enqueue_ms = Protocol(samples=8, warmups=1), None, 0.02
+    clock = Clock(monkeypatch, 0)
+    host_ms = iter([9.0, 0.03, 5.0, 0.02, 0.03, 0.04, 0.03, 0.02, 0.03])  # a warm-up first
+
+    def run() -> None:
+        clock.now += next(host_ms) / 1e3
+
+    timer.run = run
+    assert timer.burst() == [0.5] * 8
+    assert timer.burst_enqueue_ms == pytest.approx(0.03), "the lower quartile, which a stall of the host does not raise"
