@@ -21,6 +21,7 @@ from groupbench.operators.measure.faults import describe
 from groupbench.operators.registry import get_operator
 from groupbench.operators.tuners import bias_add_permute, flat, fp8, helion, split_k, tuning, wgrad, worklist
 from groupbench.operators.tuners import moe as gate_up
+from groupbench.tracker.text.wording import printable
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ def run() -> int:
     try:
         code = main.main(prog_name="groupbench tune", standalone_mode=False)
     except click.ClickException as error:
-        print(f"groupbench tune: {' '.join(error.format_message().split())}", file=sys.stderr)
+        print(f"groupbench tune: {printable(error.format_message())}", file=sys.stderr)
         return error.exit_code
     except click.Abort:
         return 130

@@ -37,8 +37,8 @@ def league(context: click.Context, words: tuple[str, ...], as_json: bool, output
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.league import league as tables_of
-    from groupbench.tracker.compare.league_page import page
     from groupbench.tracker.errors import OutputError
+    from groupbench.tracker.outputs.league_page import page
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.text.files import whole_file
 

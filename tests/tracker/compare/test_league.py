@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.compare.league import LeagueTable, league
-from groupbench.tracker.compare.league_page import page
 from groupbench.tracker.compare.sides import points_of
 from groupbench.tracker.errors import QueryError
+from groupbench.tracker.outputs.league_page import page
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.record import Record, read
 
@@ -50,6 +51,19 @@ def test_indistinguishable_backends_are_level_and_both_win() -> None:
     records = [build(0, 1.0, backend="a"), build(0, 1.0005, backend="b"), build(0, 1.1, backend="c")]
     assert {standing.backend: standing.won for standing in table_of(*records).standings} == {"a": 1, "b": 1, "c": 0}
     assert "a (level)" in page(league(points_of(records)))
+
+
+def test_no_name_controls_a_terminal_or_is_markdown() -> None:
+    """Names come from files of others, and the page is shown on terminals and by renderers of Markdown."""
+    evil = "\x1b[31m\x9b2J<script>x</script>|[a](https://example.com) @team\u202e"
+    named = dict.fromkeys(("operator", "shape", "dtype", "mode"), evil)
+    environment = {"gpu": evil, "torch": evil, "driver": evil, "settings": {f"package {evil}": evil}}
+    records = [build(0, 1.0, backend=f"{name}{evil}", environment=environment, **named) for name in "ab"]
+    text = page(league(points_of(records)))
+    assert text.replace("\n", "").isprintable()
+    for part in ("<script>", "](", " | |"):
+        assert part not in text
+    assert re.sub("<code>.*?</code>|`[^`]*`", "", text).count("@") == 0
 
 
 def test_wrong_and_missing_results_win_nothing_and_are_counted() -> None:
@@ -130,7 +144,7 @@ def test_the_page_of_an_h100_has_wins_losses_and_where_they_are_from() -> None:
     assert by_backend["triton_flat"].matches == len(table.matches) > 20
     assert 1 < by_backend["torch_grouped_mm"].behind.ratio < 1.5
     assert by_backend["torch_loop"].won > 0  # a loss of ours is in the same table
-    assert "driver 580" in text and "torch 2.11.0" in text and "commit `" in text
+    assert "driver 580" in text and "torch 2.11.0" in text and "- commit " in text
     for block in text.split("\n\n"):
         if block.startswith("| "):
             assert len({line.replace("\\|", "").count("|") for line in block.splitlines()}) == 1, block[:200]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from groupbench.tracker.compare.league import LeagueTable, Match, Standing
 from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.outputs.escape import code, words
 from groupbench.tracker.text.wording import counted, interval, milliseconds, printable, ratio
 
 HEAD = """# League table
@@ -27,19 +28,20 @@ def page(tables: Sequence[LeagueTable]) -> str:
 
 
 def _table(table: LeagueTable) -> Iterator[str]:
-    yield f"## {table.title}"
-    problems = counted(len(table.matches), "problem")
-    yield "\n".join([f"{problems}, protocol {table.protocol}.", *(f"- {line}" for line in table.provenance)])
+    yield f"## {_plain(table.title)}"
+    counts = f"{counted(len(table.matches), 'problem')}, protocol {_plain(table.protocol)}."
+    yield "\n".join([counts, *(f"- {_plain(line)}" for line in table.provenance)])
     head = ("backend", "won", "behind", "95 %", "worst", "on", "RMS error", "memory", "prepare", "routing", "version")
     yield _lines([head, *map(_standing, table.standings)])
     names = [standing.backend for standing in table.standings]
-    yield _lines([("shape", "fastest", "second", "lead", "95 %", *names), *(_match(m, names) for m in table.matches)])
+    columns = ("shape", "fastest", "second", "lead", "95 %", *map(_plain, names))
+    yield _lines([columns, *(_match(match, names) for match in table.matches)])
 
 
 def _standing(standing: Standing) -> list[str]:
     missed = [f"{standing.wrong} wrong"] * bool(standing.wrong) + [f"{standing.absent} not run"] * bool(standing.absent)
     return [
-        standing.backend,
+        _plain(standing.backend),
         f"{standing.won} of {standing.matches}" + (f" ({', '.join(missed)})" if missed else ""),
         ratio(standing.behind.ratio),
         interval(standing.behind.low, standing.behind.high),
@@ -49,7 +51,7 @@ def _standing(standing: Standing) -> list[str]:
         METRICS["workspace_mib"].text(standing.memory_mib),
         METRICS["prepare_ms"].text(standing.prepare_ms),
         standing.routing,
-        ", ".join(standing.packages),
+        _plain(", ".join(standing.packages)),
     ]
 
 
@@ -62,8 +64,8 @@ def _match(match: Match, names: Iterable[str]) -> list[str]:
     level = match.level(second)
     return [
         _shape(match.shape),
-        match.first.series.backend + (" (level)" if level else ""),
-        second.series.backend,
+        _plain(match.first.series.backend) + (" (level)" if level else ""),
+        _plain(second.series.backend),
         ratio(match.behind(second)),
         interval(bounds.low, bounds.high) if bounds else "",
         *(
@@ -78,9 +80,16 @@ def _match(match: Match, names: Iterable[str]) -> list[str]:
 def _shape(text: str) -> str:
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - 21]}…{text[-20:]}"
-    return "`" + text.replace("`", "'") + "`"
+    return code(text)
+
+
+def _plain(text: str) -> str:
+    """Return a text as Markdown that shows it; names with underscores are not emphasised, so they stay as they are."""
+    flat = printable(text)
+    bare = flat.replace("_", "")
+    return flat if words(bare) == bare else code(flat)
 
 
 def _lines(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = [[printable(cell).replace("|", "\\|") for cell in row] for row in rows]
+    head, *body = rows
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *body])
