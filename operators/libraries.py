@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 
 _NOT_LOADED = re.compile(
-    r"(ImportError|ModuleNotFoundError|OSError): .*(\.so\b|No module named|shared object file|load this library)"
+    r"(ImportError|ModuleNotFoundError|OSError): .*(\.so\b|No module named|shared object file|load this library"
+    # `from . import _extension`, in a package whose extension was not built
+    r"|cannot import name '(_|.* from partially initialized module))"
 )
 
 BUILD = "if it needs a build, set `setup` in groupbench.toml to the command that builds it"

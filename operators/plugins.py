@@ -29,6 +29,7 @@ from typing import Any
 from groupbench.operators.define import Definition
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import seal
+from groupbench.operators.measure.faults import located
 from groupbench.operators.operator import KINDS, Backend, Operator
 from groupbench.operators.problems.definition import PublishedProblem, read_json
 from groupbench.operators.problems.tritonbench_file import TritonBenchFile, is_operator_file
@@ -219,7 +220,7 @@ def _found_at(module_name: str) -> Path | None:
 
 
 def _does_not_load(path: str, error: BaseException) -> UsageError:
-    return UsageError(f"plugin {path!r} does not load: {type(error).__name__}: {error}")
+    return UsageError(f"plugin {path!r} does not load: {located(error)}")
 
 
 def _plugin(loaded: Any, origin: str) -> Plugin:
@@ -229,7 +230,7 @@ def _plugin(loaded: Any, origin: str) -> Plugin:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(f"plugin {origin!r} raised {type(error).__name__}: {error}") from error
+        raise UsageError(f"plugin {origin!r} raised {located(error)}") from error
     if parts is None or not all(isinstance(part, (Backend, Operator)) for part in parts):
         raise UsageError(f"plugin {origin!r} is neither a Backend nor an operator, nor a sequence of them: {loaded!r}")
     if not parts and isinstance(loaded, ModuleType):

@@ -11,35 +11,40 @@ from groupbench.operators.measure.texts import LONGEST, joined_lines, storable
 from groupbench.tracker.record import cut
 
 HERE = Path(__file__).parent
-HARNESS = (f"{HERE}/", str(HERE.parent / "define.py"), f"{HERE.parent}/problems/")
-"""Where frames are the harness's way to a backend."""
+HARNESS = (f"{HERE}/", *(f"{HERE.parent}/{name}" for name in ("define.py", "plugins.py", "problems/")))
+"""Where frames are the harness's way to a backend or plugin."""
 
 OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "[CUDA]: out of memory")
 
 
 def describe(error: BaseException) -> str:
     """Return an exception in one line of at most `LONGEST` characters."""
-    return _described(error, LONGEST)
+    return _described(error, str(error), LONGEST)
 
 
-def _described(error: BaseException, longest: int) -> str:
-    text = storable(joined_lines(str(error)))
+def _described(error: BaseException, message: str, longest: int) -> str:
+    text = storable(joined_lines(message))
     return cut(f"{type(error).__name__}: {text}" if text else type(error).__name__, longest)
 
 
 def located(error: BaseException) -> str:
     """Return an exception in one line, with the line of its author's file: `..., at FILE:LINE in FUNCTION`."""
-    where = ""
+    message, where = str(error), ""
     cause: BaseException | None = error
     while cause is not None:  # Triton raises its own error from that of the kernel
         frames = [(f.filename, f.lineno or 0, f.name) for f in traceback.extract_tb(cause.__traceback__)]
         where = authors_frame(frames[::-1]) or where
+        if isinstance(cause, SyntaxError) and cause.filename:  # no frame is in a file that does not compile
+            where = f", at {shown(cause.filename)}:{cause.lineno}"
+            message = str(cause.msg) if cause is error else message  # without the file's name, which lacks its folder
         cause = cause.__cause__
-    return _described(error, LONGEST - len(where)) + where
+    return _described(error, message, LONGEST - len(where)) + where
 
 
 def authors_frame(frames: Sequence[tuple[str, int, str]]) -> str:
     """Return `, at FILE:LINE in FUNCTION` of the innermost frame outside the harness and libraries, or "".
+
+    At the level of a module there is no function.
 
     frames  (file, line, function), innermost first
     """
@@ -48,7 +53,7 @@ def authors_frame(frames: Sequence[tuple[str, int, str]]) -> str:
         if file.startswith((*HARNESS, "<")):
             continue
         if not file.startswith(libraries) or "/groupbench/" in file:
-            return f", at {shown(file)}:{line} in {function}"
+            return f", at {shown(file)}:{line}" + (f" in {function}" if function != "<module>" else "")
     return ""
 
 

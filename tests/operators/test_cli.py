@@ -177,7 +177,7 @@ BUILDS = {
         ["--plan", "groupbench.toml"],
         "set `setup` in groupbench.toml to the command that builds it",
     ),
-    "a plan with": ("setup = 'make'\n", ["--plan", "groupbench.toml"], "no such file or directory"),
+    "a plan with": ("setup = 'make'\n", ["--plan", "groupbench.toml"], "no such file or directory, at bench.py:2"),
     "by hand, without": ("", ["--op", "canary"], "in groupbench.toml to the command that builds it"),
     "by hand, with": ("setup = 'make'\n", ["--op", "canary"], "to build it, run `setup` of groupbench.toml: make"),
 }
@@ -199,6 +199,19 @@ def test_a_library_that_does_not_load_may_need_a_build(
     place = "groupbench.toml: " if "--plan" in options else ""
     assert message.startswith(f"{place}plugin 'bench.py' does not load: OSError: ./libk.so")
     assert message.lower().endswith(end)
+
+
+@pytest.mark.parametrize("missing", ["from . import _fast", "from . import fast", "from .fast import sums"])
+def test_an_extension_that_is_missing_may_need_a_build(
+    missing: str, invoke: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "unbuilt").mkdir()
+    (tmp_path / "unbuilt/__init__.py").write_text(missing)
+    (tmp_path / "bench.py").write_text("import unbuilt\n")
+    (tmp_path / "groupbench.toml").write_text("plugins = ['bench.py']\n[[measure]]\noperator = 'canary'\n")
+    monkeypatch.chdir(tmp_path)
+    error = invoke("--plan", "groupbench.toml", "--host", "builtin", "--device", "cpu").exception
+    assert str(error).endswith("if it needs a build, set `setup` in groupbench.toml to the command that builds it")
 
 
 def test_a_plugin_that_is_missing_is_an_error_of_the_plan(invoke: Callable[..., Result], tmp_path: Path) -> None:

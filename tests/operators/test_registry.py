@@ -276,6 +276,40 @@ def test_bad_plugins_are_usage_errors(path: str, message: str) -> None:
     assert "plugin" in str(caught.value)
 
 
+PLACES = {
+    "a module that it imports": (
+        "import helper\n",
+        "def f():\n    retrun 1\n",
+        "SyntaxError: invalid syntax, at helper.py:2",
+    ),
+    "a line of its own": ("x = 1\nBLOCK['M']\n", "", "NameError: name 'BLOCK' is not defined, at broken.py:2"),
+    "a function elsewhere": (
+        "import helper\nhelper.f()\n",
+        "def f():\n    raise KeyError('M')\n",
+        "KeyError: 'M', at helper.py:2 in f",
+    ),
+    "an import": ("import no_such_one\n", "", "No module named 'no_such_one', at broken.py:1"),
+}
+
+
+@pytest.mark.parametrize(("bench", "helper", "end"), PLACES.values(), ids=PLACES)
+@pytest.mark.parametrize("plugin", ["broken.py", "broken"])
+def test_a_plugin_that_does_not_load_names_its_line(
+    bench: str, helper: str, end: str, plugin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(bench)
+    (tmp_path / "helper.py").write_text(helper)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("broken", "helper"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(UsageError) as caught:
+        plugins.load(plugin)
+    sys.modules.pop("helper", None)
+    assert str(caught.value).startswith(f"plugin '{plugin}' does not load: ")
+    assert str(caught.value).endswith(end)
+
+
 def entry_point(loaded: Any) -> Any:
     def load() -> Any:
         if isinstance(loaded, BaseException):
