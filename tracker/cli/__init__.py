@@ -101,6 +101,29 @@ class LazyGroup(click.Group):
             raise click.UsageError(f"no command {args[0]!r}; {instead}", ctx)
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Options of the group may also follow the command."""
+        return super().parse_args(ctx, self._own_options_first(ctx, args))
+
+    def _own_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return `args` with --db, --config and their values in front. Raises UsageError if a value is missing."""
+        with_value = {name for param in self.params if param.expose_value for name in param.opts}
+        first: list[str] = []
+        others: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                others += [word, *words]
+            elif word.partition("=")[0] not in with_value:
+                others.append(word)
+            elif "=" in word:
+                first.append(word)
+            elif (value := next(words, None)) is not None:
+                first += [word, value]
+            else:
+                raise click.BadOptionUsage(word, f"Option {word!r} requires an argument.", ctx)
+        return first + others
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; an exception that damage or the driver explains is raised as that explanation."""
         try:
@@ -139,14 +162,14 @@ class LazyGroup(click.Group):
     envvar="GROUPBENCH_DB",
     show_default="`database` of groupbench.toml, or groupbench.db",
     show_envvar=True,
-    help="SQLite file or SQLAlchemy URL of the database.",
+    help="SQLite file or SQLAlchemy URL of the database. This option may also follow the command.",
 )
 @click.option(
     "--config",
     metavar="FILE",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     show_default="groupbench.toml in this folder or the nearest parent",
-    help="Project file, which lists the operators and shapes to measure.",
+    help="Project file, which lists the operators and shapes to measure. It may also follow the command.",
 )
 @click.version_option(package_name="groupbench")
 @click.pass_context

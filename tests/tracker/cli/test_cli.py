@@ -100,6 +100,21 @@ def test_the_database_of_the_environment(stored: Any, make: Any, monkeypatch: py
     assert "run-000" in CliRunner().invoke(main, ["runs"]).stdout
 
 
+@pytest.mark.parametrize("named", [("--db={}",), ("--db", "{}")])
+def test_the_database_may_follow_the_command(named: tuple[str, ...], stored: Any, make: Any) -> None:
+    path = stored([make()])
+    words = [word.format(path) for word in named]
+    after = CliRunner().invoke(main, ["history", *words, "--json"])
+    before = CliRunner().invoke(main, [*words, "history", "--json"])
+    assert after.exit_code == 0, after.output
+    assert after.output == before.output
+    nothing = CliRunner().invoke(main, ["history", words[0].partition("=")[0]])
+    assert nothing.exit_code == 2
+    assert "'--db' requires an argument" in nothing.output
+    ended = CliRunner().invoke(main, ["show", "--", *words])
+    assert ended.exit_code == 2, "an argument after -- is no option"
+
+
 @pytest.mark.parametrize(
     ("raised", "code"),
     [(KeyboardInterrupt(), 130), (click.Abort(), 130), (BrokenPipeError(32, "Broken pipe"), 141)],
