@@ -229,8 +229,8 @@ def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tupl
         base, data.runs.get(int(past.run[alike[0]]), data.run), differences or ("different timing",), not same_code,
         math.expm1(effect), relative(low), relative(high), before.environment, after.environment, machine=True,
     )  # fmt: skip
-    half = math.inf if high is None else high - effect
-    still = high is not None and abs(effect) <= max(least, half)
+    half = 0.0 if high is None else high - effect  # too few results for an interval: the threshold alone decides
+    still = abs(effect) <= max(least, half)
     level = math.exp(float(np.median(past.log[old][-YOUNG:])))
     row = Judged(
         point.series, Verdict.OK if still else Verdict.INCOMPARABLE, point, "latency", "environment",

@@ -23,6 +23,9 @@ from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import NOT_JUDGED, OUTCOMES, RunOutcome, Verdict, most_severe
 
+FEW = 8
+"""The largest number of incomparable series with one reason that a report lists one by one."""
+
 _UNJUDGED = (Verdict.NEW, Verdict.INSUFFICIENT, Verdict.NOISY, Verdict.INCOMPARABLE)
 
 NEWS = 3
@@ -255,7 +258,10 @@ class Gate:
 
     @property
     def folded(self) -> tuple[list[str], list[Judged]]:
-        """(one line for each transition and shared reason to be incomparable, the other `notable` rows)."""
+        """(one line for each transition and shared reason to be incomparable, the `notable` rows to list).
+
+        Up to `FEW` incomparable rows that share a reason are listed too.
+        """
         incomparable = [row for row in self.notable if row.verdict is Verdict.INCOMPARABLE and row.note]
         counts = Counter(row.note for row in incomparable)
         measurable = {row.note for row in incomparable if row.ab_base is not None}
@@ -264,9 +270,8 @@ class Gate:
         for note, number in repeated.items():
             then = "; run `groupbench confirm` to measure both commits on this GPU" if note in measurable else ""
             lines.append(f"{number} series incomparable: {note}{then}")
-        return lines, [
-            row for row in self.notable if not (row.verdict is Verdict.INCOMPARABLE and row.note in repeated)
-        ]
+        many = {note for note, number in repeated.items() if number > FEW}
+        return lines, [row for row in self.notable if not (row.verdict is Verdict.INCOMPARABLE and row.note in many)]
 
     def table(self) -> Rows[Judged]:
         """Return every row as a table with `to_pandas()` and `to_arrow()`."""

@@ -260,6 +260,26 @@ class TestGate:
         assert (code, rows["a"]["verdict"], rows["a"]["n"], rows["b"]["verdict"]) == (3, "suspect", 7, "ok")
         assert rows["a"]["change"] == pytest.approx(0.049, abs=2e-3)
 
+    def test_two_results_on_two_cards_need_no_interval(self, cli: Cli, stored: Stored, make: Any) -> None:
+        """Without one, the threshold for a change decides: 0.05 % is no change, 5 % is one."""
+        new = {"environment": {"gpu_uuid": "GPU-2"}}
+        stored([make(0, ms=1.0, backend=backend) for backend in "ab"])
+        stored([make(1, ms=1.0005, backend="a", **new), make(1, ms=1.05, backend="b", **new)])
+        code, rows = judged(cli)
+        assert (code, rows["a"]["verdict"], rows["b"]["verdict"]) == (4, "ok", "incomparable")
+
+    @pytest.mark.parametrize(("series", "listed"), [(8, 8), (9, 0)])
+    def test_a_few_incomparable_series_are_listed(
+        self, series: int, listed: int, cli: Cli, stored: Stored, make: Any
+    ) -> None:
+        new = {"environment": {"gpu_uuid": "GPU-2"}}
+        backends = [f"b{number}" for number in range(series)]
+        stored([make(0, ms=1.0, backend=backend) for backend in backends])
+        stored([make(1, ms=1.05, backend=backend, **new) for backend in backends])
+        lines = cli("gate").stdout.splitlines()
+        assert any(line.startswith(f"{series} series incomparable: gpu_uuid GPU-1 → GPU-2") for line in lines)
+        assert sum(line.startswith("incomparable ") for line in lines) == listed
+
     def test_a_card_without_acceptance_gets_a_history_of_its_own(self, cli: Cli, stored: Stored, make: Any) -> None:
         new = {"environment": {"gpu_uuid": "GPU-2"}}
         stored([make(night, ms=wobble(night)) for night in range(6)])
