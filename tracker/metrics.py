@@ -44,6 +44,8 @@ class Metric:
     negligible: float = 0.0  # in the unit; smaller differences never count, and such a level is as good as zero
     cost: str = ""  # the `--costs` name that measures it; empty if it is always measured
     hint: bool = False  # a change for the worse is a suspect, which an A/B comparison of the latency decides
+    shared: bool = False  # all series of a run err together, by a measurement of the run; the gate removes this
+    follows: str = ""  # metric that explains a change of this one of the same size, which then has no row of its own
 
     @property
     def title(self) -> str:
@@ -227,6 +229,7 @@ METRICS: dict[str, Metric] = {
             floor=0.005,
             least=0.03,
             cost="energy",
+            follows="latency",
         ),
         Metric(
             "power_w", "W", "power of the GPU during that series of calls", "power W", better="neither", cost="energy"
@@ -241,7 +244,16 @@ METRICS: dict[str, Metric] = {
             cost="energy",
         ),
         Metric(
-            "sol_gap", "", "latency over the shortest time at the ceilings measured by the run's canaries", "SOL gap"
+            "sol_gap",
+            "",
+            "latency over the shortest time at the ceilings measured by the run's canaries",
+            "SOL gap",
+            rule="scatter",
+            floor=0.005,
+            least=0.03,
+            hint=True,
+            shared=True,
+            follows="latency",
         ),
         # Metrics of a profiled call, which the profiler slows down: they explain a latency and are not judged.
         Metric(

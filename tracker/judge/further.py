@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
 
+from groupbench.tracker.judge import together
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, Q, history, joined, loud_while_new, moved, percent
@@ -18,7 +19,7 @@ from groupbench.tracker.judge.pasts import Past, coded
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
-from groupbench.tracker.metrics import Metric, finite_or_none, judged, relative
+from groupbench.tracker.metrics import LATENCY, Metric, finite_or_none, judged, relative
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
@@ -51,6 +52,14 @@ class _Step:
     finding: scans.SeriesFinding | None = None
 
 
+@dataclass(frozen=True)
+class Moved:
+    """A change of the latency."""
+
+    effect: float  # logarithm
+    span: Span
+
+
 class FurtherRule:
     """Judges the metrics without a rule of their own."""
 
@@ -72,7 +81,8 @@ class FurtherRule:
         for metric in metrics:
             if (of_all := scattered.pop(metric.name, None)) is not None:
                 # The chance of a false suspect is that of the night, so the metrics share it.
-                steps[metric.name] += _scattered_steps(metric, of_all, Q / shares)
+                pasts_alone = together.alone(of_all) if metric.shared else of_all
+                steps[metric.name] += _scattered_steps(metric, pasts_alone, Q / shares)
             for point, step in steps[metric.name]:
                 self.steps.setdefault(point.pk, []).append(step)
 
@@ -81,17 +91,35 @@ class FurtherRule:
         steps = self.steps.get(point.pk, ())
         return [int(step.past.run[at]) for step in steps for at in (step.first, step.last)]
 
-    def rows(self, point: PointRow) -> list[Judged]:
-        """Return a row for each metric that changed."""
-        return [self._row(point, step) for step in self.steps.get(point.pk, ())]
+    def rows(self, point: PointRow, latency: Moved | None) -> list[Judged]:
+        """Return a row for each metric that changed, without those that the change of the latency explains."""
+        steps = self.steps.get(point.pk, ())
+        return [self._row(point, step) for step in steps if not self._explained(step, latency)]
+
+    def explained(self, point: PointRow, latency: Moved | None) -> str | None:
+        """Return the metrics that changed with the latency and as much, as text for its row."""
+        steps = [step for step in self.steps.get(point.pk, ()) if self._explained(step, latency)]
+        return joined(*(_change_text(point, step) for step in steps))
+
+    def _explained(self, step: _Step, latency: Moved | None) -> bool:
+        """Return whether a metric follows the latency, which changed at the same time and no less."""
+        if latency is None or step.metric.follows != LATENCY.name or step.finding is None:
+            return False
+        effect = step.finding.effect or 0.0
+        same_way = effect * latency.effect > 0
+        beyond = abs(effect) - abs(latency.effect)
+        return same_way and beyond < math.log1p(step.metric.least) and self._span(step).overlaps(latency.span)
+
+    def _span(self, step: _Step) -> Span:
+        run = step.past.run
+        return Span(self.data.runs.get(int(run[step.first])), self.data.runs[int(run[step.last])])
 
     def _row(self, point: PointRow, step: _Step) -> Judged:
         metric, past, finding = step.metric, step.past, step.finding
-        now = point.value(metric)
-        assert now is not None
-        span = Span(self.data.runs.get(int(past.run[step.first])), self.data.runs[int(past.run[step.last])])
+        now, span = _now(point, step), self._span(step)
         cause = find_cause(*self.data.facts_of(point, span), result=True, metric=metric.name)
-        note = joined(f"{metric.name} {metric.text(step.before)} → {metric.text(now)}", cause.note)
+        apart = f"unlike the other cells of the run, and unlike its {metric.follows}" if metric.shared else None
+        note = joined(_change_text(point, step), apart, cause.note)
         change = now / step.before - 1 if step.before else None
         effect, evidence = Effect(before=step.before, change=change), Evidence(len(past) - 1)
         if finding is not None:
@@ -103,7 +131,7 @@ class FurtherRule:
         row = Judged(
             point.series, step.verdict, point, metric.name, cause.word, note, effect, evidence, News(step.since), span
         )  # fmt: skip
-        return self._hinted(row) if metric.hint and finding is None and step.verdict is Verdict.SUSPECT else row
+        return self._hinted(row) if metric.hint and step.verdict is Verdict.SUSPECT else row
 
     def _hinted(self, row: Judged) -> Judged:
         """Judge a hint of a slower kernel by an A/B comparison of the latency, or request one."""
@@ -184,7 +212,23 @@ class FurtherRule:
             error=np.full(len(of_metric), np.nan),
         )
         past = self.data.on_accepted_level(self.data.pasts.of_its_toolchain(values), metric.name)
+        if metric.follows:
+            past = self.data.on_accepted_level(past, metric.follows)
         return past.where(past.alike)
+
+
+def _now(point: PointRow, step: _Step) -> float:
+    """Return the point's value, or the level since the change if the value includes what the run's series share."""
+    now = point.value(step.metric)
+    assert now is not None
+    if step.metric.shared and step.finding is not None and step.finding.effect is not None:
+        return step.before * math.exp(step.finding.effect)
+    return now
+
+
+def _change_text(point: PointRow, step: _Step) -> str:
+    metric = step.metric
+    return f"{metric.name} {metric.text(step.before)} → {metric.text(_now(point, step))}"
 
 
 def _value(metric: Metric, row: Any) -> float | None:
@@ -259,5 +303,5 @@ def _step_found(metric: Metric, past: Past, finding: scans.SeriesFinding) -> _St
         before = _levels(metric, past.log[first : first + 1])[0]
     else:
         before = math.exp(finding.before) - metric.negligible
-    verdict = (Verdict.REGRESSED if certain else Verdict.SUSPECT) if worse else Verdict.IMPROVED
+    verdict = (Verdict.REGRESSED if certain and not metric.hint else Verdict.SUSPECT) if worse else Verdict.IMPROVED
     return _Step(metric, past, first, last, since, before, verdict, finding)

@@ -19,6 +19,7 @@ from groupbench.tracker.judge.alert_rules import AlertRules
 from groupbench.tracker.judge.further import FurtherRule
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.latency import LatencyRule
+from groupbench.tracker.judge.parts import joined
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
 from groupbench.tracker.judge.verdicts import Evidence, Gate, Judged, exit_code, summary
@@ -119,6 +120,11 @@ class _Judge:
         if reason is not None:  # stored before `ingest` refused such records
             return [Judged(point.series, Verdict.WRONG, point, "result", note=reason)]
         rows = self._of_the_cell(point)
+        with_it = self.further.explained(point, self.latency.moved(point))
+        rows = [
+            replace(row, note=joined(with_it, row.note)) if row.what == "latency" and row.change is not None else row
+            for row in rows
+        ]
         further = [row for row in self._further(point) if not row.verdict.quiet or row.alert or row.news.loud]
         further += self.pins.rows(point, rows[0])
         kept = [row for row in rows if not row.verdict.quiet or row.alert or row.news.loud]
@@ -141,7 +147,7 @@ class _Judge:
 
     def _further(self, point: PointRow) -> list[Judged]:
         """Return a row for each other metric that changed or has an alert."""
-        rows = self.further.rows(point)
+        rows = self.further.rows(point, self.latency.moved(point))
         covered = {row.what for row in rows} | {"latency"}
         alerted_metrics = {each.metric for each in self.data.alerts.get(point.series.pk, ())}
         for name in sorted((alerted_metrics - covered) & set(METRICS)):

@@ -12,6 +12,7 @@ from groupbench.tracker.judge import transitions
 from groupbench.tracker.judge.alert_levels import LATEST, on_level
 from groupbench.tracker.judge.beyond import with_other_evidence
 from groupbench.tracker.judge.causes import DRIFT, Cause, Facts, find_cause, some
+from groupbench.tracker.judge.further import Moved
 from groupbench.tracker.judge.gate_data import GateData, point_facts
 from groupbench.tracker.judge.levels import latency_history
 from groupbench.tracker.judge.parts import (
@@ -127,6 +128,13 @@ class LatencyRule:
         if not latency.moved or latency.finding.index is None:
             return runs
         return [*runs, *latency.before()[-1:], *latency.after()[:1]]
+
+    def moved(self, point: PointRow) -> Moved | None:
+        """Return the change of a point's latency, whatever its verdict, or None."""
+        latency = self.latencies.get(point.pk)
+        if latency is None or not latency.moved or latency.finding.effect is None:
+            return None
+        return Moved(latency.finding.effect, self._span(latency))
 
     # ---- statistics
 

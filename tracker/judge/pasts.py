@@ -89,6 +89,10 @@ class Past:
         environment[places] = environment[place]
         return replace(self, environment=environment)
 
+    def less(self, log: NDArray[np.float64]) -> Past:
+        """Return the past with these logarithms subtracted, one for each result."""
+        return replace(self, log=self.log - log)
+
     def shifted(self, places: NDArray[Any], by: float) -> Past:
         """Return the past with the results at `places` shifted by a log distance."""
         log = self.log.copy()
