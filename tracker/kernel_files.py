@@ -36,14 +36,18 @@ class KernelFolder:
     def __init__(self, path: Path, limit: int = LIMIT_BYTES) -> None:
         self.path, self.limit = path, limit
         self._size: int | None = None
+        self._whole: set[str] = set()  # hashes of kernels that are stored with their machine code
 
     def add(self, kernels: Iterable[Code]) -> None:
-        """Store the kernels that are not stored yet, and mark the others as measured now. Raises OSError."""
+        """Store the kernels that are not stored yet, and mark the others as measured now. Raises OSError.
+
+        Machine code that was removed is stored again.
+        """
         for code in kernels:
             if not _NAME.fullmatch(code.hash):
                 continue
             file = self._file(code.hash)
-            if file.exists():
+            if file.exists() and self._is_whole(code):
                 file.touch()
             else:
                 self._write(code)
@@ -70,6 +74,7 @@ class KernelFolder:
         Those measured longest ago go first.
         """
         files, room = sorted(self._files()), int(SLACK * self.limit)
+        self._whole.clear()
         total = sum(size for _, size, _ in files)
         for _, size, file in files:
             if total <= room:
@@ -84,11 +89,23 @@ class KernelFolder:
             file.unlink()
         self._size = total
 
+    def _is_whole(self, code: Code) -> bool:
+        """Return whether a stored kernel has all that this code has."""
+        if code.cubin is not None and code.hash not in self._whole:
+            stored = self.get(code.hash)
+            if stored is None or stored.cubin is None:
+                return False
+            self._whole.add(code.hash)
+        return True
+
     def _write(self, code: Code) -> None:
         if self._size is None:
             self.path.mkdir(parents=True, exist_ok=True)
             self._size = self.size()
-        self._size += self._replace(self._file(code.hash), code)
+        file = self._file(code.hash)
+        before = file.stat().st_size if file.exists() else 0
+        self._size += self._replace(file, code) - before
+        file.touch()
 
     def _replace(self, file: Path, code: Code) -> int:
         """Write a file atomically, keeping its modification time, and return its size."""

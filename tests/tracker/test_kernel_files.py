@@ -6,6 +6,7 @@ import os
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from groupbench.tracker.kernel_files import KernelFolder
@@ -48,6 +49,35 @@ def test_a_kernel_that_is_measured_every_night_is_kept(tmp_path: Path) -> None:
     folder.prune()
     kept = [folder.get(f"{number:016x}") for number in range(3)]
     assert [one is not None and one.cubin is not None for one in kept] == [True, False, True]
+
+
+def test_machine_code_comes_back_with_the_next_measurement(tmp_path: Path) -> None:
+    folder = KernelFolder(tmp_path)
+    folder.add([code(1), code(2)])
+    os.utime(tmp_path / f"{1:016x}.xz", (1, 1))
+    folder.limit = int(folder.size() / 0.9) - 100
+    folder.prune()
+    assert folder.get(code(1).hash) == msgspec.structs.replace(code(1), cubin=None)
+    folder.limit = 1_000_000
+    folder.add([code(1)])
+    assert folder.get(code(1).hash) == code(1)
+    assert (tmp_path / f"{1:016x}.xz").stat().st_mtime > 1, "it was measured now"
+    folder.add([code(3)])
+    assert folder._size == folder.size()
+
+
+def test_a_kernel_without_machine_code_does_not_replace_one_with_it(tmp_path: Path) -> None:
+    KernelFolder(tmp_path).add([code(1)])
+    folder = KernelFolder(tmp_path)
+    folder.add([msgspec.structs.replace(code(1), cubin=None)])
+    assert folder.get(code(1).hash) == code(1)
+
+
+def test_a_damaged_file_is_written_again(tmp_path: Path) -> None:
+    (tmp_path / f"{1:016x}.xz").write_bytes(b"no xz")
+    folder = KernelFolder(tmp_path)
+    folder.add([code(1)])
+    assert folder.get(code(1).hash) == code(1)
 
 
 @pytest.mark.parametrize("hash_", [None, "", "../../etc/passwd", "ABC", "0" * 16])
