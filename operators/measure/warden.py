@@ -206,6 +206,18 @@ def end(pid: int, alive: bool) -> None:
     if alive:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGTERM)
+            os.kill(pid, signal.SIGCONT)  # its cell may have stopped it
+    _end_orphans()
+
+
+def end_at_once(pid: int) -> None:
+    """Kill a warden that does not end, and its descendants, which could otherwise stop it again and again."""
+    below = descendants(pid)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    for process in below:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
     _end_orphans()
 
 

@@ -55,6 +55,8 @@ FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 """A frame in the output of Python's fault handler."""
 FAULT = "Fatal Python error: "
 """The beginning of the fault handler's output."""
+END_S = 10.0
+"""Time for a warden to end its processes."""
 ABORT_S = 2.0
 """Time for a process that does not answer to write where it is."""
 SIGNALS = ("Bus error", "Illegal instruction", "Floating-point exception", "Aborted", "Segmentation fault")
@@ -320,7 +322,10 @@ class Worker:
         """Kill the process and all processes that it has started."""
         if self._process.pid is not None:
             warden.end(self._process.pid, self._process.is_alive() and self._lives())
-        self._process.join(10)
+        self._process.join(END_S)
+        if self._process.pid is not None and self._process.is_alive() and self._lives():
+            warden.end_at_once(self._process.pid)
+            self._process.join(END_S)
 
     def close(self) -> None:
         """Let the process end, kill it after 5 s, and kill the processes that it leaves behind."""
