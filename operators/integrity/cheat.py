@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CATCHERS = {
+    "named calls": r"names a timed call|timed calls were kept|has changed since the burst$",
     "moved inputs": r"^in a timed call: ",
     "own inputs": r"the backend changed its input|shares memory with its input",
     "poisoned memory": r"never written or is NaN",
@@ -29,7 +30,6 @@ CATCHERS = {
     "physics": r"^implausible: .* is less than",
     "plain tensor": r"returned .*(class of its own|not in memory|without memory|a tensor on|not a tensor)",
     "tolerance table": r"asks for the tolerance",
-    "named calls": r"names a timed call twice",
     "isolation": r"the process died|could not be read|no answer within|^(Type|Runtime|Attribute)Error|^StopIteration",
 }
 """Mechanisms by the pattern of a record's message. The first pattern that matches names the mechanism."""

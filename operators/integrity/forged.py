@@ -15,6 +15,16 @@ from groupbench.operators.integrity.cheat import Cheat, keeper_of_burst, product
 _perf_counter = time.perf_counter
 
 
+def exchange_seal() -> None:
+    """Exchange the module that looks for replaced functions and objects for one that finds nothing."""
+    from types import SimpleNamespace
+
+    from groupbench.operators.measure import cell
+
+    names = ("close", "problem", "as_problem", "exchanged", "differing")
+    setattr(cell, "seal", SimpleNamespace(**dict.fromkeys(names, lambda *args: None)))  # noqa: B010
+
+
 def slow_clock(x: Any) -> Any:
     """Make the process's clock run a thousand times slower."""
     base = _perf_counter()
@@ -125,12 +135,10 @@ def forged_pairs(x: Any) -> Any:
 
 def without_seal(x: Any) -> Any:
     """Exchange the module that looks for replaced functions, and replace the timer's bursts."""
-    from types import SimpleNamespace
-
-    from groupbench.operators.measure import cell, protocol
+    from groupbench.operators.measure import protocol
 
     real = protocol.CpuTimer.burst
-    setattr(cell, "seal", SimpleNamespace(close=lambda: None, problem=lambda: None))  # noqa: B010
+    exchange_seal()
     protocol.CpuTimer.burst = lambda *args: [ms / 100 for ms in real(*args)]  # type: ignore[method-assign]
     return lambda: product(x)
 
@@ -198,7 +206,9 @@ def forged_answer(x: Any) -> Any:
             frame: Any = sys._getframe(1)
             while "connection" not in frame.f_locals:
                 frame = frame.f_back
-            frame.f_locals["connection"].send_bytes(msgspec.msgpack.encode(Burst((1e-3,) * 4, None, (2, 3, 4, 5))))
+            frame.f_locals["connection"].send_bytes(
+                msgspec.msgpack.encode(Burst((1e-3,) * 5, None, (2, 3, 4, 5, 6), (0,) * 5))
+            )
         return product(x)
 
     return run
@@ -218,9 +228,78 @@ def forged_answer_with_token(x: Any) -> Any:
             frame: Any = sys._getframe(1)
             while "connection" not in frame.f_locals:
                 frame = frame.f_back
-            reply = msgspec.msgpack.encode(Burst((1e-3,) * 4, None, (2, 3, 4, 5)))
+            reply = msgspec.msgpack.encode(Burst((1e-3,) * 5, None, (2, 3, 4, 5, 6), (0,) * 5))
             frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + reply)
         return product(x)
+
+    return run
+
+
+def computed_when_shown(x: Any) -> Any:
+    """Compute an output when the parent has chosen it: in the list of outputs, which looks up the choice."""
+    moves: list[Any] = []
+
+    class Late(list[Any]):
+        def __getitem__(self, key: Any) -> Any:
+            if isinstance(key, slice):
+                return super().__getitem__(key)
+            step, form, _ = super().__getitem__(key)
+            inputs, secret = moves[-1]
+            inputs.set(secret, step)
+            return step, form, [product(x)]
+
+    def run() -> Any:
+        keeper = keeper_of_burst()
+        if keeper is None:
+            return product(x)
+        if type(keeper.kept) is list:
+            keeper.kept = Late(keeper.kept)
+        moves[:] = [(keeper.inputs, keeper.inputs._secret)]
+        return x.a.new_zeros(x.a.shape[0], x.b.shape[2])
+
+    return run
+
+
+def computed_when_shown_without_seal(x: Any) -> Any:
+    """Compute an output when the parent has chosen it, with nothing left that looks for exchanged objects."""
+    exchange_seal()
+    return computed_when_shown(x)
+
+
+def keeps_one_output(x: Any) -> Any:
+    """Compute in the first timed call of a burst, and let the harness keep its output alone."""
+    kept: list[Any] = []
+
+    def run() -> Any:
+        keeper = keeper_of_burst()
+        if keeper is None:
+            return product(x)
+        if not keeper.timed:
+            keeper.room = 1
+            kept[:] = [product(x)]
+        else:
+            keeper.timed = 1 << 60  # so that the chance to keep another is as good as none
+        return kept[0].clone()
+
+    return run
+
+
+def fewer_calls(x: Any) -> Any:
+    """Let the burst end after two calls, of which one computes."""
+    calls, kept = [0], list[Any]()
+
+    def run() -> Any:
+        calls[0] += 1
+        frame = sys._getframe(1)
+        if frame.f_code.co_name == "burst":
+            protocol = getattr(frame.f_locals["self"], "protocol", None)
+            if protocol is not None:
+                object.__setattr__(protocol, "samples", 2)
+            else:
+                frame.f_locals["self"].samples = 2
+        if calls[0] % 2 or not kept:
+            kept[:] = [product(x)]
+        return kept[0].clone()
 
     return run
 
@@ -297,6 +376,33 @@ def reference_by_gc(x: Any) -> Any:
     tensors = [held for held in gc.get_objects() if isinstance(held, torch.Tensor) and tuple(held.shape) == shape]
     reference = next(held for held in tensors if held is not x.a).to(x.a.dtype)
     return lambda: reference.clone()
+
+
+def patched_kernel(x: Any) -> Any:
+    """Exchange torch's kernel that copies tensors, and compute when the harness copies the output."""
+    import warnings
+
+    import torch
+
+    pending: list[Any] = []
+    library = torch.library.Library("aten", "IMPL")
+
+    def clone(tensor: Any, *, memory_format: Any = None) -> Any:
+        mine = bool(pending) and tensor.data_ptr() == pending[0].data_ptr()
+        if mine:
+            pending.clear()
+        return torch.add(product(x) if mine else tensor, 0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("clone", clone, x.a.device.type.upper())
+
+    def run() -> Any:
+        pending[:] = [x.a.new_zeros(x.a.shape[0], x.b.shape[2])]
+        return pending[0]
+
+    run.library = library  # type: ignore[attr-defined]
+    return run
 
 
 def dispatch_left_on(x: Any) -> Any:
@@ -392,6 +498,20 @@ def signals_parent(x: Any) -> Any:
     return lambda: product(x)
 
 
+def stops_warden(x: Any) -> Any:
+    """Stop the process that ends this one, so that the run waits for it forever, and die."""
+    calls = [0]
+
+    def run() -> Any:
+        calls[0] += 1
+        if calls[0] == 4:
+            os.kill(os.getppid(), signal.SIGSTOP)
+            os._exit(0)
+        return product(x)
+
+    return run
+
+
 def writes_descriptors(x: Any) -> Any:
     """Write to every file descriptor from 3 to 1023."""
     for descriptor in range(3, 1024):
@@ -408,16 +528,19 @@ CHEATS = (
     *(Cheat("clock", prepare, SEAL) for prepare in (slow_clock, frozen_clock, backward_clock, harness_clock)),
     Cheat("clock", forged_bursts, (*SEAL, "named calls")),
     Cheat("clock", forged_code, (*SEAL, "isolation")),
-    Cheat("clock", forged_instance, ("parent's clock", "physics", "moved inputs")),
+    Cheat("clock", forged_instance, SEAL),
     *(Cheat("clock", prepare, ("parent's clock", "physics"), "cpu") for prepare in (forged_in_frames, without_seal)),
     Cheat("clock", forged_pairs, ("parent's clock",), "cuda"),
     Cheat("clock", small_flush, ("isolation",), "cuda"),
     Cheat("clock", reserved_cache, ("L2",), "cuda"),
     Cheat("channel", patched_encoder, SEAL),
-    Cheat("clock", forged_and_idle, ("parent's clock", "moved inputs")),
+    Cheat("clock", forged_and_idle, ("seal", "parent's clock", "moved inputs")),
     Cheat("clock", forged_events, SEAL),
     *(Cheat("channel", prepare, ("isolation",)) for prepare in (forged_answer, forged_answer_with_token)),
     Cheat("channel", writes_descriptors, ("isolation",)),
+    Cheat("kept outputs", computed_when_shown, SEAL),
+    *(Cheat("kept outputs", p, ("named calls",)) for p in (computed_when_shown_without_seal, keeps_one_output)),
+    Cheat("kept outputs", fewer_calls, ("seal", "named calls", "parent's clock", "moved inputs")),
     Cheat("judge", stopped_moves, ("moved inputs", "seal")),
     *(Cheat("judge", prepare, (*ELSEWHERE, "seal")) for prepare in (patched_judge, patched_torch, patched_tolerance)),
     Cheat("judge", loose_tolerance, ("tolerance table",), tolerance="fp16"),
@@ -425,7 +548,8 @@ CHEATS = (
     Cheat("frames", reference_by_frames, ("isolation",)),
     Cheat("gc", reference_by_gc, ("isolation", *ELSEWHERE, "moved inputs")),
     Cheat("dispatch mode", dispatch_left_on, SEAL),
-    Cheat("isolation", signals_parent, ("isolation",)),
+    Cheat("dispatch mode", patched_kernel, SEAL),
+    *(Cheat("isolation", prepare, ("isolation",)) for prepare in (signals_parent, stops_warden)),
     Cheat("others", busy_between_bursts, ("idle",)),
     Cheat("others", scheduled_otherwise, ("scheduling",)),
 )

@@ -403,7 +403,7 @@ CHEATS = (
     Cheat("lazy", lazy_method, ("seal",)),
     *(Cheat("lazy", prepare, ("seal",)) for prepare in (profile_hook, trace_hook)),
     Cheat("lazy", lazy_attribute, ("poisoned memory",)),
-    Cheat("other times", ahead_of_the_clock, ("parent's clock",), "cpu"),
+    Cheat("other times", ahead_of_the_clock, ("seal",)),
     Cheat("other times", in_the_last_call, ("parent's clock",), "cpu"),
     Cheat("thread", more_threads, ("threads",), "cpu"),
     Cheat("thread", thread_later, ("poisoned memory", "threads", "moved inputs", *ELSEWHERE)),

@@ -107,13 +107,16 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
 class Burst(msgspec.Struct, frozen=True, tag=True):
     """The reply to `burst`.
 
-    steps  for each timed call whose output was kept, the number of steps that its inputs had moved. They are named
-           before the parent chooses the outputs that `show` is to return.
+    steps  for each timed call whose output was kept, the number of steps that its inputs had moved
+    sums   for each of these outputs, the sum of its bits
+
+    Both are named before the parent chooses the outputs that `show` is to return.
     """
 
     samples_ms: tuple[float, ...]
     telemetry: Telemetry | None
     steps: tuple[int, ...]
+    sums: tuple[int, ...] = ()
     problem: str | None = None
     enqueue_ms: float | None = None  # host time to launch a call, on a GPU
 
@@ -265,9 +268,17 @@ class Keeper(Watch):
             self.buffers[slot : slot + 1] = [copies]
         return copies
 
+    def sums(self) -> tuple[int, ...]:
+        """Return the sums of the outputs that were kept."""
+        return exchange.sums([parts for _, _, parts in self.kept])
+
     def _room(self, parts: list[Any]) -> int:
-        size = sum(part.numel() * part.element_size() for part in parts)
-        return max(1, min(self.samples, MOST_KEPT, KEEP_BYTES[self.device] // max(size, 1)))
+        return room_for(sum(part.numel() * part.element_size() for part in parts), self.samples, self.device)
+
+
+def room_for(size: int, samples: int, device: str) -> int:
+    """Return how many outputs of this many bytes are kept of a burst of so many timed calls."""
+    return max(1, min(samples, MOST_KEPT, KEEP_BYTES[device] // max(size, 1)))
 
 
 def _are_alike(x: Any, y: Any) -> bool:
@@ -421,7 +432,16 @@ class _CellHandler:
         return Done("reloaded")
 
     def _timer(self, run: Any, protocol: Protocol) -> GpuTimer | CpuTimer:
-        return timer_of(run, protocol, self.job.device, self.interpreted)
+        timer = timer_of(run, protocol, self.job.device, self.interpreted)
+        self.built = dict(vars(timer))
+        return timer
+
+    def _altered(self, keeper: Keeper) -> str | None:
+        """Return the part of an object of the harness that the backend has exchanged, or None."""
+        timer = GpuTimer if self.job.device == "cuda" else CpuTimer
+        objects = (self, _CellHandler), (self.timer, timer), (self.moves, moves.Moves), (keeper, Keeper)
+        name = seal.exchanged(*objects, (keeper.kept, list))
+        return name or seal.differing(f"the {timer.__name__}'s", vars(self.timer), self.built)
 
     def burst(self, secret: int | None, calls: int | None = None) -> Burst:
         """Time a burst of calls, each on new input values: one full move by `secret`, then one step before each call.
@@ -433,7 +453,8 @@ class _CellHandler:
         kept = Keeper(self.moves, self.job.device, calls or self.job.protocol.samples, self._buffers())
         samples = self.timer.burst(kept) if isinstance(self.timer, GpuTimer) else self.timer.burst(kept, calls)
         self.kept = kept.kept
-        problem = seal.problem()
+        sums = kept.sums()
+        problem = seal.problem() or seal.as_problem(self._altered(kept))
         if kept.left_thread:
             problem = problem or "a call returned while a thread that it had started was still running"
         if (threads := _torch_threads()) > _first_threads():
@@ -442,7 +463,7 @@ class _CellHandler:
             problem = problem or f"a call reserved {reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"
         telemetry = self.nvml.telemetry() if self.nvml else None
         enqueue_ms = self.timer.burst_enqueue_ms if isinstance(self.timer, GpuTimer) else None
-        return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), problem, enqueue_ms)
+        return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), sums, problem, enqueue_ms)
 
     def _buffers(self) -> list[list[Any]] | None:
         """Return memory for outputs that all bursts use; on a GPU each allocates its own, and `forget` frees it."""

@@ -115,6 +115,26 @@ def send(form: str, parts: Sequence[Tensor], file: int, by_handle: bool) -> Sent
     return Sent(form, tuple(Part(_name(p), tuple(p.shape), offset) for p, offset in zip(parts, offsets, strict=True)))
 
 
+def sums(outputs: Sequence[Sequence[Tensor]]) -> tuple[int, ...]:
+    """Return the sum of the bits of each output, whose tensors may be in the memory of a GPU.
+
+    Only a process that has computed an output knows its sum. The order of words does not matter, because `send` may
+    change it.
+    """
+    import torch
+
+    totals = [torch.stack([_words(part).sum() for part in parts]).sum() for parts in outputs if parts]
+    return tuple(map(int, torch.stack(totals).tolist())) if totals else (0,) * len(outputs)
+
+
+def _words(part: Tensor) -> Tensor:
+    """Return the memory of a tensor's values as integers, of 8 bytes each if there is no rest."""
+    import torch
+
+    memory = part.detach().contiguous().reshape(-1).view(torch.uint8)
+    return memory if len(memory) % 8 else memory.view(torch.int64)
+
+
 def _by_handle(part: Tensor) -> Part:
     if not part.numel():
         return Part(_name(part), tuple(part.shape))

@@ -29,6 +29,9 @@ LOCAL = 6.0
 """Tolerance of a row, block or element for random inputs, as a multiple of the tolerance of the whole output."""
 
 
+LATE = "the output is not the one that was kept: it has changed since the burst"
+"""The fault of an output whose sum is not the one that was named with the burst."""
+
 _CHECKED: set[str] = set()
 """Operators of plugins whose inputs were made twice."""
 
@@ -42,10 +45,11 @@ class At(msgspec.Struct, frozen=True):
 
 
 class OutputJudgement(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `compare`: the errors of an output, and its fault as text, or None."""
+    """The reply to `compare`: the errors of an output, its fault as text, or None, and its size in bytes."""
 
     accuracy: Accuracy
     problem: str | None
+    size: int = 0
 
 
 class Rerouted(msgspec.Struct, frozen=True, tag=True):
@@ -128,6 +132,7 @@ class _Judge:
         began = time.perf_counter(), time.process_time()
         self.moves.set(secret)
         CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(watch)
+        watch.sums()
         seal.problem()
         wall_s, processor_s = time.perf_counter() - began[0] - spent[0], time.process_time() - began[1] - spent[1]
         return Paced(1e3 * wall_s, 1e3 * processor_s, torch.get_num_threads())
@@ -159,12 +164,21 @@ class _Judge:
         return Rerouted(held is not None)
 
     def compare(
-        self, sent: Sent, path: str, at: At, row: str | None, rtol: float | None, atol: float | None, slack: float
+        self,
+        sent: Sent,
+        path: str,
+        at: At,
+        row: str | None,
+        rtol: float | None,
+        atol: float | None,
+        slack: float,
+        named: int | None = None,
     ) -> OutputJudgement:
         """Compare the output of a backend with the reference for inputs in the state `at`.
 
         row    the backend's row of the tolerance table
         slack  factor for the tolerance
+        named  the sum of the output by the backend's process, before it knew that this one would be compared
         """
         assert self.job is not None
         job = self.job
@@ -175,11 +189,14 @@ class _Judge:
         tolerance = Tolerance(slack * tolerance.rms, wide * tolerance.rtol, wide * tolerance.atol)
         outputs = exchange.receive(sent, path, job.device)
         self.output = sent.parts
+        tensors = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        late = named is not None and exchange.sums([tensors]) != (named,)
         reference = self._reference(at)
         measured, problem = accuracy.judge(outputs, reference, self.operator, job.dtype, tolerance, local)
-        del outputs, reference
+        del outputs, reference, tensors
         _release(job.device)
-        return OutputJudgement(measured, problem)
+        return OutputJudgement(measured, LATE if late else problem, size)
 
     def _reference(self, at: At) -> Any:
         """Return the reference for inputs in the state `at`, which is computed once."""

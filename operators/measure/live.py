@@ -18,11 +18,12 @@ import msgspec
 
 from groupbench.operators import registry
 from groupbench.operators.measure import machine_code, profiler, seal, witness
-from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown
+from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown, room_for
 from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import At, Gauged, OutputJudgement, Rerouted
 from groupbench.operators.measure.moves import Copied
+from groupbench.operators.measure.protocol import ATTEMPTS, CPU_BURST_S, timing_of
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator
 from groupbench.tracker.metrics import PROFILERS
@@ -107,9 +108,17 @@ class Live:
         self.worker.begin_log()
         self._judged_job = replace(self.job, plugins=self.held_to.home)
         self._looks = LOOKS
+        self.samples = self.job.protocol.samples
+        self.output_bytes: int | None = None  # by the judge
+        self._timing: str | None = None
         self._kernels: tuple[Kernel, ...] | None = None
         self._rested: tuple[float, float] | None = None  # by `_clocks`, at the end of the last burst
         self.copies: tuple[Copied, ...] = ()  # the backend's copies of inputs
+
+    def learn(self, checked: Live | None) -> None:
+        """Take the facts about the backend's callable that another of its processes has shown."""
+        if checked is not None:
+            self.copies, self.output_bytes, self._timing = checked.copies, checked.output_bytes, checked._timing
 
     @property
     def adopted(self) -> Job:
@@ -131,7 +140,7 @@ class Live:
 
     @property
     def interpreted(self) -> bool:
-        return self.prepared is not None and self.prepared.timing == "interpreted"
+        return self._timing == "interpreted"
 
     def ask(self, verb: str, *arguments: Any) -> Any:
         """Return the reply of the verb's type, or a Failure, which is also stored."""
@@ -152,6 +161,11 @@ class Live:
         prepared = self.ask("prepare")
         if not isinstance(prepared, Prepared):
             return
+        kinds = {timing_of(self.job.device, interpreted) for interpreted in (False, self.job.interpreted)}
+        if prepared.timing not in kinds:
+            self.failure = Failure("error", f"its answer to prepare names a time of another kind: {prepared.timing}")
+            return
+        self._timing = prepared.timing
         self.prepared, self.problem, self.copies = prepared, prepared.problem, prepared.copies
         self.metrics |= prepared.metrics
         sent = prepared.sent
@@ -182,7 +196,8 @@ class Live:
         self.bursts.append(burst)
         fault = fault or burst.problem or witness.too_long(burst.samples_ms, 1e-3 * timed.wall_ms)
         if fault is None and self.problem is None and chosen is not None:
-            fault = self._look(secret, burst.steps, _draw(chosen, len(burst.steps), self._looks))
+            fault = self._look(secret, burst, _draw(chosen, len(burst.steps), self._looks))
+        fault = fault or self._incomplete(burst, self.samples, self.job.protocol.samples)
         self.problem = self.problem or fault
         self._forget()
         self._rested = self._clocks()
@@ -198,9 +213,34 @@ class Live:
             return failure
         over_s, spent_by_then_s = self._clocks()
         blocked_s = over_s - begun_s - (self.worker.ready_s() - ready_s) if ready_s else 0.0
-        if not burst.steps or len({*burst.steps}) < len(burst.steps) or min(burst.steps) < 1:
+        if not burst.steps or len({*burst.steps}) < len(burst.steps) or len(burst.sums) != len(burst.steps):
             return self.take(Failure("error", "its answer to burst names a timed call twice, or none"))
+        most = self.job.protocol.warmups + 1 + ATTEMPTS * (calls or self.samples)
+        if min(burst.steps) < 1 or max(burst.steps) > most:
+            return self.take(Failure("error", "its answer to burst names a timed call that it was not asked for"))
         return witness.Timed(burst, 1e3 * (over_s - begun_s), 1e3 * (spent_by_then_s - spent_s), 1e3 * blocked_s)
+
+    def _incomplete(self, burst: Burst, calls: int, most: int) -> str | None:
+        """Return how many of the calls or outputs of a burst are missing, or None.
+
+        If a backend could choose the calls that are kept, it would choose those that are judged.
+
+        calls  number of timed calls that were asked for
+        most   number of outputs that are kept at most
+        """
+        timed, kept, device = len(burst.samples_ms), len(burst.steps), self.job.device
+        asked = 1 if self.interpreted else calls
+        over = device == "cpu" and sum(burst.samples_ms) >= 1e3 * CPU_BURST_S
+        if timed != asked and not (over and timed < asked):
+            return f"implausible: {timed} times are reported for {asked} calls"
+        if self.output_bytes is None:
+            return None
+        room = room_for(self.output_bytes, most, device)
+        least = min(room, timed)
+        # A GPU's late calls are made again, and their outputs are kept too.
+        if not least <= kept <= (room if device == "cuda" else least):
+            return f"the outputs of {kept} timed calls were kept, and not of {least}"
+        return None
 
     def _clocks(self) -> tuple[float, float]:
         """Return the time, and the processor time that the cell's processes have used so far, in s."""
@@ -235,11 +275,13 @@ class Live:
     def audit(self) -> str | Failure | None:
         """Return why the times of the bursts are implausible by this process's clocks, or None. Only on a CPU."""
         audited: list[tuple[int, Burst]] = []
+        asked: list[int] = []
 
         def ask(calls: int) -> witness.Timed | Failure:
             if isinstance(moved := self.ask("move", None), Failure):
                 return moved
             secret = new_secret()
+            asked.append(calls)
             timed = self._timed(secret, calls)
             if isinstance(timed, witness.Timed):
                 audited[:] = [(secret, timed.burst)]
@@ -252,19 +294,18 @@ class Live:
         if fault is not None:
             return fault
         secret, burst = audited[0]
-        return burst.problem or self._look(secret, burst.steps, _draw(secret, len(burst.steps), 1))
+        fault = burst.problem or self._look(secret, burst, _draw(secret, len(burst.steps), 1))
+        return fault or self._incomplete(burst, asked[-1], asked[-1])
 
-    def _look(self, secret: int, steps: Sequence[int], numbers: Sequence[int]) -> str | None:
-        """Have some of the kept outputs checked. Returns the fault of the first wrong one, or None.
-
-        steps  number of steps that the inputs had moved, for each kept output
-        """
+    def _look(self, secret: int, burst: Burst, numbers: Sequence[int]) -> str | None:
+        """Have some of the outputs that a burst kept checked. Returns the fault of the first wrong one, or None."""
         for number in numbers:
             shown = self.ask("show", number)
             if not isinstance(shown, Shown):
                 return None
             begun = witness.now()
-            judged = self._judged(shown.sent, At(secret, steps[number]))
+            named = burst.sums[number] if burst.sums else None
+            judged = self._judged(shown.sent, At(secret, burst.steps[number]), named)
             self._looks = LOOKS if witness.now() - begun < LOOK_S else 1
             if judged is None:
                 return None
@@ -306,7 +347,7 @@ class Live:
         if isinstance(moved := self.ask("move", secret), Failure):
             return moved
         fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self._gauge)
-        return fault or self._look(secret, (0,), [0])
+        return fault or self._look(secret, Burst((), None, (0,)), [0])
 
     def _gauge(self) -> float | Failure:
         """Return how many times as long known work takes on the device, by the process that judges."""
@@ -385,19 +426,23 @@ class Live:
         self.dynamic = isinstance(judged, OutputJudgement) and judged.problem is None
         return True
 
-    def _judged(self, sent: Sent, at: At) -> OutputJudgement | None:
-        """Return the judge's verdict on an output; None if it cannot judge it, which fails the cell."""
-        reply = self._ask_judge(self._comparison(sent, at))
+    def _judged(self, sent: Sent, at: At, named: int | None = None) -> OutputJudgement | None:
+        """Return the judge's verdict on an output; None if it cannot judge it, which fails the cell.
+
+        named  the sum that was named for the output with its burst
+        """
+        reply = self._ask_judge(self._comparison(sent, at, named))
         if isinstance(reply, OutputJudgement):
+            self.output_bytes = reply.size
             return reply
         self.failure = reply
         return None
 
-    def _comparison(self, sent: Sent, at: At) -> Request:
+    def _comparison(self, sent: Sent, at: At, named: int | None = None) -> Request:
         # The inputs of a record's accuracy are the same every night. Those of other calls are drawn, and a result that
         # is close to a tolerance would be beyond it now and then.
         slack = 1.0 if at == FIRST else SLACK if at.rerouted is None else REROUTED_SLACK
-        arguments = (sent, self.worker.path, at, self._row, self.job.rtol, self.job.atol, slack)
+        arguments = (sent, self.worker.path, at, self._row, self.job.rtol, self.job.atol, slack, named)
         return Request("compare", arguments=arguments)
 
     def _ask_judge(self, request: Request) -> Any:

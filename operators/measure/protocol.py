@@ -111,7 +111,7 @@ class GpuTimer:
         self.stream = _current_stream(torch)
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self.host_ms()
-        self.burst_enqueue_ms: float | None = None  # host time to launch a call, in the last burst
+        self._host_s: list[float] = []  # host time to launch each call of the last burst; the list stays the same object
 
     def burst(self, watch: Watch | None = None) -> list[float]:
         """Return the time of each call in ms. The L2 cache is overwritten before each call.
@@ -140,7 +140,7 @@ class GpuTimer:
         samples = self.protocol.samples
         clean: list[tuple[Any, Any]] = []
         late: list[tuple[Any, Any]] = []
-        host_s: list[float] = []
+        self._host_s.clear()
         for attempt in range(ATTEMPTS):
             run_lead_ms = min(4**attempt * (2 * self.enqueue_ms + 0.05), MAX_LEAD_MS)
             ahead_ms = samples * (run_lead_ms + 2 * around_ms)
@@ -153,7 +153,7 @@ class GpuTimer:
                 start.record(self.stream)
                 begun = _now()
                 out = self.run()
-                host_s.append(_now() - begun)
+                self._host_s.append(_now() - begun)
                 end.record(self.stream)
                 (late if start.query() else clean).append((start, end))
                 cuda.set_stream(self.stream)
@@ -164,7 +164,6 @@ class GpuTimer:
                 break
         if flush.numel() * flush.element_size() != FLUSH_BYTES:
             raise RuntimeError("the backend's process changed the buffer that flushes the L2 cache")
-        self.burst_enqueue_ms = 1e3 * _lower_quartile(host_s)
         taken = (clean + late)[:samples]
         # The event clock ticks in steps, so an empty kernel may read 0, which is not a valid latency.
         return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
@@ -195,6 +194,11 @@ class GpuTimer:
             for _ in range(10):
                 self.run()
             self.torch.cuda.synchronize()
+
+    @property
+    def burst_enqueue_ms(self) -> float | None:
+        """The host time in ms to launch a call, in the last burst."""
+        return 1e3 * _lower_quartile(self._host_s) if self._host_s else None
 
     def host_ms(self) -> float:
         """Return the host time in ms to launch a call on an idle GPU."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import sys
 import time
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -33,9 +34,15 @@ MODULES = (
 PACKAGES = ("groupbench.operators.", "groupbench.tracker.record", "groupbench.tracker.physics")
 """Packages in whose modules every function and method is watched."""
 
+ATEN = ("copy_", "clone", "detach", "empty_like", "zero_", "bitwise_xor_.Tensor", "sum", "contiguous")
+"""Operations of torch that the harness uses between timed calls, whose kernels `torch.library` can replace."""
+KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "Autograd[alias]", "Composite")
+"""Beginnings of the names of the dispatch keys under which their kernels are registered."""
+
 _GONE = object()
 _first: dict[str, Any] = {}
 _first_hooks: dict[str, Any] = {}
+_first_kernels: dict[str, list[str]] = {}
 _used: set[str] = set()
 
 
@@ -50,12 +57,15 @@ def close() -> None:
         _first.setdefault(name, value)
     for name, hook in _set_hooks().items():
         _first_hooks.setdefault(name, hook)
+    for name, kernels in _kernels().items():
+        _first_kernels.setdefault(name, kernels)
 
 
 def renew() -> None:
     """Forget the remembered functions, and remember the current ones."""
     _first.clear()
     _first_hooks.clear()
+    _first_kernels.clear()
     close()
 
 
@@ -65,13 +75,37 @@ def broken() -> str | None:
     for name, value in _first.items():
         if now.get(name, _GONE) is not value:  # a function of another module in its place is not watched, hence gone
             return name
-    return _hooks() or _modes()
+    return _hooks() or _modes() or _replaced_kernel()
 
 
 def problem() -> str | None:
     """Return the result of `broken` as a record's message."""
-    name = broken()
+    return as_problem(broken())
+
+
+def as_problem(name: str | None) -> str | None:
+    """Return a record's message about something that was replaced."""
     return name and f"the backend's process replaced {name}, which measures it"
+
+
+def exchanged(*objects: tuple[Any, type]) -> str | None:
+    """Return what was replaced in an object of the harness: its class, or a method by one of its own; or None.
+
+    objects  each with its class
+    """
+    for value, kind in objects:
+        if type(value) is not kind:
+            return f"the class of its {kind.__name__}"
+        for name in getattr(value, "__dict__", ()):
+            if callable(getattr(kind, name, None)):
+                return f"{name} of its {kind.__name__}"
+    return None
+
+
+def differing(label: str, now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
+    """Return the name of an attribute that is another object than before, or None."""
+    names = (name for name in {**before, **now} if now.get(name, _GONE) is not before.get(name, _GONE))
+    return next((f"{label} {name}" for name in names), None)
 
 
 def _hooks() -> str | None:
@@ -84,6 +118,20 @@ def _set_hooks() -> dict[str, Any]:
     monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
     tools = {f"Python's monitoring tool {tool}": monitoring.get_tool(tool) for tool in range(6)} if monitoring else {}
     return hooks | tools
+
+
+def _replaced_kernel() -> str | None:
+    """Return the operation of torch whose kernel was replaced, or None."""
+    return next((f"torch's {name}" for name, now in _kernels().items() if now != _first_kernels.get(name, now)), None)
+
+
+def _kernels() -> dict[str, list[str]]:
+    """Return where the kernels of ATEN are registered."""
+    torch = sys.modules.get("torch")
+    dump = getattr(getattr(torch, "_C", None), "_dispatch_dump", None)
+    if dump is None:
+        return {}
+    return {name: [line for line in dump(f"aten::{name}").splitlines() if line.startswith(KEYS)] for name in ATEN}
 
 
 def _modes() -> str | None:

@@ -42,7 +42,6 @@ from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.live import HeldTo, Live, drawn, held_to, new_secret
-from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import DYNAMO
 from groupbench.operators.measure.texts import one_line
@@ -69,7 +68,7 @@ class AbServer:
         self._judge: Judge | None = None
         self._live: Live | None = None
         self._is_right = True
-        self._copies: tuple[Copied, ...] = ()
+        self._checked: Live | None = None  # the cell in the checking process
         self._job: Job | None = None
         self._held_to: HeldTo | None = None
         self._timeout_s = 300.0
@@ -134,7 +133,7 @@ class AbServer:
             self._end_on_failure(live.failure)
             return live.failure
         assert live.prepared is not None
-        self._is_right, self._copies = live.problem is None, live.copies
+        self._is_right, self._checked = live.problem is None, live
         flops, min_bytes = call(amounts, judged)
         return {
             "flops": flops,
@@ -167,7 +166,8 @@ class AbServer:
         assert self._timed is not None and self._job is not None
         if self._live is None or self._live.worker is not self._timed or self._live.job is not self._job:
             self._live = Live(self._job, self._timed, self._judging, held_to=self._held_to)
-            self._live.copies = self._copies
+            self._live.learn(self._checked)
+        self._live.samples = samples
         self._live.disturb()
         return "reloaded"
 

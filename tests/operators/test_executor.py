@@ -298,11 +298,13 @@ class Scripted:
 
     def __init__(self, device: str, timeout_s: float) -> None:
         self.backend = self.path = ""
+        self.samples = FAST.samples
         self.retired, self.printed = False, ""
         Scripted.started.append(self)
 
     def send(self, request: executor.Request) -> None:
-        self.backend = request.job.backend if request.job else self.backend
+        if request.job:
+            self.backend, self.samples = request.job.backend, request.job.protocol.samples
 
     def receive(self) -> object:
         return "loaded"
@@ -316,7 +318,8 @@ class Scripted:
                 timing = "interpreted" if self.backend.startswith("triton") else "cpu"
                 return Prepared(timing, 1.0, None, (), NOTHING, repeatable=True)  # type: ignore[arg-type]
             case "burst":
-                return Burst((1.0,), None, steps=(2,))
+                calls = 1 if self.backend.startswith("triton") else request.arguments[1] or self.samples
+                return Burst((0.05,) * calls, None, steps=tuple(range(2, calls + 2)), sums=(0,) * calls)
             case "show":
                 return Shown(NOTHING)
             case "restore":
@@ -382,7 +385,7 @@ def test_timed_calls_are_judged(scripted: type[Scripted]) -> None:
     bursts = [entry for entry in scripted.log if entry[0] in ("burst", "show")]
     assert bursts[:2] == [("burst", "torch_loop"), ("show", "torch_loop")]
     audited = 1
-    assert scripted.log.count(("show", "helion_jagged")) == FAST.bursts + audited
+    assert scripted.log.count(("show", "helion_jagged")) == FAST.bursts * FAST.samples + audited
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: graphs. They are CUDA's")
@@ -398,7 +401,7 @@ def test_the_graph_that_was_timed_is_checked_again(faulty: str) -> None:
 
 
 def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
-    (record,) = measure([job("triton_pointer", plugins=(), protocol=Protocol(bursts=4))])
+    (record,) = measure([job("triton_pointer", plugins=(), interpreted=True, protocol=Protocol(bursts=4))])
     assert record.latency is not None
     assert len(record.latency.bursts_ms) == 1
 
@@ -407,7 +410,8 @@ def test_the_power_at_rest_is_measured_once_per_run(scripted: type[Scripted], mo
     wanted: list[tuple[str, ...]] = []
 
     def send(self: Scripted, request: executor.Request) -> None:
-        self.backend = request.job.backend if request.job else self.backend
+        if request.job:
+            self.backend, self.samples = request.job.backend, request.job.protocol.samples
         if request.verb == "costs":
             wanted.append(request.arguments[0])
 

@@ -202,7 +202,7 @@ class Audited:
         wall_ms = (calls + 1) * (self.call_ms + self.slept_ms + 0.1) * slowdown
         processor_ms = (calls + 1) * (self.call_ms * self.used + 0.1) * min(slowdown, 1.9)
         blocked_ms = (calls + 1) * self.slept_ms
-        return witness.Timed(Burst((self.sample_ms,) * calls, None, (2,)), wall_ms, processor_ms, blocked_ms)
+        return witness.Timed(Burst((self.sample_ms,) * calls, None, (2,), (0,)), wall_ms, processor_ms, blocked_ms)
 
     def pace(self, calls: int) -> Paced:
         return Paced((calls + 1) * 0.1, (calls + 1) * 0.1, self.threads)
