@@ -8,6 +8,7 @@ reference of a round serves all backends of the problem.
 from __future__ import annotations
 
 import gc
+import os
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -17,7 +18,7 @@ import msgspec
 
 from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import accuracy, exchange, moves, seal, witness
+from groupbench.operators.measure import accuracy, exchange, moves, seal, warden, witness
 from groupbench.operators.measure.cell import Done, Failure, Job, Keeper, Paced, _release, _synchronize, answer_requests
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
@@ -119,23 +120,26 @@ class _Judge:
         assert self.job is not None
         outputs = [torch.ones(part.shape, dtype=getattr(torch, part.dtype)) for part in self.output]
         watch = _Pace(self.moves, calls, self.buffers, _like(copies, self.inputs))
-        spent = [0.0, 0.0]
+        spent = [0.0, 0.0, 0.0]
 
         def run() -> list[Any]:
-            began = time.perf_counter(), time.process_time()
+            began = _clocks()
             made = [output.clone() for output in outputs]
-            spent[0] += time.perf_counter() - began[0]
-            spent[1] += time.process_time() - began[1]
+            spent[:] = (total + now - then for total, now, then in zip(spent, _clocks(), began, strict=True))
             return made
 
         self.moves.set(None)
-        began = time.perf_counter(), time.process_time()
+        _, queued_s = warden.thread_s(os.getpid()) or (0.0, 0.0)
+        began = _clocks()
         self.moves.set(secret)
         CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(watch)
         watch.sums()
         seal.problem()
-        wall_s, processor_s = time.perf_counter() - began[0] - spent[0], time.process_time() - began[1] - spent[1]
-        return Paced(1e3 * wall_s, 1e3 * processor_s, torch.get_num_threads())
+        took = (now - then - made for now, then, made in zip(_clocks(), began, spent, strict=True))
+        wall_ms, processor_ms, run_ms = (1e3 * seconds for seconds in took)
+        _, queued_by_then_s = warden.thread_s(os.getpid()) or (0.0, 0.0)
+        busy_ms = wall_ms - 1e3 * (queued_by_then_s - queued_s)
+        return Paced(wall_ms, processor_ms, torch.get_num_threads(), run_ms, busy_ms)
 
     def _check_inputs(self) -> None:
         """Raise UsageError if a plugin's inputs come from a generator that is not seeded.
@@ -225,6 +229,11 @@ class _Judge:
             gc.collect()
             _release(device)
         return Done("unloaded")
+
+
+def _clocks() -> tuple[float, float, float]:
+    """Return the time, and the processor time of this process and of this thread, in s."""
+    return time.perf_counter(), time.process_time(), time.thread_time()
 
 
 class _Pace(Keeper):

@@ -206,19 +206,23 @@ class Live:
     def _timed(self, secret: int, calls: int | None = None) -> witness.Timed | Failure:
         """Measure a burst by this process's clocks. Returns a Failure if it names steps that no call can have."""
         begun_s, spent_s = self._clocks()
-        ready_s = self.worker.ready_s()
+        thread_s = self.worker.thread_s()
         burst = self.ask("burst", secret, calls)
         if not isinstance(burst, Burst):
             failure: Failure = burst
             return failure
         over_s, spent_by_then_s = self._clocks()
-        blocked_s = over_s - begun_s - (self.worker.ready_s() - ready_s) if ready_s else 0.0
+        wall_ms, processor_ms = 1e3 * (over_s - begun_s), 1e3 * (spent_by_then_s - spent_s)
+        thread_by_then_s = self.worker.thread_s()
+        run_ms, queued_ms = 0.0, wall_ms  # if unknown, only the processor time is checked
+        if thread_s is not None and thread_by_then_s is not None:
+            run_ms, queued_ms = (1e3 * (then - now) for then, now in zip(thread_by_then_s, thread_s, strict=True))
         if not burst.steps or len({*burst.steps}) < len(burst.steps) or len(burst.sums) != len(burst.steps):
             return self.take(Failure("error", "its answer to burst names a timed call twice, or none"))
         most = self.job.protocol.warmups + 1 + ATTEMPTS * (calls or self.samples)
         if min(burst.steps) < 1 or max(burst.steps) > most:
             return self.take(Failure("error", "its answer to burst names a timed call that it was not asked for"))
-        return witness.Timed(burst, 1e3 * (over_s - begun_s), 1e3 * (spent_by_then_s - spent_s), 1e3 * blocked_s)
+        return witness.Timed(burst, wall_ms, processor_ms, run_ms, queued_ms)
 
     def _incomplete(self, burst: Burst, calls: int, most: int) -> str | None:
         """Return how many of the calls or outputs of a burst are missing, or None.

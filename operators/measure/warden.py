@@ -182,6 +182,17 @@ def processor_s(ancestor: int) -> float:
     return sum(map(_processor_s, (ancestor, *listed_below(ancestor))))
 
 
+def thread_s(process: int) -> tuple[float, float] | None:
+    """Return the times in s that the first thread of a process has run, and waited for a free processor.
+
+    Returns None if the process has ended, or if this kernel does not list them.
+    """
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        run, queued = Path(f"/proc/{process}/schedstat").read_text().split()[:2]
+        return int(run) / 1e9, int(queued) / 1e9
+    return None
+
+
 def _processor_s(process: int) -> float:
     """Return the processor time in s of a process and of its children that have ended; 0 if it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -27,6 +27,8 @@ PAUSE_S = 0.05
 """Pause in s before another attempt at such a burst, which doubles each time."""
 PAID, PACE_SHARE, CALL_MS = 1.5, 0.1, 0.003
 """Processor time of a call: at most PAID times its reported time, plus PACE_SHARE of a burst's rest and CALL_MS."""
+WAITED = 2.0
+"""Time of a call, in which its process works or waits for work elsewhere: at most WAITED times its reported time."""
 TINY_MS = 0.2
 """Time in ms of a call that is too short for its processor time to tell it from the rest of a burst. It is also short
 enough for most such calls not to be descheduled on a busy machine."""
@@ -72,13 +74,20 @@ class Timed:
 
     wall_ms       wall-clock time
     processor_ms  processor time of all processes of the cell
-    blocked_ms    time in which its process waited for something other than a free processor
+    run_ms        of it, that of the thread that makes the calls
+    queued_ms     time in which that thread waited for a free processor
     """
 
     burst: Burst
     wall_ms: float
     processor_ms: float
-    blocked_ms: float = 0.0
+    run_ms: float = 0.0
+    queued_ms: float = 0.0
+
+    @property
+    def busy_ms(self) -> float:
+        """Return the time in which the thread ran, or waited for something other than a free processor."""
+        return self.wall_ms - self.queued_ms
 
 
 def audit(
@@ -108,7 +117,7 @@ def audit(
         paced = pace(len(timed.burst.samples_ms))
         if isinstance(paced, Failure):
             return paced
-        problem = _unpaid(timed, paced, median_ms) or _parallel(timed, paced) or _elsewhere(timed, median_ms)
+        problem = _unpaid(timed, paced, median_ms) or _parallel(timed, paced) or _elsewhere(timed, paced, median_ms)
         if problem is None:
             return None
     assert not isinstance(timed, Failure) and not isinstance(paced, Failure)
@@ -121,15 +130,21 @@ def audit(
 
 
 def _unpaid(timed: Timed, paced: Paced, median_ms: float) -> str | None:
-    """Return why the processor time of a burst exceeds the reported time of its calls, or None."""
+    """Return why the processor time of a burst exceeds the reported time of its calls, or None.
+
+    That of the thread that makes the calls is at most their time. All threads together have more.
+    """
     calls = len(timed.burst.samples_ms) + 1
     rest_ms = paced.processor_ms / calls
     # Threads of torch that wait for the next call use their processors too.
     waiting_ms = (paced.threads - 1) * paced.wall_ms / calls
     call_ms = timed.processor_ms / calls - rest_ms
-    allowed_ms = PAID * (paced.threads * median_ms + waiting_ms) + PACE_SHARE * rest_ms + CALL_MS
-    if call_ms <= allowed_ms:
-        return None
+    thread_ms = timed.run_ms / calls - paced.run_ms / calls
+    extra_ms = PACE_SHARE * rest_ms + CALL_MS
+    if call_ms <= PAID * (paced.threads * median_ms + waiting_ms) + extra_ms:
+        if thread_ms <= PAID * median_ms + extra_ms:
+            return None
+        call_ms = thread_ms
     return (
         f"implausible: a call uses {call_ms:.4g} ms of processor time by the parent's clock, and {median_ms:.4g} ms is "
         "reported"
@@ -146,14 +161,15 @@ def _parallel(timed: Timed, paced: Paced) -> str | None:
     )
 
 
-def _elsewhere(timed: Timed, median_ms: float) -> str | None:
+def _elsewhere(timed: Timed, paced: Paced, median_ms: float) -> str | None:
     """Return why the work of a burst must have been done elsewhere or at another time, or None."""
     samples_ms = timed.burst.samples_ms
-    total_ms, typical_ms = sum(samples_ms), statistics.median(samples_ms)
-    if timed.blocked_ms > SHARE * timed.wall_ms and timed.blocked_ms > total_ms + typical_ms + SLACK_MS:
+    calls, typical_ms = len(samples_ms) + 1, statistics.median(samples_ms)
+    busy_ms = timed.busy_ms - paced.busy_ms
+    if busy_ms > WAITED * calls * typical_ms + PACE_SHARE * paced.busy_ms + SLACK_MS:
         return (
-            f"implausible: its process waited for {timed.blocked_ms:.4g} ms of a burst by the parent's clock, and its "
-            f"{len(samples_ms)} calls took {total_ms:.4g} ms"
+            f"implausible: its process worked and waited for {busy_ms:.4g} ms of a burst by the parent's clock, and "
+            f"each of its {calls - 1} calls took {typical_ms:.4g} ms"
         )
     if TINY_MS > typical_ms > FACTOR * median_ms + CALL_MS:
         return f"implausible: a timed call takes {typical_ms:.4g} ms, and {median_ms:.4g} ms is reported for others"

@@ -296,16 +296,10 @@ class Worker:
         """Return the processor time in s that the process and all processes that it has started have used so far."""
         return warden.processor_s(self._process.pid or 0)
 
-    def ready_s(self) -> float:
-        """Return the time in s that the process has run so far, or waited for a free processor; 0 if unknown.
-
-        The rest of the time it has waited for something else. Only its first thread counts, which makes the calls.
-        """
-        with contextlib.suppress(OSError, IndexError, ValueError):
-            process = warden.listed_below(self._process.pid or 0)[0]
-            run, waited = Path(f"/proc/{process}/schedstat").read_text().split()[:2]
-            return (int(run) + int(waited)) / 1e9
-        return 0.0
+    def thread_s(self) -> tuple[float, float] | None:
+        """Return the times in s that the thread which makes the calls has run, and waited for a free processor."""
+        below = warden.listed_below(self._process.pid or 0)
+        return warden.thread_s(below[0]) if below else None
 
     def scheduling(self) -> Scheduling | None:
         """Return the settings by which the system schedules the process; None if it has ended."""

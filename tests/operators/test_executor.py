@@ -329,8 +329,7 @@ class Scripted:
     def processor_s(self) -> float:
         return 0.0
 
-    def ready_s(self) -> float:
-        return 0.0
+    def thread_s(self) -> None: ...
 
     def scheduling(self) -> None: ...
 

@@ -184,8 +184,9 @@ def test_no_backend_is_blamed_for_other_work_on_the_device(
 class Audited:
     """A cell and a judge of which only the times are known: those of one call, and of all that is around it.
 
-    used  processors that a call uses
-    busy  slowdown of each attempt by other work, of which the last one stays
+    others_ms  samples of a quarter of the calls, if they are others
+    used       processors that a call uses
+    busy       slowdown of each attempt by other work, of which the last one stays
     """
 
     call_ms: float
@@ -193,6 +194,7 @@ class Audited:
     slept_ms: float = 0.0
     threads: int = 1
     used: int = 1
+    others_ms: tuple[float, ...] = ()
     busy: list[float] = field(default_factory=lambda: [1.0])
     asked: list[int] = field(default_factory=list)
 
@@ -201,11 +203,15 @@ class Audited:
         slowdown = self.busy.pop(0) if len(self.busy) > 1 else self.busy[0]
         wall_ms = (calls + 1) * (self.call_ms + self.slept_ms + 0.1) * slowdown
         processor_ms = (calls + 1) * (self.call_ms * self.used + 0.1) * min(slowdown, 1.9)
-        blocked_ms = (calls + 1) * self.slept_ms
-        return witness.Timed(Burst((self.sample_ms,) * calls, None, (2,), (0,)), wall_ms, processor_ms, blocked_ms)
+        run_ms = (calls + 1) * (self.call_ms + 0.1) * min(slowdown, 1.9)
+        queued_ms = wall_ms - (calls + 1) * self.slept_ms - run_ms
+        others = self.others_ms * (calls // 4)
+        burst = Burst(others + (self.sample_ms,) * (calls - len(others)), None, (2,), (0,))
+        return witness.Timed(burst, wall_ms, processor_ms, run_ms, queued_ms)
 
     def pace(self, calls: int) -> Paced:
-        return Paced((calls + 1) * 0.1, (calls + 1) * 0.1, self.threads)
+        rest_ms = (calls + 1) * 0.1
+        return Paced(rest_ms, rest_ms, self.threads, rest_ms, rest_ms)
 
 
 @pytest.fixture
@@ -220,17 +226,22 @@ def without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         (Audited(0.003, 0.003), 0.003, None),
         (Audited(900.0, 900.0), 900.0, None),
         (Audited(1.0, 0.5), 0.5, "a call uses 1 ms of processor time"),
+        (Audited(1.0, 0.5, threads=8), 0.5, "a call uses 1 ms of processor time"),
+        (Audited(1.0, 0.4, others_ms=(2.8,)), 0.4, "a call uses 1 ms of processor time"),
+        (Audited(0.0, 0.4, slept_ms=1.0, others_ms=(2.8,)), 0.4, "its process worked and waited for"),
         (Audited(1.0, 0.01), 0.01, "a call uses 1 ms of processor time"),
         (Audited(0.04, 0.0001), 0.0001, "a call uses 0.04 ms of processor time"),
         (Audited(1.0, 1.0), 0.1, "a call uses 1 ms of processor time"),
-        (Audited(0.0, 0.01, slept_ms=1.0), 0.01, "its process waited for"),
+        (Audited(0.0, 0.01, slept_ms=1.0), 0.01, "its process worked and waited for"),
         (Audited(0.0, 1.01, slept_ms=1.0), 1.01, None),
         (Audited(0.01, 0.01), 0.0001, "a timed call takes 0.01 ms, and 0.0001 ms is reported"),
         (Audited(0.25, 0.25, used=4), 0.25, "a call uses 1 ms of processor time"),
         (Audited(0.25, 0.25, used=4, threads=4), 0.25, None),
     ],
     ids=[
-        *("honest", "honest and tiny", "honest and long", "half of it before the call", "all of it before the call"),
+        *("honest", "honest and tiny", "honest and long", "half of it before the call", "half, with many threads"),
+        *("most samples too short, the others too long", "and the work in another process"),
+        "all of it before the call",
         *("a tiny call", "forged in bursts of the record alone", "work of another process before the call"),
         *("work of another process in the call", "forged and tiny"),
         *("more threads than it may have", "as many threads as it may have"),
