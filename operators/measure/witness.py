@@ -17,9 +17,9 @@ FIRST_CALLS, MOST_CALLS = 64, 4000
 """Number of these calls, at first and at most."""
 ATTEMPTS = 6
 """Number of attempts, each with twice the calls: on a busy machine a process may be descheduled for milliseconds."""
-SHARE, SLACK_MS = 0.5, 5.0
+SHARE, SLACK_MS = 0.25, 5.0
 """Time that may be missing from the samples: this share of their sum, but at least SLACK_MS, for the request itself."""
-FACTOR, LAUNCH_MS = 3.0, 0.05
+FACTOR, LAUNCH_MS = 2.0, 0.05
 """A consecutive call may take FACTOR times as long as a timed one, plus LAUNCH_MS in ms."""
 MOST_AUDITED, MOVE_MS = 400, 0.1
 """Maximum number of calls of a burst that the parent times on a CPU, and the expected time in ms to move inputs."""
@@ -29,9 +29,9 @@ PAID, PACE_SHARE, CALL_MS = 1.5, 0.1, 0.003
 """Processor time of a call: at most PAID times its reported time, plus PACE_SHARE of a burst's rest and CALL_MS."""
 WAITED = 2.0
 """Time of a call, in which its process works or waits for work elsewhere: at most WAITED times its reported time."""
-TINY_MS = 0.2
+TINY_MS, TINY_FACTOR = 0.2, 3.0
 """Time in ms of a call that is too short for its processor time to tell it from the rest of a burst. It is also short
-enough for most such calls not to be descheduled on a busy machine."""
+enough for most such calls not to be descheduled on a busy machine. One may take TINY_FACTOR times as long as others."""
 
 REST_SHARE, REST_S = 0.01, 0.02
 """Processor time that a cell may use between its bursts: this share of the break, and time in s for each thread.
@@ -171,7 +171,7 @@ def _elsewhere(timed: Timed, paced: Paced, median_ms: float) -> str | None:
             f"implausible: its process worked and waited for {busy_ms:.4g} ms of a burst by the parent's clock, and "
             f"each of its {calls - 1} calls took {typical_ms:.4g} ms"
         )
-    if TINY_MS > typical_ms > FACTOR * median_ms + CALL_MS:
+    if TINY_MS > typical_ms > TINY_FACTOR * median_ms + CALL_MS:
         return f"implausible: a timed call takes {typical_ms:.4g} ms, and {median_ms:.4g} ms is reported for others"
     return None
 
@@ -238,7 +238,7 @@ def _problem(
             f"implausible: {calls} calls took {took_ms:.4g} ms by the parent's clock, until the device was idle, and "
             f"{total:.4g} ms by the backend's process"
         )
-    typical = statistics.median(samples_ms)
+    typical = max(statistics.median(samples_ms), (took_ms - SLACK_MS) / calls)
     if typical > stretched * FACTOR * single_ms + LAUNCH_MS:
         return f"implausible: a call in a row takes {typical:.4g} ms, and {single_ms:.4g} ms is reported for timed ones"
     return None

@@ -128,8 +128,14 @@ def test_a_latency_that_no_device_reaches_is_wrong(make) -> None:  # type: ignor
 
 @pytest.mark.parametrize(
     ("claimed_ms", "true_ms", "bursts_ms", "caught"),
-    [(1.0, 1.0, 1.0, False), (0.01, 1.0, 0.01, True), (2.0, 1.0, 1.0, True), (1.0, 1.0, 0.1, True)],
-    ids=["honest", "less than it takes", "more than it takes", "bursts unlike calls in a row"],
+    [
+        *((1.0, 1.0, 1.0, False), (0.9, 1.0, 0.6, False), (0.01, 1.0, 0.01, True), (0.7, 1.0, 0.7, True)),
+        *((2.0, 1.0, 1.0, True), (1.0, 1.0, 0.1, True), (1.0, 1.0, 0.4, True), (0.85, 1.0, 0.4, True)),
+    ],
+    ids=[
+        *("honest", "honest and slower in a row", "less than it takes", "two thirds of what it takes"),
+        *("more than it takes", "bursts unlike calls in a row", "less than half in bursts", "and forged in a row too"),
+    ],
 )
 def test_calls_in_a_row_are_timed_from_outside(
     claimed_ms: float, true_ms: float, bursts_ms: float, caught: bool, monkeypatch: pytest.MonkeyPatch
