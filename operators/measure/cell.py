@@ -19,11 +19,12 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -33,7 +34,7 @@ from groupbench.operators.measure import accuracy, compiled, costs, exchange, mo
 from groupbench.operators.measure.costs import CHEAP, Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
-from groupbench.operators.measure.given import Given
+from groupbench.operators.measure.given import Given, held_by, places
 from groupbench.operators.measure.protocol import (
     CpuTimer,
     GpuTimer,
@@ -225,13 +226,22 @@ class Keeper(Watch):
     """Move the inputs before each call of a burst, and keep outputs of timed calls.
 
     buffers  copies of outputs of earlier bursts, whose memory is used again
+    held     names of inputs by the address of their memory, in which no output may be
     """
 
-    def __init__(self, inputs: moves.Moves, device: str, samples: int, buffers: list[list[Any]] | None = None) -> None:
+    def __init__(
+        self,
+        inputs: moves.Moves,
+        device: str,
+        samples: int,
+        buffers: list[list[Any]] | None = None,
+        held: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
         self.inputs, self.device, self.samples = inputs, device, samples
         self.kept: list[tuple[int, str, list[Any]]] = []
         self.step = self.timed = self.room = 0
         self.buffers = [] if buffers is None else buffers
+        self.held, self.returned = held, list[str]()
 
     def before(self) -> None:
         self.step += 1
@@ -253,6 +263,7 @@ class Keeper(Watch):
         CPU, the other outputs are copied too, so that reading an output takes as long whether it is kept or not.
         """
         form, parts = exchange.plain_parts(out, self.device)
+        self.returned += held_by(parts, self.held)
         self.room = self.room or self._room(parts)
         self.timed += 1
         slot = len(self.kept)
@@ -346,12 +357,14 @@ class _CellHandler:
             spent |= costs.kept(before, memory.held())
         code: dict[str, Code] = {}
         with compiled.watched(code) as kernels:
+            self.given.register(copies)
             form, second, first, returned = accuracy.rehearse(run, job.device, self.given)
         problem = self.given.misuse(returned) or seal.problem()
         sent = exchange.send(form, [*second, *first], self.file, by_handle=True)
         self.shown = second, first
         self.run = run
         self.moves = moves.of(self.operator, self.inputs, copies)
+        self.held = self.given.held
         self.timer = self._timer(run, job.protocol)
         timing = timing_of(job.device, self.interpreted)
         self.nvml = _nvml() if job.device == "cuda" else None
@@ -434,6 +447,7 @@ class _CellHandler:
         run, copies = self._prepared()
         self.nvml = None  # records contain telemetry, comparisons do not
         self.moves = moves.of(self.operator, self.inputs, copies)
+        self.held = places(self.inputs, copies)
         self.timer = self._timer(run, replace(job.protocol, samples=samples))
         return Done("reloaded")
 
@@ -456,11 +470,14 @@ class _CellHandler:
         """
         self.kept = self.shown = None
         self.moves.set(secret)
-        kept = Keeper(self.moves, self.job.device, calls or self.job.protocol.samples, self._buffers())
+        most = calls or self.job.protocol.samples
+        kept = Keeper(self.moves, self.job.device, most, self._buffers(), self.held)
         samples = self.timer.burst(kept) if isinstance(self.timer, GpuTimer) else self.timer.burst(kept, calls)
         self.kept = kept.kept
         sums = kept.sums()
         problem = seal.problem() or seal.as_problem(self._altered(kept))
+        if kept.returned:
+            problem = problem or f"the output of a timed call shares memory with its input {kept.returned[0]}"
         if kept.left_thread:
             problem = problem or "a call returned while a thread that it had started was still running"
         if (threads := _torch_threads()) > _first_threads():

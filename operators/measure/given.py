@@ -28,22 +28,26 @@ class Given:
     """Checksums of the storages of all tensors in an operator's inputs, to detect whether a backend changed them."""
 
     def __init__(self, inputs: Any) -> None:
-        self._names: dict[int, str] = {}
+        self._names = places(inputs)
         self._memory: dict[int, Tensor] = {}
-        for name, tensor in named_tensors(inputs):
-            at = _address(tensor)
-            if at and at not in self._names:
-                self._names[at], self._memory[at] = name, tensor
+        for _, tensor in named_tensors(inputs):
+            if _address(tensor) in self._names:
+                self._memory.setdefault(_address(tensor), tensor)
+        self.held = dict(self._names)
+        """The names of inputs by the addresses of their memory, and of that of their copies."""
         self._sums = {at: _memory_sums(tensor) for at, tensor in self._memory.items()}
 
     def is_like(self, other: Given) -> bool:
         """Return whether two inputs have the same values."""
         return list(self._sums.values()) == list(other._sums.values())
 
+    def register(self, copies: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Treat the memory of these copies (copy, source) of inputs like that of the inputs."""
+        self.held |= _copied(copies, self._names)
+
     def holding(self, outputs: Iterable[Tensor]) -> list[str]:
-        """Return the names of the inputs that share memory with one of the outputs."""
-        addresses = {_address(out) for out in outputs}
-        return [name for at, name in self._names.items() if at in addresses]
+        """Return the names of the inputs that share memory with one of the outputs, or whose copies do."""
+        return held_by(outputs, self.held)
 
     def misuse(self, returned: Sequence[str] = ()) -> str | None:
         """Return, as text, which inputs a backend has changed or returned; None if it has done neither.
@@ -54,6 +58,24 @@ class Given:
         if changed:
             return f"the backend changed {_inputs(changed)}"
         return f"the output shares memory with {_inputs(returned)}" if returned else None
+
+
+def places(inputs: Any, copies: Iterable[tuple[Tensor, Tensor]] = ()) -> dict[int, str]:
+    """Return the names of inputs by the addresses of their memory, and of that of their copies (copy, source)."""
+    names: dict[int, str] = {}
+    for name, tensor in named_tensors(inputs):
+        names.setdefault(_address(tensor), name)
+    names.pop(0, None)
+    return names | _copied(copies, names)
+
+
+def _copied(copies: Iterable[tuple[Tensor, Tensor]], names: Mapping[int, str]) -> dict[int, str]:
+    return {_address(copy): names.get(_address(source), "x") for copy, source in copies}
+
+
+def held_by(outputs: Iterable[Tensor], held: Mapping[int, str]) -> list[str]:
+    """Return the names of the memory in `held`, by address, in which the outputs are."""
+    return list(dict.fromkeys(held[at] for out in outputs if (at := _address(out)) in held))
 
 
 def named_tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from groupbench.operators.catalog.vector_add import VECTOR_ADD, VectorInputs
 from groupbench.operators.measure import given
 from groupbench.operators.measure.accuracy import check
-from groupbench.operators.measure.given import Given
+from groupbench.operators.measure.given import Given, places
 from groupbench.operators.registry import get_operator, operator_names
 from groupbench.operators.tolerances import TOLERANCES
 
@@ -128,3 +128,12 @@ def test_every_operators_inputs_are_found(name: str) -> None:
             before = Given(inputs)
             tensor.untyped_storage()[0] = 1 + tensor.untyped_storage()[0] % 100
             assert before.misuse() is not None
+
+
+def test_a_copy_of_an_input_in_another_layout_may_not_be_returned_either() -> None:
+    x, copy, other = torch.ones(4, 4), torch.empty(4, 4), torch.empty(4, 4)
+    given = Given([x])
+    given.register([(copy, x)])
+    assert given.holding([copy[1:], other]) == ["[0]"] == given.holding([x.t()])
+    assert given.holding([other]) == []
+    assert places([x, other], [(copy, other)])[copy.untyped_storage().data_ptr()] == "[1]"
