@@ -363,7 +363,7 @@ class _CellHandler:
         sent = exchange.send(form, [*second, *first], self.file, by_handle=True)
         self.shown = second, first
         self.run = run
-        self.moves = moves.of(self.operator, self.inputs, copies)
+        self.moves = moves.of(self.operator, self.inputs, self._draw, copies)
         self.held = self.given.held
         self.timer = self._timer(run, job.protocol)
         timing = timing_of(job.device, self.interpreted)
@@ -446,10 +446,13 @@ class _CellHandler:
         self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
         run, copies = self._prepared()
         self.nvml = None  # records contain telemetry, comparisons do not
-        self.moves = moves.of(self.operator, self.inputs, copies)
+        self.moves = moves.of(self.operator, self.inputs, self._draw, copies)
         self.held = places(self.inputs, copies)
         self.timer = self._timer(run, replace(job.protocol, samples=samples))
         return Done("reloaded")
+
+    def _draw(self, seed: int) -> Any:
+        return self.operator.make_inputs(self.shape, self.job.dtype, self.job.device, seed)
 
     def _timer(self, run: Any, protocol: Protocol) -> GpuTimer | CpuTimer:
         timer = timer_of(run, protocol, self.job.device, self.interpreted)

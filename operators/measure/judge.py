@@ -98,10 +98,14 @@ class _Judge:
         self.shape = job.shape_of(self.operator)
         self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
         self._check_inputs()
-        self.moves = moves.of(self.operator, self.inputs)
+        self.moves = moves.of(self.operator, self.inputs, self._draw)
         self.buffers: list[list[Any]] = []
         self.at: At | None = None
         self.reference: Any = None
+
+    def _draw(self, seed: int) -> Any:
+        assert self.job is not None
+        return self.operator.make_inputs(self.shape, self.job.dtype, self.job.device, seed)
 
     def gauge(self) -> Gauged:
         """Time known work on the problem's device, which other work there slows down."""

@@ -5,19 +5,23 @@ negative values. Values keep their magnitude to within a factor of two, so that 
 GPU's power changes. A full move flips bits everywhere in each input. A step flips those of an eighth of its values,
 spread over the whole input, so that no row and no group keeps its result. That is cheap enough between timed calls.
 
+If no input of a problem is floating-point, its inputs are drawn again instead, from seeds that follow from the secret.
+
 The parent draws a secret after a backend has been prepared, and the moves follow from it. The judging process makes
 the same moves on its own inputs. Flipping bits twice restores them, so that no copy of the inputs is needed.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from groupbench.operators.measure.arrays import tensor_of
 from groupbench.operators.measure.given import named_tensors
 
 if TYPE_CHECKING:
@@ -35,6 +39,9 @@ matrix changes in other columns: otherwise a backend could update its last resul
 
 MOST = 6
 """Maximum number of inputs that one step changes."""
+
+DRAWN_BYTES, LEAST_DRAWN, MOST_DRAWN = 256 << 20, 4, 16
+"""Memory for inputs that are drawn again, and how many of them the calls of a burst take in turns."""
 
 # dtype: (width in bits, sign bit, lower bits of the mantissa without the quiet bit of a NaN)
 _BITS = {
@@ -89,11 +96,21 @@ class Moves:
 
     names   inputs that may move, such as `a` or `x.weights`; if empty, all with floating-point values
     copies  pairs (copy, source) of operators/relayout.py; each copy is updated after a move of its source
+    draw    returns the inputs of a seed, which move the inputs if none holds floating-point values
     """
 
-    def __init__(self, inputs: Any, names: Collection[str] = (), copies: Iterable[tuple[Tensor, Tensor]] = ()) -> None:
+    def __init__(
+        self,
+        inputs: Any,
+        names: Collection[str] = (),
+        copies: Iterable[tuple[Tensor, Tensor]] = (),
+        draw: Callable[[int], Any] | None = None,
+    ) -> None:
         self._parts = _parts(inputs, names)
+        self._drawn = _Drawn.of(inputs, draw) if draw is not None and not self._parts and not names else None
         moving = {part.words.untyped_storage().data_ptr() for part in self._parts}
+        if self._drawn is not None:
+            moving = {tensor.untyped_storage().data_ptr() for tensor in self._drawn.tensors}
         self._copies = [pair for pair in copies if pair[1].untyped_storage().data_ptr() in moving]
         self._secret: int | None = None
         self._step = 0
@@ -110,7 +127,7 @@ class Moves:
     @property
     def any(self) -> bool:
         """Return whether any input can move."""
-        return bool(self._parts)
+        return bool(self._parts) or self._drawn is not None
 
     def set(self, secret: int | None, step: int = 0) -> None:
         """Set the inputs to the full move by `secret` plus `step` steps, or to their initial values if it is None."""
@@ -124,7 +141,10 @@ class Moves:
     def advance(self) -> None:
         """Make the next step."""
         self._step += 1
-        self._flip_places(self._step)
+        if self._drawn is not None:
+            self._drawn.write(self._step)
+        else:
+            self._flip_places(self._step)
         self._refresh()
 
     def _begin(self, secret: int) -> None:
@@ -132,6 +152,8 @@ class Moves:
         import torch
 
         self._secret, self._step = secret, 0
+        if self._drawn is not None:
+            self._drawn.begin(secret)
         if self._parts:
             device = self._parts[0].words.device
             generator = torch.Generator(device).manual_seed(secret)
@@ -146,8 +168,10 @@ class Moves:
     def _undo(self) -> None:
         if self._secret is None:
             return
-        for step in range(self._step, 0, -1):
+        for step in range(self._step, 0, -1) if self._parts else ():
             self._flip_places(step)
+        if self._drawn is not None:
+            self._drawn.restore()
         self._flip_all()
         self._secret, self._step = None, 0
         self._masks.clear()
@@ -180,6 +204,70 @@ class Moves:
     def _refresh(self) -> None:
         for copy, source in self._copies:
             copy.data.copy_(source.data)  # .data, so that autograd does not reject tensors saved by a forward pass
+
+
+class _Drawn:
+    """Other inputs of the same problem, which are written into the memory of the first in turns."""
+
+    def __init__(self, inputs: Any, draw: Callable[[int], Any]) -> None:
+        self.tensors = [tensor for _, tensor in named_tensors(inputs)]
+        self._first = [tensor.clone() for tensor in self.tensors]
+        self._draw = draw
+        self._secret = 0
+        self._made: dict[int, list[Tensor]] = {}
+        size = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+        self._turns = max(LEAST_DRAWN, min(MOST_DRAWN, DRAWN_BYTES // max(size, 1)))
+
+    @staticmethod
+    def of(inputs: Any, draw: Callable[[int], Any]) -> _Drawn | None:
+        """Return the inputs that `draw` makes; None if they could not be written in place of the first."""
+        other = draw(1)
+        if list(_others(other)) != list(_others(inputs)) or not list(named_tensors(inputs)):
+            return None
+        alike = [(name, tensor.shape, tensor.dtype) for name, tensor in named_tensors(other)]
+        if alike != [(name, tensor.shape, tensor.dtype) for name, tensor in named_tensors(inputs)]:
+            return None
+        return _Drawn(inputs, draw)
+
+    def begin(self, secret: int) -> None:
+        """Draw inputs from this secret from now on. Those on a GPU are made before the first call is queued."""
+        self._secret = secret
+        self._made.clear()
+        if self.tensors[0].is_cuda:
+            for turn in range(self._turns):
+                self._inputs(turn)
+        self.write(0)
+
+    def write(self, step: int) -> None:
+        """Write the inputs of this step."""
+        for tensor, made in zip(self.tensors, self._inputs(step % self._turns), strict=True):
+            tensor.copy_(made)
+
+    def restore(self) -> None:
+        """Write the first inputs."""
+        for tensor, first in zip(self.tensors, self._first, strict=True):
+            tensor.copy_(first)
+
+    def _inputs(self, turn: int) -> list[Tensor]:
+        if turn not in self._made:
+            seed = random.Random(f"{self._secret} {turn}").getrandbits(31)
+            self._made[turn] = [tensor for _, tensor in named_tensors(self._draw(seed))]
+        return self._made[turn]
+
+
+def _others(inputs: Any) -> Iterator[Any]:
+    """Yield the values in dataclasses, sequences and mappings that are not tensors."""
+    if tensor_of(inputs) is not None:
+        return
+    if dataclasses.is_dataclass(inputs) and not isinstance(inputs, type):
+        inputs = [getattr(inputs, field.name) for field in dataclasses.fields(inputs)]
+    if isinstance(inputs, Mapping):
+        inputs = list(inputs.values())
+    if not isinstance(inputs, (tuple, list)):
+        yield inputs
+        return
+    for value in inputs:
+        yield from _others(value)
 
 
 def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
@@ -218,13 +306,18 @@ def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor,
     return list(copies)
 
 
-def of(operator: Any, inputs: Any, copies: Iterable[tuple[Tensor, Tensor]] = ()) -> Moves:
-    """Return the moves of an operator's inputs.
+def of(
+    operator: Any,
+    inputs: Any,
+    draw: Callable[[int], Any] | None = None,
+    copies: Iterable[tuple[Tensor, Tensor]] = (),
+) -> Moves:
+    """Return the moves of an operator's inputs, of which `draw` makes others from a seed.
 
     Nothing moves in trees from before operators/relayout.py, whose backends may read copies that are not registered.
     """
     able = hasattr(operator, "moves") and _relayout() is not None
-    return Moves(inputs if able else (), operator.moves if able else (), copies)
+    return Moves(inputs, operator.moves, copies, draw) if able else Moves(())
 
 
 def registered_copies() -> list[tuple[Any, Any]]:

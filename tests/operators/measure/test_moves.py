@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -146,3 +147,42 @@ def test_rows_without_an_owner_stay_without_one() -> None:
     moves.reroute(MOE_UNPERMUTE, shape, inputs, 5)
     Moves(inputs).set(SECRET, 4)
     assert MOE_UNPERMUTE.reference(inputs).isfinite().all()  # type: ignore[union-attr]
+
+
+@dataclass
+class Counted:
+    """Inputs without floating-point values."""
+
+    x: Tensor
+    bins: int = 8
+
+
+def _counted(seed: int) -> Counted:
+    return Counted(torch.randint(0, 8, (64,), generator=torch.Generator().manual_seed(seed)))
+
+
+def test_inputs_without_floating_point_values_are_drawn_again() -> None:
+    inputs, judged = _counted(0), _counted(0)
+    there, here = Moves(inputs, draw=_counted), Moves(judged, draw=_counted)
+    first, seen = inputs.x.clone(), []
+    there.set(5)
+    for step in range(1, 8):
+        there.advance()
+        here.set(5, step)
+        assert torch.equal(inputs.x, judged.x) and int(inputs.x.max()) < 8
+        seen.append(inputs.x.clone())
+    assert not any(torch.equal(one, other) for n, one in enumerate([first, *seen]) for other in seen[n:])
+    there.set(None)
+    assert torch.equal(inputs.x, first)
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda seed: Counted(torch.zeros(63 + seed, dtype=torch.int64)),
+        lambda seed: Counted(torch.zeros(64, dtype=torch.int64), 8 + seed),
+    ],
+    ids=["other sizes", "other numbers"],
+)
+def test_inputs_that_cannot_take_the_place_of_others_do_not_move(draw: Callable[[int], Counted]) -> None:
+    assert not Moves(draw(0), draw=draw).any
