@@ -111,7 +111,7 @@ class GpuTimer:
         self.stream = _current_stream(torch)
         self.run = _captured(run) if protocol.cudagraph else run
         self.enqueue_ms = self.host_ms()
-        self._host_s: list[float] = []  # host time to launch each call of the last burst; the list stays the same object
+        self._host_s: list[float] = []  # of each call of the last burst; the list itself never changes
 
     def burst(self, watch: Watch | None = None) -> list[float]:
         """Return the time of each call in ms. The L2 cache is overwritten before each call.

@@ -106,7 +106,7 @@ def test_a_burst_measures_the_host_time_of_its_calls(monkeypatch: pytest.MonkeyP
     timer = object.__new__(GpuTimer)
     timer.torch = SimpleNamespace(cuda=cuda, Tensor=SimpleNamespace(zero_=nothing))
     timer.flush_buffer = SimpleNamespace(numel=lambda: FLUSH_BYTES, element_size=lambda: 1)  # type: ignore[assignment]
-    timer.protocol, timer.stream, timer.enqueue_ms = Protocol(samples=8, warmups=1), None, 0.02
+    timer.protocol, timer.stream, timer.enqueue_ms, timer._host_s = Protocol(samples=8, warmups=1), None, 0.02, []
     clock = Clock(monkeypatch, 0)
     host_ms = iter([9.0, 0.03, 5.0, 0.02, 0.03, 0.04, 0.03, 0.02, 0.03])  # a warm-up first
 
