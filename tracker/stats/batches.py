@@ -65,7 +65,7 @@ class Noise:
     df: Floats  # [m] degrees of freedom of sigma
     rho: Floats  # [m] autocorrelation of successive points
     rho_high: Floats  # [m] one standard error above the estimate
-    weights: Floats  # [m, tails] posterior weights of noise.TAILS
+    weights: Floats  # [m, 2, tails] posterior weights of noise.TAILS below and above the level
     count: NDArray[np.int64]  # [m] number of residuals behind the estimates
 
 
@@ -219,9 +219,9 @@ class Shared:
 
     pools: Sequence[Hashable]  # pool of each history
     rho: noise.RhoPrior | None = None
-    tails: Floats | None = None  # [tails] of all series
+    tails: noise.TailPrior | None = None  # of all series
     variances: dict[Hashable, tuple[float, float] | None] = field(default_factory=dict)  # by pool
-    pool_tails: dict[Hashable, Floats] = field(default_factory=dict)  # [tails] by large pool
+    pool_tails: dict[Hashable, noise.TailPrior] = field(default_factory=dict)  # by large pool
 
 
 def learn(batches: list[SeriesBatch], shared: Shared | None) -> list[Noise]:
@@ -286,15 +286,15 @@ def _tail_weights(
     pools: Sequence[tuple[Hashable, NDArray[np.int64]]],
     shared: Shared | None,
 ) -> Floats:
-    """Return the tail weights, with a prior from all series or from a large pool."""
+    """Return the tail weights, [m, 2, tails], with a prior from all series or from a large pool."""
     if shared is None:
-        return noise.tail_weights(likelihood, noise.TAIL_PRIOR, count)
+        return noise.tail_weights(likelihood, noise.ALONE, count)
     if shared.tails is None:
         shared.tails = noise.tail_prior(likelihood, count)
         for key, rows in pools:
             if len(rows) >= MANY:
                 shared.pool_tails[key] = noise.tail_prior(likelihood[rows], count[rows])
-    weights = np.empty(likelihood.shape)
+    weights = np.empty((len(likelihood), 2, len(noise.TAILS)))
     for key, rows in pools:
         prior = shared.pool_tails.get(key, shared.tails)
         weights[rows] = noise.tail_weights(likelihood[rows], prior, count[rows])
@@ -302,7 +302,7 @@ def _tail_weights(
 
 
 def _tails(batch: SeriesBatch, scatter: Floats, freed: Floats) -> Floats:
-    """Return the log likelihood of the tails, [m, tails], from the series' own scatter, even below the floor."""
+    """Return the log likelihood of pairs of tails, [m, pairs], from the series' own scatter, even below the floor."""
     scale = np.maximum(scatter, TICKS * batch.floor)[:, None]
     scale = np.where(batch.error > batch.floor[:, None], np.maximum(batch.error, scale), scale)
     return noise.tail_likelihood(freed[:, None] * batch.residual / _positive(scale), batch.used)

@@ -123,7 +123,8 @@ def windows(batch: SeriesBatch, learnt: Noise, rows: NDArray[np.int64], begin: i
     distance = sums[:, row, run] / error[row, run]
     each = special.stdtr(df[row], -np.abs(distance))
     worse = np.sign(distance[0]) == batch.worse[rows[row]]
-    p[row, run] = (each * learnt.weights[rows[row]].T).sum(axis=0) / np.where(worse, WORSE, 1 - WORSE)
+    weights = learnt.weights[rows[row], (distance[0] > 0).astype(np.int64)]  # of the tail on this side
+    p[row, run] = (each * weights.T).sum(axis=0) / np.where(worse, WORSE, 1 - WORSE)
     # In correlated noise, a false suspect persists longer.
     p *= ((1 + rho) / (1 - rho))[:, None] / k_weights(count)[size - 1]
     effect = np.cumsum((new - level[:, None])[:, ::-1], axis=1)[:, size - 1] / size

@@ -5,7 +5,7 @@ Four quantities are estimated for each series, from points without a change:
     sigma   scatter of a point, from winsorised residuals about the level of its segment
     df      degrees of freedom of sigma
     rho     autocorrelation of successive points
-    tail    weights over `TAILS`, by how well each t distribution fits the residuals
+    tail    weights over `TAILS`, by how well each t distribution fits the residuals above the level, and those below
 
 A young series has few points. `moderate`, `shrunk_rho` and `tail_prior` borrow strength from similar series. `moderate`
 follows Smyth's moderated variance ("Linear models and empirical Bayes methods", 2004), but shrinks the logarithm of the
@@ -26,7 +26,11 @@ Floats = NDArray[np.float64]
 TAILS = (200.0, 12.0, 6.0, 4.0, 3.0, 2.0, 1.3)
 """Degrees of freedom: Gaussian to nearly Cauchy."""
 TAIL_PRIOR = np.array([0.70, 0.12, 0.07, 0.05, 0.03, 0.02, 0.01])
-"""Tail weights of a series judged alone."""
+"""Weights of one tail of a series judged alone."""
+PAIR_PRIOR = (np.outer(TAIL_PRIOR, TAIL_PRIOR) / 2 + np.diag(TAIL_PRIOR) / 2).ravel()
+"""Weights of the tails below and above the level: half of all series are symmetric."""
+PRIOR_SERIES = 4
+"""Number of series that the prior of the frequencies counts as."""
 TAIL_COUNT = 20
 """Number of residuals at which a series' own tail counts half."""
 MAX_RHO = 0.97
@@ -220,51 +224,97 @@ def moderate(variance: Floats, df: Floats, prior: tuple[float, float] | None) ->
 
 
 def tail_likelihood(residual: Floats, used: NDArray[np.bool_]) -> Floats:
-    """Return the log likelihood of residuals (in sigma, [m, n]) under each of `TAILS`, [m, tails].
+    """Return the log likelihood of residuals (in sigma, [m, n]) under each pair of `TAILS`, [m, tails * tails].
 
-    Each distribution is scaled to the sigma that `scatter` would measure. Residuals within `BODY` sigma are only
-    counted, at most as many as a Gaussian has for those beyond. The shape of the core does not show the tail, and
-    rounding or a floor distorts it.
+    A pair is a tail below the level and one above it. Each distribution is scaled to the sigma that `scatter` would
+    measure. Residuals within `BODY` sigma are only counted, at most as many as a Gaussian has for those beyond. The
+    shape of the core does not show the tail, and rounding or a floor distorts it.
     """
-    count = used.sum(axis=1)
+    below, above = (_side_likelihood(residual, used & (sign * residual > BODY), used.sum(axis=1)) for sign in (-1, 1))
+    return (below[:, :, None] + above[:, None, :]).reshape(len(residual), -1)
+
+
+def _side_likelihood(residual: Floats, far: NDArray[np.bool_], count: NDArray[np.int64]) -> Floats:
+    """Return the log likelihood of the residuals on one side, of which `far` are beyond `BODY`, [m, tails]."""
     kappa = np.array([_kappa(int(c)) for c in range(residual.shape[1] + 1)])[count]  # [m, tails]
-    row, column = np.nonzero(used & (np.abs(residual) > BODY))
-    square = residual[row, column] ** 2
-    far = np.bincount(row, minlength=len(residual))
-    inside = np.minimum(count - far, far / (2 * special.ndtr(-BODY)))
+    row, column = np.nonzero(far)
+    square, beyond = residual[row, column] ** 2, far.sum(axis=1)
+    inside = np.minimum(count - beyond, beyond / special.ndtr(-BODY))
     likelihood = np.empty((len(residual), len(TAILS)))
     for i, df in enumerate(TAILS):
         constant = special.gammaln((df + 1) / 2) - special.gammaln(df / 2) - 0.5 * np.log(df * np.pi)
         spread = np.bincount(row, np.log1p(square * (kappa[row, i] ** 2 / df)), minlength=len(residual))
-        core = np.log1p(-2 * special.stdtr(df, -BODY * kappa[:, i]))
-        likelihood[:, i] = inside * core + far * (constant + np.log(kappa[:, i])) - (df + 1) / 2 * spread
+        core = np.log1p(-special.stdtr(df, -BODY * kappa[:, i]))
+        likelihood[:, i] = inside * core + beyond * (constant + np.log(kappa[:, i])) - (df + 1) / 2 * spread
     return likelihood
 
 
-def tail_weights(likelihood: Floats, prior: Floats, count: NDArray[np.int64]) -> Floats:
-    """Return the posterior weights, [m, tails]. The likelihood of a series with few residuals counts less."""
-    tempering = (count / (count + TAIL_COUNT))[:, None]
-    log = tempering * likelihood + np.log(np.maximum(prior, 1e-300))
-    weights = np.exp(log - log.max(axis=1, keepdims=True))
-    return weights / weights.sum(axis=1, keepdims=True)
+@dataclass(frozen=True)
+class TailPrior:
+    """The prior of a series' tails that a night's series show together. Pairs are those of `tail_likelihood`."""
+
+    alike: float  # probability that all series have the same pair of tails
+    common: Floats  # [pairs] probability of each pair if they do
+    apart: Floats  # [pairs] frequency of each pair among the series if they do not
 
 
-def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> Floats:
-    """Return the frequency of each tail among similar series by expectation-maximisation, [tails].
+ALONE = TailPrior(0.0, PAIR_PRIOR, PAIR_PRIOR)
+"""The prior of a series judged alone."""
 
-    With few residuals (`count`, [m]), no series shows its own tail, and all are assumed to share one.
+
+def tail_weights(likelihood: Floats, prior: TailPrior, count: NDArray[np.int64]) -> Floats:
+    """Return the posterior weights of the tails below and above the level, [m, 2, tails].
+
+    The likelihood of a series with few residuals counts less.
     """
-    together = 0.5 * likelihood.sum(axis=0)  # half: neighbours are not independent
-    shared = TAIL_PRIOR * (np.exp(together - together.max()) + 1e-3)
-    weight_of_own = min(float(count.mean()) / 40, 1.0)
-    likelihood = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))
-    m, prior = len(likelihood), TAIL_PRIOR
+    each = _shares(_tempered(likelihood, count), prior.apart)
+    pairs = (prior.alike * prior.common + (1 - prior.alike) * each).reshape(-1, len(TAILS), len(TAILS))
+    return np.stack([pairs.sum(axis=2), pairs.sum(axis=1)], axis=1)
+
+
+def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> TailPrior:
+    """Return the prior that similar series show together: all have the same tails, or each has its own.
+
+    Both are averaged, weighted by how well each predicts a series from the others.
+    """
+    likelihood = _tempered(likelihood, count)
+    together = likelihood.sum(axis=0)
+    others = _log_mean(together - likelihood, PAIR_PRIOR)
+    if_alike = _log_mean(together[None], PAIR_PRIOR) - others
+    apart, share = _frequencies(likelihood)
+    without = np.maximum((PRIOR_SERIES + len(share)) * apart - share, 1e-300) / (PRIOR_SERIES + len(share) - 1)
+    if_apart = _log_mean(likelihood, without)
+    alike = float(special.expit((if_alike - if_apart).sum()))
+    return TailPrior(alike, _shares(together[None], PAIR_PRIOR)[0], apart)
+
+
+def _frequencies(likelihood: Floats) -> tuple[Floats, Floats]:
+    """Return the frequency of each pair among series by expectation-maximisation, and the shares of each series."""
+    relative = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))
+    m, frequency = len(likelihood), PAIR_PRIOR
     for _ in range(min(max(400_000 // m, 40), 400)):
-        share = (prior * (likelihood / (likelihood @ prior)[:, None]).sum(axis=0) + 4 * TAIL_PRIOR) / (m + 4)
+        total = frequency * ((1 / (relative @ frequency)) @ relative) + PRIOR_SERIES * PAIR_PRIOR
         # Over-relaxation: mixture proportions converge slowly, and larger steps are safe.
-        prior = prior * (share / prior) ** 1.8
-        prior = prior / prior.sum()
-    return weight_of_own * prior + (1 - weight_of_own) * shared / shared.sum()
+        frequency = frequency * (total / (m + PRIOR_SERIES) / frequency) ** 1.8
+        frequency = frequency / frequency.sum()
+    return frequency, relative * frequency / (relative @ frequency)[:, None]
+
+
+def _tempered(likelihood: Floats, count: NDArray[np.int64]) -> Floats:
+    return (count / (count + TAIL_COUNT))[:, None] * likelihood
+
+
+def _log_mean(log: Floats, weights: Floats) -> Floats:
+    """Return the logarithm of the weighted sum of exp(log) over the last axis."""
+    top = log.max(axis=-1)
+    return top + np.log((np.exp(log - top[..., None]) * weights).sum(axis=-1))
+
+
+def _shares(log: Floats, prior: Floats) -> Floats:
+    """Return the posterior shares of a prior, given log likelihoods [m, pairs]."""
+    log = log + np.log(np.maximum(prior, 1e-300))
+    weights = np.exp(log - log.max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
 @lru_cache(maxsize=1)

@@ -78,7 +78,7 @@ class Step:
 
 def noisy_series(batch: SeriesBatch, learnt: Noise, rows: NDArray[np.int64]) -> list[NoisySeries]:
     """Return some rows of a batch, each with its noise, in the order of `rows`."""
-    curves = noise.score_curves(learnt.weights[rows], learnt.count[rows])
+    curves = noise.score_curves(learnt.weights[rows].mean(axis=1), learnt.count[rows])
     k = np.arange(batch.y.shape[1] + 1)
     spread = noise.mean_variance(k, learnt.rho[rows, None])
     high = noise.mean_variance(k, learnt.rho_high[rows, None])

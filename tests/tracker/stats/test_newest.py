@@ -107,8 +107,8 @@ def test_a_possible_improvement_needs_more_evidence() -> None:
     slower, faster = y.copy(), y.copy()
     slower[:200, -1] += 0.032
     faster[:200, -1] -= 0.032
-    assert news(night(slower))[:200].mean() > 0.35
-    assert news(night(faster))[:200].mean() < 0.25
+    assert news(night(slower))[:200].mean() > 0.4
+    assert news(night(faster))[:200].mean() < 0.3
     turned = scan([replace(one, worse=-1) for one in _histories(faster)])
     assert news(turned)[:200].mean() > 0.35
 

@@ -111,7 +111,7 @@ def test_a_narrow_core_is_not_a_heavy_tail() -> None:
     likelihood = noise.tail_likelihood(inside, everything(inside))
     count = np.full(50, 100)
     weights = noise.tail_weights(likelihood, noise.tail_prior(likelihood, count), count)
-    assert weights[:, 0].min() > 0.5
+    assert weights[:, :, 0].min() > 0.5
 
 
 def test_scores_of_heavy_tails_are_gaussian() -> None:
@@ -121,11 +121,58 @@ def test_scores_of_heavy_tails_are_gaussian() -> None:
     likelihood = noise.tail_likelihood(x, everything(x))
     count = np.full(2000, 100)
     weights = noise.tail_weights(likelihood, noise.tail_prior(likelihood, count), count)
-    curves = noise.score_curves(weights, count)
+    curves = noise.score_curves(weights.mean(axis=1), count)
     z = np.array([noise.curve_score(row, curve) for row, curve in zip(x, curves, strict=True)])
     for limit in (2.5, 3.5):
         assert np.mean(np.abs(z) > limit) == pytest.approx(2 * special.ndtr(-limit), rel=0.6)
     assert np.mean(np.abs(x) > 3.5) > 10 * 2 * special.ndtr(-3.5)
+
+
+def tails_of(y: np.ndarray) -> tuple[noise.TailPrior, np.ndarray]:
+    """Return the prior of the tails that series show together, and the weights of each series."""
+    residual = y - np.median(y, axis=1, keepdims=True)
+    variance, _ = noise.scatter(residual, everything(y), np.ones(len(y), np.int64))
+    likelihood = noise.tail_likelihood(residual / np.sqrt(variance)[:, None], everything(y))
+    count = np.full(len(y), y.shape[1])
+    prior = noise.tail_prior(likelihood, count)
+    return prior, noise.tail_weights(likelihood, prior, count)
+
+
+def test_series_together_show_a_tail_that_none_shows_alone() -> None:
+    rng = np.random.default_rng(10)
+    one, many = (rng.normal(size=(m, 46)) for m in (1, 20))
+    assert tails_of(many)[1][:, :, 2:].sum(axis=2).mean() < 0.05
+    assert tails_of(one)[1][:, :, 2:].sum(axis=2).mean() > 0.08
+    prior, weights = tails_of(rng.standard_t(3, (20, 46)))
+    assert prior.alike > 0.5
+    assert weights[:, :, 0].max() < 0.2
+
+
+def test_series_that_differ_keep_their_own_tails() -> None:
+    rng = np.random.default_rng(11)
+    prior, weights = tails_of(np.concatenate([rng.normal(size=(15, 90)), rng.standard_t(1.5, (5, 90))]))
+    assert prior.alike < 0.2
+    assert weights[:15, :, 0].mean() > 0.7
+    assert weights[15:, :, 0].mean() < 0.1
+
+
+def test_a_tail_above_the_level_says_little_about_the_one_below() -> None:
+    rng = np.random.default_rng(12)
+    y = rng.normal(size=(20, 60)) + (rng.random((20, 60)) < 0.05) * rng.uniform(5, 30, (20, 60))
+    below, above = tails_of(y)[1].mean(axis=0)
+    assert above[0] < 0.1 and above[4:].sum() > 0.8
+    assert below[0] > 0.7
+
+
+@given(st.integers(1, 30), st.integers(4, 60), st.integers(0, 2**32 - 1))
+def test_weights_of_tails_are_weights_in_any_order_of_the_series(m: int, n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    y = rng.standard_t(rng.choice([1.2, 3.0, 100.0]), (m, n))
+    _, weights = tails_of(y)
+    order = rng.permutation(m)
+    np.testing.assert_allclose(weights.sum(axis=2), 1.0)
+    assert np.isfinite(weights).all() and weights.min() >= 0
+    np.testing.assert_allclose(tails_of(y[order])[1], weights[order], atol=1e-6)
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6))
