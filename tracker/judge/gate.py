@@ -131,7 +131,15 @@ class _Judge:
         return [*(kept if further else rows), *further]
 
     def _of_the_cell(self, point: PointRow) -> list[Judged]:
-        """Return a row for latency and result, or two rows if they changed at different times."""
+        """Return a row for latency and result, or several rows if they changed at different times."""
+        rows = self._newest_of_the_cell(point)
+        left = self.latency.remaining(point)
+        if left is None or any(row.what == "latency" and row.verdict.fails for row in rows):
+            return rows  # such as the row of an open alert of the earlier slowdown
+        return [*rows, self.alerts.apply(left, "latency")]
+
+    def _newest_of_the_cell(self, point: PointRow) -> list[Judged]:
+        """Return a row for the newest change of latency and result, or two rows."""
         row = self.latency.row(point)
         worse = self.accuracy.worse(point, row)
         if worse is None:

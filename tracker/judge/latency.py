@@ -174,13 +174,7 @@ class LatencyRule:
         """Judge a latency on a machine that has a history of the series."""
         series, finding, past = point.series, latency.finding, latency.past
         n = len(past.alike) - 1
-        evidence = Evidence(
-            n, sigma=finite_or_none(finding.sigma), p=finite_or_none(finding.p), q=finite_or_none(finding.q)
-        )
-        if latency.moved or series.pk in self.data.alerts:
-            newest = past.alike[-LATEST:]
-            evidence = replace(evidence, latest=tuple((int(past.run[at]), float(past.log[at])) for at in newest))
-        row = Judged(series, Verdict.OK, point, evidence=evidence)
+        row = Judged(series, Verdict.OK, point, evidence=self._evidence(latency))
         if not latency.moved and _is_too_noisy(point, latency):
             assert point.error is not None
             note = f"standard error over bursts: ±{100 * point.error:.0f} %"
@@ -199,6 +193,27 @@ class LatencyRule:
             )
         row = replace(row, what="latency", news=News(finding.n_after), effect=changes(point, finding))
         return self._moved(row, latency)
+
+    def remaining(self, point: PointRow) -> Judged | None:
+        """Return a row for the rest of an earlier slowdown, if the newest change took back only a part of it."""
+        latency = self.latencies.get(point.pk)
+        left = None if latency is None else latency.finding.left
+        if latency is None or left is None or point.series.operator == CANARY:
+            return None
+        latency = replace(latency, finding=left)
+        row = Judged(point.series, Verdict.OK, point, "latency", evidence=self._evidence(latency))
+        row = self._moved(replace(row, news=News(left.n_after), effect=changes(point, left)), latency)
+        row = replace(row, note=joined(left.reason, None if row.note == left.reason else row.note))
+        return row if row.verdict.fails or row.verdict in (Verdict.SUSPECT, Verdict.UNRESOLVED) else None
+
+    def _evidence(self, latency: LatencyFinding) -> Evidence:
+        """Return the statistics behind a finding, with the newest results if a rule needs them."""
+        past, finding = latency.past, latency.finding
+        latest: tuple[tuple[int, float], ...] = ()
+        if latency.moved or past.series in self.data.alerts:
+            latest = tuple((int(past.run[at]), float(past.log[at])) for at in past.alike[-LATEST:])
+        numbers = {name: finite_or_none(getattr(finding, name)) for name in ("sigma", "p", "q")}
+        return Evidence(len(past.alike) - 1, **numbers, latest=latest)
 
     def _base_of_young(self, latency: LatencyFinding) -> RunRow | None:
         """Return the newest earlier run of another commit, if the history is too short to judge."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from groupbench.tracker.stats import noise
-from groupbench.tracker.stats.changepoints import MIN_SEGMENT, partition, tamed
+from groupbench.tracker.stats.changepoints import LEVEL, MIN_SEGMENT, partition, tamed, without_neighbours
 from groupbench.tracker.stats.histories import SeriesHistory
 from groupbench.tracker.stats.records import RECENT, newer_record, records, standing_record
 
@@ -128,7 +128,8 @@ def _segment(batch: SeriesBatch) -> None:
     batch.starts = [()] * m
     if n >= 2 * MIN_SEGMENT - 2:
         whitened = tamed(y, sigma) / (sigma * slow)[:, None]
-        batch.starts = partition(whitened, penalty(n))
+        starts_of = partition(whitened, penalty(n))
+        batch.starts = [without_neighbours(*each) if each[1] else () for each in zip(whitened, starts_of, strict=True)]
     batch.residual, batch.used = np.zeros(y.shape), np.ones(y.shape, dtype=bool)
     batch.begins = np.zeros(y.shape, dtype=bool)
     batch.begin, batch.onset, batch.record = np.zeros(m, np.int64), np.zeros(m, np.int64), np.full(m, -1)
@@ -180,7 +181,7 @@ def _onset(y: Floats, floor: Floats, slow: float) -> NDArray[np.int64]:
     held = min(HELD_OUT, n // 3)
     first = max(MIN_POINTS - 1, n - RECENT)
     places = np.arange(first, n)
-    places = places[(places >= MIN_SEGMENT) | (n - places <= places)]
+    places = places[(places >= LEVEL) | (n - places <= places)]
     before, after = places.astype(np.float64), n - places.astype(np.float64)
     y = y - y[:, :first].mean(axis=1, keepdims=True)
     sums, squares = np.cumsum(y, axis=1), np.cumsum(y * y, axis=1)

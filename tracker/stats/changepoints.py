@@ -3,10 +3,12 @@
 The cost of a segment is the sum of squares about its mean, and each further segment costs a penalty (Jackson et al.,
 "An algorithm for optimal partitioning of data on an interval", 2005). The best partition is found exactly in n^2 / 2
 steps, each over all series. Outliers are clipped first: a point more than 3 sigma from the median of its neighbours
-moves to 3 sigma. A single outlier then never makes a segment, while a run of them at the end still does.
+moves to 3 sigma. A single outlier then never makes a segment, while a run of `LEVEL` of them does.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +19,12 @@ NEIGHBOURS = 11
 """Width of the running median about which outliers are clipped."""
 CLIP = 3.0
 """Distance from it, in sigma, at which they are clipped."""
+LEVEL = 4
+"""Smallest number of points between two changes. As many on one side are a level, not outliers.
+
+The newest segment may be shorter."""
 MIN_SEGMENT = 5
-"""Smallest number of points between two changes. The newest segment may be shorter."""
+"""Smallest number of points on either side of a certain change."""
 
 
 def tamed(y: Floats, sigma: Floats) -> Floats:
@@ -33,9 +39,26 @@ def tamed(y: Floats, sigma: Floats) -> Floats:
     windows = np.lib.stride_tricks.sliding_window_view(y, width, axis=1)
     start = np.clip(column - (width - 1) // 2, 0, n - width)
     centre = np.sort(windows[row, start], axis=1)[:, half]
+    far = np.zeros(y.shape)
+    far[row, column] = np.sign(y[row, column] - centre) * (np.abs(y[row, column] - centre) > reach[row])
+    alone = ~_in_runs(far)[row, column]
+    row, column, centre = row[alone], column[alone], centre[alone]
     clipped = y.copy()
     clipped[row, column] = np.clip(y[row, column], centre - reach[row], centre + reach[row])
     return clipped
+
+
+def _in_runs(far: Floats) -> NDArray[np.bool_]:
+    """Return which points are in a run of at least `LEVEL` on one side; far: [m, n], -1, 0 or 1."""
+    m, n = far.shape
+    inside = np.zeros((m, n), dtype=bool)
+    if n < LEVEL:
+        return inside
+    sums = np.lib.stride_tricks.sliding_window_view(far, LEVEL, axis=1).sum(axis=2)
+    row, column = np.nonzero(np.abs(sums) == LEVEL)
+    for offset in range(LEVEL):
+        inside[row, column + offset] = True
+    return inside
 
 
 def partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
@@ -49,6 +72,25 @@ def partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
     return starts
 
 
+def without_neighbours(x: Floats, starts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the first points of segments without points that only the smallest length of a segment put there.
+
+    x: [n]. A level of three points would otherwise take one from the level before or after it.
+    """
+    ends = [0, *starts, len(x)]
+    for at in range(1, len(ends) - 2):
+        start, stop = ends[at : at + 2]
+        if stop - start == LEVEL:
+            inner = [(start + cut, stop) for cut in range(LEVEL)] + [(start, stop - cut) for cut in range(1, LEVEL)]
+            ends[at], ends[at + 1] = min(inner, key=lambda part: _squares(x, (ends[at - 1], *part, ends[at + 2])))
+    return tuple(ends[1:-1])
+
+
+def _squares(x: Floats, ends: tuple[int, ...]) -> float:
+    """Return the sum of squares about the mean of each segment between successive ends."""
+    return sum(float(np.var(x[a:b])) * (b - a) for a, b in pairwise(ends))
+
+
 def _partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
     m, n = x.shape
     sums = np.zeros((m, n + 1))
@@ -58,7 +100,7 @@ def _partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
     last = np.zeros((m, n + 1), dtype=np.int64)
     rows = np.arange(m)
     for t in range(1, n + 1):
-        stop = n if t == n else max(t - MIN_SEGMENT + 1, 1)
+        stop = n if t == n else max(t - LEVEL + 1, 1)
         each = sums[:, :stop] - sums[:, t, None]
         each *= each
         each /= np.arange(t, t - stop, -1)
@@ -66,7 +108,7 @@ def _partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
         best = each.argmax(axis=1)
         gain[:, t] = each[rows, best] - penalty
         last[:, t] = best
-        if t < MIN_SEGMENT and t < n:
+        if t < LEVEL and t < n:
             gain[:, t] = -np.inf  # too short to be a segment
     starts_by_row: list[tuple[int, ...]] = [()] * m
     for row in np.flatnonzero(last[:, n]):

@@ -57,6 +57,7 @@ class SeriesFinding:
     n_before: int = 0
     n_after: int = 0
     reason: str = ""
+    left: SeriesFinding | None = None  # the rest of an earlier change for the worse that an improvement left
 
     @property
     def moved(self) -> bool:

@@ -38,6 +38,7 @@ from groupbench.tracker.stats.histories import (
 )
 from groupbench.tracker.stats.newest import Suspicion, Windows, limit_of, suspicions, tests_of
 from groupbench.tracker.stats.records import RECENT
+from groupbench.tracker.stats.remains import left_of_changes
 from groupbench.tracker.stats.standing import still_standing
 from groupbench.tracker.stats.steps import (
     DRIFTS,
@@ -257,7 +258,8 @@ class _Row:
             if judgement is not None:
                 best = min(p, suspect.p)
                 q = float(q_values[n - step.index > RECENT](np.array([best]))[0])
-                return self._finding(step, judgement, ends, best, q)
+                finding = self._finding(step, judgement, ends, best, q)
+                return replace(finding, left=self._left(step, ends)) if finding.moved else finding
         if trend and self._climbs_far(series):
             return self._finding(None, ("drift", DRIFTS[1]), self.batch.starts[self.row], p, float("nan"))
         return None
@@ -287,6 +289,18 @@ class _Row:
             int(place[step.high_index]), step.effect, step.effect - half, step.effect + half, step.before + shift, p, q,
             series.sigma, step.index - step.start, n - step.index, judgement[1],
         )  # fmt: skip
+
+    def _left(self, newest: Step, ends: Sequence[int]) -> SeriesFinding | None:
+        """Return the rest of an earlier change for the worse, if the newest one is an improvement."""
+        history, state = self.history, self.history.state[self.place]
+        if newest.effect * history.worse > 0:
+            return None
+        left = left_of_changes(self.series, newest, ends, state, history.worse, history.min_effect)
+        if left is None:
+            return None
+        step, certain = left
+        reason = f"partly taken back in the last {newest.stop - newest.index} points"
+        return self._finding(step, ("changed" if certain else "suspect", reason), ends, step.p, float("nan"))
 
     def _climbs_far(self, series: NoisySeries) -> bool:
         """Return whether the trend of the newest segment adds up to a change that counts."""

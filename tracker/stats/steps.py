@@ -29,6 +29,7 @@ BOOTSTRAPS, BOOTSTRAP_LEVEL = 399, 0.01
 """Number of resampled series, and the largest share of them that may have a step as large as the observed one."""
 WANDER = 0.8
 """Autocorrelation above which the machine wanders, so that history alone reports no change."""
+TOO_FEW = "too few points after the change"
 DRIFTS = ("the level wanders", "slow trend", "the level moved while the code stayed the same")
 
 
@@ -240,7 +241,7 @@ def not_reported(
 ) -> str | None:
     """Return why a significant change is not certainly a code change, or None."""
     if min(step.index - step.start, step.stop - step.index) < MIN_SEGMENT:
-        return "too few points after the change"
+        return TOO_FEW
     if abs(step.effect) < min_effect:
         return "smaller than the smallest relevant effect"
     machine = _machine(step, state, steps)

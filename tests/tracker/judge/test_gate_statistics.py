@@ -89,6 +89,45 @@ def test_a_change_is_one_alert_and_closes_itself(cli: Cli, stored: Stored, make:
     assert "1 fixed (1)" in cli("gate", "--update").stderr
 
 
+@pytest.mark.parametrize("slow_nights", [4, 8])
+def test_half_a_fix_does_not_hide_the_rest_of_a_slowdown(slow_nights: int, cli: Cli, stored: Stored, make: Any) -> None:
+    """No alert is stored, so the history alone shows the level before."""
+    fixed, end = 30 + slow_nights, 30 + slow_nights + 6
+    records = nights(make, end, {})
+    rng = np.random.default_rng(8)
+    for night in range(end):
+        factor = 1.0 if night < 30 else 1.2 if night < fixed else 1.1
+        records.append(make(night, ms=float(factor * np.exp(rng.normal(0, 0.002))), backend="half"))
+    stored(records)
+    for night in range(fixed, end):
+        done = cli("gate", "--json", "--run", f"run-{night:03d}")
+        faster, left = sorted(
+            (row for row in json.loads(done.stdout)["series"] if row["backend"] == "half"),
+            key=lambda row: row["change"],
+        )
+        assert (done.exit_code, left["verdict"]) == ((1, "regressed") if slow_nights > 4 else (3, "suspect")), night
+        assert faster["change"] < 0
+        assert left["commits"].endswith("..01eccccccc")
+        assert left["low"] < left["change"] < left["high"] and abs(left["change"] - 0.1) < 0.01
+        assert left["before_ms"] == pytest.approx(1.0, rel=0.005)
+        assert "partly taken back" in left["note"]
+
+
+def test_an_alert_of_the_slowdown_is_its_only_row_after_half_a_fix(cli: Cli, stored: Stored, make: Any) -> None:
+    rng = np.random.default_rng(8)
+    levels = [1.0] * 30 + [1.2] * 8 + [1.1] * 6
+    stored([make(night, ms=float(ms * np.exp(rng.normal(0, 0.002)))) for night, ms in enumerate(levels)])
+    assert cli("gate", "--update", "--run", "run-037").exit_code == 1
+    for _ in range(2):
+        done = cli("gate", "--json", "--update")
+        slower = [row for row in json.loads(done.stdout)["series"] if row["change"] > 0]
+        assert [(row["verdict"], row["alert"]) for row in slower] == [("regressed", 1)]
+    assert cli("close", "1", "--as", "fixed", "--reason", "half of it", "--who", "Ada").exit_code == 0
+    assert "1 reopened (1)" in cli("gate", "--update").stderr
+    assert cli("expect", "1", "--reason", "so be it", "--who", "Ada").exit_code == 0
+    assert cli("gate").exit_code == 0
+
+
 def test_accuracy_is_judged_by_its_own_history(cli: Cli, stored: Stored, make: Any) -> None:
     rms = [2e-3 * (1 + 0.01 * (night % 3)) * (1.6 if night >= 18 else 1.0) for night in range(24)]
     stored([make(night, rms=value) for night, value in enumerate(rms)])

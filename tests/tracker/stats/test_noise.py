@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import combinations, pairwise
+from itertools import combinations, groupby, pairwise
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from groupbench.tracker.stats import noise
-from groupbench.tracker.stats.changepoints import MIN_SEGMENT, partition, tamed
+from groupbench.tracker.stats.changepoints import LEVEL, partition, tamed, without_neighbours
 
 
 def everything(y: np.ndarray) -> np.ndarray:
@@ -216,8 +216,8 @@ def test_the_partition_is_the_best_of_all(n: int, seed: int, penalty: float) -> 
     legal = [
         starts
         for count in range(3)
-        for starts in combinations(range(MIN_SEGMENT, n), count)
-        if all(b - a >= MIN_SEGMENT for a, b in zip((0, *starts[:-1]), starts, strict=False))
+        for starts in combinations(range(LEVEL, n), count)
+        if all(b - a >= LEVEL for a, b in zip((0, *starts[:-1]), starts, strict=False))
     ]
     best = min(cost(starts) for starts in legal)
     starts_of = partition(y[None], penalty)[0]
@@ -226,6 +226,7 @@ def test_the_partition_is_the_best_of_all(n: int, seed: int, penalty: float) -> 
 
 @pytest.mark.parametrize("n", [2, 5, 8, 11, 12, 60])
 def test_only_outliers_from_the_running_median_are_tamed(n: int) -> None:
+    """But no run of `LEVEL` of them on one side, which is a level."""
     rng = np.random.default_rng(n)
     sigma = rng.uniform(0.05, 1.0, 40)
     y = rng.standard_t(2, (40, n)) + 3 * (np.arange(n) >= n // 2)
@@ -233,7 +234,27 @@ def test_only_outliers_from_the_running_median_are_tamed(n: int) -> None:
     for row, calm, one in zip(y, tamed(y, sigma), sigma, strict=True):
         starts = np.clip(np.arange(n) - (width - 1) // 2, 0, n - width)
         centre = np.array([np.sort(row[start : start + width])[width // 2] for start in starts])
-        assert np.array_equal(calm, np.clip(row, centre - 3 * one, centre + 3 * one))
+        side = np.sign(row - np.clip(row, centre - 3 * one, centre + 3 * one))
+        runs = [list(run) for _, run in groupby(range(n), key=lambda at: side[at])]
+        kept = [at for run in runs if len(run) >= LEVEL for at in run]
+        expected = np.clip(row, centre - 3 * one, centre + 3 * one)
+        expected[kept] = row[kept]
+        assert np.array_equal(calm, expected)
+
+
+def test_a_level_of_four_between_two_others_is_kept() -> None:
+    y = np.zeros((1, 60))
+    y[0, 30:34], y[0, 34:] = 20.0, 10.0
+    assert np.array_equal(tamed(y, np.array([1.0])), y)
+    assert partition(y, 14.0) == [(30, 34)]
+
+
+def test_a_level_of_three_takes_no_point_from_its_neighbours() -> None:
+    x = np.concatenate([np.zeros(20), np.full(3, 10.0), np.full(20, 30.0)])
+    starts = partition(x[None], 14.0)[0]
+    assert starts == (19, 23)
+    assert without_neighbours(x, starts) == (20, 23)
+    assert without_neighbours(x, (20,)) == (20,)
 
 
 def test_outliers_are_tamed_and_runs_at_the_end_stay() -> None:
