@@ -236,8 +236,7 @@ def now(row: Judged) -> str:
         return row.metric.text(row.level_now)
     if row.point is None:
         return ""
-    value = row.level_now if row.what in (None, "latency") else row.point.median_ms
-    return latency(value, row.point.timing)
+    return latency(row.latency_now, row.point.timing)
 
 
 def interval(row: Judged) -> str:

@@ -234,7 +234,8 @@ def _slowdown(
 ) -> tuple[float, float, float]:
     """Return (effect, low, high) since the pin, from the newest results or an A/B comparison."""
     if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
-        return compared.effect, compared.low or compared.effect, compared.high or compared.effect
+        low, high = compared.low, compared.high
+        return compared.effect, compared.effect if low is None else low, compared.effect if high is None else high
     assert point.timing is not None
     scatter = max(step_scatter(past.log), POOL_FLOOR[point.timing], point.error or 0.0)
     effect = float(np.median(past.log[-number:])) - before.log

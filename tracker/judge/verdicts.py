@@ -143,6 +143,13 @@ class Judged:
         return None if self.point is None else self.point.value(self.metric or LATENCY)
 
     @property
+    def latency_now(self) -> float | None:
+        """The latency to show next to the effect, in ms: the level since a change of it, else the run's latency."""
+        if self.metric in (None, LATENCY):
+            return self.level_now
+        return None if self.point is None else self.point.median_ms
+
+    @property
     def better(self) -> bool:
         """Return whether the change is an improvement."""
         if self.metric is None or self.change is None:

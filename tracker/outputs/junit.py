@@ -99,7 +99,7 @@ def message(row: Judged) -> str:
             f"latency {milliseconds(row.effect.before_ms)} ms → {milliseconds(now)} ms, {signed_percent(row.change)}"
         )
     elif row.metric is not None and row.further:
-        parts.append(f"{row.what} {row.metric.text(row.level_before)} → {row.metric.text(row.now)}")
+        parts.append(f"{row.what} {row.metric.text(row.level_before)} → {row.metric.text(row.level_now)}")
     elif row.what:
         parts.append(row.what)
     if row.note:

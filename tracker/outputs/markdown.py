@@ -180,8 +180,7 @@ def _names(row: Judged, result: GateResult) -> list[str]:
 def _now(row: Judged) -> str:
     if row.point is None:
         return ""
-    value = row.level_now if row.what in (None, "latency") else row.point.median_ms
-    return latency(value, row.point.timing)
+    return latency(row.latency_now, row.point.timing)
 
 
 def foot(result: GateResult) -> str:

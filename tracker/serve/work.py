@@ -75,6 +75,7 @@ def judge(location: str, run: str) -> RunVerdict:
                 "series": row.series.pk,
                 **row.flat(),
                 "level_now": row.level_now,
+                "latency_now": row.latency_now,
                 "since": row.news.since,
                 "head": _head(row),
                 "base": _base(row),

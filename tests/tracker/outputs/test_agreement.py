@@ -1,0 +1,190 @@
+"""Test that the numbers of a row agree, whatever was measured: an effect, its interval and both latencies."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from groupbench.tracker.ab.result import AbCell, AbResult, rule_for
+from groupbench.tracker.ab.side import AbSide
+from groupbench.tracker.cli import gate as terminal
+from groupbench.tracker.cli.ab import COLUMNS, as_row
+from groupbench.tracker.judge.levels import ChangeEvidence, latency_history, levels_of
+from groupbench.tracker.judge.parts import changes
+from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.verdicts import PIN, Effect, Gate, Judged
+from groupbench.tracker.metrics import relative
+from groupbench.tracker.outputs import junit, summary
+from groupbench.tracker.outputs.result import GateResult
+from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
+from groupbench.tracker.record import Environment
+from groupbench.tracker.report.views import Addresses, changed
+from groupbench.tracker.stats import sequential
+from groupbench.tracker.stats.scan import SeriesFinding, scan
+from groupbench.tracker.verdicts import Verdict
+
+Floats = NDArray[np.float64]
+
+SERIES = SeriesRow(1, "gemm", "triton", "fwd", "bf16", "N=1", "builtin", "cooled", "H100", 0, {}, None, None)
+
+
+def run_row(pk: int) -> RunRow:
+    night = datetime(2026, 1, 14, 3, tzinfo=UTC)
+    return RunRow(pk, f"run-{pk}", f"{pk:040x}", False, "main", "fix", night, "nightly", None)
+
+
+def point_row(ms: float, run: RunRow) -> PointRow:
+    return PointRow(
+        pk=1, series=SERIES, run=run, environment=EnvironmentRow(1, "e", Environment(device="cuda")), status="ok",
+        message=None, baseline=False, timing="gpu", median_ms=ms, low_ms=ms, high_ms=ms, error=0.001, prepare_ms=None,
+        enqueue_ms=None, rms=1e-3, max_abs=None, worst_block_rms=None, mismatch=None, unwritten=None, repeatable=True,
+        kernel_hash=None, duration_s=3.0,
+    )  # fmt: skip
+
+
+@st.composite
+def latencies(draw: Any) -> Floats:
+    """Logarithms of latencies: up to five levels with a noise that may have outliers, modes or ticks."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    parts = draw(st.lists(st.tuples(st.floats(-0.4, 0.4), st.integers(1, 14)), min_size=1, max_size=5))
+    level = np.concatenate([np.full(count, height) for height, count in parts])
+    noise = rng.standard_t(draw(st.sampled_from([1.5, 3.0, 100.0])), len(level))
+    noise = draw(st.sampled_from([noise, np.round(noise), noise + 6 * (rng.random(len(level)) < 0.3)]))
+    return math.log(draw(st.floats(1e-3, 50))) + level + draw(st.sampled_from([0.0, 3e-4, 0.01, 0.1])) * noise
+
+
+def past_of(log: Floats) -> Past:
+    n, one = len(log), np.zeros(len(log), np.int64)
+    return Past(1, np.arange(n), one, one, np.arange(n), log, np.full(n, math.nan))
+
+
+def findings(log: Floats) -> list[SeriesFinding]:
+    """Return the finding of a history that moved, and the rest of an earlier change, if any."""
+    (newest,) = scan([latency_history(past_of(log), "gpu")])
+    return [one for one in (newest, newest.left) if one is not None and one.effect is not None]
+
+
+def judged(log: Floats, finding: SeriesFinding) -> Judged:
+    assert finding.effect is not None and finding.index is not None
+    verdict = (
+        Verdict.SUSPECT
+        if finding.verdict != "changed"
+        else Verdict.REGRESSED
+        if finding.effect > 0
+        else Verdict.IMPROVED
+    )
+    point = point_row(math.exp(log[-1]), run_row(len(log) - 1))
+    span = Span(run_row(finding.index - 1), run_row(finding.index))
+    return Judged(SERIES, verdict, point, "latency", effect=changes(point, finding), span=span)
+
+
+def number_in(text: str) -> float:
+    match = re.search(r"[-+]?[\d.]+(?:e-?\d+)?", text.replace(",", "").replace("−", "-"))
+    assert match is not None, text
+    return float(match[0])
+
+
+def check(before: str | float, now: str | float, change: str | float, ends: list[float]) -> None:
+    """Check numbers as printed. Rounding may make the two latencies equal, but never swap them."""
+    first, last, moved = (number_in(each) if isinstance(each, str) else each for each in (before, now, change))
+    assert (last - first) * moved >= 0
+    assert ends[0] <= moved <= ends[1]
+
+
+@given(latencies())
+def test_a_finding_lies_in_its_interval(log: Floats) -> None:
+    for one in findings(log):
+        assert one.low is not None and one.high is not None and one.effect is not None and one.before is not None
+        assert one.low <= one.effect <= one.high
+        assert math.isfinite(one.before)
+        assert one.index is not None and one.first is not None and one.last is not None
+        assert one.first < one.index <= one.last
+
+
+@given(latencies(), st.booleans(), st.floats(1e-3, 50))
+def test_the_numbers_of_the_gates_tables_agree(log: Floats, pinned: bool, newest_ms: float) -> None:
+    """In the terminal, in a summary or comment, in JUnit and on the report page, whatever the newest result is."""
+    for one in findings(log):
+        row = judged(log, one)
+        row = replace(row, what=PIN if pinned else "latency", point=point_row(newest_ms, run_row(len(log) - 1)))
+        percents = [100 * end for end in (row.effect.low, row.effect.high) if end is not None]
+        slack = 0.051 + 0.0051 * max(map(abs, percents))  # of rounding
+        ends = [percents[0] - slack, percents[1] + slack]
+        assert row.change is not None
+        check(terminal.was(row), terminal.now(row), 100 * row.change, ends)
+
+        page = summary.render(GateResult(Gate(run_row(1), (row,), 0, "")))
+        (line,) = [line for line in page.splitlines() if " ms |" in line][:1]
+        before, now, change, interval = [cell.strip() for cell in line.split("|")][5:9]
+        check(before, now, change, ends)
+        low, high = map(number_in, interval.split(".."))
+        assert low <= high
+
+        if not pinned:
+            latency = re.search(r"latency (\S+) ms → (\S+) ms, (\S+)%", junit.message(row))
+            assert latency is not None
+            check(latency[1], latency[2], latency[3], ends)
+
+        cells = changed([row], Addresses({}, None)).rows[0]  # type: ignore[arg-type]
+        texts = [cell.text for cell in cells]
+        effect = next(text for text in texts if text.endswith("%"))
+        before, now = (text for text in texts if text.endswith(" ms"))
+        check(before, now, effect, ends)
+
+
+@given(
+    st.lists(st.tuples(st.floats(1e-3, 1e3), st.floats(-2, 2)), min_size=1, max_size=40),
+    st.floats(1e-3, 1e3),
+    st.floats(1e-3, 1e3),
+)
+def test_the_numbers_of_an_ab_agree(blocks: list[tuple[float, float]], base_ms: float, head_ms: float) -> None:
+    """Medians of all bursts are of another drift than the pairs, so they may contradict the effect."""
+    rule = rule_for("gpu", base_ms)
+    differences = [difference for _, difference in blocks]
+    decision = sequential.decide(differences, rule)
+    single = sequential.estimate(differences, 0.95, rule.resolution)
+    for effect, low, high in ((decision.effect, decision.low, decision.high), single):
+        assert low <= effect <= high
+        result = AbResult(
+            AbCell("gemm", "triton", "N=1", "bf16"), AbSide("a", "b"), AbSide("c", "d"), "different", effect=effect,
+            low=low if math.isfinite(low) else None, high=high if math.isfinite(high) else None, base_ms=base_ms,
+            head_ms=head_ms,
+        )  # fmt: skip
+        row = as_row(result)
+        shown = {column.key: column.show(row[column.key]) for column in COLUMNS if row[column.key] is not None}
+        ends = [row["change_low"], row["change_high"]]
+        bounds = [-math.inf if ends[0] is None else ends[0], math.inf if ends[1] is None else ends[1]]
+        assert relative(effect) == row["change"]
+        check(shown["base_ms"], shown["head_ms"], row["change"], bounds)
+
+
+@given(latencies())
+def test_the_level_lines_of_a_chart_step_as_the_verdict_does(log: Floats) -> None:
+    past = past_of(log)
+    for one in findings(log):
+        if one.verdict != "changed":
+            continue
+        row = judged(log, one)
+        (levels,) = levels_of([past], ["gpu"], [False], [ChangeEvidence(judged=row)], {})
+        assert row.span is not None and row.span.base is not None and row.change is not None
+        starts = [level.first for level in levels.levels]
+        before = [level for level in levels.levels if level.last <= row.span.base.pk]
+        since = [level for level in levels.levels if level.first >= row.span.head.pk]
+        assert row.span.head.pk in starts or not since or not before
+        if before and since and (before[-1].last, since[0].first) == (row.span.base.pk, row.span.head.pk):
+            assert (since[0].ms - before[-1].ms) * row.change > 0
+
+
+def test_the_latency_of_a_row_about_a_pin_is_the_level_of_its_effect() -> None:
+    row = judged(np.zeros(9), replace(findings(np.r_[np.zeros(30), np.full(9, 0.1)])[0], index=3))
+    row = replace(row, what=PIN, effect=Effect(2.0, change=0.05, low=0.04, high=0.06))
+    assert row.latency_now == 2.1
