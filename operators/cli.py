@@ -157,7 +157,16 @@ def _rivals(options: dict[str, Any]) -> dict[str, Any]:
 
 def _checked(options: dict[str, Any]) -> bool:
     """Return whether TritonBench measures. Raises UsageError for options that do not go together."""
-    context = click.get_current_context()
+    _check_complete(options)
+    if options["plan"] is not None:
+        _check_plan_alone(click.get_current_context())
+    on_tritonbench = _picks_tritonbench(options)
+    _check_place(options, on_tritonbench)
+    return on_tritonbench
+
+
+def _check_complete(options: dict[str, Any]) -> None:
+    """Raise UsageError for an option without the one that it needs."""
     if options["plan"] is None and options["plan_name"]:
         raise UsageError("--plan-name needs --plan FILE")
     if options["plan"] is None and not options["ops"]:
@@ -165,9 +174,10 @@ def _checked(options: dict[str, Any]) -> bool:
         raise UsageError(f"nothing to measure: add --op {word} (see --list-operators) or --plan FILE")
     if options["resume"] and options["records"] is None:
         raise UsageError("--resume needs the file of the run to continue: add --records FILE")
-    if options["plan"] is not None:
-        _check_plan_alone(context)
-    on_tritonbench = _picks_tritonbench(options)
+
+
+def _check_place(options: dict[str, Any], on_tritonbench: bool) -> None:
+    """Raise UsageError for an option that does not work on the host or the machines that measure."""
     option = next((name for name in BUILTIN_ONLY if options[name]), None)
     tool = next((name for name in options["costs"] if name in PROFILERS), None)
     if on_tritonbench and (option or tool):
@@ -175,7 +185,6 @@ def _checked(options: dict[str, Any]) -> bool:
         raise UsageError(f"{named} works only on the built-in host: add --host builtin")
     if tool and (place := next((name for name in FLEET if options[name]), None)):
         raise UsageError(f"--costs {tool} profiles on one GPU of this machine: remove --{place}")
-    return on_tritonbench
 
 
 def _run_tritonbench(options: dict[str, Any]) -> int:

@@ -209,13 +209,7 @@ def _batch_records(
     """Yield the records of jobs whose processes fit into memory together, where `size` such processes fit."""
     cells = [Live(job, workers.get(job), partial(workers.judge, job.device)) for job in jobs]
     progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
-    for verb in ("adopt", "load"):  # new processes start and import in parallel, before any cell's time limit begins
-        ready = [cell for cell in cells if cell.failure is None]
-        for cell in ready:
-            cell.started = time.monotonic()
-            cell.worker.send(Request(verb, cell.adopted if verb == "adopt" else None))
-        for cell in ready:
-            cell.take(cell.worker.receive())
+    _load(cells)
     bursts = jobs[0].protocol.bursts
     for cell in cells:
         progress.describe(f"{_name(cell.job)}: preparing")
@@ -244,6 +238,17 @@ def _batch_records(
         yield record, cell.job
         if not sound or cell.failure is not None or isinstance(cell.worker.ask(Request("unload")), Failure):
             workers.retire(cell.worker)
+
+
+def _load(cells: list[Live]) -> None:
+    """Start the processes and import in all of them at the same time, before any cell's time limit begins."""
+    for verb in ("adopt", "load"):
+        ready = [cell for cell in cells if cell.failure is None]
+        for cell in ready:
+            cell.started = time.monotonic()
+            cell.worker.send(Request(verb, cell.adopted if verb == "adopt" else None))
+        for cell in ready:
+            cell.take(cell.worker.receive())
 
 
 def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress: Progress) -> None:

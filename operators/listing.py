@@ -26,23 +26,33 @@ def show(options: dict[str, Any]) -> None:
     missing = _missing(operators) if options["list_backends"] else {}
     for operator in operators:
         if options["list_operators"]:
-            print(f"{operator.name}: modes {', '.join(operator.modes)}; precisions {', '.join(operator.dtypes)}")
-            for name, suite in operator.suites.items():
-                print(f"  suite {name}: {counted(len(suite), 'shape')}, {suite[0]} ...")
-            for line in contract.lines(operator):
-                print(line)
+            _show_operator(operator)
         if options["list_backends"]:
-            print(f"{operator.name}:")
-            for backend in operator.backends:
-                mark = " (baseline)" if backend.name == operator.baseline else ""
-                suites = [suite for suite, name in operator.suite_baselines.items() if name == backend.name]
-                mark += f" (baseline of suite {', '.join(suites)})" if suites else ""
-                print(f"  {backend.name}{mark}: {backend.source}{missing.get((operator.name, backend.name), '')}")
+            _show_backends(operator, missing)
     if options["list_metrics"]:
         from groupbench.operators import table
 
         for name, (meaning, _) in table.metrics_of_tables().items():
             print(f"{name}: {meaning}")
+
+
+def _show_operator(operator: Operator) -> None:
+    from groupbench.operators import contract
+
+    print(f"{operator.name}: modes {', '.join(operator.modes)}; precisions {', '.join(operator.dtypes)}")
+    for name, suite in operator.suites.items():
+        print(f"  suite {name}: {counted(len(suite), 'shape')}, {suite[0]} ...")
+    for line in contract.lines(operator):
+        print(line)
+
+
+def _show_backends(operator: Operator, missing: dict[tuple[str, str], str]) -> None:
+    print(f"{operator.name}:")
+    for backend in operator.backends:
+        mark = " (baseline)" if backend.name == operator.baseline else ""
+        suites = [suite for suite, name in operator.suite_baselines.items() if name == backend.name]
+        mark += f" (baseline of suite {', '.join(suites)})" if suites else ""
+        print(f"  {backend.name}{mark}: {backend.source}{missing.get((operator.name, backend.name), '')}")
 
 
 def _missing(operators: Iterable[Operator]) -> dict[tuple[str, str], str]:

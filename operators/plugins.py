@@ -125,6 +125,11 @@ def _loaded(path: str) -> Any:
     file, _, attribute = path.rpartition(":") if ".py:" in path else (path, "", "")
     if file.endswith(".py"):
         return _attribute(_from_file(file, path), attribute, path) if attribute else _from_file(file, path)
+    return _from_module(path)
+
+
+def _from_module(path: str) -> Any:
+    """Import `module`, or return `module.attribute`. Modules in the current folder are found too."""
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -225,6 +230,18 @@ def _does_not_load(path: str, error: BaseException) -> UsageError:
 
 def _plugin(loaded: Any, origin: str) -> Plugin:
     """Raise UsageError for a plugin with neither operators nor backends."""
+    parts = _checked_parts(loaded, origin)
+    operators = tuple(part for part in parts if isinstance(part, Operator))
+    backends = tuple(part for part in parts if isinstance(part, Backend))
+    for operator in operators:
+        _check_operator(operator, origin)
+    for backend in (*backends, *(backend for operator in operators for backend in operator.backends)):
+        _check_backend(backend, origin)
+    return Plugin(origin, operators, backends)
+
+
+def _checked_parts(loaded: Any, origin: str) -> list[Any]:
+    """Return the operators and backends of the loaded object. Raises UsageError for an object without them."""
     try:
         parts = _parts(loaded)
     except UsageError:
@@ -237,21 +254,13 @@ def _plugin(loaded: Any, origin: str) -> Plugin:
         raise UsageError(
             f"plugin {origin!r}: the module has no operator and no Backend; docs/guide/operators.md shows both"
         )
-    operators = tuple(part for part in parts if isinstance(part, Operator))
-    backends = tuple(part for part in parts if isinstance(part, Backend))
-    for operator in operators:
-        _check_operator(operator, origin)
-    for backend in (*backends, *(backend for operator in operators for backend in operator.backends)):
-        _check_backend(backend, origin)
-    return Plugin(origin, operators, backends)
+    return parts
 
 
 def _parts(loaded: Any) -> list[Any] | None:
+    """Return the operators and backends of the loaded object; None if it cannot have any."""
     if isinstance(loaded, ModuleType):
-        public = [value for name, value in vars(loaded).items() if not name.startswith("_")]
-        listed = [part for value in public if isinstance(value, (list, tuple)) for part in value]
-        parts = (part for part in (*public, *listed) if isinstance(part, (Backend, Operator, *DEFINED)))
-        loaded = list({id(part): part for part in parts}.values())
+        loaded = _parts_of_module(loaded)
     elif callable(loaded) and not isinstance(loaded, (Backend, Operator, *DEFINED)):
         loaded = loaded()
     if isinstance(loaded, (Backend, Operator, *DEFINED)):
@@ -259,6 +268,14 @@ def _parts(loaded: Any) -> list[Any] | None:
     if not isinstance(loaded, Iterable):
         return None
     return [part.operator if isinstance(part, DEFINED) else part for part in loaded]
+
+
+def _parts_of_module(module: ModuleType) -> list[Any]:
+    """Return the public operators and backends of a module and of its lists and tuples, each once."""
+    public = [value for name, value in vars(module).items() if not name.startswith("_")]
+    listed = [part for value in public if isinstance(value, (list, tuple)) for part in value]
+    parts = (part for part in (*public, *listed) if isinstance(part, (Backend, Operator, *DEFINED)))
+    return list({id(part): part for part in parts}.values())
 
 
 def _check_operator(operator: Operator, origin: str) -> None:

@@ -82,24 +82,33 @@ def go_on(
     if not records:
         return None
     run, measured_on = records[0].run, records[0].environment
-    began = f"{path} holds a run that began {run.started:%Y-%m-%d %H:%M} UTC"
-    if run.commit.hash != commit.hash or run.commit.dirty or commit.dirty:  # uncommitted changes may differ
-        text = f"{began} at commit {named(run.commit)}; this is {named(commit)}"
-        if run.commit.dirty or commit.dirty:
-            text += " (+ marks uncommitted changes, as in `git status`: the code may differ)"
-        raise CannotResume(text)
-    if run.plan != plan:
-        raise CannotResume(f"{began} with plan {run.plan}, not {plan}")
     if fleet:
         measured_on = _software(measured_on, environment)
-    if _alike(measured_on) != _alike(environment):
-        unlike = [f for f in environment.__struct_fields__ if getattr(measured_on, f) != getattr(environment, f)]
-        raise CannotResume(f"{began} in another environment: {', '.join(unlike)} changed")
-    if run.trigger != "backfill" and datetime.now(UTC) - run.started > LONGEST:
-        raise CannotResume(f"{began}, more than {LONGEST.total_seconds() / 3600:.0f} hours ago")
+    why = _why_another(run, measured_on, commit, environment, plan)
+    if why is not None:
+        raise CannotResume(f"{path} holds a run that began {run.started:%Y-%m-%d %H:%M} UTC{why}")
     kept = [record for record in records if record.status != "skipped"]
     _rewrite(path, kept)
     return run, kept
+
+
+def _why_another(
+    run: Run, measured_on: Environment, commit: Commit, environment: Environment, plan: str | None
+) -> str | None:
+    """Return why this invocation would be another run: the end of a sentence that begins with the run. None if not."""
+    if run.commit.hash != commit.hash or run.commit.dirty or commit.dirty:  # uncommitted changes may differ
+        text = f" at commit {named(run.commit)}; this is {named(commit)}"
+        if run.commit.dirty or commit.dirty:
+            text += " (+ marks uncommitted changes, as in `git status`: the code may differ)"
+        return text
+    if run.plan != plan:
+        return f" with plan {run.plan}, not {plan}"
+    if _alike(measured_on) != _alike(environment):
+        unlike = [f for f in environment.__struct_fields__ if getattr(measured_on, f) != getattr(environment, f)]
+        return f" in another environment: {', '.join(unlike)} changed"
+    if run.trigger != "backfill" and datetime.now(UTC) - run.started > LONGEST:
+        return f", more than {LONGEST.total_seconds() / 3600:.0f} hours ago"
+    return None
 
 
 def not_done(jobs: Iterable[Job], records: Iterable[Record]) -> list[Job]:

@@ -82,20 +82,12 @@ class Session:
         commit = find_commit(self.commit)
         if self.branch:
             commit = msgspec.structs.replace(commit, branch=storable(self.branch))
-        for path in (self.records_path, self.output, self.output_json):
-            if path is not None:
-                check_writable(path)
-        if self.records_path is not None and not self.resume:
-            _check_records(self.records_path)
+        self._check_files()
         resumed = None
         if self.resume and self.records_path is not None:
             resumed = resume.go_on(self.records_path, commit, environment, self.plan, fleet)
         self.run, self.records = resumed or (self._new_run(commit), [])
-        cpu = f"CPU ({environment.cpu})" if environment.cpu else "CPU"
-        device = environment.gpu or ("GPU" if environment.device == "cuda" else cpu)
-        versions = [f"{name} {getattr(environment, name)}" for name in ("torch", "triton", "helion", "tritonbench")]
-        installed = [text for text in versions if not text.endswith(" None")]
-        self.say("groupbench: " + " · ".join([host, device, *installed, f"commit {resume.named(commit)}"]))
+        self.say(" · ".join([f"groupbench: {host}", *_named(environment), f"commit {resume.named(commit)}"]))
         if not fleet:  # the processes of a fleet hold the locks of their GPUs
             device_lock.warn_if_shared("tritonbench", environment.device, environment.gpu_uuid)
         if self.records_path is not None and commit.hash == UNKNOWN:
@@ -107,6 +99,14 @@ class Session:
         if resumed:
             done = counted(len(self.records), "cell")
             self.say(f"resuming the run of {self.run.started:%H:%M} UTC: {done} already measured")
+
+    def _check_files(self) -> None:
+        """Raise UsageError for a file that cannot be written, or whose content is not records."""
+        for path in (self.records_path, self.output, self.output_json):
+            if path is not None:
+                check_writable(path)
+        if self.records_path is not None and not self.resume:
+            _check_records(self.records_path)
 
     def _new_run(self, commit: Commit) -> Run:
         return Run(
@@ -193,22 +193,30 @@ class Session:
         counts = Counter(record.status for record in self.records)
         statuses = ", ".join(f"{n} {status}" for status, n in counts.most_common())
         self.say(f"{counted(len(self.records), 'cell')}: {statuses}")
+        for line in (*self._warnings(), *self._files()):
+            self.say(line)
+
+    def _warnings(self) -> Iterator[str]:
+        """Yield a line for each reason why results cannot be used or are missing."""
         restless = sum(table.is_restless(record) for record in self.records)
         if restless:
-            self.say(
+            yield (
                 f"too noisy to use: {counted(restless, 'cell')} (bursts vary by more than {100 * table.RESTLESS:.0f} %)"
                 "; is another process using this machine? Check with `groupbench doctor`"
             )
         unloaded = next((record for record in self.records if libraries.does_not_load(record.message or "")), None)
         if unloaded is not None and not self.builds:
-            self.say(f"{unloaded.cell.backend} cannot load a module or a library: {libraries.BUILD}")
+            yield f"{unloaded.cell.backend} cannot load a module or a library: {libraries.BUILD}"
         skipped = [record for record in self.records if record.status == "skipped"]
         if skipped:
-            self.say(f"skipped: {_problems(skipped)}")
+            yield f"skipped: {_problems(skipped)}"
+
+    def _files(self) -> Iterator[str]:
+        """Yield a line for each place with results."""
         if self.records_path is not None:
-            self.say(f"records: {self.records_path}")
+            yield f"records: {self.records_path}"
         if self.run is not None and (logs := self.logs).written(self.records):
-            self.say(f"{'logs' if logs.every else 'logs of failed cells'}: {logs.folder}")
+            yield f"{'logs' if logs.every else 'logs of failed cells'}: {logs.folder}"
 
     def _draw(self, where: str) -> None:
         """Plot the first metric. A file that cannot be written is reported, since the measurement is still valid."""
@@ -271,6 +279,14 @@ def _append(file: FileIO, line: bytes) -> None:
         with contextlib.suppress(OSError):  # a pipe, a device
             os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - written)
         raise Incomplete(f"cannot write {file.name}: {error.strerror}; nothing more is measured") from error
+
+
+def _named(environment: Environment) -> list[str]:
+    """Return the device and the versions of installed packages, for the first line."""
+    cpu = f"CPU ({environment.cpu})" if environment.cpu else "CPU"
+    device = environment.gpu or ("GPU" if environment.device == "cuda" else cpu)
+    versions = {name: getattr(environment, name) for name in ("torch", "triton", "helion", "tritonbench")}
+    return [device, *(f"{name} {version}" for name, version in versions.items() if version is not None)]
 
 
 def _problems(records: list[Record]) -> str:

@@ -260,15 +260,7 @@ def parse(text: str) -> GroupedShape:
 
 
 def _parse_fields(text: str) -> GroupedShape:
-    fields: dict[str, str] = {}
-    for part in _split(text):
-        key, _, value = part.partition("=")
-        if key in fields or key not in ("G", "M", "M_g", "N", "K", "routing", "W", "B", "E", "rank"):
-            raise ValueError(f"field {key!r} is unknown or given twice")
-        fields[key] = value
-    missing = {"G", "N", "K"} - fields.keys()
-    if missing or ("M" in fields) == ("M_g" in fields):
-        raise ValueError("it needs G, N, K and either M or M_g")
+    fields = _fields_of(text)
     options: dict[str, Any] = {
         "nk": _choice(fields, "W", {"nk": True, "kn": False}),
         "shared": _choice(fields, "B", {"shared": True}),
@@ -283,12 +275,30 @@ def _parse_fields(text: str) -> GroupedShape:
         return GroupedShape(G, whole("M", fields["M"]), N, K, routing=fields.get("routing", "balanced"), **options)
     if "routing" in fields:
         raise ValueError("M_g lists the rows: leave routing out")
-    rows = tuple(size("M_g", row, MAX_SIZE, least=0) for row in fields["M_g"].split("|"))
+    rows = _listed_rows(fields["M_g"], G)
+    return GroupedShape(G, sum(rows), N, K, listed=rows, **options)
+
+
+def _fields_of(text: str) -> dict[str, str]:
+    """Return the fields of a shape by name. Raises ValueError for an unknown field, and if one is missing."""
+    fields: dict[str, str] = {}
+    for part in _split(text):
+        key, _, value = part.partition("=")
+        if key in fields or key not in ("G", "M", "M_g", "N", "K", "routing", "W", "B", "E", "rank"):
+            raise ValueError(f"field {key!r} is unknown or given twice")
+        fields[key] = value
+    missing = {"G", "N", "K"} - fields.keys()
+    if missing or ("M" in fields) == ("M_g" in fields):
+        raise ValueError("it needs G, N, K and either M or M_g")
+    return fields
+
+
+def _listed_rows(text: str, G: int) -> tuple[int, ...]:
+    """Return the rows of each group that M_g lists: one number is every group's. Raises ValueError."""
+    rows = tuple(size("M_g", row, MAX_SIZE, least=0) for row in text.split("|"))
     if len(rows) not in (1, G):
         raise ValueError(f"M_g lists {len(rows)} groups, and G is {G}")
-    if len(rows) == 1 and 1 <= G <= MAX_GROUPS:
-        rows *= G
-    return GroupedShape(G, sum(rows), N, K, listed=rows, **options)
+    return rows * G if len(rows) == 1 and 1 <= G <= MAX_GROUPS else rows
 
 
 def _split(text: str) -> list[str]:

@@ -245,10 +245,7 @@ def assign(work: Sequence[Batch], cards: Sequence[Card], history: Mapping[Proble
     longest first. If a load exceeds `UNEVEN` times the mean, batches move until every load is within `EVEN`.
     """
     history = history or {}
-    cells = sum(len(batch.jobs) for batch in work if batch.problem in history)
-    taken = sum(history[batch.problem].seconds for batch in work if batch.problem in history)
-    each = taken / cells if cells and taken else 1.0
-    costs = [history[b.problem].seconds if b.problem in history else each * len(b.jobs) for b in work]
+    costs = _expected_seconds(work, history)
     uuids = {card.machine.environment.gpu_uuid: number for number, card in enumerate(cards)}
     uuids.pop(None, None)
     loads = [0.0] * len(cards)
@@ -264,6 +261,14 @@ def assign(work: Sequence[Batch], cards: Sequence[Card], history: Mapping[Proble
         loads[least] += costs[number]
     _even_out(costs, chosen, loads)
     return [chosen[number] for number in range(len(work))]
+
+
+def _expected_seconds(work: Sequence[Batch], history: Mapping[Problem, Before]) -> list[float]:
+    """Return the time of each batch: its problem's earlier time, or the mean time per cell of the known problems."""
+    cells = sum(len(batch.jobs) for batch in work if batch.problem in history)
+    taken = sum(history[batch.problem].seconds for batch in work if batch.problem in history)
+    each = taken / cells if cells and taken else 1.0
+    return [history[b.problem].seconds if b.problem in history else each * len(b.jobs) for b in work]
 
 
 def _even_out(costs: list[float], chosen: dict[int, int], loads: list[float]) -> None:

@@ -86,24 +86,29 @@ def show(op: str, lists: tuple[str, ...], plugins: tuple[str, ...]) -> None:
 
 
 def _understood(options: dict[str, Any], device: str) -> dict[str, Any]:
-    """Translate the options for TritonBench. Raises UsageError for those that it would ignore or not survive."""
+    """Translate the options for TritonBench. Raises UsageError for those that `_check_understood` refuses."""
     rest = [text for text in options["rest"] if text not in MODES]
+    ops = tuple(dict.fromkeys(options["ops"]))
+    _check_understood(options, rest, ops, device)
+    ids = sorted({plan.integer(text) for text in options["input_id"]})  # it iterates over the inputs once, in order
+    modes = [mode for flag, mode in MODES.items() if flag in options["rest"]]
+    mode = modes[-1] if modes else options["mode"]
+    return options | {"ops": ops, "rest": rest, "mode": mode, "input_id": tuple(map(str, ids))}
+
+
+def _check_understood(options: dict[str, Any], rest: list[str], ops: tuple[str, ...], device: str) -> None:
+    """Raise UsageError for options that TritonBench would ignore or not survive."""
     for flag in (text.split("=")[0] for text in rest):
         if flag in UNSUPPORTED:
             raise UsageError(f"{flag} cannot be combined with records: {UNSUPPORTED[flag]}")
     if options["cudagraph"] and device == "cpu":
         raise UsageError("--cudagraph needs a GPU: a CPU has no CUDA graphs")
-    ops = tuple(dict.fromkeys(options["ops"]))
     for flag in ("output", "output_json"):
         if options[flag] and len(ops) > 1:
             flag = flag.replace("_", "-")
             raise UsageError(f"--{flag} takes one operator on TritonBench; --output-dir FOLDER writes a file for each")
     if len(options["input_id"]) > 1 and options["num_inputs"] is not None:
         raise UsageError("--num-inputs must be at least 1, with at most one --input-id")
-    ids = sorted({plan.integer(text) for text in options["input_id"]})  # it iterates over the inputs once, in order
-    modes = [mode for flag, mode in MODES.items() if flag in options["rest"]]
-    mode = modes[-1] if modes else options["mode"]
-    return options | {"ops": ops, "rest": rest, "mode": mode, "input_id": tuple(map(str, ids))}
 
 
 def _records(
@@ -276,24 +281,29 @@ def _operator_records(
                 raise
             broken = follower.current
             if broken is None or follower.refused:
-                if follower.timed_out:
-                    raise Incomplete(f"TritonBench hung between cells; it was ended after {len(finished)} of them")
-                done = f"after {counted(len(finished), 'cell')}" if finished else "before it measured anything"
-                if follower.code and not finished:
-                    raise UsageError(follower.refused or f"{_ended(follower)} {done}")
-                if follower.refused:
-                    raise Incomplete(f"TritonBench ended {done}: {follower.refused}")
-                if follower.code:
-                    raise Incomplete(f"{_ended(follower)} {done}")
-                if not finished:
-                    raise Incomplete(
-                        f"TritonBench measured nothing: none of the selected backends of {setup.op} is installed, "
-                        "unless its messages above give another reason"
-                    )
+                _check_end(follower, len(finished), setup.op)
                 return
             status, message = follower.epitaph()
             finished.append(Finished(broken.input_id, broken.backend, None, message))
             yield _lost(broken, machine, run, status, message)
+
+
+def _check_end(follower: _Follower, cells: int, op: str) -> None:
+    """Raise Incomplete or UsageError unless TritonBench measured everything; `cells` is the number of finished ones."""
+    if follower.timed_out:
+        raise Incomplete(f"TritonBench hung between cells; it was ended after {cells} of them")
+    done = f"after {counted(cells, 'cell')}" if cells else "before it measured anything"
+    if follower.code and not cells:
+        raise UsageError(follower.refused or f"{_ended(follower)} {done}")
+    if follower.refused:
+        raise Incomplete(f"TritonBench ended {done}: {follower.refused}")
+    if follower.code:
+        raise Incomplete(f"{_ended(follower)} {done}")
+    if not cells:
+        raise Incomplete(
+            f"TritonBench measured nothing: none of the selected backends of {op} is installed, "
+            "unless its messages above give another reason"
+        )
 
 
 def _ended(follower: _Follower) -> str:

@@ -14,6 +14,7 @@ import importlib
 import sys
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -55,16 +56,8 @@ def _run(setup: Setup, arguments: list[str]) -> None:
     """Prepare TritonBench's operator, or ours as one of its own, and run it."""
     name = setup.op
     is_ours = setup.own or has_operator(name)
-    loaded = [] if is_ours else [load(path) for path in setup.plugins]
-    for path, function in zip(setup.plugins, loaded, strict=False):
-        if not callable(function):
-            if name not in _operators_of_tritonbench():
-                raise _unknown_operator(setup)
-            raise UsageError(
-                f"plugin {path!r}: {name} is TritonBench's, for which a plugin is a function that registers its "
-                f"backends with TritonBench: {function!r}"
-            )
-        function()
+    if not is_ours:
+        _register_plugins(setup)
     ours = get_operator(name, setup.plugins).in_mode(setup.mode) if is_ours else None
     if setup.own:
         assert ours is not None
@@ -72,12 +65,7 @@ def _run(setup: Setup, arguments: list[str]) -> None:
         add_backends(cls, name, ours, setup.shapes)
         add_operator(name, recording(cls, setup, ours))
     elif not name.startswith("aten::"):
-        try:
-            module = importlib.import_module(f"{PACKAGE}.{name}")
-        except Exception as error:
-            if isinstance(error, ModuleNotFoundError) and error.name == f"{PACKAGE}.{name}":
-                raise _unknown_operator(setup) from error
-            raise UsageError(f"TritonBench's operator {name} does not import here: {describe(error)}") from error
+        module = _module_of(setup)
         base: Any = module.Operator
         if ours is not None:
             add_backends(base, name, ours)
@@ -93,6 +81,31 @@ def _run(setup: Setup, arguments: list[str]) -> None:
         files = [value for flag, value in pairwise(arguments) if flag in ("--output", "--output-json")]
         wrote = " and ".join(["its table", *files])
         raise Incomplete(f"TritonBench, which writes {wrote}: {describe(error)}") from error
+
+
+def _register_plugins(setup: Setup) -> None:
+    """Let the plugins register their backends with an operator of TritonBench. Raises UsageError."""
+    loaded = [load(path) for path in setup.plugins]
+    for path, function in zip(setup.plugins, loaded, strict=True):
+        if not callable(function):
+            if setup.op not in _operators_of_tritonbench():
+                raise _unknown_operator(setup)
+            raise UsageError(
+                f"plugin {path!r}: {setup.op} is TritonBench's, for which a plugin is a function that registers its "
+                f"backends with TritonBench: {function!r}"
+            )
+        function()
+
+
+def _module_of(setup: Setup) -> ModuleType:
+    """Import the module of TritonBench's operator. Raises UsageError."""
+    module_name = f"{PACKAGE}.{setup.op}"
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name == module_name:
+            raise _unknown_operator(setup) from error
+        raise UsageError(f"TritonBench's operator {setup.op} does not import here: {describe(error)}") from error
 
 
 def main() -> None:

@@ -223,20 +223,34 @@ def metrics_of(kernels: Iterable[Kernel]) -> dict[str, float]:
     ours = [kernel for kernel in kernels if not kernel.external]
     if not ours:
         return {}
-    values: dict[str, float] = {}
-    if all(kernel.spills is not None for kernel in ours):
-        values["spills"] = 4.0 * sum(kernel.spills or 0 for kernel in ours)
-    values |= _extreme("registers", max, [kernel.registers for kernel in ours])
-    values |= _extreme("shared_kib", max, [None if k.shared_bytes is None else k.shared_bytes / 1024 for k in ours])
-    values |= _extreme("occupancy", min, [kernel.occupancy for kernel in ours])
     multiply = [kernel for kernel in ours if products(kernel)]
-    values |= _extreme("stages", min, [stages(kernel) for kernel in multiply or ours])
-    if all(kernel.counted_in for kernel in ours):
-        values["matrix_ops"] = float(sum(sum(products(kernel).values()) for kernel in ours))
-        for name, kinds in _SUMMED.items():
-            if name != "local_ops" or all(kernel.counted_in == "sass" for kernel in ours):
-                values[name] = float(sum(kernel.counts.get(kind, 0) for kernel in ours for kind in kinds))
-    return values
+    pipeline = _extreme("stages", min, [stages(kernel) for kernel in multiply or ours])
+    return _resources(ours) | pipeline | _instructions(ours)
+
+
+def _resources(kernels: Sequence[Kernel]) -> dict[str, float]:
+    """Return the registers and memory that kernels take, and the warps that then fit on an SM."""
+    spills = {}
+    if all(kernel.spills is not None for kernel in kernels):
+        spills["spills"] = 4.0 * sum(kernel.spills or 0 for kernel in kernels)
+    shared_kib = [None if kernel.shared_bytes is None else kernel.shared_bytes / 1024 for kernel in kernels]
+    return (
+        spills
+        | _extreme("registers", max, [kernel.registers for kernel in kernels])
+        | _extreme("shared_kib", max, shared_kib)
+        | _extreme("occupancy", min, [kernel.occupancy for kernel in kernels])
+    )
+
+
+def _instructions(kernels: Sequence[Kernel]) -> dict[str, float]:
+    """Return the sums of instructions by metric; nothing if those of a kernel are unknown."""
+    if not all(kernel.counted_in for kernel in kernels):
+        return {}
+    sums = {"matrix_ops": float(sum(sum(products(kernel).values()) for kernel in kernels))}
+    for name, kinds in _SUMMED.items():
+        if name != "local_ops" or all(kernel.counted_in == "sass" for kernel in kernels):  # PTX does not show them
+            sums[name] = float(sum(kernel.counts.get(kind, 0) for kernel in kernels for kind in kinds))
+    return sums
 
 
 _SUMMED = {

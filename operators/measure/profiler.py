@@ -197,11 +197,44 @@ def _short(text: str) -> str:
 # ---- ncu
 
 
+@dataclass(frozen=True)
+class _RawPage:
+    """ncu's raw page: a column for each metric, a row for each kernel."""
+
+    place: Mapping[str, int]  # of each metric's column
+    units: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def values(self, name: str, factors: Mapping[str, float]) -> list[float]:
+        """Return a metric of each kernel; NaN for a kernel without it. Raises ProfileError for another unit."""
+        if name not in self.place:
+            return [math.nan] * len(self.rows)
+        place = self.place[name]
+        unit, numbers = self.units[place], [_number(name, row[place]) for row in self.rows]
+        if unit not in factors and any(map(math.isfinite, numbers)):
+            raise ProfileError(f"its unit of {name} is {unit!r}, not one of {', '.join(factors)}")
+        return [number * factors.get(unit, math.nan) for number in numbers]
+
+
 def of_csv(text: str) -> dict[str, float]:
     """Return the metrics of a call from ncu's raw page.
 
     Raises ProfileError if it is not one, has another unit, or has a value that cannot be.
     """
+    page = _raw_page(text)
+    times = page.values(TIME, _MS)
+    if not all(time > 0 for time in times):
+        raise ProfileError(f"its CSV has a kernel without {TIME}")
+    metrics = {}
+    for counter in COUNTERS:
+        columns = [page.values(name, counter.units) for name in counter.names]
+        each = [sum(of_kernel) for of_kernel in zip(*columns, strict=True)]
+        metrics[counter.metric] = _mean(each, times) if counter.shared else sum(each)
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _raw_page(text: str) -> _RawPage:
+    """Parse the output of ncu. Raises ProfileError if it has no page, or not a whole one."""
     lines = [line for line in text.splitlines() if not line.startswith("==")]
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
@@ -213,26 +246,7 @@ def of_csv(text: str) -> dict[str, float]:
     units, rows = rest[0] if rest else [], rest[1:]
     if not rows or len(units) != len(header) or any(len(row) != len(header) for row in rows):
         raise ProfileError("its CSV has no line of units, or a line with other columns")
-    place = {name: number for number, name in enumerate(header)}
-
-    def values(name: str, factors: Mapping[str, float]) -> list[float]:
-        """Return a metric of each kernel; NaN for a kernel without it."""
-        if name not in place:
-            return [math.nan] * len(rows)
-        unit, texts = units[place[name]], [row[place[name]] for row in rows]
-        numbers = [_number(name, each) for each in texts]
-        if unit not in factors and any(map(math.isfinite, numbers)):
-            raise ProfileError(f"its unit of {name} is {unit!r}, not one of {', '.join(factors)}")
-        return [number * factors.get(unit, math.nan) for number in numbers]
-
-    times = values(TIME, _MS)
-    if not all(time > 0 for time in times):
-        raise ProfileError(f"its CSV has a kernel without {TIME}")
-    metrics = {}
-    for counter in COUNTERS:
-        each = [sum(of_kernel) for of_kernel in zip(*(values(n, counter.units) for n in counter.names), strict=True)]
-        metrics[counter.metric] = _mean(each, times) if counter.shared else sum(each)
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
+    return _RawPage({name: number for number, name in enumerate(header)}, units, rows)
 
 
 def _number(name: str, text: str) -> float:

@@ -202,11 +202,7 @@ class PublishedProblem:
 
         torch.manual_seed(seed)
         axes, sources = self._axes(shape), shape.workload.inputs
-        scalars = {name: source.value for name, source in sources.items() if source.type == "scalar"}
-        made: dict[str, Any] = {}
-        if any(source.type == "custom" for source in sources.values()):
-            entry = self._code[self.file.custom_inputs_entrypoint or ""]
-            made = dict(entry({**axes, **scalars}, torch.device(device)))
+        made = self._custom_inputs(axes, sources, device)
         for name, spec in self.file.inputs.items():
             source = sources.get(name, Input("random"))
             if source.type == "scalar":
@@ -221,6 +217,16 @@ class PublishedProblem:
             for name, spec in self.file.outputs.items()
         }
         return inputs
+
+    def _custom_inputs(self, axes: Mapping[str, int], sources: Mapping[str, Input], device: str) -> dict[str, Any]:
+        """Return the inputs that a function of the reference makes; none if the workload does not ask for it."""
+        import torch
+
+        if not any(source.type == "custom" for source in sources.values()):
+            return {}
+        scalars = {name: source.value for name, source in sources.items() if source.type == "scalar"}
+        entry = self._code[self.file.custom_inputs_entrypoint or ""]
+        return dict(entry({**axes, **scalars}, torch.device(device)))
 
     def exact(self, inputs: Any) -> Any:
         """Return the reference's outputs for inputs in fp32, with integers in the form of `decode`."""

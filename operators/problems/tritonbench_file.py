@@ -270,19 +270,25 @@ def launches_triton(function: Callable[..., Any]) -> bool:
         seen.add(id(item))
         if type(item).__module__.startswith("triton.runtime"):
             return True
-        if isinstance(getattr(item, "__self__", None), type):  # `apply` of an autograd function
-            waiting.append(item.__self__)
-        item = getattr(item, "__func__", item)
-        if isinstance(item, type):
-            waiting += vars(item).values() if _may_launch(item) else ()
-        elif isinstance(code := getattr(item, "__code__", None), CodeType) and _may_launch(item):
-            module_names = item.__globals__
-            names = list(_names_in(code))
-            waiting += _closure(item)
-            waiting += (module_names[name] for name in names if name in module_names)
-            modules = [module_names[name] for name in names if isinstance(module_names.get(name), ModuleType)]
-            waiting += (vars(m)[name] for m in modules for name in names if name in vars(m))
+        waiting += _named_by(item)
     return False
+
+
+def _named_by(item: Any) -> Iterator[Any]:
+    """Yield the objects that a method's class, a class or a function names, if they may lead to a Triton kernel."""
+    if isinstance(getattr(item, "__self__", None), type):  # `apply` of an autograd function
+        yield item.__self__
+    item = getattr(item, "__func__", item)
+    if isinstance(item, type):
+        if _may_launch(item):
+            yield from vars(item).values()
+    elif isinstance(code := getattr(item, "__code__", None), CodeType) and _may_launch(item):
+        module_names = item.__globals__
+        names = list(_names_in(code))
+        yield from _closure(item)
+        yield from (module_names[name] for name in names if name in module_names)
+        modules = [module_names[name] for name in names if isinstance(module_names.get(name), ModuleType)]
+        yield from (vars(module)[name] for module in modules for name in names if name in vars(module))
 
 
 def _closure(function: Any) -> Iterator[Any]:

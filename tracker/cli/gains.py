@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -14,6 +14,9 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, plain,
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import milliseconds
+
+if TYPE_CHECKING:
+    from groupbench.tracker.query.rows import PointRow
 
 MODULE = "groupbench.operators.layers"
 
@@ -63,22 +66,15 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, form: F
 
     Exit codes: 0 ok, 2 usage error, 3 no cell, or not every product of the layer, has a known speed of light.
     """
-    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.gains import Gain
     from groupbench.tracker.query.gains import gains as find
     from groupbench.tracker.query.points import points_of_run
     from groupbench.tracker.query.resolve import find_run
-    from groupbench.tracker.query.series import narrowed
 
     products = _products(layer) if layer is not None else ()
     with reading(context.obj) as session:
         points = points_of_run(session, find_run(session, run_id))
-        series = narrowed([point.series for point in points], Filter(**fields), exact=True)
-        if layer is not None:
-            series = [row for row in series if row.shape in products and row.mode in (fields["mode"] or ("fwd",))]
-            series = [row for row in series if row.operator in (fields["operator"] or ("grouped_gemm",))]
-        wanted = {row.sort_key for row in series}
-        gains_found = find(point for point in points if point.series.sort_key in wanted)
+        gains_found = find(_selected(points, None if layer is None else products, fields))
     rows = [gain.flat() for gain in gains_found]
     if form == "json":
         write_json(rows)
@@ -86,10 +82,27 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, form: F
         write_table(plain(Gain.columns()) if form == "csv" else COLUMNS, rows, form)
     if not rows:
         say("no cell has a known speed of light: the run needs `canary` on the same GPU")
-    missing = [shape for shape in products if shape not in {row["shape"] for row in rows}]
+    found = {row["shape"] for row in rows}
+    missing = [shape for shape in products if shape not in found]
     for shape in missing:
         click.echo(f"groupbench gains: this run has no speed of light for {shape}", err=True)
     context.exit(ExitCode.OK if rows and not missing else ExitCode.INCOMPLETE)
+
+
+def _selected(points: list[PointRow], products: tuple[str, ...] | None, fields: dict[str, Any]) -> list[PointRow]:
+    """Return the points that pass the filters.
+
+    With `products` of a layer, return only theirs: forward ones of `grouped_gemm`, unless the filters name others.
+    """
+    from groupbench.tracker.query.filters import Filter
+    from groupbench.tracker.query.series import narrowed
+
+    series = narrowed([point.series for point in points], Filter(**fields), exact=True)
+    if products is not None:
+        modes, operators = fields["mode"] or ("fwd",), fields["operator"] or ("grouped_gemm",)
+        series = [row for row in series if row.shape in products and row.mode in modes and row.operator in operators]
+    wanted = {row.sort_key for row in series}
+    return [point for point in points if point.series.sort_key in wanted]
 
 
 def _products(layer: str) -> tuple[str, ...]:

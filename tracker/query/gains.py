@@ -39,25 +39,24 @@ class Gain:
 
 def gains(points: Iterable[PointRow]) -> list[Gain]:
     """Return the gain of each problem whose speed of light is known, largest first."""
-    best: dict[tuple[str, ...], PointRow] = {}
-    for point in points:
-        if not point.timed or point.median_ms is None or not (point.metrics or {}).get("sol_gap"):
-            continue
-        other = best.get(point.series.problem)
-        if other is None or other.median_ms is None or point.median_ms < other.median_ms:
-            best[point.series.problem] = point
-    remaining = {
-        key: max(0.0, (p.median_ms or 0.0) * (1 - 1 / (p.metrics or {})["sol_gap"])) for key, p in best.items()
-    }
-    total, time = sum(remaining.values()), sum(point.median_ms or 0.0 for point in best.values())
+    best = _fastest(points)
+    saved = [max(0.0, ms * (1 - 1 / gap)) for _, ms, gap in best]
+    total, time = sum(saved), sum(ms for _, ms, _ in best)
     gain_list = [
-        Gain(
-            point,
-            (point.metrics or {})["sol_gap"],
-            remaining[key],
-            remaining[key] / total if total else 0.0,
-            (point.median_ms or 0.0) / time if time else 0.0,
-        )
-        for key, point in best.items()
+        Gain(point, gap, gain_ms, gain_ms / total if total else 0.0, ms / time if time else 0.0)
+        for (point, ms, gap), gain_ms in zip(best, saved, strict=True)
     ]
     return sorted(gain_list, key=lambda gain: (-gain.gain_ms, gain.point.series.sort_key))
+
+
+def _fastest(points: Iterable[PointRow]) -> list[tuple[PointRow, float, float]]:
+    """Return (point, latency in ms, gap) of the fastest backend of each problem whose speed of light is known."""
+    best: dict[tuple[str, ...], tuple[PointRow, float, float]] = {}
+    for point in points:
+        ms, gap = point.median_ms, (point.metrics or {}).get("sol_gap")
+        if not point.timed or ms is None or not gap:
+            continue
+        known = best.get(point.series.problem)
+        if known is None or ms < known[1]:
+            best[point.series.problem] = point, ms, gap
+    return list(best.values())

@@ -84,6 +84,19 @@ class Repaired:
             parts.append(f"any rows on {counted(self.pages, 'unreadable page')}")
         return ", ".join(parts) or ("values listed above" if self.losses else "")
 
+    def lose_rows(self, table: str, number: int) -> None:
+        """Note unreadable rows of a table, if there are any."""
+        if number > 0:
+            self.losses.append(f"{table}: {counted(number, 'row')} cannot be read")
+            self.rows[table] += number
+
+    def lose_pages(self, pages: list[int]) -> None:
+        """Note unreadable pages, if there are any."""
+        if pages:
+            listed = ", ".join(map(str, pages[:5]))
+            self.losses.append(f"{counted(len(pages), 'page')} cannot be read: {listed}{', …' if pages[5:] else ''}")
+            self.pages = len(pages)
+
 
 def repair(damaged: Path, new: Path) -> Repaired:
     """Save the readable part of `damaged` into the new database `new`. `damaged` stays unchanged.
@@ -226,16 +239,12 @@ def _copy_rows(source: Path, made: Path, done: Repaired) -> bool:
         if kept == expected:
             return True
         unreadable, pages = _copy_leaves(connection, source, layouts)
+        kept = {name: _count(connection, "main", name) for name in layouts}
         for name, number in expected.items():
-            missing = unreadable[name] if number is None else number - (_count(connection, "main", name) or 0)
-            if missing > 0:
-                done.losses.append(f"{name}: {counted(missing, 'row')} cannot be read")
-                done.rows[name] += missing
-        if pages and None in expected.values():
-            listed = ", ".join(map(str, pages[:5]))
-            done.losses.append(f"{counted(len(pages), 'page')} cannot be read: {listed}{', …' if pages[5:] else ''}")
-            done.pages = len(pages)
-        return opens or any(_count(connection, "main", name) for name in layouts)
+            done.lose_rows(name, unreadable[name] if number is None else number - (kept[name] or 0))
+        if None in expected.values():
+            done.lose_pages(pages)
+        return opens or any(kept.values())
 
 
 def _revision(source: Path, opens: bool) -> str:

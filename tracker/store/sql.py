@@ -14,10 +14,13 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from groupbench.tracker.errors import QueryError, StoreError
 from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, no_database, read_only_uri
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine, PoolProxiedConnection
 
 MOST_ROWS = 2_000_000
 """Maximum number of rows of a result, which takes a few GB of memory."""
@@ -123,21 +126,10 @@ ORDER BY 2 LIMIT 1
 
 
 def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlResult:
-    from sqlalchemy import create_engine, text
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from groupbench.tracker.store.engine import cause
+    from sqlalchemy import text
 
     scheme = where.split("://", 1)[0]
-    try:
-        engine = create_engine(where, pool_reset_on_return=None)
-        raw = engine.raw_connection()
-    except ModuleNotFoundError as error:
-        raise StoreError(f"{scheme}://…: needs the Python module {error.name}, which is not installed") from error
-    except SQLAlchemyError as error:
-        raise StoreError(f"{scheme}://…: {cause(error)}") from error
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"--db {scheme}://… is not a database URL") from error
+    engine, raw = _connected(where, scheme)
     connection: Any = raw.driver_connection
     if not hasattr(connection, "read_only"):
         raise StoreError(f"`groupbench sql` supports SQLite and postgresql+psycopg, not {scheme}")
@@ -161,15 +153,37 @@ def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlRes
     except QueryError:
         raise
     except Exception as error:  # the driver's exceptions are not imported here
-        message = str(error).split("\n")[0]
-        if "didn't produce a result" in message or "EMPTY_QUERY" in message:
-            raise QueryError(NO_ROWS) from error
-        refused = "read-only transaction" in message or "multiple commands" in message
-        raise QueryError(REFUSED if refused else f"sql: {message}") from error
+        raise QueryError(_why_failed(str(error).split("\n")[0])) from error
     finally:
         connection.close()  # which also undoes the transaction
         raw.close()
         engine.dispose()
+
+
+def _connected(where: str, scheme: str) -> tuple[Engine, PoolProxiedConnection]:
+    """Return an engine and one connection of the driver. Raises StoreError."""
+    from sqlalchemy import create_engine
+    from sqlalchemy.exc import SQLAlchemyError
+
+    from groupbench.tracker.store.engine import cause
+
+    try:
+        engine = create_engine(where, pool_reset_on_return=None)
+        return engine, engine.raw_connection()
+    except ModuleNotFoundError as error:
+        raise StoreError(f"{scheme}://…: needs the Python module {error.name}, which is not installed") from error
+    except SQLAlchemyError as error:
+        raise StoreError(f"{scheme}://…: {cause(error)}") from error
+    except (TypeError, ValueError) as error:
+        raise StoreError(f"--db {scheme}://… is not a database URL") from error
+
+
+def _why_failed(message: str) -> str:
+    """Return the text of an error from the first line of the driver's."""
+    if "didn't produce a result" in message or "EMPTY_QUERY" in message:
+        return NO_ROWS
+    refused = "read-only transaction" in message or "multiple commands" in message
+    return REFUSED if refused else f"sql: {message}"
 
 
 def _all_of(rows: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:

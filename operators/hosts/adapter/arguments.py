@@ -82,12 +82,9 @@ def check_backends(op: Any, setup: Setup) -> None:
     """Raise UsageError for unknown backends, which TritonBench would ignore."""
     registered = list(triton_op.REGISTERED_BENCHMARKS.get(op.name, ()))
     listing = f"known: {', '.join(registered)}"
-    prefixes = op.tb_args.only_match_mode != "exact"
     only, skip = op._only or [], op._skip or []
     baselines = op.tb_args.baseline.split(",") if op.tb_args.baseline else []
-    strays = [name for name in [*only, *skip] if name not in registered]
-    if prefixes:
-        strays = [name for name in strays if name in skip or not any(text.startswith(name) for text in registered)]
+    strays = _strays(only, skip, registered, op.tb_args.only_match_mode)
     wrong = [name for name in baselines if name not in registered] + (strays if setup.alone else [])
     send(setup, Event(strays=tuple(strays)))
     if wrong:
@@ -96,6 +93,14 @@ def check_backends(op: Any, setup: Setup) -> None:
         raise UsageError(f"none of the backends of --only; {listing}")
     if not set(only or registered) - set(skip):
         raise UsageError("--only and --skip leave no backend")
+
+
+def _strays(only: list[str], skip: list[str], registered: list[str], match_mode: str) -> list[str]:
+    """Return the names that select no backend. Unless they have to match exactly, those of `only` may be prefixes."""
+    strays = [name for name in [*only, *skip] if name not in registered]
+    if match_mode == "exact":
+        return strays
+    return [name for name in strays if name in skip or not any(text.startswith(name) for text in registered)]
 
 
 def check_metrics(setup: Setup, arguments: list[str]) -> None:
