@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_percent
 
@@ -37,11 +37,7 @@ _EACH = (
     Column("alert", "alert", right=True),
     Column("state", "state"),
     Column("metric", "metric"),
-    Column("operator", "operator"),
-    Column("backend", "backend"),
-    Column("mode", "mode"),
-    Column("shape", "shape", wraps=True, middle=True),
-    Column("dtype", "dtype"),
+    *CELL,
     *APART,
     Column("change", "change", signed_percent, right=True),
     Column("A/B", "ab"),

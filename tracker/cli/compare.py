@@ -9,6 +9,7 @@ import click
 
 from groupbench.tracker.cli.options import min_effect_option, reading, series_filters
 from groupbench.tracker.cli.output import (
+    CELL,
     HOST,
     PROTOCOL,
     SEED,
@@ -32,11 +33,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     Column("verdict", "verdict"),
-    Column("operator", "operator"),
-    Column("backend", "backend"),
-    Column("mode", "mode"),
-    Column("shape", "shape", wraps=True, middle=True),
-    Column("dtype", "dtype"),
+    *CELL,
     Column("hardware", "hardware", wraps=True),
     HOST,
     PROTOCOL,

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading, series_filters
-from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.completion import BackendName
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.text.wording import (
@@ -25,11 +25,7 @@ from groupbench.tracker.text.wording import (
 _SERIES = (
     Column("measured", "started", date),
     Column("commit", "commit", commit_text),
-    Column("operator", "operator"),
-    Column("backend", "backend"),
-    Column("mode", "mode"),
-    Column("shape", "shape", wraps=True, middle=True),
-    Column("dtype", "dtype"),
+    *CELL,
     *APART,
 )
 _SHOWS: dict[str, Callable[[Any], str]] = {

@@ -38,6 +38,15 @@ class Column:
     varies: bool = False  # left out if every row has the same value
 
 
+CELL = (
+    Column("operator", "operator"),
+    Column("backend", "backend"),
+    Column("mode", "mode"),
+    Column("shape", "shape", wraps=True, middle=True),
+    Column("dtype", "dtype"),
+)
+"""Columns that name a cell."""
+
 HARDWARE = Column("hardware", "hardware", wraps=True, varies=True)
 HOST = Column("host", "host", varies=True)
 PROTOCOL = Column("protocol", "protocol", varies=True)

@@ -7,16 +7,12 @@ from datetime import datetime
 import click
 
 from groupbench.tracker.cli.options import commit_filters, reading, series_filters
-from groupbench.tracker.cli.output import HOST, SEED, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import CELL, HOST, SEED, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.text.wording import date
 
 COLUMNS = (
     Column("series", "series", right=True),
-    Column("operator", "operator"),
-    Column("backend", "backend"),
-    Column("mode", "mode"),
-    Column("shape", "shape", wraps=True, middle=True),
-    Column("dtype", "dtype"),
+    *CELL,
     Column("hardware", "hardware", wraps=True),
     HOST,
     Column("protocol", "protocol"),

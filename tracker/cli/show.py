@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, write_json, write_table
+from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, write_json, write_table
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.text import repro
@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 
 _CELLS = (
     Column("id", "id"),
-    Column("operator", "operator"),
-    Column("backend", "backend"),
-    Column("mode", "mode"),
-    Column("shape", "shape", wraps=True, middle=True),
-    Column("dtype", "dtype"),
+    *CELL,
     *APART,
     Column("ms", "latency_ms", milliseconds, right=True),
     Column("spread", "spread", spread, right=True),
