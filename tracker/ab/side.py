@@ -76,6 +76,11 @@ class SideFailure(Exception):
         self.status = status  # error, oom, timeout, unavailable, usage
         self.message = " ".join(message.split())
 
+    @property
+    def reason(self) -> str:
+        """The message without the name of the exception that reports a mistake of the user."""
+        return self.message.removeprefix("UsageError: ")
+
 
 def is_groupbench(tree: Path) -> bool:
     """Return whether a tree is a checkout of groupbench itself, rather than of a package that uses it."""

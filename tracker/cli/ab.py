@@ -162,7 +162,8 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **opti
     2  usage error
     3  a cell failed or was not resolved within its budget
     """
-    from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code, open_sides
+    from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code
+    from groupbench.tracker.ab.named_sides import open_sides
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that worktrees are removed
     project = this_project(context)

@@ -63,7 +63,8 @@ def pull_request(
     2  usage error
     3  a cell failed or was not resolved within its budget
     """
-    from groupbench.tracker.ab.bench import Bench, exit_code, open_sides
+    from groupbench.tracker.ab.bench import Bench, exit_code
+    from groupbench.tracker.ab.named_sides import open_sides
     from groupbench.tracker.night.measuring import ensure_alone
 
     project = here(context)

@@ -23,6 +23,7 @@ from repositories import git
 from groupbench.tracker import device_lock
 from groupbench.tracker.ab import bench as ab
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench, Block, SideAccuracy
+from groupbench.tracker.ab.comparing import block_order
 from groupbench.tracker.ab.side import CONTRACT, SideFailure, is_groupbench, make_layout
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.ab import announced, left_out
@@ -192,7 +193,7 @@ def test_the_time_announced_is_within_the_budget(cells: int, device: str, budget
 
 @pytest.mark.parametrize("bursts", range(1, 9))
 def test_orders_are_fair(bursts: int) -> None:
-    one, other = ab.block_order(bursts, False), ab.block_order(bursts, True)
+    one, other = block_order(bursts, False), block_order(bursts, True)
     assert one.count("A") == one.count("B") == bursts
     assert other == one.translate(str.maketrans("AB", "BA"))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from repositories import git
 
-from groupbench.tracker.ab.bench import open_sides
+from groupbench.tracker.ab.named_sides import open_sides
 from groupbench.tracker.ab.worktree import Recipe, SetupError, WorktreeError, checkout, resolve
 
 

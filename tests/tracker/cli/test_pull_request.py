@@ -169,7 +169,7 @@ def invoke(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[
     (repository / "groupbench.toml").write_text('[[measure]]\noperator = "a"\nonly = ["x", "y"]\n')
     monkeypatch.chdir(repository)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
-    monkeypatch.setattr("groupbench.tracker.ab.bench.open_sides", lambda *ends, **options: nullcontext(ends))
+    monkeypatch.setattr("groupbench.tracker.ab.named_sides.open_sides", lambda *ends, **options: nullcontext(ends))
     monkeypatch.setattr("groupbench.tracker.night.measuring.ensure_alone", lambda *arguments: None)
 
     def run(bench: type[Bisectable]) -> str:
