@@ -37,15 +37,13 @@ def _weight(step: SeriesFinding) -> tuple[bool, int, int]:
 
 def _step(data: GateData, past: Past, history: SeriesHistory, compared: Compared) -> SeriesFinding | None:
     """Return the step between the commits of an A/B, or None if the results or a newer A/B contradict it."""
+    if not compared.effect or abs(compared.effect) < history.min_effect:
+        return None
     runs = past.run[past.alike].tolist()
-    measured = [None if data.runs[run].dirty else data.runs[run].commit for run in runs]
-    if compared.base not in measured or not compared.effect or abs(compared.effect) < history.min_effect:
+    ends = _ends(data, runs, compared)
+    if ends is None:
         return None
-    start = measured.index(compared.base)
-    last = next((at for at in range(start + 1, len(runs)) if measured[at] == compared.head), None)
-    if last is None or len(runs) - last > OLD:
-        return None
-    first = max(at for at in range(last) if measured[at] == compared.base)
+    first, last = ends
     step = young.step_between(history, first, last)
     before, after = runs[: first + 1], runs[last:]
     evidence = data.evidence(past.series, before, after)
@@ -53,3 +51,15 @@ def _step(data: GateData, past: Past, history: SeriesHistory, compared: Compared
     if decisive is None or decisive.verdict != DIFFERENT or not decisive.effect:
         return None
     return step if young.is_still_there(history, step, decisive.effect) else None
+
+
+def _ends(data: GateData, runs: list[int], compared: Compared) -> tuple[int, int] | None:
+    """Return the places of the last run of an A/B's base and the first of its head; None if they are old or missing."""
+    measured = [None if data.runs[run].dirty else data.runs[run].commit for run in runs]
+    if compared.base not in measured:
+        return None
+    start = measured.index(compared.base)
+    last = next((at for at in range(start + 1, len(runs)) if measured[at] == compared.head), None)
+    if last is None or len(runs) - last > OLD:
+        return None
+    return max(at for at in range(last) if measured[at] == compared.base), last

@@ -69,14 +69,11 @@ def find_cause(
     if not confirmed:
         if canaries_moved:
             return Cause("machine", "canary moved: the machine, not the code")
-        if before is not None and before.environment is not None and after.environment is not None:
-            cause = _surroundings(before, before.environment, after, after.environment)
-            if cause is not None:
-                return cause
-        if before is not None and _same_code(before, after):
-            return Cause("infrastructure", "same commit before and after")
-        if same_kernels and not result:
-            return Cause("infrastructure", SAME_KERNELS)
+        cause = None if before is None else _besides_code(before, after)
+        if cause is None and same_kernels and not result:
+            cause = Cause("infrastructure", SAME_KERNELS)
+        if cause is not None:
+            return cause
     changes = some(differences(before.kernels if before else (), after.kernels, without=metric))
     if before is not None and _other_config(before.kernels, after.kernels):
         return Cause("tuning", changes)
@@ -85,6 +82,15 @@ def find_cause(
     if same_kernels is None:
         return Cause("code", None)
     return Cause("code", f"compiled kernel changed: {changes}" if changes else "compiled kernel changed")
+
+
+def _besides_code(before: Facts, after: Facts) -> Cause | None:
+    """Return the cause if the environment changed, or the code did not; else None."""
+    if before.environment is not None and after.environment is not None:
+        cause = _surroundings(before, before.environment, after, after.environment)
+        if cause is not None:
+            return cause
+    return Cause("infrastructure", "same commit before and after") if _same_code(before, after) else None
 
 
 SAME_KERNELS = "compiled kernel unchanged"

@@ -110,17 +110,11 @@ def recent_points(
 ) -> Recent:
     """Return the `n` newest points of every series, in the order of the line, without copies of samples."""
     newest = list(session.scalars(select(Run.id).order_by(*NEWEST_FIRST)) if line is None else line.runs)
-    size = (session.scalar(select(func.max(Run.id))) or 0) + 1
-    rank, commit = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    rank[newest] = np.arange(len(newest))
-    for run, of_run in session.execute(select(Run.id, Run.commit_id)):
-        commit[run] = of_run
-    top = session.scalar(select(func.max(Series.id))) or 0
-    counts = np.zeros(top + 1, dtype=np.int64)
-    wanted = np.zeros(top + 1, dtype=bool)
-    wanted[list(session.scalars(select(Series.id)) if series is None else series)] = True
+    rank, commit = _ranks_and_commits(session, newest)
+    wanted = _wanted(session, series)
+    counts = np.zeros(len(wanted), dtype=np.int64)
 
-    few = wanted.sum() <= _BY_KEY * top
+    few = wanted.sum() <= _BY_KEY * (len(wanted) - 1)
     by_run = _by_run(session, np.flatnonzero(wanted).tolist(), rank) if few else {}
     blocks: list[_Rows] = []
     copies = _Copies(commit, newest)
@@ -146,6 +140,24 @@ def recent_points(
         rest, older = _by_run(session, np.flatnonzero(stragglers).tolist(), rank), _Copies(commit, newest)
         blocks += [older.without(rest[run]) for run in newest if run in rest]
     return _joined(blocks, rank, n, copies.number)
+
+
+def _ranks_and_commits(session: Session, newest: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return for each run's key its place on the line, -1 if it is not on it, and the key of its commit."""
+    size = (session.scalar(select(func.max(Run.id))) or 0) + 1
+    rank, commit = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    rank[newest] = np.arange(len(newest))
+    for run, of_run in session.execute(select(Run.id, Run.commit_id)):
+        commit[run] = of_run
+    return rank, commit
+
+
+def _wanted(session: Session, series: Collection[int] | None) -> NDArray[np.bool_]:
+    """Return for each series' key whether it is to be read."""
+    top = session.scalar(select(func.max(Series.id))) or 0
+    wanted = np.zeros(top + 1, dtype=bool)
+    wanted[list(session.scalars(select(Series.id)) if series is None else series)] = True
+    return wanted
 
 
 def _by_run(session: Session, series: Sequence[int], rank: NDArray[np.int64]) -> dict[int, _Rows]:

@@ -141,6 +141,22 @@ class SeparatingComparisons:
     def by_part(self) -> dict[str, Compared | None]:
         return {"toolchain": self.toolchain, **({"code": self.code} if self.code_changed else {})}
 
+    @property
+    def different(self) -> dict[str, Compared]:
+        """The comparisons that found a difference, by part."""
+        return {part: one for part, one in self.by_part.items() if one is not None and one.verdict == DIFFERENT}
+
+    @property
+    def same(self) -> list[str]:
+        """The parts that make no difference."""
+        return [part for part, one in self.by_part.items() if one is not None and one.verdict == SAME]
+
+    @property
+    def undecided(self) -> dict[str, Compared | None]:
+        """The comparisons of the other parts, if there are any."""
+        decided = (*self.different, *self.same)
+        return {part: one for part, one in self.by_part.items() if part not in decided}
+
 
 def parts(data: GateData, row: Judged, before: Sequence[int], after: Sequence[int]) -> SeparatingComparisons:
     """Return the stored A/B comparisons across a transition. `before` and `after` are run keys."""
@@ -158,32 +174,34 @@ def parts(data: GateData, row: Judged, before: Sequence[int], after: Sequence[in
     )
 
 
-def separated(row: Judged, comparisons_made: SeparatingComparisons) -> tuple[Judged, Cause | None]:
+def separated(row: Judged, made: SeparatingComparisons) -> tuple[Judged, Cause | None]:
     """Return the row after its A/B comparisons, and the cause if history has to decide, else None."""
     transition = row.transition
     assert transition is not None
     changed = some(transition.differences)
-    by_part = comparisons_made.by_part
-    different = {name: one for name, one in by_part.items() if one is not None and one.verdict == DIFFERENT}
-    same = [name for name, one in by_part.items() if one is not None and one.verdict == SAME]
-    undecided_parts = [name for name in by_part if name not in different and name not in same]
-    if not different and not undecided_parts:
+    same, undecided = made.same, made.undecided
+    if made.different:
+        return _with_parts(row, made, changed), None
+    if not undecided:
         row = replace(row, cause=cause_of(transition).word)
-        sides = "both toolchains" if len(by_part) == 1 else "toolchains and commits"
+        sides = "both toolchains" if len(same) == 1 else "toolchains and commits"
         return replace(row, verdict=Verdict.OK, note=joined(f"A/B of {sides}: no difference", changed)), None
-    if different:
-        cause = " and ".join(sorted(different))
-        each = [f"{changed if name == 'toolchain' else 'code'}: {_effect(one)}" for name, one in different.items()]
-        unknown = f"not separated from the {undecided_parts[0]}, which also changed" if undecided_parts else None
-        note = joined("; ".join(each) if len(by_part) > 1 else changed, unknown)
-        return confirmed(replace(row, cause=cause, note=note, compared=_sum(different.values()))), None
-    inconclusive = next((by_part[name] for name in undecided_parts if by_part[name] is not None), None)
-    row = replace(row, compared=inconclusive)
-    if same and undecided_parts == ["toolchain"]:
+    row = replace(row, compared=next((one for one in undecided.values() if one is not None), None))
+    if same and list(undecided) == ["toolchain"]:
         return row, Cause("toolchain", f"{transition.text}; A/B of the commits: no difference")
     if same:
         return row, Cause("code", f"A/B of the toolchains ({changed}): no difference")
     return row, cause_of(transition)
+
+
+def _with_parts(row: Judged, made: SeparatingComparisons, changed: str) -> Judged:
+    """Return the row of a change whose parts are known, at least one of them."""
+    different, undecided = made.different, list(made.undecided)
+    each = [f"{changed if part == 'toolchain' else 'code'}: {_effect(one)}" for part, one in different.items()]
+    unknown = f"not separated from the {undecided[0]}, which also changed" if undecided else None
+    note = joined("; ".join(each) if len(made.by_part) > 1 else changed, unknown)
+    cause = " and ".join(sorted(different))
+    return confirmed(replace(row, cause=cause, note=note, compared=_sum(different.values())))
 
 
 def _effect(compared: Compared) -> str:
@@ -262,13 +280,18 @@ def _line(differences: tuple[str, ...], code_changed: bool, machine: bool, rows:
     reach = ends[0] if len(rows) == 1 else f"{ends[0]} to {ends[1]}, median {signed_percent(median(changes))}"
     text = f"{some(differences)}, {'and the code changed' if code_changed else 'code unchanged'}"
     text += f": {len(rows)} series moved by {reach}"
+    directions = _directions(rows)
+    text += f"; {directions}" if directions else "; none beyond its noise"
+    replaceable = any(row.transition.replaceable for row in rows if row.transition is not None)
+    return text + (f"; {ACCEPT}" if directions and (machine or not replaceable) else "")
+
+
+def _directions(rows: Sequence[Judged]) -> str:
+    """Return how many series became slower and faster, beyond their noise; empty if none did."""
     moved = [row for row in rows if row.verdict.changed or row.verdict is Verdict.INCOMPARABLE]
     slower = sum(row.change is not None and row.change > 0 for row in moved)
     faster = len(moved) - slower
-    directions = [f"{number} {word}" for number, word in ((slower, "slower"), (faster, "faster")) if number]
-    text += f"; {' and '.join(directions)}" if directions else "; none beyond its noise"
-    replaceable = any(row.transition.replaceable for row in rows if row.transition is not None)
-    return text + (f"; {ACCEPT}" if directions and (machine or not replaceable) else "")
+    return " and ".join(f"{number} {word}" for number, word in ((slower, "slower"), (faster, "faster")) if number)
 
 
 def baselines(rows: Sequence[Judged]) -> list[str]:
@@ -279,15 +302,19 @@ def baselines(rows: Sequence[Judged]) -> list[str]:
         if row.point is not None and row.point.timed and row.what in (None, "latency"):
             problems.setdefault(row.series.problem, []).append(row)
     for problem_rows in problems.values():
-        for row in problem_rows:
-            assert row.point is not None
-            if row.point.baseline and row.verdict.changed and row.change is not None and row.news.since <= RECENT:
-                others = [one for one in problem_rows if one is not row]
-                still = sum(not one.verdict.changed for one in others)
-                if others:
-                    why = "" if row.transition is None else some(row.transition.differences)
-                    groups.setdefault((row.series.backend, why), []).append((row, still, len(others)))
+        for row in filter(_is_moved_baseline, problem_rows):
+            others = [one for one in problem_rows if one is not row]
+            still = sum(not one.verdict.changed for one in others)
+            if others:
+                why = "" if row.transition is None else some(row.transition.differences)
+                groups.setdefault((row.series.backend, why), []).append((row, still, len(others)))
     return [_baseline(backend, why, moved) for (backend, why), moved in groups.items()]
+
+
+def _is_moved_baseline(row: Judged) -> bool:
+    """Return whether a row is the recent change of a baseline's latency."""
+    is_baseline = row.point is not None and row.point.baseline
+    return is_baseline and row.verdict.changed and row.change is not None and row.news.since <= RECENT
 
 
 RECENT = 3

@@ -10,7 +10,7 @@ Only places that may have been suspects are judged again. `_candidates` finds th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,19 +56,10 @@ def still_standing(
     maybe = [_candidates(*each, limit) for each in zip(batches, noises, after, strict=True)]
     for possible, (newest, _) in zip(maybe, tonight, strict=True):
         possible[list(newest)] = False
-    whole = shared is not None and sum(len(batch.y) for batch in batches) <= WHOLE
     standing: list[dict[int, Suspicion]] = [{} for _ in batches]
     for ago in range(1, RECENT):
         some = [np.flatnonzero(each[:, ago]) for each in maybe]
-        if not any(map(len, some)):
-            continue
-        numbers = [
-            i for i, batch in enumerate(batches) if batch.y.shape[1] - ago >= MIN_POINTS and (whole or len(some[i]))
-        ]
-        every = [np.arange(len(batches[i].y)) if whole else some[i] for i in numbers]
-        then = [as_of(batches[i], rows, ago) for i, rows in zip(numbers, every, strict=True)]
-        night = Shared(shared.pools) if whole and shared is not None else shared
-        for i, rows, batch, learnt in zip(numbers, every, then, learn(then, night), strict=True):
+        for i, rows, batch, learnt in _as_of_night(batches, some, shared, ago):
             wanted = set(some[i].tolist())
             for at, suspicion in _suspicions(batch, learnt, limit).items():
                 row = int(rows[at])
@@ -79,6 +70,23 @@ def still_standing(
                 if _stands(batches[i].y[row], suspicion, batch.y.shape[1], float(batch.least[at])):
                     standing[i][row] = suspicion
     return standing
+
+
+def _as_of_night(
+    batches: list[SeriesBatch], some: list[NDArray[np.int64]], shared: Shared | None, ago: int
+) -> Iterator[tuple[int, NDArray[np.int64], SeriesBatch, Noise]]:
+    """Yield (number of the batch, its rows, these rows as of an earlier night, their noise then).
+
+    some  rows of each batch to judge again; all rows are included if their pooled estimates are computed again
+    """
+    if not any(map(len, some)):
+        return
+    whole = shared is not None and sum(len(batch.y) for batch in batches) <= WHOLE
+    numbers = [i for i, batch in enumerate(batches) if batch.y.shape[1] - ago >= MIN_POINTS and (whole or len(some[i]))]
+    every = [np.arange(len(batches[i].y)) if whole else some[i] for i in numbers]
+    then = [as_of(batches[i], rows, ago) for i, rows in zip(numbers, every, strict=True)]
+    night = Shared(shared.pools) if whole and shared is not None else shared
+    yield from zip(numbers, every, then, learn(then, night), strict=True)
 
 
 def _suspicions(batch: SeriesBatch, learnt: Noise, limit: float) -> dict[int, Suspicion]:
