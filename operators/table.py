@@ -156,6 +156,7 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
     from rich.markup import escape
     from rich.table import Table
 
+    metrics = _known(records, metrics)
     table = Table(box=None, pad_edge=False, header_style="bold")
     several = len({(r.cell.operator, r.cell.dtype, r.cell.mode) for r in records}) > 1
     if several:
@@ -183,6 +184,13 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
         row += [_shown(name, record, base.get(problem)) for name in metrics]
         table.add_row(*row, _status_text(record))
     return table
+
+
+def _known(records: list[Record], metrics: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the columns: by default GB/s in place of TFLOP/s if no operator defines its operations."""
+    if metrics != DEFAULT_METRICS or any(record.cell.flops for record in records):
+        return metrics
+    return tuple("gbps" if name == "tflops" else name for name in metrics)
 
 
 def _shown(name: str, record: Record, baseline: Record | None) -> str:

@@ -49,6 +49,13 @@ def test_csv_is_tritonbenchs(make: Make) -> None:
     )
 
 
+def test_an_operator_that_defines_no_operations_shows_its_bytes(make: Make) -> None:
+    title = screen([make(ms=2.0, flops=None)]).splitlines()[0]
+    assert "gbps" in title and "tflops" not in title
+    assert "tflops" in screen([make(ms=2.0, flops=None), make("triton", ms=2.0)]).splitlines()[0]
+    assert "tflops" in screen([make(ms=2.0, flops=None)], "tflops").splitlines()[0]
+
+
 def test_panels_of_a_plot(make: Make) -> None:
     other = {"shape": "G=2,M_g=2,N=3,K=4"}
     records = [
