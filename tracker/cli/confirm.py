@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import recipe_of, this_project
+from groupbench.tracker.cli.here import is_step_of_another, recipe_of, this_project
 from groupbench.tracker.cli.options import plugins_option, setup_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.completion import RunId
@@ -110,6 +110,6 @@ def confirm(
             say=say,
         )
     click.echo(printable(done.text))
-    if done.compared:
+    if done.compared and not is_step_of_another(context):  # `night` runs the gate next
         say("the gate judges by these comparisons: run `groupbench gate`")
     context.exit(ExitCode.OK if done.decided else ExitCode.INCOMPLETE)

@@ -50,3 +50,9 @@ def program_of(context: click.Context) -> list[str]:
         has_password = "://" in database and urlsplit(database).password is not None
         words += [] if has_password else ["--db", database]  # the output may be a public log
     return words
+
+
+def is_step_of_another(context: click.Context) -> bool:
+    """Return whether another command, such as `night`, runs this one as one of its steps."""
+    above = context.parent
+    return above is not None and above.invoked_subcommand not in (None, context.info_name)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -368,6 +369,20 @@ def test_suspects_are_confirmed_with_the_toolchain(
     run("night")
     run("night", "--toolchain", "nightly")
     assert pythons == [sys.executable, str(other)]
+
+
+def test_only_confirm_by_itself_names_the_gate_as_the_next_step(
+    tritonbench: Tritonbench, make: Callable[..., Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    same: Any = SimpleNamespace(verdict="same", decided=True)
+    confirmed = Confirmed(compared=((same, same),))
+    monkeypatch.setattr("groupbench.tracker.ab.confirm.confirm", lambda *args, **more: confirmed)
+    tritonbench.records = [[make(1)]]
+    hint = "run `groupbench gate`"
+    code, output = run("night")
+    assert code == 0 and "CONFIRM 1 same" in output and hint not in output
+    code, output = run("--db", "groupbench.db", "confirm")
+    assert code == 0 and "CONFIRM 1 same" in output and hint in output
 
 
 def test_an_interrupt_reaches_what_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
