@@ -25,8 +25,11 @@ IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupben
 _PLAIN = re.compile(r"[\w./+ -]+")
 """A path that means the same in YAML, TOML and a quoted word of a shell."""
 
-_TEMPLATE_NAMES = {"mine", "operator", "reference", "torch"}
-"""Names that the benchmark's template uses itself."""
+_TEMPLATE_NAMES = {"mine", "np", "operator", "reference", "torch"}
+"""Names that the benchmark's templates use themselves."""
+
+_EXTENSION = re.compile(r"ext_modules|(?:CUDA|Cpp)Extension|cythonize")
+"""Text of a setup.py that builds an extension."""
 
 _ADDRESS = re.compile(r"[\w./:+@%~-]+")
 """An address that means the same in all of these."""
@@ -36,13 +39,15 @@ _ADDRESS = re.compile(r"[\w./:+@%~-]+")
 @click.option(*OPERATOR, default="my_softmax", show_default=True, metavar="NAME", help="Name of the operator.")
 @click.option("--benchmark", metavar="FILE", help="Benchmark file (.py) to use or, if it does not exist, to write. "
               "Default: bench_NAME.py.")  # fmt: skip
+@click.option("--numpy", is_flag=True, help="Write a benchmark of NumPy arrays, without torch.")
 @click.option("--ci", type=click.Choice(["github", "gitlab", "none"]), help="CI service to write a workflow for. "
               "Default: gitlab if the remote is on GitLab, else github.")  # fmt: skip
-def init(operator: str, benchmark: str | None, ci: str | None) -> None:
+def init(operator: str, benchmark: str | None, numpy: bool, ci: str | None) -> None:
     """Write groupbench.toml, a benchmark to edit and a CI workflow, in this folder of a repository.
 
     Existing files are kept. Files that runs write are added to .gitignore. An operator that comes with groupbench, such
-    as grouped_gemm, needs no benchmark, so none is written.
+    as grouped_gemm, needs no benchmark, so none is written. If setup.py builds an extension, the command that builds it
+    becomes `setup` of groupbench.toml.
     """
     folder = Path.cwd()
     repository = git.ask(folder, "rev-parse", "--show-toplevel")
@@ -56,6 +61,7 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
         "OPERATOR": operator,
         "BENCHMARK": bench,
         "WITHIN": within,
+        "SETUP": _setup(folder),
         "FOLDER": "" if within == "." else f"{within}/",
         "INSTALL": _requirement("measure,report"),
     }
@@ -64,7 +70,7 @@ def init(operator: str, benchmark: str | None, ci: str | None) -> None:
         problem = f"--operator {operator} is groupbench's own and has a benchmark already"
         raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
     plan = _write(folder / NAME, "own_operator.toml" if ours else "groupbench.toml", words)
-    made = None if ours else _write(folder / bench, "benchmark.txt", words)
+    made = None if ours else _write(folder / bench, "benchmark_numpy.txt" if numpy else "benchmark.txt", words)
     ci_steps = _write_workflow(ci or _service(folder), folder, top, words)
     _ignore(folder / ".gitignore")
     steps = [] if repository else ["git init # a run records its commit"]
@@ -90,6 +96,14 @@ def _refuse_names(operator: str, within: str, bench: str) -> None:
                 f"the name {name!r} has characters that a shell or YAML would interpret: rename it, "
                 "with letters, digits, spaces, dots, dashes and underscores only"
             )
+
+
+def _setup(folder: Path) -> str:
+    """Return the line of `setup`: the command that builds the folder's extension, or a commented example."""
+    script = folder / "setup.py"
+    if script.is_file() and _EXTENSION.search(script.read_text(errors="replace")):
+        return 'setup = "python setup.py build_ext --inplace"'
+    return '# setup = "make"'
 
 
 def _service(folder: Path) -> str:
@@ -131,7 +145,8 @@ def _measuring_steps(operator: str, folder: Path) -> list[str]:
     earlier = int(git.ask(folder, "rev-list", "--count", "--first-parent", "HEAD") or 0)
     # The new commit of the step before is in the range too; `night` has measured it.
     commits, past = ("HEAD", earlier) if earlier <= 20 else ("HEAD~21..", 20)
-    backfill = f"groupbench backfill {commits} --bisect # measure the newest {counted(past, 'earlier commit')} too"
+    measured = "the earlier commit" if past == 1 else f"the newest {past} earlier commits"
+    backfill = f"groupbench backfill {commits} --bisect # measure {measured} too"
     return [
         f"tritonbench --op {operator} # try it",
         "git add -A && git commit -m 'Measure with groupbench'",

@@ -10,6 +10,7 @@ import sys
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -21,7 +22,6 @@ from groupbench.tracker.cli.init import init
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.night.backfill import commits_of
 from groupbench.tracker.project import ProjectError
-from groupbench.tracker.text.wording import counted
 
 
 @pytest.fixture
@@ -82,7 +82,8 @@ def test_the_backfill_it_prints_names_commits_that_exist(repository: Path, commi
     if line is not None:
         newest, *earlier = commits_of(repository, line.split()[2])
         assert newest.subject == "Measure with groupbench" and len(earlier) == min(commits, 20)
-        assert f"measure the newest {counted(len(earlier), 'earlier commit')} too" in line
+        measured = "the earlier commit" if commits == 1 else f"the newest {len(earlier)} earlier commits"
+        assert line.endswith(f" # measure {measured} too")
 
 
 def test_an_operator_of_groupbench_needs_no_benchmark(repository: Path) -> None:
@@ -185,13 +186,44 @@ def test_what_exists_is_kept(repository: Path) -> None:
 
 
 def test_the_names_that_the_template_uses_are_refused() -> None:
-    template = (resources.files("groupbench.tracker.night") / "templates/benchmark.txt").read_text()
-    tree = ast.parse(template.replace("@@OPERATOR@", "@X").replace("@OPERATOR@", "X"))
-    imported = {
-        name.name for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) for name in node.names
-    }
-    defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)} - {"X"}
-    assert imported | defined == sys.modules["groupbench.tracker.cli.init"]._TEMPLATE_NAMES
+    used: set[str] = set()
+    for name in ("benchmark.txt", "benchmark_numpy.txt"):
+        template = (resources.files("groupbench.tracker.night") / "templates" / name).read_text()
+        tree = ast.parse(template.replace("@@OPERATOR@", "@X").replace("@OPERATOR@", "X"))
+        imports = (node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+        used |= {name.asname or name.name for node in imports for name in node.names}
+        used |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)} - {"X"}
+    assert used == sys.modules["groupbench.tracker.cli.init"]._TEMPLATE_NAMES
+
+
+def test_a_benchmark_of_numpy_arrays(repository: Path) -> None:
+    """Both backends compute the same for inputs of the first shape."""
+    run("--operator", "my_norm", "--numpy", "--ci", "none")
+    text = (repository / "bench_my_norm.py").read_text()
+    assert "torch" not in text
+    module: dict[str, Any] = {}
+    exec(compile(text, "bench", "exec"), module)
+    norm = module["my_norm"].operator
+    x = norm.make_inputs(norm.suites["smoke"][0], "fp32", "cpu", 0)
+    results = [backend.prepare(x)() for backend in norm.backends]
+    assert len(results) == 2 and (results[0] == results[1]).all() and results[0].shape == (256, 4096)
+
+
+SETUPS = {
+    "setup(ext_modules=[Extension('a', ['a.c'])])": "python setup.py build_ext --inplace",
+    "setup(ext_modules=cythonize('a.pyx'))": "python setup.py build_ext --inplace",
+    "setup(packages=['a'])": None,
+    None: None,
+}
+
+
+@pytest.mark.parametrize(("script", "setup"), SETUPS.items())
+def test_the_build_of_an_extension_is_found(script: str | None, setup: str | None, repository: Path) -> None:
+    if script is not None:
+        (repository / "setup.py").write_text(script)
+    run("--ci", "none")
+    assert project.load().settings.setup == setup
+    assert ("# setup = " in (repository / "groupbench.toml").read_text()) == (setup is None)
 
 
 def test_a_second_operator_is_to_be_added_to_the_file_that_is_kept(repository: Path) -> None:
