@@ -9,6 +9,7 @@ from __future__ import annotations
 import getpass
 import hashlib
 import importlib.util
+import inspect
 import os
 import sys
 import tempfile
@@ -101,10 +102,26 @@ def _prepared(solution: Solution, inputs: Any) -> Run:
 
     def writes() -> Any:
         made = [torch.empty(sizes, dtype=dtype, device=device) for sizes, dtype, device in outputs.values()]
+        if not _accepts(function, len(values) + len(made)) and _accepts(function, len(values)):
+            raise TypeError(
+                f"{solution.spec.entry_point} takes the inputs alone, but the solution's spec passes outputs too: "
+                'set "destination_passing_style": false in it'
+            )
         function(*values, *made)
         return made[0] if len(made) == 1 else tuple(made)
 
     return writes
+
+
+def _accepts(function: Callable[..., Any], number: int) -> bool:
+    """Return whether a function can be called with so many positional arguments, as far as its signature shows it."""
+    try:
+        inspect.signature(function).bind(*range(number))
+    except TypeError:
+        return False
+    except ValueError:  # it has no signature
+        return True
+    return True
 
 
 def _function(solution: Solution) -> Callable[..., Any]:

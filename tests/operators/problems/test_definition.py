@@ -77,6 +77,7 @@ SOLUTIONS = [
     solution("by_name", "def run(x, order, scale):\n    return {'y': x[order] * scale}\n", False),
     solution("wrong", "import helper\ndef run(x, order, scale):\n    return x[order] * scale * helper.FACTOR\n", False),
     solution("shapeless", "def run(x, order, scale):\n    return x[:1]\n", False),
+    solution("only_returns", "def run(x, order, scale):\n    return x[order] * scale\n", True),
     solution("in_cuda", "__global__", True, "cuda"),
 ]
 
@@ -131,6 +132,7 @@ def test_a_dataset_is_measured_and_traced(layout: Any, tmp_path: Path) -> None:
         "reference": "ok",
         "by_name": "ok",
         "in_cuda": "unavailable",
+        "only_returns": "error",
         "returns": "ok",
         "shapeless": "error",
         "writes": "ok",
@@ -138,10 +140,11 @@ def test_a_dataset_is_measured_and_traced(layout: Any, tmp_path: Path) -> None:
     }, {name: record.message for name, record in records.items()}
     assert records["writes"].cell.shape == "rows=3,workload=3333-uuid"
     assert records["writes"].cell.min_bytes == 3 * 8 * 2 * 2 + 3 * 8
+    assert 'set "destination_passing_style": false' in (records["only_returns"].message or "")
     assert "Python and Triton run here" in (records["in_cuda"].message or "")
 
     file = tmp_path / "traces.jsonl"
-    assert traces.write(file, list(records.values()), [str(path)]) == 6
+    assert traces.write(file, list(records.values()), [str(path)]) == 7
     written = {trace["solution"]: trace for trace in map(json.loads, file.read_text().splitlines())}
     assert {name: trace["evaluation"]["status"] for name, trace in written.items()} == {
         "reference": "PASSED",
@@ -150,6 +153,7 @@ def test_a_dataset_is_measured_and_traced(layout: Any, tmp_path: Path) -> None:
         "writes": "PASSED",
         "wrong": "INCORRECT_NUMERICAL",
         "shapeless": "INCORRECT_SHAPE",
+        "only_returns": "RUNTIME_ERROR",
     }
     assert written["writes"]["workload"] == WORKLOADS[1]
     performance = written["writes"]["evaluation"]["performance"]
