@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
 import time
 import uuid
@@ -27,6 +29,16 @@ from groupbench.tracker.record import SCHEMA, Cell, Environment, Latency, Record
 
 LONGEST = 500
 """Characters of a name in a record."""
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function as its backend: `Softmax.forward`, `softmax`, or the class of a callable object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    name: str = getattr(function, "__qualname__", type(function).__qualname__)
+    if inspect.isbuiltin(function) and name.startswith("_"):  # torch.softmax is _VariableFunctionsClass.softmax
+        name = function.__name__
+    return name.replace("<lambda>", "lambda").rpartition("<locals>.")[2]
 
 
 class PytestSession:
@@ -64,12 +76,12 @@ class PytestSession:
         with compiled.watched() as kernels, compiled.interpreted() as launched:
             run()
         floats = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
-        backend = getattr(function, "__qualname__", type(function).__qualname__).replace("<lambda>", "lambda")
+        backend = name_of(function)
         self._names[test, backend, shape] += 1
         number = self._names[test, backend, shape]
         cell = Cell(
             operator=storable(test.replace(",", " "))[-LONGEST:],
-            backend=storable(backend.rpartition("<locals>.")[2].replace(",", " "))[-LONGEST:],
+            backend=storable(backend.replace(",", " "))[-LONGEST:],
             shape=storable(shape if number == 1 else f"{shape} #{number}")[:LONGEST],
             dtype=(dtype_name(floats[0]) or str(floats[0]).removeprefix("torch.")) if floats else "none",
             host="pytest",

@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
+import torch
 
+from groupbench.operators.pytest_session import name_of
 from groupbench.tracker.record import Record, read
 
 pytest_plugins = ["pytester"]
 
 INSTALLED = any(plugin.name == "groupbench" for plugin in entry_points(group="pytest11"))
 """Whether pytest loads the plugin by itself, as for the users of an installed groupbench."""
+
+
+class Norm:
+    """A callable object."""
+
+    def __call__(self, x: float) -> float:
+        return abs(x)
+
+    def forward(self, x: float) -> float:
+        return abs(x)
+
+
+FUNCTIONS = {
+    "torch's": (torch.softmax, "softmax"),
+    "builtin": ([].append, "list.append"),
+    "function": (torch.nn.functional.gelu, "gelu"),
+    "Python's": (torch.nn.functional.softmax, "softmax"),
+    "method": (Norm().forward, "Norm.forward"),
+    "object": (Norm(), "Norm"),
+    "partial": (functools.partial(functools.partial(torch.softmax, dim=-1), dtype=None), "softmax"),
+    "lambda": (lambda x: x, "lambda"),
+}
+
+
+@pytest.mark.parametrize(("function", "name"), FUNCTIONS.values(), ids=FUNCTIONS)
+def test_a_function_names_its_backend(function: Callable[..., object], name: str) -> None:
+    assert name_of(function) == name
+
 
 TESTS = """
 import pytest
