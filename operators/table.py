@@ -187,10 +187,12 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
 
 
 def _known(records: list[Record], metrics: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns: by default GB/s in place of TFLOP/s if no operator defines its operations."""
+    """Return the columns: by default GB/s instead of TFLOP/s if no operator defines its work, or neither."""
     if metrics != DEFAULT_METRICS or any(record.cell.flops for record in records):
         return metrics
-    return tuple("gbps" if name == "tflops" else name for name in metrics)
+    instead = ["gbps"] if any(record.cell.min_bytes for record in records) else []
+    at = metrics.index("tflops")
+    return (*metrics[:at], *instead, *metrics[at + 1 :])
 
 
 def _shown(name: str, record: Record, baseline: Record | None) -> str:

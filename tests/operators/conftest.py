@@ -29,7 +29,7 @@ def build(backend: str = "torch_loop", ms: float | None = 1.0, **facts: Any) -> 
         "flops": 48_000_000,
         "min_bytes": 1_000_000,
     }
-    for name in ("operator", "shape", "dtype", "mode", "protocol", "seed", "flops"):
+    for name in ("operator", "shape", "dtype", "mode", "protocol", "seed", "flops", "min_bytes"):
         if name in facts:
             cell[name] = facts.pop(name)
     body: dict[str, Any] = {"status": facts.pop("status", "ok"), "baseline": backend == "torch_loop"}

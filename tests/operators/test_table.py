@@ -54,6 +54,11 @@ def test_an_operator_that_defines_no_operations_shows_its_bytes(make: Make) -> N
     assert "gbps" in title and "tflops" not in title
     assert "tflops" in screen([make(ms=2.0, flops=None), make("triton", ms=2.0)]).splitlines()[0]
     assert "tflops" in screen([make(ms=2.0, flops=None)], "tflops").splitlines()[0]
+    assert screen([make(ms=2.0, flops=None, min_bytes=None)]).split("\n")[0].split()[-4:-1] == [
+        "speedup",
+        "rms",
+        "error",
+    ]
 
 
 def test_panels_of_a_plot(make: Make) -> None:
