@@ -246,6 +246,7 @@ class Backfill:
                 reason = self._measure(commit, tree, end)
         except WorktreeError as error:
             reason = error.message
+            say(printable(f"groupbench: {reason}"))
         if reason is not None:
             self._record_failure(commit, reason)
         path = self.files.records(commit)
@@ -257,7 +258,7 @@ class Backfill:
         return outcome
 
     def _measure(self, commit: BackfillCommit, tree: Path, end: float) -> str | None:
-        """Measure a checkout; return None, or the reason if nothing could be measured."""
+        """Measure a checkout; return None, or the reason if nothing could be measured, which has been printed."""
         from groupbench.tracker.project import add_to_path, import_folders
 
         path = self.files.records(commit)
@@ -271,13 +272,16 @@ class Backfill:
             code, last_line = self._run(options, tree, environment)
         if code != ExitCode.USAGE and path.is_file() and path.stat().st_size:
             return None
-        return last_line or f"tritonbench ended with exit code {code}"
+        if not last_line:
+            last_line = f"tritonbench ended with exit code {code}"
+            say(f"groupbench: {last_line}")
+        return last_line
 
     def _record_failure(self, commit: BackfillCommit, reason: str) -> None:
         """Record the reason for every cell of the plan, as today's checkout lists them. Raises Unmeasured."""
         from groupbench.tracker.night.measuring import Unmeasured
 
-        say(printable(f"groupbench: {commit.hash[:10]} is recorded as failed: {reason}"))
+        say(printable(f"groupbench: {commit.hash[:10]} is recorded as failed, with this reason"))
         code = self._unmeasured(commit, self.files.records(commit), reason)
         if code != ExitCode.INCOMPLETE:  # the cells do not exist in today's checkout either
             raise Unmeasured("today's checkout cannot be measured either; fix groupbench.toml or the benchmark first")

@@ -276,6 +276,8 @@ def test_without_a_step_it_counts_the_commits(repository: Repository) -> None:
 def test_what_does_not_load_is_recorded_with_the_reason(repository: Repository) -> None:
     code, output = repository.run(f"HEAD~{COMMITS}..HEAD~{COMMITS - 2}")
     assert code == 0 and "2 commits: 2 failed" in output
+    assert output.count("No module named 'kernel'") == 2  # once for each commit
+    assert output.count("is recorded as failed, with this reason") == 2
     with closing(sqlite3.connect(repository.folder / "groupbench.db")) as connection:
         skipped = connection.execute("SELECT DISTINCT status, message FROM point").fetchall()
     assert skipped == [("error", "plugin 'kernel.K' does not load: No module named 'kernel'")]
@@ -297,7 +299,8 @@ def test_what_failed_is_tried_again_if_the_recipe_changes(new: str, repository: 
     file = repository.folder / "groupbench.toml"
     good = file.read_text()
     file.write_text("setup = 'echo no compiler; exit 3'\n" + good)
-    assert "1 failed" in repository.run("HEAD~1..")[1]
+    output = repository.run("HEAD~1..")[1]
+    assert "1 failed" in output and output.count("no compiler: ") + output.count(": no compiler\n") == 1
     file.write_text(new + good)
     output = repository.run("HEAD~1..")[1]
     assert "1 measured" in output and "failed before" not in output
