@@ -239,7 +239,7 @@ class Session:
             console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
             with console.capture() as screen:  # Rich would exit with 1 if the pipe is closed
                 console.print(table.screen_table(self.records, self.metrics, self.baseline))
-            print(screen.get(), end="")
+            print(*(line.rstrip() for line in screen.get().splitlines()), sep="\n")  # Rich pads the last column
         for path, write in ((self.output, table.write_csv), (self.output_json, table.write_json)):
             if path is not None:
                 text = io.StringIO(newline="")

@@ -81,6 +81,12 @@ def test_a_library_that_does_not_load_may_need_a_build(
     assert capsys.readouterr().out.count(hint) == hints
 
 
+def test_no_line_of_the_table_ends_in_blanks(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    run(Session(), [make(), make("triton", ms=None, status="error", message="why " * 60)])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) > 3 and not [line for line in lines if line != line.rstrip()]
+
+
 def test_skipped_cells_are_printed_once(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     def printed(problems: int, shape: str = "G=1,M_g={},N=3,K=4") -> list[str]:
         skipped = [
