@@ -19,8 +19,14 @@ from groupbench.tracker.night.measuring import PROGRAM
 from groupbench.tracker.project import NAME, ProjectError
 from groupbench.tracker.text.wording import counted, printable
 
-IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupbench/")
-"""Files that runs write and git should ignore."""
+IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupbench/", "__pycache__/")
+"""Files that runs write and git should ignore. A tracked file that a run changes would make its commit dirty."""
+
+_BUILT = ("build/", "*.so")
+"""Files that the build of an extension writes."""
+
+_BYTECODE = {"__pycache__", "**/__pycache__", "**/__pycache__/", "*.pyc", "*.py[co]", "*.py[cod]"}
+"""Other lines that ignore `__pycache__/`."""
 
 _PLAIN = re.compile(r"[\w./+ -]+")
 """A path that means the same in YAML, TOML and a quoted word of a shell."""
@@ -72,7 +78,7 @@ def init(operator: str, benchmark: str | None, numpy: bool, ci: str | None) -> N
     plan = _write(folder / NAME, "own_operator.toml" if ours else "groupbench.toml", words)
     made = None if ours else _write(folder / bench, "benchmark_numpy.txt" if numpy else "benchmark.txt", words)
     ci_steps = _write_workflow(ci or _service(folder), folder, top, words)
-    _ignore(folder / ".gitignore")
+    _ignore(folder / ".gitignore", IGNORED + (_BUILT if _has_extension(folder) else ()))
     steps = [] if repository else ["git init # a run records its commit"]
     if plan is None:
         steps += _planning_steps(operator, folder, None if ours else bench)
@@ -100,10 +106,12 @@ def _refuse_names(operator: str, within: str, bench: str) -> None:
 
 def _setup(folder: Path) -> str:
     """Return the line of `setup`: the command that builds the folder's extension, or a commented example."""
+    return 'setup = "python setup.py build_ext --inplace"' if _has_extension(folder) else '# setup = "make"'
+
+
+def _has_extension(folder: Path) -> bool:
     script = folder / "setup.py"
-    if script.is_file() and _EXTENSION.search(script.read_text(errors="replace")):
-        return 'setup = "python setup.py build_ext --inplace"'
-    return '# setup = "make"'
+    return script.is_file() and _EXTENSION.search(script.read_text(errors="replace")) is not None
 
 
 def _service(folder: Path) -> str:
@@ -206,11 +214,13 @@ def _write(path: Path, template: str, words: dict[str, str]) -> str | None:
     return name
 
 
-def _ignore(path: Path) -> None:
-    """Add the missing lines of IGNORED to .gitignore. Raises ProjectError."""
+def _ignore(path: Path, lines: tuple[str, ...]) -> None:
+    """Add the missing lines to .gitignore. Raises ProjectError."""
     try:
         before = path.read_text() if path.exists() else ""
-        missing = [line for line in IGNORED if line not in before.splitlines()]
+        present = {line.rstrip() for line in before.splitlines()}
+        present |= {"__pycache__/"} if present & _BYTECODE else set()
+        missing = [line for line in lines if line not in present]
         if missing:
             gap = "" if not before or before.endswith("\n") else "\n"
             path.write_text(before + gap + "\n".join(missing) + "\n")

@@ -217,6 +217,19 @@ SETUPS = {
 }
 
 
+@pytest.mark.parametrize("before", ["", "*.o\n", "*.py[cod]\n", "__pycache__/  \n", "__pycache__"])
+def test_bytecode_is_not_committed(before: str, repository: Path) -> None:
+    """`git add -A` is the next step, and a tracked file of bytecode would change in every run."""
+    (repository / ".gitignore").write_text(before)
+    run("--ci", "none")
+    for folder in (repository, repository / "package"):
+        (folder / "__pycache__").mkdir(parents=True)
+        (folder / "__pycache__/bench.cpython-311.pyc").touch()
+    git(repository, "add", "-A")
+    assert set(git(repository, "ls-files").split()) == {".gitignore", "bench_my_softmax.py", "groupbench.toml"}
+    assert (repository / ".gitignore").read_text().count("py") == 1
+
+
 @pytest.mark.parametrize(("script", "setup"), SETUPS.items())
 def test_the_build_of_an_extension_is_found(script: str | None, setup: str | None, repository: Path) -> None:
     if script is not None:
@@ -224,6 +237,7 @@ def test_the_build_of_an_extension_is_found(script: str | None, setup: str | Non
     run("--ci", "none")
     assert project.load().settings.setup == setup
     assert ("# setup = " in (repository / "groupbench.toml").read_text()) == (setup is None)
+    assert ("\nbuild/\n*.so\n" in (repository / ".gitignore").read_text()) == (setup is not None)
 
 
 def test_a_second_operator_is_to_be_added_to_the_file_that_is_kept(repository: Path) -> None:
