@@ -119,6 +119,8 @@ def night(
     places.clear()
     if "://" not in places.database and not check_file(Path(places.database), create=True) and git.is_shallow():
         say("groupbench: this is a shallow clone, so commits cannot be put in order; run `git fetch --unshallow`")
+    if git.ask(project.folder, "status", "--porcelain", "--untracked-files=no"):
+        say("groupbench: uncommitted changes: no commit has this code, so a change cannot be confirmed; commit first")
     files = NightFiles(places.records, lock.stem, toolchain)
     run = Night(context, project, places, files, ["--device", device, *rest], toolchain, python)
     confirm_s = _seconds("GROUPBENCH_CONFIRM_MINUTES", confirm, settings.confirm)

@@ -245,6 +245,18 @@ def test_the_first_night_in_a_shallow_clone_names_the_command_that_completes_it(
         assert run("night")[1].count("this is a shallow clone") == hints
 
 
+def test_uncommitted_changes_are_reported_before_they_are_measured(
+    tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path
+) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    git(tmp_path, "add", "groupbench.toml")
+    git(tmp_path, "commit", "-q", "-m", "One")
+    tritonbench.records = [[make(1)], [make(2)]]
+    assert "uncommitted changes" not in run("night")[1]
+    (tmp_path / "groupbench.toml").write_text(PROJECT + "# changed\n")
+    assert "groupbench: uncommitted changes: " in run("night")[1]
+
+
 def test_setup_runs_first_and_ends_a_night_that_it_fails(tritonbench: Tritonbench, tmp_path: Path) -> None:
     (tmp_path / "groupbench.toml").write_text('setup = "touch built; exit 7"\n' + PROJECT)
     with pytest.raises(Exception, match=r"this checkout does not build: `setup` of groupbench\.toml ended with 7"):
