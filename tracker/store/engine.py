@@ -27,7 +27,7 @@ from groupbench.tracker.store.schema import HEAD, REVISIONS, Base
 from groupbench.tracker.store.sqlite_file import (
     BUSY_SECONDS,
     check_file,
-    copy_sqlite,
+    copy_once,
     folder_beside,
     put,
     read_only_uri,
@@ -365,17 +365,13 @@ def migrate(engine: Engine, revision: str = "head", *, name: str = "the database
 
 def copy_before_migration(path: Path, revision: str) -> Path:
     """Copy the committed data to a file next to the database, never over an existing one. Raises StoreError."""
-    number = 0
-    while True:
-        copy = path.with_name(f"{path.name}.backup-{revision}" + (f"-{number}" if number else ""))
-        try:
-            copy_sqlite(path, copy)
-            return copy
-        except FileExistsError:
-            number += 1
-        except (OSError, sqlite3.Error) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise StoreError(f"{path}: is not migrated, because copying it to {copy} failed: {reason}") from error
+    name = f"{path.name}.backup-{revision}"
+    try:
+        return copy_once(path, name)
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or error
+        copy = path.with_name(name)
+        raise StoreError(f"{path}: is not migrated, because copying it to {copy} failed: {reason}") from error
 
 
 def alembic_config() -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import filecmp
 import glob
 import os
 import secrets
@@ -137,8 +138,32 @@ def copy_sqlite(path: Path, copy: Path) -> None:
     if copy.exists():
         raise FileExistsError(f"{copy}: already exists")
     with folder_beside(copy) as folder:
-        made = folder / "copy.db"
-        with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as source, closing(sqlite3.connect(made)) as target:
-            source.backup(target)
-            target.execute("PRAGMA journal_mode = DELETE")  # a single file, without a write-ahead log
-        put(made, copy)
+        put(_copied(path, folder), copy)
+
+
+def copy_once(path: Path, name: str) -> Path:
+    """Copy a database next to it, to the first free one of `name`, `name-1`, `name-2` and so on. Returns the copy.
+
+    A copy with the same content is kept instead, such as that of a process that was killed later.
+    Raises OSError, sqlite3.Error.
+    """
+    with folder_beside(path.with_name(name)) as folder:
+        made, copy, number = _copied(path, folder), path.with_name(name), 0
+        while True:
+            try:
+                put(made, copy)
+                return copy
+            except FileExistsError:
+                if copy.is_file() and filecmp.cmp(made, copy, shallow=False):
+                    return copy
+                number += 1
+                copy = path.with_name(f"{name}-{number}")
+
+
+def _copied(path: Path, folder: Path) -> Path:
+    """Copy the committed data of a database into a folder of `folder_beside`."""
+    made = folder / "copy.db"
+    with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as source, closing(sqlite3.connect(made)) as target:
+        source.backup(target)
+        target.execute("PRAGMA journal_mode = DELETE")  # a single file, without a write-ahead log
+    return made

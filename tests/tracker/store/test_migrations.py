@@ -135,12 +135,33 @@ def test_no_copy_is_overwritten(cli: Cli, old: Path) -> None:
     assert old.with_name("old.db.backup-0001-1").exists()
 
 
+@pytest.mark.parametrize("mode", ["WAL", "DELETE"])
+def test_a_migration_that_is_killed_and_repeated_leaves_one_copy(
+    old: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    with closing(sqlite3.connect(old)) as connection:
+        connection.execute(f"PRAGMA journal_mode = {mode}")
+
+    def dies(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(points, "point_values", dies)
+    for _ in range(3):
+        with pytest.raises(KeyboardInterrupt):
+            open_store(old, create=False)
+    monkeypatch.undo()
+    with open_store(old, create=False):
+        pass
+    copies = sorted(path.name for path in old.parent.glob(f"{old.name}.*"))
+    assert copies == ["old.db.backup-0001"]
+
+
 def test_without_room_for_a_copy_nothing_is_migrated(cli: Cli, old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, copy: Path) -> None:
+    def full(path: Path, name: str) -> None:
         raise OSError(28, "No space left on device")
 
     before = dump(old)
-    monkeypatch.setattr(stores, "copy_sqlite", full)
+    monkeypatch.setattr(stores, "copy_once", full)
     result = cli("runs", db=old)
     assert (result.exit_code, "is not migrated, because copying it" in result.stderr) == (2, True)
     assert "No space left on device" in result.stderr
