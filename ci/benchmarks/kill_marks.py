@@ -1,6 +1,6 @@
 """Check that commands killed with SIGKILL at random moments lose, double and leave behind nothing.
 
-    python ci/benchmarks/kill_marks.py --kills 500 --seed 1 [--command serve]
+    python ci/benchmarks/kill_marks.py --kills 500 --seed 1 [--command serve --command night]
 
 The commands, git, their databases and their files are real. Only measuring is simulated (PLAYED_SIDE,
 PLAYED_TRITONBENCH), so that a kill takes a second and needs no torch. After every tenth kill the command runs to its
@@ -12,16 +12,24 @@ end. Then no process, checkout, lock or temporary folder may be left, no command
 - `confirm`: every suspect has exactly one comparison, and it is decided.
 - `serve`: every change that the server confirmed is stored exactly once and whole, although three clients and
   `groupbench ingest` were at work when it was killed. `ingest` is not killed and must succeed.
+- `ingest`: every night is stored exactly once. The first kills hit the creation of the database.
+- `gate`: after each kill of `gate --update`, either all alerts are there, each with one event, or none.
+- `night`: every cell of the interrupted night is stored exactly once, and the verdict and the report are written.
+- `repair`: after each kill, the new database is whole or does not exist.
+- `migrate`: after each kill of a migration from revision 0001, the database is that of before or that of after, with
+  the same results, and there is at most one backup.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import http.client
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import sqlite3
@@ -31,7 +39,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -60,7 +68,8 @@ from groupbench.tracker.record import Record, decode, encode
 def option(name):
     return sys.argv[sys.argv.index(name) + 1]
 
-path, commit = Path(option("--records")), option("--commit")
+path = Path(option("--records"))
+commit = option("--commit") if "--commit" in sys.argv else "c" * 40  # a nightly run measures the checkout
 lines = path.read_bytes().split(b"\\n") if path.exists() else [b""]
 path.write_bytes(b"".join(line + b"\\n" for line in lines[:-1]))
 done = [decode(line) for line in lines[:-1]]
@@ -104,6 +113,8 @@ if __name__ == "__main__":  # the dashboard's workers import this file too
     main()
 """
 
+
+OLD_DATABASE = Path(__file__).parents[2] / "tests/tracker/data/revision_0001.db.gz"
 
 FILES = {".git", ".gitignore", "groupbench.toml", "kernel.py", "records"}
 FILES |= {f"groupbench.db{ending}" for ending in ("", "-wal", "-shm")}
@@ -154,8 +165,11 @@ class Lab:
         code = self.start(words).wait()
         return time.monotonic() - begun, code
 
-    def left(self) -> Iterator[str]:
-        """Yield the leftovers of the commands: processes, temporary folders, checkouts, other files, tracebacks."""
+    def left(self, files: Container[str] = FILES) -> Iterator[str]:
+        """Yield the leftovers of the commands: processes, temporary folders, checkouts, other files, tracebacks.
+
+        files  names of files that may be in the repository
+        """
         for _ in range(200):  # a process that is ending may take a moment
             processes = self._processes()
             if not processes:
@@ -169,8 +183,8 @@ class Lab:
         trees = self.git("worktree", "list").splitlines()[1:]
         yield from (f"checkout {tree}" for tree in trees)
         yield from (f"lock {path.name}" for path in (self.repository / ".git").rglob("*.lock"))
-        files = (path.name for path in self.repository.iterdir())
-        yield from (f"file {name}" for name in files if name not in FILES)
+        names = (path.name for path in self.repository.iterdir())
+        yield from (f"file {name}" for name in names if name not in files)
         text = self.errors.read_text(errors="replace") if self.errors.exists() else ""
         if "Traceback" in text:
             yield f"traceback: {text[text.index('Traceback') :]}"
@@ -183,9 +197,25 @@ class Lab:
                     commands[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
         return commands
 
+    @property
+    def database(self) -> Path:
+        return self.repository / "groupbench.db"
+
+    def replace_database(self, content: Path | None) -> None:
+        """Put a copy of a file in the place of the database, or nothing."""
+        for path in self.repository.glob(f"{self.database.name}*"):
+            path.unlink()
+        if content is not None:
+            shutil.copyfile(content, self.database)
+
     def query(self, statement: str) -> list[Any]:
-        with closing(sqlite3.connect(self.repository / "groupbench.db")) as connection:
+        with closing(sqlite3.connect(self.database)) as connection:
             return connection.execute(statement).fetchall()
+
+    def cells(self) -> Counter[Any]:
+        """Count the stored points by (run, shape)."""
+        runs = "SELECT run.uuid, series.shape FROM point JOIN run ON run.id = run_id"
+        return Counter(self.query(f"{runs} JOIN series ON series.id = series_id"))
 
     def write_night(self, number: int, hash_: str, ms: float) -> Path:
         """Write the records of a nightly run of `SERIES` series to a file."""
@@ -218,6 +248,8 @@ class Killed:
     """A command that is killed and started again until it runs to its end. `wrong` then yields its problems."""
 
     span_s = 3.0
+    files = FILES
+    """Names of files that the command may leave in the repository."""
 
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
@@ -431,8 +463,190 @@ class Serve(Killed):
                 yield f"night {number} has {runs.get(f'night-{number:05d}')} points"
 
 
+class Ingest(Killed):
+    span_s = 1.5
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        self.written: list[Path] = []
+
+    def words(self) -> list[str]:
+        number = len(self.written)
+        hashes = self.lab.git("rev-list", "HEAD").split()
+        for night in (number, number + 1):
+            self.written.append(self.lab.write_night(night, hashes[night % len(hashes)], 1.0))
+        return ["ingest", *map(str, self.written)]
+
+    def wrong(self) -> Iterator[str]:
+        cells = self.lab.cells()
+        expected = Counter((path.stem, f"N={size}") for path in self.written for size in range(SERIES))
+        yield from (f"lost: {cell}" for cell in expected - cells)
+        yield from (f"doubled: {cell}" for cell in cells - expected)
+        if self.lab.run(["verify"])[1]:
+            yield "`verify` finds damage"
+
+
+class Checked(Killed):
+    """A command that changes one file at once: each kill leaves the state of before or that of after."""
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        self.problems: list[str] = []
+
+    def kill(self, after_s: float) -> bool:
+        self.reset()
+        killed = super().kill(after_s)
+        self.problems += self.after_kill()
+        return killed
+
+    def finish(self) -> Iterator[str]:
+        self.reset()
+        yield from super().finish()
+
+    def wrong(self) -> Iterator[str]:
+        yield from self.problems
+        yield from self.after_kill()
+        if not self.done():
+            yield "lost: the command ended and changed nothing"
+
+    def reset(self) -> None:
+        """Undo the command, if a killed one had come to its end."""
+        raise NotImplementedError
+
+    def after_kill(self) -> Iterator[str]:
+        """Yield the differences to the state of before, if it is not that of after."""
+        raise NotImplementedError
+
+    def done(self) -> bool:
+        raise NotImplementedError
+
+
+class Gate(Checked):
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        before, after = lab.git("rev-parse", f"HEAD~{COMMITS - SLOW_FROM + 1}", "HEAD").split()
+        nights = [(number, number >= NIGHTS - 8) for number in range(NIGHTS)]
+        files = [lab.write_night(number, after if late else before, 1.0 + late) for number, late in nights]
+        lab.run(["ingest", *map(str, files)])
+        self.unjudged = lab.folder / "unjudged.db"
+        with closing(sqlite3.connect(lab.database)) as connection:
+            connection.execute("VACUUM INTO ?", (str(self.unjudged),))
+
+    def words(self) -> list[str]:
+        return ["gate", "--update"]
+
+    def finish(self) -> Iterator[str]:
+        self.reset()
+        seconds, code = self.lab.run(self.words())
+        if code != 1:
+            yield f"ended with {code}, not 1, after {seconds:.1f} s"
+
+    def reset(self) -> None:
+        if self.done():
+            self.lab.replace_database(self.unjudged)
+
+    def after_kill(self) -> Iterator[str]:
+        stored = Counter(self.lab.query("SELECT series_id FROM alert JOIN alert_event ON alert.id = alert_id"))
+        if len(stored) not in (0, SERIES):
+            yield f"half stored: alerts of {len(stored)} series"
+        yield from (f"doubled: {series}" for series, number in stored.items() if number > 1)
+
+    def done(self) -> bool:
+        return bool(self.lab.query("SELECT 1 FROM alert"))
+
+
+class Night(Killed):
+    files = FILES | {"artifacts", "report.html"}
+
+    def words(self) -> list[str]:
+        return ["night", "--device", "cpu", "--confirm", "0"]
+
+    def kill(self, after_s: float) -> bool:
+        killed = super().kill(after_s)
+        if not killed:
+            self._start_over()
+        return killed
+
+    def _start_over(self) -> None:
+        self.lab.replace_database(None)
+        for name in ("records", "artifacts"):
+            shutil.rmtree(self.lab.repository / name, ignore_errors=True)
+
+    def wrong(self) -> Iterator[str]:
+        cells = self.lab.cells()
+        runs = {run for run, _ in cells}
+        expected = Counter((run, f"N={cell}") for run in runs for cell in range(CELLS))
+        yield from (f"lost: {cell}" for cell in expected - cells)
+        yield from (f"doubled: {cell}" for cell in cells - expected)
+        files = list((self.lab.repository / "records").glob("*.jsonl"))
+        if not len(files) == len(runs) > 0:
+            yield f"{len(files)} files of records, {len(runs)} runs"
+        for name in ("artifacts/verdict.json", "report.html"):
+            if not (self.lab.repository / name).exists():
+                yield f"lost: {name}"
+
+
+class Repair(Checked):
+    files = FILES | {"new.db"}
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        lab.store_nights(slow=1)
+        with closing(sqlite3.connect(lab.database)) as connection:
+            connection.execute("PRAGMA journal_mode = DELETE")
+        content = bytearray(lab.database.read_bytes())
+        content[:100] = bytes(100)
+        lab.database.write_bytes(content)
+        self.new = lab.repository / "new.db"
+
+    def words(self) -> list[str]:
+        return ["repair", "groupbench.db", "new.db"]
+
+    def reset(self) -> None:
+        self.new.unlink(missing_ok=True)
+
+    def after_kill(self) -> Iterator[str]:
+        if self.done():
+            with closing(sqlite3.connect(self.new)) as connection:
+                (points,) = connection.execute("SELECT count(*) FROM point").fetchone()
+            if points != NIGHTS * SERIES:
+                yield f"half stored: {points} points"
+
+    def done(self) -> bool:
+        return self.new.exists()
+
+
+class Migrate(Checked):
+    files = FILES | {"groupbench.db.backup-0001"}
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__(lab)
+        self.old = lab.folder / "old.db"
+        self.old.write_bytes(gzip.decompress(OLD_DATABASE.read_bytes()))
+        lab.replace_database(self.old)
+        self.points = self._points()
+
+    def _points(self) -> list[Any]:
+        return self.lab.query("SELECT series_id, run_id, status, round(median_ms, 4) FROM point ORDER BY 1, 2")
+
+    def words(self) -> list[str]:
+        return ["verify"]
+
+    def reset(self) -> None:
+        if self.done():
+            self.lab.replace_database(self.old)
+
+    def after_kill(self) -> Iterator[str]:
+        if (points := self._points()) != self.points:
+            yield f"{len(points)} points, not the {len(self.points)} of before"
+
+    def done(self) -> bool:
+        return self.lab.query("SELECT version_num FROM alembic_version") != [("0001",)]
+
+
 COMMANDS: dict[str, Callable[[Lab], Killed]] = {
-    "ab": Ab, "backfill": Backfill, "bisect": Bisect, "confirm": Confirm, "serve": Serve,
+    "ab": Ab, "backfill": Backfill, "bisect": Bisect, "confirm": Confirm, "serve": Serve, "ingest": Ingest,
+    "gate": Gate, "night": Night, "repair": Repair, "migrate": Migrate,
 }  # fmt: skip
 
 
@@ -447,7 +661,7 @@ def problems(command: str, kills: int, rng: random.Random, folder: Path) -> Iter
         else:
             span = max(0.9 * span, 0.5)  # it had ended: later kills come sooner
     yield from victim.finish()
-    yield from lab.left()
+    yield from lab.left(victim.files)
     yield from victim.wrong()
 
 

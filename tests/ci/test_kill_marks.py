@@ -24,7 +24,10 @@ def marks() -> Any:
     return module
 
 
-@pytest.mark.parametrize("command", ["ab", "backfill", "bisect", "confirm", "serve"])
+LONGER = [pytest.param(name, marks=pytest.mark.exhaustive) for name in ("gate", "ingest", "night", "repair")]
+
+
+@pytest.mark.parametrize("command", ["ab", "backfill", "bisect", "confirm", "migrate", "serve", *LONGER])
 def test_a_killed_command_loses_doubles_and_leaves_nothing(marks: Any, command: str, tmp_path: Path) -> None:
     assert list(marks.problems(command, 2, random.Random(4), tmp_path)) == []
 
