@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from sqlalchemy import select
 from starlette.testclient import TestClient
 
@@ -185,7 +185,11 @@ def _in_a_value(path: Path, content: bytes, rng: random.Random) -> int:
 def check(command: list[str], path: Path, folder: Path) -> str | None:
     """Run a command. Returns a description of the problem if it did not end properly."""
     words = [word.format(folder=folder) for word in command]
-    result = CliRunner().invoke(main, ["--db", str(path), *words])
+    return wrong_end(command, CliRunner().invoke(main, ["--db", str(path), *words]))
+
+
+def wrong_end(command: list[str], result: Result) -> str | None:
+    """Return a description of the problem if a command did not end properly."""
     lines = result.stderr.splitlines()
     if result.exit_code == ExitCode.BUG or (result.exception and not isinstance(result.exception, SystemExit)):
         return f"traceback: {lines[-1] if lines else result.exception!r}"

@@ -53,7 +53,8 @@ SERIES, NIGHTS = 6, 24
 """Series and nightly runs in the database of `confirm` and `serve`."""
 
 KILLS_BETWEEN_CHECKS = 10
-START_S = 60.0
+START_S = 300.0
+"""How long a start, or the end of a process, may take on a busy machine."""
 TOKEN = "played-token-of-the-marks"  # noqa: S105 # of a server for one round
 MARK = "KILL_MARKS"
 """Environment variable by which the processes of one round are found."""
@@ -170,10 +171,8 @@ class Lab:
 
         files  names of files that may be in the repository
         """
-        for _ in range(200):  # a process that is ending may take a moment
-            processes = self._processes()
-            if not processes:
-                break
+        end = time.monotonic() + START_S
+        while (processes := self._processes()) and time.monotonic() < end:  # one that is ending may take a moment
             time.sleep(0.05)
         yield from (f"process {pid}: {command}" for pid, command in processes.items())
         for pid in processes:
