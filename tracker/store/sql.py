@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 MOST_ROWS = 2_000_000
 """Maximum number of rows of a result, which takes a few GB of memory."""
 
+MOST_BYTES = 1 << 30
+"""Maximum size of the texts and blobs of a result. A value may have a quarter of it, with SQLite."""
+
+_LONGEST_PATTERN = 1_000
+"""Maximum length of a pattern of LIKE and GLOB: one step of SQLite may compare it by backtracking for hours."""
+
 _STEPS = 100_000
 """Number of steps of SQLite between two looks for a signal, about a millisecond."""
 
@@ -87,6 +93,8 @@ def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> SqlResult:
         connection.close()
         raise StoreError(f"{path}: {error}") from error
     try:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES // 4)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _LONGEST_PATTERN)
         connection.set_authorizer(_may)
         connection.set_progress_handler(lambda: 0, _STEPS)  # Python raises the KeyboardInterrupt of Ctrl-C in it
         cursor = connection.execute(statement, dict(params))
@@ -188,10 +196,16 @@ def _why_failed(message: str) -> str:
 
 def _all_of(rows: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
     """Return all rows. Raises QueryError for more than fit into memory, such as those of an endless recursion."""
-    all_rows = tuple(map(tuple, itertools.islice(rows, MOST_ROWS + 1)))
-    if len(all_rows) > MOST_ROWS:
-        raise QueryError(f"the statement returns more than {MOST_ROWS:,} rows; add a LIMIT")
-    return all_rows
+    all_rows: list[tuple[Any, ...]] = []
+    held = 0
+    for row in rows:
+        all_rows.append(tuple(row))
+        held += sum(len(value) for value in row if isinstance(value, str | bytes))
+        if len(all_rows) > MOST_ROWS:
+            raise QueryError(f"the statement returns more than {MOST_ROWS:,} rows; add a LIMIT")
+        if held > MOST_BYTES:
+            raise QueryError(f"the statement returns more than {MOST_BYTES >> 20:,} MiB; add a LIMIT")
+    return tuple(all_rows)
 
 
 def _unique(names: list[str]) -> tuple[str, ...]:

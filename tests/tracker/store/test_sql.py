@@ -81,6 +81,23 @@ def test_an_endless_result_is_refused(cli: Cli, path: Path, monkeypatch: pytest.
     assert cli("sql", ENDLESS.format("i") + " LIMIT 1000").stdout.count("\n") == 1001
 
 
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        (ENDLESS.format("zeroblob(1 << 20)"), "more than 8 MiB; add a LIMIT"),
+        (ENDLESS.format("hex(zeroblob(1 << 19))"), "more than 8 MiB; add a LIMIT"),
+        ("SELECT zeroblob(1 << 22)", "too big"),
+        ("SELECT 'a' LIKE replace(hex(zeroblob(1000)), '00', '%a')", "too complex"),
+    ],
+)
+def test_a_result_that_does_not_fit_into_memory_is_refused(
+    cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
+) -> None:
+    monkeypatch.setattr(sql, "MOST_BYTES", 1 << 23)
+    result = cli("sql", statement + " LIMIT 1000")
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
 def test_ctrl_c_ends_a_statement_without_end(path: Path) -> None:
     timer = threading.Timer(0.1, _thread.interrupt_main)
     timer.start()
