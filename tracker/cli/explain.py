@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 GROUPS = 10
 """Most groups of cells that are printed."""
+SOURCE_LINES = 2
+"""Most changed lines of a kernel's source that are printed at the top."""
 OPERATIONS = 8
 """Most operations listed in the summary line of a diff."""
 
@@ -97,8 +100,11 @@ def kernel_folder() -> Path:
 
 
 def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Format | None) -> None:
+    from groupbench.tracker.compare.explanation import source_changes
+
     for group in explanation.groups[:GROUPS]:
         click.echo(printable(f"{group.text} ({group.effect})"))
+        _write_source(source_changes(group, kernels))
     if len(explanation.groups) > GROUPS:
         click.echo(f"and {len(explanation.groups) - GROUPS} more groups; --json lists all")
     click.echo(printable(explanation.head))
@@ -110,6 +116,14 @@ def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Fo
         _write_profiles(pair, form)
     if len(explanation.profiles) > GROUPS:
         click.echo(f"and {len(explanation.profiles) - GROUPS} more profiles; --json lists all")
+
+
+def _write_source(changes: Sequence[str]) -> None:
+    """Print the first changed lines of a kernel's source, which often name the cause."""
+    for text in changes[:SOURCE_LINES]:
+        click.echo(printable(f"source: {text}"))
+    if len(changes) > SOURCE_LINES:
+        click.echo(f"and {len(changes) - SOURCE_LINES} more changed lines, in the diff below")
 
 
 def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Format | None) -> None:
@@ -168,7 +182,7 @@ def _shown(value: object) -> str:
 
 
 def _json(explanation: Explanation, kernels: KernelFolder) -> dict[str, Any]:
-    from groupbench.tracker.compare.explanation import diffs, side_by_side
+    from groupbench.tracker.compare.explanation import diffs, side_by_side, source_changes
 
     return {
         "a": explanation.a,
@@ -180,6 +194,7 @@ def _json(explanation: Explanation, kernels: KernelFolder) -> dict[str, Any]:
             {
                 "summary": group.text,
                 "effect": group.effect,
+                "source": source_changes(group, kernels),
                 "differences": group.first.differences,
                 "series": [str(cell.before.series) for cell in group.cells],
                 "kernels": [

@@ -238,6 +238,16 @@ def _facts(kernel: Kernel | None) -> dict[str, object]:
     return facts | kernel.config | kernel.counts
 
 
+def source_changes(group: CellGroup, folder: KernelFolder) -> list[str]:
+    """Return the changed lines of the source of a group's kernels, as far as their code is kept."""
+    changes: list[str] = []
+    for pair in group.pairs():
+        codes = [None if kernel is None else folder.get(kernel.hash) for kernel in (pair.before, pair.after)]
+        if codes[0] is not None and codes[1] is not None:
+            changes += (text for text in ir.source_changes(codes[0], codes[1]) if text not in changes)
+    return changes
+
+
 def diffs(pair: KernelPair, folder: KernelFolder) -> Sequence[IrDiff] | None:
     """Return diffs of a kernel's code, or None if it is not kept on both sides."""
     if pair.before is None or pair.after is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from groupbench.tracker.record import Code
@@ -56,6 +56,29 @@ def compare(before: Code, after: Code, context: int = 1) -> list[IrDiff]:
         lines = tuple(line for line in diff if not line.startswith(("---", "+++")))
         diffs.append(IrDiff(language, () if language == "source" else tuple(operations(language, old, new)), lines))
     return diffs
+
+
+def source_changes(before: Code, after: Code) -> list[str]:
+    """Return the changed lines of the source, without comments: `x = 1 → x = 2`, `added: x = 1`, `removed: x = 1`."""
+    if before.source is None or after.source is None:
+        return []
+    old, new = ([" ".join(line) for line in _statements(code.source or "")] for code in (before, after))
+    changes: list[str] = []
+    for kind, a, a_end, b, b_end in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        if kind != "equal":
+            both = min(a_end - a, b_end - b)
+            changes += (f"{x} → {y}" for x, y in zip(old[a : a + both], new[b : b + both], strict=True))
+            changes += (f"removed: {line}" for line in old[a + both : a_end])
+            changes += (f"added: {line}" for line in new[b + both : b_end])
+    return changes
+
+
+def _statements(source: str) -> Iterator[list[str]]:
+    """Yield the words of each line of Python that is more than a comment."""
+    for line in source.splitlines():
+        words = line.split(" # ")[0].split()
+        if words and not words[0].startswith("#"):
+            yield words
 
 
 def instructions(language: str, text: str) -> list[str]:

@@ -91,9 +91,9 @@ def _of_pair(pair: KernelPair, without: str | None) -> Iterator[str]:
         yield f"{stages[0]} stages → {stages[1]}"
     if without != "spills":
         yield from _spills(before, after)
+    yield from _config(before.config, after.config)  # causes, before their consequences
     yield from _products(before.counts, after.counts)
     yield from _numbers(before, after, without)
-    yield from _config(before.config, after.config)
     yield from _counts(before, after)
     if before.launches != after.launches and None not in (before.launches, after.launches):
         yield f"launched {before.launches} × → {after.launches} ×"

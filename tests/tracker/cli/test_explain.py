@@ -63,6 +63,21 @@ def test_the_cause_is_in_the_first_three_lines(stored: None, folder: Path, cli: 
     assert "num_stages" in text and "ttg.async_wait 1 → 0" in text and "ttg.local_store 0 → 1" in text
 
 
+def test_the_changed_line_of_the_source_follows_the_cause(stored: None, tmp_path: Path, cli: Cli) -> None:
+    kept = KernelFolder(tmp_path / "kernels")
+    for kernel, dtype in ((OLD, "float32"), (NEW, "float16")):
+        source = f"def _gemm():\n    # in {dtype}\n    acc = zeros((M, N), {dtype})  # {dtype}\n    return acc\n"
+        kept.add([Code(hash=str(kernel.hash), name="_gemm", source=source)])
+    lines = cli("explain", "previous", "latest", "--kernels", tmp_path / "kernels").stdout.splitlines()
+    assert CAUSE in lines[0]
+    assert lines[1] == "source: acc = zeros((M, N), float32) → acc = zeros((M, N), float16)"
+    assert lines[2].startswith("A ")
+    (group,) = json.loads(cli("explain", "previous", "latest", "--kernels", tmp_path / "kernels", "--json").stdout)[
+        "groups"
+    ]
+    assert group["source"] == ["acc = zeros((M, N), float32) → acc = zeros((M, N), float16)"]
+
+
 def test_without_the_code_facts_are_compared(stored: None, cli: Cli, tmp_path: Path) -> None:
     done = cli("explain", "previous", "latest", "--kernels", tmp_path / "none")
     assert CAUSE in done.stdout.splitlines()[0]

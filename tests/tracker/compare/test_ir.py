@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from groupbench.tracker.compare.ir import compare, instructions
+from groupbench.tracker.compare.ir import compare, instructions, source_changes
 from groupbench.tracker.record import Code
 
 TTGIR = """#blocked = #ttg.blocked<{sizePerThread = [1]}>
@@ -109,3 +109,21 @@ def test_a_value_that_is_used_elsewhere_is_a_difference() -> None:
 def test_a_language_missing_on_one_side_is_not_compared() -> None:
     assert compare(code(), Code(hash="b" * 16, name="gemm", ptx=PTX)) == []
     assert instructions("source", "a\n\n  b  \n") == ["a", "  b"]
+
+
+SOURCES = {
+    "the same": ("x = 1\n", "x = 1\n", []),
+    "a comment": ("x = 1\n", "# why\nx = 1  # how\n", []),
+    "indentation and blank lines": ("if x:\n    y = 1\n", "if x:\n\n  y  = 1\n", []),
+    "a changed line": ("a\nx = 1\nb\n", "a\nx = 2\nb\n", ["x = 1 → x = 2"]),
+    "an added line": ("a\nb\n", "a\nx = 1\nb\n", ["added: x = 1"]),
+    "a removed line": ("a\nx = 1\nb\n", "a\nb\n", ["removed: x = 1"]),
+    "one line becomes two": ("a\nx\nb\n", "a\ny\nz\nb\n", ["x → y", "added: z"]),
+    "a source that is not kept": (None, "a\n", []),
+}
+
+
+@pytest.mark.parametrize(("before", "after", "changes"), SOURCES.values(), ids=SOURCES)
+def test_changes_of_the_source(before: str | None, after: str | None, changes: list[str]) -> None:
+    old, new = (Code(hash="0" * 16, name="k", source=source) for source in (before, after))
+    assert source_changes(old, new) == changes
