@@ -325,6 +325,15 @@ def test_facts_of_a_compiled_kernel_are_judged_on_the_first_night(
     assert verdicts == ([(name, verdict)] if verdict else [])
 
 
+def test_the_command_of_an_alert_measures_its_metric(kernels: Callable[..., None], cli: Cli) -> None:
+    kernels("workspace_mib", [8.0, 80.0])
+    assert cli("gate", "--update").exit_code == 1
+    (alert,) = json.loads(cli("alerts", "--json").stdout)
+    assert alert["repro"].endswith("--costs memory --metrics latency,workspace_mib")
+    assert alert["repro"] in cli("alerts", "--each").stdout
+    assert alert["repro"] in [row["repro"] for row in rows_of(cli)]
+
+
 def test_an_alternating_value_is_listed_once(kernels: Callable[..., None], cli: Cli) -> None:
     values = [4, 3, 4, 3, 4, 3, 4, 3]
     kernels("stages", values)

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker import git
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.pasts import authors
-from groupbench.tracker.metrics import of_alert, relative
+from groupbench.tracker.metrics import METRICS, of_alert, relative
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import EnvironmentRow, RunRow, SeriesRow
@@ -91,9 +91,11 @@ class AlertRow:
 
     @property
     def repro(self) -> str | None:
-        """The command that measures the cell again at the first commit after the change, if groupbench can."""
+        """The command that measures the metric again at the first commit after the change, if groupbench can."""
         environment = None if self.environment is None else self.environment.facts
-        return repro.measure(self.series, None if self.run.dirty else self.run.commit, environment)
+        metric = METRICS.get(self.metric)
+        measured = metric if metric is not None and metric.rule != "own" else None
+        return repro.measure(self.series, None if self.run.dirty else self.run.commit, environment, measured)
 
     @property
     def commits(self) -> str:
