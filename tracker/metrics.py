@@ -42,6 +42,7 @@ class Metric:
     floor: float = 0.01  # smallest relative scatter to assume
     least: float = 0.05  # smallest relative change that counts
     negligible: float = 0.0  # in the unit; smaller differences never count, and such a level is as good as zero
+    share: float = 1.0  # weight of its part in the chance of a false suspect, which a night's scattering metrics share
     cost: str = ""  # the `--costs` name that measures it; empty if it is always measured
     hint: bool = False  # a change for the worse is a suspect, which an A/B comparison of the latency decides
     shared: bool = False  # all series of a run err together, by a measurement of the run; the gate removes this
@@ -228,6 +229,7 @@ METRICS: dict[str, Metric] = {
             rule="scatter",
             floor=0.005,
             least=0.03,
+            share=4.0,  # its relevant changes are a few times its scatter, those of compile times many times
             cost="energy",
             follows="latency",
         ),

@@ -3,7 +3,7 @@
     python ci/benchmarks/cost_marks.py [--noise measured disturbed] [--series 12 100] [--seed N ...]
 
 Each night is another commit. Every series has every judged cost, with a scatter between nights of `NOISES`: as measured
-on an H100, or as on a host with other work. The launch time is simulated from its six measurements in a cell, each of
+on an H200, or as on a host with other work. The launch time is simulated from its six measurements in a cell, each of
 which may fall into a slow phase of the host. All series of a night share the machine's speed and the canaries' error;
 in 3 % of nights, a canary is 5 % slow. Prints the false alarms of the quiet nights by metric, and the verdict on each
 planted change on its first night; for a latency, all its rows.
@@ -59,7 +59,7 @@ GLITCH, GLITCHES = 0.05, 0.03
 SLOW, SLOWER = (0.25, 0.1, 0.1, 0.1, 0.1, 0.1), (1.5, 3.5)
 """Chance that each measurement of a launch in a cell falls into a slow phase, and how many times as long it then is.
 
-On an H100's host, the first one in a process did in one of four processes."""
+Of the first ones in a process, one in four was in such a phase."""
 LEVELS = {  # lowest and highest level of a series
     "latency": (0.02, 2.0),
     "enqueue_ms": (0.01, 0.08),

@@ -68,7 +68,7 @@ class FurtherRule:
         self.steps: dict[int, list[_Step]] = {}
         self._places = {run: number for number, run in enumerate(reversed(data.line.runs))}
         metrics = [metric for metric in judged() if any(point.value(metric) is not None for point in data.points)]
-        shares = sum(metric.rule == "scatter" for metric in metrics)
+        shares = sum(metric.share for metric in metrics if metric.rule == "scatter")
         scattered: dict[str, list[tuple[PointRow, Past]]] = {
             metric.name: [] for metric in metrics if metric.rule == "scatter"
         }
@@ -82,7 +82,7 @@ class FurtherRule:
             if (of_all := scattered.pop(metric.name, None)) is not None:
                 # The chance of a false suspect is that of the night, so the metrics share it.
                 pasts_alone = together.alone(of_all) if metric.shared else of_all
-                steps[metric.name] += _scattered_steps(metric, pasts_alone, Q / shares)
+                steps[metric.name] += _scattered_steps(metric, pasts_alone, Q * metric.share / shares)
             for point, step in steps[metric.name]:
                 self.steps.setdefault(point.pk, []).append(step)
 

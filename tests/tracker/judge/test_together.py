@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from groupbench.tracker.judge import further
+from groupbench.tracker.judge.parts import Q
 from groupbench.tracker.record import Record
 
 pytestmark = pytest.mark.sqlite
@@ -125,3 +127,14 @@ def test_two_series_keep_their_common_deviation(store: Callable[..., None], cli:
     """Two series do not show which of them an error belongs to."""
     store(canary=1.15, few=2)
     assert {row["what"] for row in rows_of(cli)} == {"sol_gap"}
+
+
+def test_metrics_share_the_chance_of_a_false_suspect(
+    store: Callable[..., None], cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chances: dict[str, float] = {}
+    monkeypatch.setattr(further, "_scattered_steps", lambda metric, _, q: chances.update({metric.name: q}) or [])
+    store(few=1)
+    cli("gate")
+    assert chances["energy_j"] == 4 * chances["sol_gap"]
+    assert sum(chances.values()) == pytest.approx(Q)
