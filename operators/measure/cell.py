@@ -242,6 +242,7 @@ class Keeper(Watch):
         self.step = self.timed = self.room = 0
         self.buffers = [] if buffers is None else buffers
         self.held, self.returned = held, list[str]()
+        self.reserved = 0  # bytes of a GPU's L2
 
     def before(self) -> None:
         self.step += 1
@@ -264,6 +265,8 @@ class Keeper(Watch):
         """
         form, parts = exchange.plain_parts(out, self.device)
         self.returned += held_by(parts, self.held)
+        if self.device == "cuda":
+            self.reserved = max(self.reserved, reserved_l2())
         self.room = self.room or self._room(parts)
         self.timed += 1
         slot = len(self.kept)
@@ -485,8 +488,9 @@ class _CellHandler:
             problem = problem or "a call returned while a thread that it had started was still running"
         if (threads := _torch_threads()) > _first_threads():
             problem = problem or f"the backend's process raised torch's threads from {_first_threads()} to {threads}"
-        if isinstance(self.timer, GpuTimer) and (reserved := reserved_l2()):
-            problem = problem or f"a call reserved {reserved / costs.MIB:.3g} MiB of the L2 cache, which stay unflushed"
+        if kept.reserved:
+            reserved_mib = kept.reserved / costs.MIB
+            problem = problem or f"a call reserved {reserved_mib:.3g} MiB of the L2 cache, which stay unflushed"
         telemetry = self.nvml.telemetry() if self.nvml else None
         enqueue_ms = self.timer.burst_enqueue_ms if isinstance(self.timer, GpuTimer) else None
         return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), sums, problem, enqueue_ms)
