@@ -549,6 +549,20 @@ def forged_in_the_pipe(x: Any) -> Any:
     return lambda: product(x)
 
 
+def first_in_a_row(x: Any) -> Any:
+    """Shorten the times in the pipe, and compute only the first of the calls in a row that the parent times."""
+    kept: list[Any] = []
+    relay_bursts(lambda samples: tuple(ms * 0.1 for ms in samples))
+
+    def run() -> Any:
+        frame = sys._getframe(1)
+        if frame.f_code.co_name != "witness" or not frame.f_locals["number"]:
+            kept[:] = [product(x)]
+        return kept[0]
+
+    return run
+
+
 def uneven_in_the_pipe(x: Any) -> Any:
     """Shorten most times of a burst in the pipe, and lengthen the first by as much, so that their sum is right."""
 
@@ -639,6 +653,7 @@ CHEATS = (
     *(Cheat("clock", prepare, ("L2",), "cuda") for prepare in (reserved_cache, reserved_cache_for_a_while)),
     *(Cheat("clock", p, ("parent's clock",), "cpu") for p in (constant_of_the_clock, uneven_in_the_pipe)),
     Cheat("clock", children_without_trace, ("parent's clock",), "cpu"),
+    Cheat("channel", first_in_a_row, ("moved inputs", "physics"), "cuda"),
     Cheat("channel", forged_in_the_pipe, ("parent's clock", "physics")),
     Cheat("channel", patched_encoder, SEAL),
     Cheat("clock", forged_and_idle, ("seal", "parent's clock", "moved inputs")),

@@ -308,7 +308,7 @@ class Live:
             if not isinstance(shown, Shown):
                 return None
             begun = witness.now()
-            named = burst.sums[number] if burst.sums else None
+            named = burst.sums[number]
             judged = self._judged(shown.sent, At(secret, burst.steps[number]), named)
             self._looks = LOOKS if witness.now() - begun < LOOK_S else 1
             if judged is None:
@@ -345,13 +345,20 @@ class Live:
         """Return why the times of the bursts differ from those of calls in a row on a GPU, or None."""
         assert self.prepared is not None
 
+        replies: list[Any] = []  # each after one move more
+
         def calls(number: int) -> Any:
-            return self.worker.ask(Request("witness", arguments=(number,)))
+            replies.append(self.worker.ask(Request("witness", arguments=(number,))))
+            return replies[-1]
 
         if isinstance(moved := self.ask("move", secret), Failure):
             return moved
         fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self._gauge)
-        return fault or self._look(secret, Burst((), None, (0,)), [0])
+        if fault is not None:
+            return fault
+        if len(replies[-1].sums) != 1:
+            return Failure("error", "its answer to witness names no output")
+        return self._look(secret, Burst((), None, (len(replies),), replies[-1].sums), [0])
 
     def _gauge(self) -> float | Failure:
         """Return how many times as long known work takes on the device, by the process that judges."""

@@ -10,7 +10,7 @@ import pytest
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import protocol
-from groupbench.operators.measure.protocol import FLUSH_BYTES, CpuTimer, GpuTimer, Protocol
+from groupbench.operators.measure.protocol import FLUSH_BYTES, CpuTimer, GpuTimer, Protocol, Watch
 
 LABELS = {
     "default": (Protocol(), "cooled"),
@@ -116,3 +116,45 @@ def test_a_burst_measures_the_host_time_of_its_calls(monkeypatch: pytest.MonkeyP
     timer.run = run
     assert timer.burst() == [0.5] * 8
     assert timer.burst_enqueue_ms == pytest.approx(0.03), "the lower quartile, which a stall of the host does not raise"
+
+
+class Events:
+    """A substitute for torch with CUDA's events, which take no time."""
+
+    def __init__(self) -> None:
+        self.cuda = SimpleNamespace(Event=lambda enable_timing: self, synchronize=lambda: None)
+
+    def record(self, stream: object) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: object) -> float:
+        return 8.0
+
+
+class Noting(Watch):
+    """A watch that notes its hooks in the list of calls."""
+
+    def __init__(self, log: list[str]) -> None:
+        self.log = log
+
+    def before(self) -> None:
+        self.log.append("before")
+
+    def after(self, out: object) -> None:
+        self.log.append("after")
+
+
+def test_inputs_move_before_one_of_the_calls_in_a_row_but_the_first() -> None:
+    timer = object.__new__(GpuTimer)
+    log: list[str] = []
+    timer.torch, timer.stream, timer.run = Events(), None, lambda: log.append("call")
+    places = set()
+    for _ in range(50):
+        log.clear()
+        assert timer.witness(4, Noting(log)) == [pytest.approx(2.0, abs=1)] * 4
+        assert log.count("call") == 4 and log.count("before") == log.count("after") == 1
+        place = log.index("before")
+        assert log[place : place + 3] == ["before", "call", "after"]
+        places.add(place)
+    assert places == {1, 2, 3}
