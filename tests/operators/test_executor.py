@@ -32,6 +32,7 @@ from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restor
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Rerouted
+from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import DYNAMO, _mentions_dynamo
 from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run, decode, encode
@@ -295,6 +296,7 @@ class Scripted:
 
     log: list[tuple[str, str]]
     started: list[Scripted]
+    answer: Burst | None = None  # to all bursts
 
     def __init__(self, device: str, timeout_s: float) -> None:
         self.backend = self.path = ""
@@ -317,6 +319,8 @@ class Scripted:
             case "prepare":
                 timing = "interpreted" if self.backend.startswith("triton") else "cpu"
                 return Prepared(timing, 1.0, None, (), NOTHING, repeatable=True)  # type: ignore[arg-type]
+            case "burst" if Scripted.answer is not None:
+                return Scripted.answer
             case "burst":
                 calls = 1 if self.backend.startswith("triton") else request.arguments[1] or self.samples
                 return Burst((0.05,) * calls, None, steps=tuple(range(2, calls + 2)), sums=(0,) * calls)
@@ -397,6 +401,34 @@ def test_the_graph_that_was_timed_is_checked_again(faulty: str) -> None:
     assert right.status == "ok", right.message
     assert other.status == "wrong"
     assert re.search("^in a timed call: relative RMS error 2 ", other.message or "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (Burst((0.01, 0.02), None, (2, 3), (0, 0)), None),
+        (Burst((0.01,), None, (2,), (0,)), "1 times are reported for 2 calls"),
+        (Burst((0.01, 0.02, 0.02), None, (2, 3), (0, 0)), "3 times are reported for 2 calls"),
+        (Burst((0.01, 0.02), None, (2,), (0,)), "the outputs of 1 timed calls were kept, and not of 2"),
+        (Burst((0.01, 0.02), None, (2, 3), (0,)), "its answer to burst names a timed call twice, or none"),
+        (Burst((0.01, 0.02), None, (2, 1 << 40), (0, 0)), "names a timed call that it was not asked for"),
+    ],
+    ids=["all", "a call less", "a call more", "an output less", "a sum less", "a step that no call can have made"],
+)
+def test_a_burst_has_all_calls_and_outputs(
+    answer: Burst, message: str | None, scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scripted, "answer", answer)
+    monkeypatch.setattr(witness, "audit", lambda ask, pace, ms, gauge: None)
+    monkeypatch.setattr(Live, "audit", lambda cell: None)
+    monkeypatch.setattr(witness, "too_long", lambda samples_ms, took_s: None)
+    (record,) = measure([job("torch_loop", plugins=())])
+    assert (record.message is None) if message is None else (message in (record.message or "")), record.message
+
+
+def test_a_backend_cannot_choose_the_kind_of_its_times(scripted: type[Scripted]) -> None:
+    (record,) = measure([job("triton_pointer", plugins=())])
+    assert record.message == "its answer to prepare names a time of another kind: interpreted"
 
 
 def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:

@@ -26,6 +26,7 @@ QUICK = (
     *("lazy_list", "lazy_method", "profile_hook", "forged_and_idle"),
     *("thread_after_three", "half_precision", "slow_clock", "forged_instance", "forged_answer_with_token"),
     *("stopped_moves", "patched_judge", "loose_tolerance", "signals_parent", "writes_descriptors"),
+    *("computed_when_shown_without_seal", "keeps_one_output", "patched_kernel", "forged_in_the_pipe", "stops_warden"),
 )
 
 
