@@ -20,15 +20,15 @@ from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any
 
-from groupbench.operators.errors import UsageError
+from groupbench.operators.errors import UsageError, WorkerLost
 from groupbench.operators.measure import environment, machine_code, seal
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.live import Live, drawn, new_secret
 from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
-from groupbench.operators.operator import Operator, Target
-from groupbench.operators.registry import get_backend, get_operator
+from groupbench.operators.operator import Operator, Target, runs_everywhere
+from groupbench.operators.registry import get_backend, get_operator, plugins_of
 from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Code, Environment, Kernel, Latency, Record, Run, Status
 from groupbench.tracker.text.wording import counted
 
@@ -187,7 +187,7 @@ def _problem_records(
 ) -> Iterator[tuple[Record, Job]]:
     operator = get_operator(jobs[0].operator, jobs[0].plugins, jobs[0].mode)
     target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
-    reasons = {job: why_unavailable(operator, job.backend, target) for job in jobs}
+    reasons = {job: _why_unavailable(job, operator, target) for job in jobs}
     able = [job for job in jobs if reasons[job] is None]
     size = _batch_size(operator, jobs[0], machine.environment)
     measured = chain.from_iterable(
@@ -201,6 +201,21 @@ def _problem_records(
             progress.advance(1)
             yield _record(job, machine, run, "unavailable", reason), job
     yield from measured  # yields nothing; lets the generator release its last process
+
+
+def _why_unavailable(job: Job, operator: Operator, target: Target) -> str | None:
+    """Return why the backend cannot run, or None. A plugin is asked in another process: this one times and decides."""
+    chosen = operator.backend(job.backend)
+    if chosen.unavailable is runs_everywhere or not plugins_of(job.operator, job.backend, job.plugins):
+        return why_unavailable(operator, job.backend, target)
+    try:
+        return call(_ask_plugin, job, target)  # type: ignore[no-any-return]
+    except WorkerLost as error:
+        return f"its `unavailable` ended its process: {error}"
+
+
+def _ask_plugin(job: Job, target: Target) -> str | None:
+    return why_unavailable(get_operator(job.operator, job.plugins, job.mode), job.backend, target)
 
 
 def _batch_records(

@@ -39,6 +39,11 @@ class Example:
 
 KINDS = ("torch", "triton", "helion")
 
+
+def runs_everywhere(target: Target) -> None:
+    """Return None, the reason of a backend that runs everywhere."""
+
+
 Run = Callable[[], Any]  # the output, a tensor; a tuple of them where the reference names several
 
 
@@ -63,7 +68,7 @@ class Backend:
     prepare: Callable[[Any], Run]
     source: str
     kind: str = "torch"
-    unavailable: Callable[[Target], str | None] = field(default=lambda target: None)
+    unavailable: Callable[[Target], str | None] = runs_everywhere
     operator: str = ""
     tolerance: str | None = None
     prepare_bwd: Callable[[Any], Run] | None = None

@@ -53,7 +53,7 @@ def close() -> None:
             for _, value in _functions(module_name, module):
                 if isinstance(value, CodeType):
                     _used.update(_names(value))
-    for name, value in _watched():
+    for name, value in watched():
         _first.setdefault(name, value)
     for name, hook in _set_hooks().items():
         _first_hooks.setdefault(name, hook)
@@ -71,7 +71,7 @@ def renew() -> None:
 
 def broken() -> str | None:
     """Return the name of a function that was replaced, or None."""
-    now = dict(_watched())
+    now = dict(watched())
     for name, value in _first.items():
         if now.get(name, _GONE) is not value:  # a function of another module in its place is not watched, hence gone
             return name
@@ -146,7 +146,7 @@ def _modes() -> str | None:
     return None
 
 
-def _watched() -> list[tuple[str, Any]]:
+def watched() -> list[tuple[str, Any]]:
     """Return (name, object) of everything that is watched; for a function, also its code."""
     members: list[tuple[str, Any]] = [(f"time.{name}", getattr(time, name)) for name in CLOCKS]
     for holder, label in _holders():

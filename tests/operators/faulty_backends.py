@@ -262,6 +262,8 @@ REASONS = {
     "says_a_number": lambda target: 5,
     "says_nothing": lambda target: "",
     "says_a_blank": lambda target: " ",
+    "says_its_process": lambda target: str(os.getpid()),
+    "ends_its_process": lambda target: os._exit(7),
 }
 CANNOT_SAY = tuple(
     Backend(name, prepare_torch_loop, "a test", unavailable=reason, operator="grouped_gemm")

@@ -641,6 +641,14 @@ def test_a_backend_that_cannot_say_whether_it_runs_does_not(
     assert decode(encode(records[0])) == records[0]
 
 
+def test_a_plugin_says_whether_it_runs_in_another_process(faulty: str, scripted: type[Scripted]) -> None:
+    names = ("says_its_process", "ends_its_process")
+    said, ended = measure([job(name, plugins=("faulty_backends.CANNOT_SAY",)) for name in names])
+    assert said.status == ended.status == "unavailable"
+    assert (said.message or "").isdigit() and said.message != str(os.getpid())
+    assert ended.message == "its `unavailable` ended its process: the process died (exit code 7)"
+
+
 def test_rows_of_a_problem_are_in_the_order_of_its_jobs(faulty: str, scripted: type[Scripted]) -> None:
     """A backend that cannot run is known before the baseline is measured, but its row does not come first."""
     names = ["gives_up", "torch_loop", "cannot_say", "torch_grouped_mm", "says_a_number"]

@@ -17,7 +17,7 @@ import pytest
 
 from groupbench.operators import plugins, registry
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import witness
+from groupbench.operators.measure import seal, witness
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.registry import get_backend, get_operator
 
@@ -391,18 +391,25 @@ def test_unknown_names_are_reported_with_the_known_ones() -> None:
         get_backend(get_operator("grouped_gemm"), "cutlass")
 
 
+BLIND = "from groupbench.operators.measure import seal; seal.broken = lambda: None"
+FORGETFUL = "from groupbench.operators.measure import seal; seal.renew()"
+
+
 @pytest.mark.parametrize(
     ("statement", "replaced"),
     [
         ("import time; time.perf_counter = lambda: 0.0", "time.perf_counter"),
         ("from groupbench.operators.measure import witness; witness.watch = lambda *a: None", "witness.watch"),
         ("import statistics; statistics.median = min", "statistics.median"),
+        ("import time; time.perf_counter = lambda: 0.0\n" + BLIND, "time.perf_counter"),
+        ("import time; time.perf_counter = lambda: 0.0\n" + FORGETFUL, "time.perf_counter"),
     ],
-    ids=["clock", "the parent's clock", "median"],
+    ids=["clock", "the parent's clock", "median", "the seal", "what the seal remembers"],
 )
 def test_a_plugin_that_replaces_the_timer_at_import_is_refused(statement: str, replaced: str, tmp_path: Path) -> None:
     """The process that times and records imports plugins too, but their replacements there do not reach a cell."""
     kept = time.perf_counter, witness.watch, statistics.median
+    broken = seal.broken
     plugin = tmp_path / "forging_plugin.py"
     plugin.write_text(statement + "\n")
     try:
@@ -410,4 +417,6 @@ def test_a_plugin_that_replaces_the_timer_at_import_is_refused(statement: str, r
             plugins.load(str(plugin))
     finally:
         time.perf_counter, witness.watch, statistics.median = kept  # type: ignore[assignment]
+        seal.broken = broken
+        seal.renew()
     sys.modules.pop("forging_plugin", None)
