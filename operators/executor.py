@@ -209,7 +209,7 @@ def _why_unavailable(job: Job, operator: Operator, target: Target) -> str | None
     if chosen.unavailable is runs_everywhere or not plugins_of(job.operator, job.backend, job.plugins):
         return why_unavailable(operator, job.backend, target)
     try:
-        return call(_ask_plugin, job, target)  # type: ignore[no-any-return]
+        return call(_ask_plugin, job, target)
     except WorkerLost as error:
         return f"its `unavailable` ended its process: {error}"
 

@@ -269,6 +269,21 @@ CANNOT_SAY = tuple(
     Backend(name, prepare_torch_loop, "a test", unavailable=reason, operator="grouped_gemm")
     for name, reason in REASONS.items()
 )
+
+
+def forges_elsewhere(inputs):
+    """Be honest in the process that checks, and shorten the times in those that are timed."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "reload":
+        frame = frame.f_back
+    if frame is not None:
+        from groupbench.operators.integrity.forged import relay_bursts
+
+        relay_bursts(lambda samples: tuple(0.1 * ms for ms in samples))
+    return prepare_torch_loop(inputs)
+
+
+ELSEWHERE = Backend("forges_elsewhere", forges_elsewhere, "a test", operator="grouped_gemm")
 ONCE = Backend("crashes_once", crashes_once, "a test", operator="grouped_gemm")
 WRONG = Backend("one_percent", one_percent, "a test", operator="grouped_gemm")
 

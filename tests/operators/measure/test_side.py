@@ -68,6 +68,15 @@ def test_a_cell_is_prepared_placed_and_timed(ask: Ask) -> None:
     assert "value" in ask("unload")
 
 
+def test_a_backend_that_is_honest_where_it_is_checked_is_found_where_it_is_timed(ask: Ask) -> None:
+    facts = {"backend": "forges_elsewhere", "shape": "G=2,M_g=512,N=256,K=256"}
+    assert prepare(ask, plugins=["faulty_backends.ELSEWHERE"], **facts)["value"]["problem"] is None
+    assert ask("adopt", seed=0, samples=5, fresh=True) == {"value": "reloaded"}
+    assert len(ask("burst")["value"]) == 5
+    failure = ask("burst")["failure"]
+    assert failure["status"] == "wrong" and "of processor time by the parent's clock" in failure["message"]
+
+
 def test_the_timed_process_is_replaced_and_the_checking_one_stays(ask: Ask) -> None:
     assert "failure" in prepare(ask, backend="raises")
     assert "before anything was loaded" in ask("burst")["failure"]["message"]
