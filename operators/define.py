@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias, TypeVar
 
-from groupbench.operators.dtypes import torch_dtype
-from groupbench.operators.measure.arrays import numpy_of, tensor_of
-from groupbench.operators.measure.given import named_tensors
+from groupbench.operators.dtypes import BYTES, torch_dtype
+from groupbench.operators.measure.arrays import elements, is_numpy, is_tensor, memory_of, numpy_of, tensor_of
+from groupbench.operators.measure.given import named_arrays
 from groupbench.operators.operator import Backend, Operator, Run, Target
 from groupbench.operators.sizes import whole, within
 from groupbench.operators.tolerances import Tolerance
@@ -290,19 +290,18 @@ class Definition:
 
     def _exact(self, inputs: Any) -> Any:
         """Return the reference's output: a tensor, or several tensors by name."""
+        out = self._returned(inputs)
+        return {name: _exact_part(part) for name, part in out.items()} if isinstance(out, dict) else _exact_part(out)
+
+    def _returned(self, inputs: Any) -> Any:
+        """Return what the reference returns, several outputs by name."""
         assert self._reference is not None
         out = _bound(self._reference, inputs, widened)()
         if isinstance(out, Mapping):
-            return {name: self._exact_part(part) for name, part in out.items()}
+            return dict(out)
         if isinstance(out, (tuple, list)):
-            return {f"output {number}": self._exact_part(part) for number, part in enumerate(out)}
-        return self._exact_part(out)
-
-    def _exact_part(self, out: Any) -> Any:
-        tensor = tensor_of(out)
-        if tensor is None:
-            raise TypeError(f"the reference returned {type(out).__name__}, neither a tensor nor a NumPy array")
-        return tensor if tensor.is_floating_point() else tensor.double()
+            return {f"output {number}": part for number, part in enumerate(out)}
+        return out
 
     def _decode(self, out: Any) -> Any:
         """Return an output of integers as fp64, which the judge can compare. Raises TypeError for another output."""
@@ -332,16 +331,15 @@ class Definition:
         return self._bytes[key]
 
     def _counted_bytes(self, shape: Sizes, dtype: str) -> int:
+        """Count tensors on torch's device "meta", or NumPy arrays. Arrays are counted without importing torch."""
         inputs = self._named(self._call(shape, dtype, "meta", 0))
         read: dict[Any, int] = {}
-        for name, tensor in named_tensors(inputs):
-            storage = tensor.untyped_storage()
-            size = min(tensor.numel() * tensor.element_size(), storage.nbytes())
-            read[(name if tensor.is_meta else storage.data_ptr())] = size
-        exact = self._exact(inputs)
-        each = exact.values() if isinstance(exact, Mapping) else [exact]
-        width = torch_dtype(self._facts["output"] or dtype).itemsize
-        return sum(read.values()) + width * sum(tensor.numel() for tensor in each)
+        for name, array in named_arrays(inputs):
+            address, size = memory_of(array)
+            read[address or name] = size
+        out = self._returned(inputs)
+        each = out.values() if isinstance(out, dict) else [out]
+        return sum(read.values()) + BYTES[self._facts["output"] or dtype] * sum(map(elements, each))
 
 
 def operator(
@@ -400,6 +398,13 @@ def _bound(function: Callable[..., Any], inputs: Any, change: Callable[[Any], An
     return lambda: function(*values)
 
 
+def _exact_part(out: Any) -> Any:
+    tensor = tensor_of(out)
+    if tensor is None:
+        raise TypeError(f"the reference returned {type(out).__name__}, neither a tensor nor a NumPy array")
+    return tensor if tensor.is_floating_point() else tensor.double()
+
+
 def _also(first: Callable[[Target], str | None], second: Callable[[Target], str | None]) -> Any:
     return lambda target: first(target) or second(target)
 
@@ -433,8 +438,9 @@ def widened(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {field.name: widened(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return dataclasses.replace(value, **fields)
-    tensor = tensor_of(value)
-    if tensor is None or not tensor.is_floating_point() or str(tensor.dtype) == "torch.float64":
+    if is_numpy(value):
+        return value.astype(WIDER[value.dtype.name]) if value.dtype.name in WIDER else value
+    if not is_tensor(value) or not value.is_floating_point() or str(value.dtype) == "torch.float64":
         return value
-    wider = WIDER.get(str(tensor.dtype).removeprefix("torch."), "float32")
-    return value.astype(wider) if tensor is not value else value.to(getattr(sys.modules["torch"], wider))
+    wider = WIDER.get(str(value.dtype).removeprefix("torch."), "float32")
+    return value.to(getattr(sys.modules["torch"], wider))

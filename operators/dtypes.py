@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     import torch
 
 
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-"""Bytes per element of the dtypes in which most operators are defined."""
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8, "fp8": 1, "int8": 1, "int32": 4, "int64": 8, "bool": 1}
+"""Bytes per element of each dtype."""
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -16,13 +17,13 @@ def tensor_of(value: Any) -> Tensor | None:
 
     A read-only array, one with negative strides, and a NumPy scalar are copied.
     """
+    if is_tensor(value):
+        return value
+    if not is_numpy(value):
+        return None
+    import numpy
     import torch
 
-    if isinstance(value, torch.Tensor):
-        return value
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
-        return None
     array = numpy.asarray(value)
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
@@ -30,6 +31,35 @@ def tensor_of(value: Any) -> Tensor | None:
         return torch.from_numpy(array)
     except TypeError:  # text, objects
         return None
+
+
+def is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_numpy(value: Any) -> bool:
+    """Return whether a value is an array or scalar of NumPy, without importing NumPy."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and (type(value) is numpy.ndarray or isinstance(value, numpy.generic))
+
+
+def memory_of(value: Any) -> tuple[int, int]:
+    """Return the address of a tensor or array and the bytes of its elements, each counted once.
+
+    The address of a tensor without memory is 0. This does not import torch.
+    """
+    if is_numpy(value):
+        return value.__array_interface__["data"][0], value.nbytes
+    storage = value.untyped_storage()
+    size = min(elements(value) * value.element_size(), storage.nbytes())
+    return (0 if value.is_meta else storage.data_ptr()), size
+
+
+def elements(value: Any) -> int:
+    """Return the number of elements of a tensor or array."""
+    return math.prod(value.shape)
 
 
 def numpy_of(name: str) -> Any:

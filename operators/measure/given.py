@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.measure.arrays import tensor_of
+from groupbench.operators.measure.arrays import is_numpy, is_tensor, tensor_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,11 +78,18 @@ def held_by(outputs: Iterable[Tensor], held: Mapping[int, str]) -> list[str]:
     return list(dict.fromkeys(held[at] for out in outputs if (at := _address(out)) in held))
 
 
-def named_tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
+def named_tensors(inputs: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield ("x.a", tensor) for every tensor or NumPy array in dataclasses, sequences and mappings."""
-    tensor = tensor_of(inputs)
-    if tensor is not None:
-        yield name or "x", tensor
+    for name, value in named_arrays(inputs):
+        tensor = tensor_of(value)
+        if tensor is not None:
+            yield name, tensor
+
+
+def named_arrays(inputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the same names as `named_tensors`, with NumPy arrays unconverted. This does not import torch."""
+    if is_tensor(inputs) or is_numpy(inputs):
+        yield name or "x", inputs
         return
     parts: Iterable[tuple[str, Any]] = ()
     if dataclasses.is_dataclass(inputs) and not isinstance(inputs, type):
@@ -92,7 +99,7 @@ def named_tensors(inputs: Any, name: str = "") -> Iterator[tuple[str, Tensor]]:
     elif isinstance(inputs, (tuple, list)):
         parts = ((f"{name}[{number}]", value) for number, value in enumerate(inputs))
     for part, value in parts:
-        yield from named_tensors(value, part.removeprefix("."))
+        yield from named_arrays(value, part.removeprefix("."))
 
 
 def place_sums(bits: Tensor) -> list[int]:

@@ -20,6 +20,7 @@ from groupbench.operators.operator import Backend, Operator, Target
 DYNAMO = "torch._dynamo"
 USES_DYNAMO = re.compile(r"helion|torch\.compile|_dynamo|_inductor")
 """Text of a plugin that imports Dynamo, maybe only when it is called."""
+USES_TORCH = re.compile(r"\btorch\b")
 
 
 def select_mode(operator: Operator, mode: str) -> Operator:
@@ -73,16 +74,27 @@ def imports_of(backend: Backend, plugins: Sequence[str]) -> tuple[str, ...]:
 
     Helion and torch.compile import Dynamo. A plugin's text is searched for them: a wrong guess only costs time.
     """
-    needs = backend.kind == "helion" or "compile" in backend.name or any(map(_mentions_dynamo, plugins))
+    needs = backend.kind == "helion" or "compile" in backend.name or any(_mentions(p, USES_DYNAMO) for p in plugins)
     return (DYNAMO,) if needs else ()
 
 
-def _mentions_dynamo(plugin: str) -> bool:
+def imports_to_count(home: Sequence[str]) -> tuple[str, ...]:
+    """Return the large modules that counting the bytes of an operator imports.
+
+    Torch's device "meta", on which tensors are counted, imports Dynamo. An operator of NumPy imports neither.
+
+    home  the plugins that may define the operator
+    """
+    return (DYNAMO,) if any(_mentions(plugin, USES_TORCH) for plugin in home) else ()
+
+
+def _mentions(plugin: str, pattern: re.Pattern[str]) -> bool:
+    """Return whether the text of a plugin matches. This process has imported it."""
     file, python, _ = plugin.partition(".py:")
     module = sys.modules.get(plugin) or sys.modules.get(plugin.replace(":", ".").rpartition(".")[0])
     path = Path(getattr(module, "__file__", None) or file + python.rstrip(":"))
     try:
-        return USES_DYNAMO.search(path.read_text(errors="replace")) is not None
+        return pattern.search(path.read_text(errors="replace")) is not None
     except OSError:
         return False
 

@@ -43,7 +43,6 @@ from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.live import HeldTo, Live, drawn, held_to, new_secret
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.selection import DYNAMO
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.tracker.exits import ExitCode
@@ -110,8 +109,6 @@ class AbServer:
             preload(*imports)
             self._able.add(self._job)
         self._held_to = self._as_held(cell)
-        if self._held_to.home:  # counting the operations of a plugin's operator on the meta device imports Dynamo
-            preload(DYNAMO)
         self._checker = self._started(self._checker)
         # On a GPU, each process takes a second or more to open it: let both do so at the same time.
         judged = replace(self._job, plugins=self._held_to.home)
@@ -297,14 +294,15 @@ def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, t
 
     Raises UsageError if operator or backend is unknown.
     """
-    from groupbench.operators.measure.selection import imports_of, why_unavailable
+    from groupbench.operators.measure.selection import imports_of, imports_to_count, why_unavailable
     from groupbench.operators.operator import Target
     from groupbench.operators.registry import get_backend, get_operator
 
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     backend = get_backend(operator, job.backend)
     target = Target(job.device, job.dtype, job.interpreted, capability)
-    return why_unavailable(operator, backend.name, target), imports_of(backend, job.plugins)
+    imports = *imports_of(backend, job.plugins), *imports_to_count(held_to(job).home)
+    return why_unavailable(operator, backend.name, target), imports
 
 
 def list_offers(candidate: str, plugins: tuple[str, ...]) -> list[dict[str, Any]]:

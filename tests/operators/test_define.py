@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,38 @@ def test_bytes_are_those_of_inputs_and_output() -> None:
     assert wider.min_bytes(wider.parse_shape("20,30"), "fp16") == 20 * 30 * (2 + 4)
     exact = defined(min_bytes=lambda M, dtype: M if dtype == "fp16" else 0, flops=lambda N: 7 * N).operator
     assert (exact.min_bytes(exact.parse_shape("20,30"), "fp16"), exact.flops(exact.parse_shape("20,30"))) == (20, 210)
+
+
+def test_bytes_of_arrays_are_counted_without_torch() -> None:
+    code = """if True:
+        import sys
+        from groupbench.operators.registry import get_operator
+        averages = get_operator("moving_average", (sys.argv[1],))
+        print(averages.min_bytes(averages.parse_shape("N=1000,window=10"), "fp64"), "torch" in sys.modules)
+    """
+    file = EXAMPLES / "moving_average.py"
+    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True)
+    assert done.stdout.split() == [str(8 * (1000 + 991)), "False"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("make", "reference", "expected"),
+    [
+        ("x, x", lambda a, b: a, 16 + 32),
+        ("x, x.copy()", lambda a, b: a, 32 + 32),
+        ("x[:2], np.float32(2)", lambda a, b: [a * b, b], 8 + 4 + 16 + 8),
+        ("{'x': x, 'n': 3}", lambda x, n: {"sum": x.sum()}, 16 + 8),
+        ("x > 0, x", lambda a, b: "text", 0),
+    ],
+)
+def test_bytes_of_arrays(make: str, reference: Any, expected: int) -> None:
+    def made(N, dtype: np.dtype):  # type: ignore[no-untyped-def]
+        return eval(make, {"x": np.ones(N, dtype), "np": np})
+
+    defined = operator(["N=4"], dtypes="fp32", output="fp64")(made)
+    defined.reference(reference)
+    defined.backend(lambda *args: args[0], name="first")
+    assert defined.operator.min_bytes(defined.parse_shape("4"), "fp32") == expected
 
 
 def test_an_operator_that_looks_at_values_has_no_bytes() -> None:

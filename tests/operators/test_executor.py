@@ -34,7 +34,7 @@ from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Rerouted
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.selection import DYNAMO, _mentions_dynamo
+from groupbench.operators.measure.selection import DYNAMO, imports_to_count
 from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run, decode, encode
 
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
@@ -557,7 +557,13 @@ def test_a_plugin_is_searched_for_what_imports_dynamo(
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     for plugin in (f"{name}_file.py:B", f"{name}_file.py", f"{name}_module.B", f"{name}_module"):
         assert executor.imports([job(name, plugins=(plugin,))]) == expected, plugin
-    assert _mentions_dynamo(str(tmp_path / "none.json")) is False
+    assert imports_to_count([str(tmp_path / "none.json")]) == ()
+
+
+@pytest.mark.parametrize(("module", "expected"), [("torch", (DYNAMO,)), ("numpy", ())])
+def test_an_operator_of_tensors_is_counted_with_dynamo(module: str, expected: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "op.py").write_text(f"import {module}\n")
+    assert imports_to_count([str(tmp_path / "op.py")]) == expected
 
 
 IMPORTS = """
