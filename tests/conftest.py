@@ -6,14 +6,17 @@ of their parameters in which every pair of values occurs. The rest is marked `ex
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import importlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
@@ -60,7 +63,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="Also run the tests marked `exhaustive`.")
 
 
+WARM = Path(__file__).parent / "shared" / "warm"
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # else the process that started this one has done it
+        folder = Path(tempfile.mkdtemp(prefix="groupbench-warm-"))
+        (folder / "owner").write_text(str(os.getpid()))
+        os.environ["GROUPBENCH_TEST_WARM"] = str(folder)
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     if config.getoption("exhaustive") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("exhaustive")
 
@@ -125,6 +136,41 @@ def default_signals() -> Iterator[None]:
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
+
+
+@pytest.fixture(scope="module")
+def warm_imports() -> Iterator[dict[str, str]]:
+    """Fork the fork servers of programs that the module starts from one that has imported torch (shared/warm).
+
+    Gives the variables, for programs with an environment of their own. Tests of the fork server itself, or of the
+    processes that a command leaves, do not use this.
+    """
+    start_warm_server(Path(os.environ["GROUPBENCH_TEST_WARM"]))
+    path = os.pathsep.join([str(WARM), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)
+        yield {"PYTHONPATH": path, "GROUPBENCH_TEST_WARM": os.environ["GROUPBENCH_TEST_WARM"]}
+
+
+def start_warm_server(folder: Path) -> None:
+    """Start the server that all test processes share, unless it is running."""
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / "socket").exists():
+            return
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        with (folder / "log").open("w") as log:
+            server = subprocess.Popen(
+                [sys.executable, "-P", str(WARM / "server.py"), str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        while not (folder / "socket").exists():
+            assert server.poll() is None, (folder / "log").read_text()
+            time.sleep(0.05)
 
 
 Forked = Callable[..., subprocess.CompletedProcess[str]]

@@ -75,11 +75,12 @@ def test_the_backend_that_is_shown_runs(tmp_path: Path, forked: Run) -> None:
     assert re.search(r"mine .* ok", done.stdout)
 
 
-def test_the_story_ends_with_the_culprit(tmp_path: Path) -> None:
+def test_the_story_ends_with_the_culprit(tmp_path: Path, warm_imports: dict[str, str]) -> None:
     """Run the five commands as they are written, in a temporary home folder."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GROUPBENCH_")}
     environment |= {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(tmp_path)}
     environment |= {"GROUPBENCH_LOCKS": str(tmp_path / "locks"), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= warm_imports
     done = subprocess.run(["bash", "-c", STORY], cwd=ROOT, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert "BACKFILL 3 commits: 3 measured" in done.stdout

@@ -20,6 +20,7 @@ from repositories import git
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
+WARM = ROOT / "tests" / "shared" / "warm"
 
 PLAN = """
 name = "tiny"
@@ -112,7 +113,7 @@ def compiled_clone(origin: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 @pytest.fixture
-def checkout(compiled_clone: Path, tmp_path: Path) -> Iterator[Checkout]:
+def checkout(compiled_clone: Path, tmp_path: Path, warm_imports: dict[str, str]) -> Iterator[Checkout]:
     folder = tmp_path / "clone"
     shutil.copytree(compiled_clone, folder, symlinks=True)
     prefixes = ("GROUPBENCH_", "GITHUB_", "CI_", "RUNNER_")
@@ -124,7 +125,8 @@ def checkout(compiled_clone: Path, tmp_path: Path) -> Iterator[Checkout]:
         "HOME": str(tmp_path),
         "TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(Path.home() / ".triton")),
     }
-    made = Checkout(folder, kept | added)
+    warm = {"PYTHONPATH": str(WARM), "GROUPBENCH_TEST_WARM": warm_imports["GROUPBENCH_TEST_WARM"]}
+    made = Checkout(folder, kept | added | warm)
     yield made
     for process in made.running:
         if process.poll() is None:

@@ -31,6 +31,8 @@ from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.text import repro
 
+pytestmark = pytest.mark.usefixtures("warm_imports")
+
 CELL = AbCell("op", "backend", "N=1", "fp16", device="cuda", idle_s=0.0)
 BASE, HEAD = AbSide("old"), AbSide("new")
 KERNEL = {"name": "k", "hash": "h", "config": {"BLOCK": 64}}

@@ -12,6 +12,8 @@ from groupbench.tracker.ab import calibrate
 from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Block
 from groupbench.tracker.stats.sequential import Rule
 
+pytestmark = pytest.mark.usefixtures("warm_imports")
+
 SIDE = AbSide("this")
 
 

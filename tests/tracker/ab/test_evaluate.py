@@ -20,6 +20,8 @@ from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.evaluate import lines_of
 
+pytestmark = pytest.mark.usefixtures("warm_imports")
+
 OPERATOR = """
 import torch
 from groupbench.operators.define import operator
