@@ -27,7 +27,7 @@ def exchange_seal() -> None:
 
 
 def relay_bursts(forge: Callable[[tuple[float, ...]], tuple[float, ...]]) -> None:
-    """Relay what this process and its parent send each other, with the times of bursts changed by `forge`."""
+    """Relay the requests and replies of this process, with the times of bursts changed by `forge`."""
     import socket
     from multiprocessing.connection import Connection
 
@@ -423,10 +423,10 @@ def patched_kernel(x: Any) -> Any:
     library = torch.library.Library("aten", "IMPL")
 
     def clone(tensor: Any, *, memory_format: Any = None) -> Any:
-        mine = bool(pending) and tensor.data_ptr() == pending[0].data_ptr()
-        if mine:
+        is_output = bool(pending) and tensor.data_ptr() == pending[0].data_ptr()
+        if is_output:
             pending.clear()
-        return torch.add(product(x) if mine else tensor, 0)
+        return torch.add(product(x) if is_output else tensor, 0)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -575,7 +575,7 @@ def uneven_in_the_pipe(x: Any) -> Any:
 
 
 def children_without_trace(x: Any) -> Any:
-    """Compute in children whose processor time nobody inherits, and shorten the times in the pipe."""
+    """Compute in children whose processor time no process inherits, and shorten the times in the pipe."""
     import torch
 
     shared = torch.empty(x.a.shape[0], x.b.shape[2]).share_memory_()

@@ -233,10 +233,10 @@ class Live:
         most   number of outputs that are kept at most
         """
         timed, kept, device = len(burst.samples_ms), len(burst.steps), self.job.device
-        asked = 1 if self.interpreted else calls
+        due = 1 if self.interpreted else calls
         over = device == "cpu" and sum(burst.samples_ms) >= 1e3 * CPU_BURST_S
-        if timed != asked and not (over and timed < asked):
-            return f"implausible: {timed} times are reported for {asked} calls"
+        if timed != due and not (over and timed < due):
+            return f"implausible: {timed} times are reported for {due} calls"
         if self.output_bytes is None:
             return None
         room = room_for(self.output_bytes, most, device)
@@ -279,13 +279,13 @@ class Live:
     def audit(self) -> str | Failure | None:
         """Return why the times of the bursts are implausible by this process's clocks, or None. Only on a CPU."""
         audited: list[tuple[int, Burst]] = []
-        asked: list[int] = []
+        counts: list[int] = []
 
         def ask(calls: int) -> witness.Timed | Failure:
             if isinstance(moved := self.ask("move", None), Failure):
                 return moved
             secret = new_secret()
-            asked.append(calls)
+            counts.append(calls)
             timed = self._timed(secret, calls)
             if isinstance(timed, witness.Timed):
                 audited[:] = [(secret, timed.burst)]
@@ -299,7 +299,7 @@ class Live:
             return fault
         secret, burst = audited[0]
         fault = burst.problem or self._look(secret, burst, _draw(secret, len(burst.steps), 1))
-        return fault or self._incomplete(burst, asked[-1], asked[-1])
+        return fault or self._incomplete(burst, counts[-1], counts[-1])
 
     def _look(self, secret: int, burst: Burst, numbers: Sequence[int]) -> str | None:
         """Have some of the outputs that a burst kept checked. Returns the fault of the first wrong one, or None."""

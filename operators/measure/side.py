@@ -249,7 +249,7 @@ class AbServer:
 def _is_audited(bursts: int) -> bool:
     """Return whether a process's last burst of so many is followed by one that this process times.
 
-    Its second is, since a backend may be honest where it was prepared first, and forge its times elsewhere.
+    Its second is, since a backend may be honest in the checking process and forge its times in this one.
     """
     return bursts == 2 or (bursts > 2 and _one_in(AUDIT))
 

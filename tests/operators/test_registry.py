@@ -404,7 +404,7 @@ FORGETFUL = "from groupbench.operators.measure import seal; seal.renew()"
         ("import time; time.perf_counter = lambda: 0.0\n" + BLIND, "time.perf_counter"),
         ("import time; time.perf_counter = lambda: 0.0\n" + FORGETFUL, "time.perf_counter"),
     ],
-    ids=["clock", "the parent's clock", "median", "the seal", "what the seal remembers"],
+    ids=["clock", "the parent's clock", "median", "the seal", "the memory of the seal"],
 )
 def test_a_plugin_that_replaces_the_timer_at_import_is_refused(statement: str, replaced: str, tmp_path: Path) -> None:
     """The process that times and records imports plugins too, but their replacements there do not reach a cell."""
