@@ -138,15 +138,13 @@ class Witnessed(msgspec.Struct, frozen=True, tag=True):
 class Paced(msgspec.Struct, frozen=True, tag=True):
     """The judge's reply to `pace`: the cost of a burst without its calls, by all clocks, and the threads of torch.
 
-    run_ms   processor time of the thread that would make the calls
-    busy_ms  time in which that thread did not wait for a free processor
+    run_ms  processor time of the thread that would make the calls; it waits for nothing
     """
 
     wall_ms: float
     processor_ms: float
     threads: int
     run_ms: float = 0.0
-    busy_ms: float = 0.0
 
 
 class Restored(msgspec.Struct, frozen=True, tag=True):

@@ -8,7 +8,6 @@ reference of a round serves all backends of the problem.
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -18,7 +17,7 @@ import msgspec
 
 from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import accuracy, exchange, moves, seal, warden, witness
+from groupbench.operators.measure import accuracy, exchange, moves, seal, witness
 from groupbench.operators.measure.cell import Done, Failure, Job, Keeper, Paced, _release, _synchronize, answer_requests
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
@@ -133,7 +132,6 @@ class _Judge:
             return made
 
         self.moves.set(None)
-        _, queued_s = warden.thread_s(os.getpid()) or (0.0, 0.0)
         began = _clocks()
         self.moves.set(secret)
         CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(watch)
@@ -141,9 +139,7 @@ class _Judge:
         seal.problem()
         took = (now - then - made for now, then, made in zip(_clocks(), began, spent, strict=True))
         wall_ms, processor_ms, run_ms = (1e3 * seconds for seconds in took)
-        _, queued_by_then_s = warden.thread_s(os.getpid()) or (0.0, 0.0)
-        busy_ms = wall_ms - 1e3 * (queued_by_then_s - queued_s)
-        return Paced(wall_ms, processor_ms, torch.get_num_threads(), run_ms, busy_ms)
+        return Paced(wall_ms, processor_ms, torch.get_num_threads(), run_ms)
 
     def _check_inputs(self) -> None:
         """Raise UsageError if a plugin's inputs come from a generator that is not seeded.

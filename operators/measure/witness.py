@@ -27,7 +27,7 @@ PAUSE_S = 0.05
 """Pause in s before another attempt at such a burst, which doubles each time."""
 PAID, PACE_SHARE, CALL_MS = 1.5, 0.1, 0.003
 """Processor time of a call: at most PAID times its reported time, plus PACE_SHARE of a burst's rest and CALL_MS."""
-WAITED = 2.0
+WAITED = 2.5
 """Time of a call, in which its process works or waits for work elsewhere: at most WAITED times its reported time."""
 TINY_MS, TINY_FACTOR = 0.2, 3.0
 """Time in ms of a call that is too short for its processor time to tell it from the rest of a burst. It is also short
@@ -165,8 +165,8 @@ def _elsewhere(timed: Timed, paced: Paced, median_ms: float) -> str | None:
     """Return why the work of a burst must have been done elsewhere or at another time, or None."""
     samples_ms = timed.burst.samples_ms
     calls, typical_ms = len(samples_ms) + 1, statistics.median(samples_ms)
-    busy_ms = timed.busy_ms - paced.busy_ms
-    if busy_ms > WAITED * calls * typical_ms + PACE_SHARE * paced.busy_ms + SLACK_MS:
+    busy_ms = timed.busy_ms - paced.run_ms
+    if busy_ms > WAITED * calls * typical_ms + PACE_SHARE * paced.run_ms + SLACK_MS:
         return (
             f"implausible: its process worked and waited for {busy_ms:.4g} ms of a burst by the parent's clock, and "
             f"each of its {calls - 1} calls took {typical_ms:.4g} ms"

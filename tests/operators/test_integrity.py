@@ -218,7 +218,7 @@ class Audited:
 
     def pace(self, calls: int) -> Paced:
         rest_ms = (calls + 1) * 0.1
-        return Paced(rest_ms, rest_ms, self.threads, rest_ms, rest_ms)
+        return Paced(rest_ms, rest_ms, self.threads, rest_ms)
 
 
 @pytest.fixture
@@ -235,7 +235,7 @@ def without_rest(monkeypatch: pytest.MonkeyPatch) -> None:
         (Audited(1.0, 0.5), 0.5, "a call uses 1 ms of processor time"),
         (Audited(1.0, 0.5, threads=8), 0.5, "a call uses 1 ms of processor time"),
         (Audited(1.0, 0.4, others_ms=(2.8,)), 0.4, "a call uses 1 ms of processor time"),
-        (Audited(0.0, 0.4, slept_ms=1.0, others_ms=(2.8,)), 0.4, "its process worked and waited for"),
+        (Audited(0.0, 0.2, slept_ms=1.0, others_ms=(3.4,)), 0.2, "its process worked and waited for"),
         (Audited(1.0, 0.01), 0.01, "a call uses 1 ms of processor time"),
         (Audited(0.04, 0.0001), 0.0001, "a call uses 0.04 ms of processor time"),
         (Audited(1.0, 1.0), 0.1, "a call uses 1 ms of processor time"),
