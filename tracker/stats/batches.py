@@ -235,15 +235,7 @@ def learn(batches: list[SeriesBatch], shared: Shared | None) -> list[Noise]:
     floor = np.concatenate([batch.floor for batch in batches])
     count = np.concatenate([batch.used.sum(axis=1) for batch in batches])
     levels = np.concatenate([np.maximum((batch.used & batch.begins).sum(axis=1), 1) for batch in batches])
-    measured = [noise.scatter(batch.residual, batch.used, levels[a]) for batch, a in zip(batches, parts, strict=True)]
-    variance = np.concatenate([each for each, _ in measured])
-    df = np.concatenate([each for _, each in measured])
-    raw_rho = np.concatenate(
-        [
-            noise.autocorrelation(batch.residual / _positive(np.sqrt(variance[a]))[:, None], batch.used, batch.begins)
-            for batch, a in zip(batches, parts, strict=True)
-        ]
-    )
+    variance, df, raw_rho = _alone(batches, levels, parts)
     rho = _shrunk_rho(raw_rho, count, shared)
     # Correlated points scatter too little about a fitted level, and carry less information.
     each = np.maximum(count // levels, 1)
@@ -252,11 +244,8 @@ def learn(batches: list[SeriesBatch], shared: Shared | None) -> list[Noise]:
     variance *= np.where(each > 1, np.maximum(lost, 1.0), 1.0)
     df *= (1 - rho**2) / (1 + rho**2)
     pools = [] if shared is None else _rows_of([shared.pools[i] for batch in batches for i in batch.which])
-    for key, rows in pools:
-        assert shared is not None
-        if key not in shared.variances:
-            shared.variances[key] = noise.variance_prior(variance[rows], df[rows])
-        variance[rows], df[rows] = noise.moderate(variance[rows], df[rows], shared.variances[key])
+    if shared is not None:
+        _moderate(variance, df, pools, shared)
     scatter_of_series = np.sqrt(variance)
     sigma = np.maximum(scatter_of_series, floor)
     # Residuals about a fitted level are smaller than the noise.
@@ -270,6 +259,26 @@ def learn(batches: list[SeriesBatch], shared: Shared | None) -> list[Noise]:
     high = np.clip(np.maximum(raw_rho + 1 / np.sqrt(np.maximum(count, 1)), rho) * share, 0.0, noise.MAX_RHO)
     rho, df = rho * share, np.maximum(df, 1.0)
     return [Noise(sigma[a], df[a], rho[a], high[a], weights[a], count[a]) for a in parts]
+
+
+def _alone(batches: list[SeriesBatch], levels: NDArray[np.int64], parts: list[slice]) -> tuple[Floats, Floats, Floats]:
+    """Return (variance, its degrees of freedom, autocorrelation) of each series, from its own residuals."""
+    measured = [noise.scatter(batch.residual, batch.used, levels[a]) for batch, a in zip(batches, parts, strict=True)]
+    variance = np.concatenate([each for each, _ in measured])
+    df = np.concatenate([each for _, each in measured])
+    rho = [
+        noise.autocorrelation(batch.residual / _positive(np.sqrt(variance[a]))[:, None], batch.used, batch.begins)
+        for batch, a in zip(batches, parts, strict=True)
+    ]
+    return variance, df, np.concatenate(rho)
+
+
+def _moderate(variance: Floats, df: Floats, pools: list[tuple[Hashable, NDArray[np.int64]]], shared: Shared) -> None:
+    """Move the variances towards those of their pools, in place."""
+    for key, rows in pools:
+        if key not in shared.variances:
+            shared.variances[key] = noise.variance_prior(variance[rows], df[rows])
+        variance[rows], df[rows] = noise.moderate(variance[rows], df[rows], shared.variances[key])
 
 
 def _shrunk_rho(raw: Floats, count: NDArray[np.int64], shared: Shared | None) -> Floats:

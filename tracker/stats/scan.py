@@ -17,7 +17,7 @@ Leave out missing values: NaN in log_ms raises ValueError.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -87,35 +87,51 @@ def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | 
     enough = {number for batch in batches for number in batch.which}
     findings = {n: _too_few(histories[n], places[n]) for n in range(len(histories)) if n not in enough}
     tests = [tests_of(batch, learnt) for batch, learnt in zip(batches, noises, strict=True)]
-    recent = [one for pair in tests for family in pair for one in family if one.count <= RECENT]
-    old = [one for pair in tests for family in pair for one in family if one.count > RECENT]
     limit = limit_of(sum(len(batch.y) for batch in batches), q) if alpha is None else alpha
-    q_values = [_q_values(family) for family in (recent, old)]
+    q_values = [_q_values(family) for family in _by_age(tests)]
     tonight = [_tonight(batch, pair, limit) for batch, pair in zip(batches, tests, strict=True)]
     earlier = still_standing(batches, noises, shared, limit, tonight)
-    for batch, learnt, pair, standing, stayed in zip(batches, noises, tests, tonight, earlier, strict=True):
-        standing[0] |= stayed
-        p = np.full(len(batch.which), np.nan)
-        for one in reversed([one for family in pair for one in family]):
-            p[one.rows] = one.best()
-        trend = _trends(batch, learnt)
-        calm = _calm_levels(batch, learnt, [places[number] for number in batch.which.tolist()])
-        loud = np.array(sorted({*standing[0], *standing[1], *np.flatnonzero(trend).tolist()}), dtype=np.int64)
-        by_row = dict(zip(loud.tolist(), noisy_series(batch, learnt, loud), strict=True))
-        recent_q = q_values[0](p)
-        for row, number in enumerate(batch.which):
-            finding = None
-            if row in by_row:
-                judged = _Row(histories[number], places[number], batch, row, by_row[row])
-                finding = judged.verdict([s.get(row) for s in standing], float(p[row]), bool(trend[row]), q_values)
-            if finding is None:
-                finding = SeriesFinding(
-                    "ok", tuple(calm[row]), p=float(p[row]), q=float(recent_q[row]), sigma=float(learnt.sigma[row]),
-                    n_before=max(len(places[number]) - 1 - (batch.starts[row] or (0,))[-1], 0), n_after=1,
-                    reason="the newest level is unchanged",
-                )  # fmt: skip
-            findings[number] = finding
+    for batch, learnt, pair, suspects, stayed in zip(batches, noises, tests, tonight, earlier, strict=True):
+        suspects[0] |= stayed
+        of_batch = _findings(batch, learnt, pair, suspects, histories, places, q_values)
+        findings |= dict(zip(batch.which.tolist(), of_batch, strict=True))
     return [findings[number] for number in range(len(histories))]
+
+
+def _by_age(tests: Sequence[tuple[list[Windows], list[Windows]]]) -> tuple[list[Windows], list[Windows]]:
+    """Return the night's tests of recent changes, and those of old ones."""
+    every = [one for pair in tests for family in pair for one in family]
+    return [one for one in every if one.count <= RECENT], [one for one in every if one.count > RECENT]
+
+
+def _findings(
+    batch: SeriesBatch,
+    learnt: Noise,
+    tests: tuple[list[Windows], list[Windows]],
+    suspects: Sequence[Mapping[int, Suspicion]],  # by row: by the newest points, by the newest segment
+    histories: Sequence[SeriesHistory],  # of the whole night, like `places`
+    places: Sequence[NDArray[np.int64]],
+    q_values: Sequence[Callable[[Floats], Floats]],  # for recent changes, for old ones
+) -> Iterator[SeriesFinding]:
+    """Yield the finding on each series of a batch."""
+    p = np.full(len(batch.which), np.nan)
+    for one in reversed([one for family in tests for one in family]):
+        p[one.rows] = one.best()
+    trend = _trends(batch, learnt)
+    calm = _calm_levels(batch, learnt, [places[number] for number in batch.which.tolist()])
+    loud = np.array(sorted({*suspects[0], *suspects[1], *np.flatnonzero(trend).tolist()}), dtype=np.int64)
+    by_row = dict(zip(loud.tolist(), noisy_series(batch, learnt, loud), strict=True))
+    recent_q = q_values[0](p)
+    for row, number in enumerate(batch.which.tolist()):
+        finding = None
+        if row in by_row:
+            judged = _Row(histories[number], places[number], batch, row, by_row[row])
+            finding = judged.verdict([s.get(row) for s in suspects], float(p[row]), bool(trend[row]), q_values)
+        yield finding or SeriesFinding(
+            "ok", tuple(calm[row]), p=float(p[row]), q=float(recent_q[row]), sigma=float(learnt.sigma[row]),
+            n_before=max(len(places[number]) - 1 - (batch.starts[row] or (0,))[-1], 0), n_after=1,
+            reason="the newest level is unchanged",
+        )  # fmt: skip
 
 
 def _tonight(
