@@ -18,11 +18,12 @@ from groupbench.tracker.judge.accuracy import AccuracyRule
 from groupbench.tracker.judge.alert_rules import AlertRules
 from groupbench.tracker.judge.further import FurtherRule
 from groupbench.tracker.judge.gate_data import GateData
+from groupbench.tracker.judge.headline import summary
 from groupbench.tracker.judge.latency import LatencyRule
 from groupbench.tracker.judge.parts import joined
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
-from groupbench.tracker.judge.verdicts import Evidence, Gate, Judged, exit_code, summary
+from groupbench.tracker.judge.verdicts import Evidence, Gate, Judged, exit_code
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.physics import floor_ms, too_fast
 from groupbench.tracker.query.lines import CommitLine, FirstParents, line_of

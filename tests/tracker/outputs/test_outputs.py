@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.judge.alerts import AlertRow, StateChange
+from groupbench.tracker.judge.headline import summary as first_line
 from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, News, Span, exit_code
-from groupbench.tracker.judge.verdicts import summary as first_line
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
 from groupbench.tracker.outputs import atom as feeds
 from groupbench.tracker.outputs import badge as badges

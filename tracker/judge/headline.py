@@ -1,0 +1,134 @@
+"""The first line of the gate's output: the outcome, its reason, and a count of every verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.judge.causes import DRIFT
+from groupbench.tracker.judge.verdicts import Judged, count, latencies, measured, outcome
+from groupbench.tracker.text.wording import counted
+from groupbench.tracker.verdicts import Verdict
+
+NEWS = 3
+"""Number of results on a new level for which an improvement makes the headline; later it is only counted."""
+
+
+def summary(rows: Sequence[Judged], code: ExitCode, *, strict: bool, same_commit: bool) -> str:
+    """Return the first line of the output: the outcome, then a count of every verdict."""
+    counts = count(rows)
+    head = _head(rows, counts, code, strict)
+    if same_commit:
+        head += "; same commit as the previous run"
+    details: dict[str, str] = {Verdict.REGRESSED: _acknowledged(rows), Verdict.OK: _asides(rows)}
+    parts = [f"{number} {verdict}{details.pop(verdict, '')}" for verdict, number in counts.items()]
+    parts += [text.strip(" ()") for text in details.values() if text]
+    return f"{head}. " + ", ".join(parts)
+
+
+def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict: bool) -> str:
+    """Return `GATE`, the outcome, and its reason."""
+    if code is ExitCode.FAILED:
+        text = _headlines(rows, code, strict)
+    elif code is ExitCode.INCOMPLETE:
+        text = _incomplete(rows, strict)
+    elif code is ExitCode.INCOMPARABLE:
+        text = f"{counts[Verdict.INCOMPARABLE]} series changed on a machine that has not measured them before"
+    else:
+        text = _passed(rows, counts)
+    return f"GATE {outcome(rows, code).word}: {text}"
+
+
+def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
+    """Return a count of series for each verdict that sets the exit code. A series may have several rows."""
+    series: dict[Verdict, set[int]] = {}
+    for row in rows:
+        if row.verdict.exit is code and row.exit_code(strict) is code:
+            series.setdefault(row.verdict, set()).add(row.series.pk)
+    return ", ".join(
+        f"{_results(len(keys))} wrong"
+        if verdict is Verdict.WRONG
+        else f"{len(keys)} series {_PHRASES.get(verdict, verdict)}"
+        for verdict, keys in sorted(series.items(), key=lambda item: item[0].severity)
+    )
+
+
+def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
+    if not measured(rows):
+        return "nothing was measured"
+    headlines = _headlines(rows, ExitCode.INCOMPLETE, strict)
+    return (headlines or f"--strict: {_not_judged(count(rows))}") + _advice(rows, strict)
+
+
+def _advice(rows: Sequence[Judged], strict: bool) -> str:
+    """Return the command that would decide the rows that do not pass, or "" if no A/B comparison can."""
+    open_rows = [row for row in rows if row.ab_base and row.exit_code(strict) is not ExitCode.OK]
+    if not open_rows:
+        return ""
+    command = "groupbench confirm --again" if all(row.compared for row in open_rows) else "groupbench confirm"
+    transitions = [row.transition for row in open_rows if row.transition is not None and not row.transition.machine]
+    same_code = len(transitions) == len(open_rows) and not any(each.code_changed for each in transitions)
+    return f"; run `{command}` to measure both {'toolchains' if same_code else 'commits'}"
+
+
+_PHRASES = {Verdict.SUSPECT: "may have regressed"}  # suspected improvements do not set the exit code
+
+
+def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
+    """Return the headline of a run with exit code 0: the most noteworthy reason why it passes."""
+    if news := _news(rows):
+        return news
+    if set(counts) <= {Verdict.NEW, Verdict.UNAVAILABLE}:
+        return "nothing to compare with yet"
+    judged, timed = latencies(rows)
+    if timed and not judged:
+        return f"no latency was judged ({_not_judged(counts)})"
+    if not timed:
+        return "nothing changed; no latency was measured"
+    number = f"{judged:,}" if judged == timed else f"{judged:,} of {timed:,}"
+    nothing = "nothing new" if Verdict.IMPROVED in counts else "nothing changed"
+    return f"{nothing} in {number} {'latency' if timed == 1 else 'latencies'}"
+
+
+def _news(rows: Sequence[Judged]) -> str | None:
+    """Return the acknowledged regressions or the improvements of a run that passed; None without any."""
+    acknowledged = sum(row.acknowledged for row in rows)
+    improved = {row.series.pk for row in rows if row.verdict is Verdict.IMPROVED and row.news.since <= NEWS}
+    maybe = {row.series.pk for row in rows if row.verdict is Verdict.SUSPECT and row.better}
+    if acknowledged:
+        return f"nothing new; {counted(acknowledged, 'acknowledged regression')}"
+    if improved:
+        return f"{len(improved)} series improved"
+    if maybe:
+        return f"{len(maybe)} series may have improved"
+    return None
+
+
+def _not_judged(counts: Mapping[str, int]) -> str:
+    """Return how many series were not judged, and why."""
+    reasons = {Verdict.NOISY: "too noisy", Verdict.INSUFFICIENT: "with too few results", Verdict.NEW: "new"}
+    return ", ".join(f"{counts[verdict]} {text}" for verdict, text in reasons.items() if verdict in counts)
+
+
+def _acknowledged(rows: Sequence[Judged]) -> str:
+    number = sum(row.acknowledged for row in rows)
+    return f" ({number} acknowledged)" if number else ""
+
+
+def _asides(rows: Sequence[Judged]) -> str:
+    """Return the counts of special cases among unchanged series: ` (1 drifting, 2 on an expected level)`."""
+    unchanged = [row for row in rows if row.verdict is Verdict.OK]
+    numbers = {
+        "changed long ago": sum(row.news.old for row in unchanged),
+        "drifting": sum(row.cause == DRIFT for row in unchanged),
+        "changed with no code change": sum(row.cause == "infrastructure" for row in unchanged),
+        "on an expected level": sum(
+            row.alert is not None and row.alert.state == "expected" for row in rows if row.verdict.quiet
+        ),
+    }
+    parts = [f"{number} {text}" for text, number in numbers.items() if number]
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _results(number: int) -> str:
+    return "1 result is" if number == 1 else f"{number} results are"
