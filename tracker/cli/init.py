@@ -75,17 +75,24 @@ def init(operator: str, benchmark: str | None, numpy: bool, ci: str | None) -> N
     if ours and benchmark:
         problem = f"--operator {operator} is groupbench's own and has a benchmark already"
         raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
-    plan = _write(folder / NAME, "own_operator.toml" if ours else "groupbench.toml", words)
-    made = None if ours else _write(folder / bench, "benchmark_numpy.txt" if numpy else "benchmark.txt", words)
+    plan, made = _write_plan(folder, bench, ours, numpy, words)
     ci_steps = _write_workflow(ci or _service(folder), folder, top, words)
     _ignore(folder / ".gitignore", IGNORED + (_BUILT if _has_extension(folder) else ()))
     steps = [] if repository else ["git init # a run records its commit"]
-    if plan is None:
-        steps += _planning_steps(operator, folder, None if ours else bench)
-    if made is not None:
-        steps.append(f"edit {bench}: make the inputs, and call your kernel")
+    steps += [] if plan else _planning_steps(operator, folder, None if ours else bench)
+    steps += [f"edit {bench}: make the inputs, and call your kernel"] if made else []
     steps += [*_measuring_steps(operator, folder), *ci_steps]
     click.echo("\n  ".join(["next:", *map(printable, steps)]), err=True)
+
+
+def _write_plan(
+    folder: Path, bench: str, ours: bool, numpy: bool, words: dict[str, str]
+) -> tuple[str | None, str | None]:
+    """Write groupbench.toml and, unless the operator is groupbench's, the benchmark. Return the names of new files."""
+    plan = _write(folder / NAME, "own_operator.toml" if ours else "groupbench.toml", words)
+    if ours:
+        return plan, None
+    return plan, _write(folder / bench, "benchmark_numpy.txt" if numpy else "benchmark.txt", words)
 
 
 def _refuse_names(operator: str, within: str, bench: str) -> None:
