@@ -21,7 +21,7 @@ SWITCHES: dict[str, dict[str, Any]] = {
     "--simple-output": {"quiet": True},
     "--test-only": {"bursts": 1, "samples": 1, "test_only": True},
 }
-ALWAYS = ("--force", "--bypass-fail", "--gpu-telemetry", "--isolate")
+ALWAYS = ("--force", "--bypass-fail", "--gpu-telemetry", "--isolate", "--keep-going")
 """Flags for the default behaviour of this host, which ignores them."""
 
 VALUES = {"--repcnt": ("samples", int), "--sleep": ("idle", float)}
@@ -29,6 +29,18 @@ VALUES = {"--repcnt": ("samples", int), "--sleep": ("idle", float)}
 
 IN_MS = ("--warmup", "--rep")
 """Durations from which TritonBench derives the number of runs; this host sets the number itself."""
+
+
+INSTEAD = {
+    "--latency-measure-mode": "--protocol chooses how a latency is measured",
+    "--entropy-criterion": "--bursts and --samples set the number of runs",
+    "--input-sample-mode": "--num-inputs takes the first inputs, and --shapes any others",
+    "--output-dir": "--output and --output-json name files",
+    "--devices": "--gpus names several GPUs",
+    "--exit-on-exception": "a failing cell ends no other cell, and the exit code shows it",
+    "--export": "--records writes every result",
+}
+"""Flags of TritonBench that this host lacks, each with the alternative."""
 
 
 def unknown(words: Sequence[str], options: Iterable[str]) -> str:
@@ -62,6 +74,9 @@ def translated(rest: Sequence[str], host_options: Iterable[str] = ()) -> dict[st
         elif word not in ALWAYS:
             others.append(word)
     if others:
+        flag = others[0].partition("=")[0]
+        if flag in INSTEAD:
+            raise UsageError(f"{flag} is a flag of TritonBench's host; on the built-in host, {INSTEAD[flag]}")
         raise UsageError(f"{unknown(others, host_options)} (not a flag of the built-in host)")
     return options
 

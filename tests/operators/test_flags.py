@@ -17,7 +17,7 @@ from groupbench.operators.errors import UsageError
         (["--fwd-bwd", "--simple-output"], {"mode": "fwd_bwd", "quiet": True}),
         (["--test-only"], {"bursts": 1, "samples": 1, "test_only": True}),
         (["--repcnt", "7", "--sleep=0.5"], {"samples": 7, "idle": 0.5}),
-        (["--force", "--bypass-fail"], {}),
+        (["--force", "--bypass-fail", "--keep-going"], {}),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -41,3 +41,11 @@ def test_an_unknown_flag_suggests_the_most_similar_one(flag: str, meant: str | N
     with pytest.raises(UsageError) as caught:
         flags.translated([flag], ["--budget"])
     assert (f"(did you mean {meant}?)" in str(caught.value)) == (meant is not None)
+
+
+@pytest.mark.parametrize("rest", [["--latency-measure-mode", "profiler"], ["--latency-measure-mode=profiler"]])
+def test_a_flag_that_only_tritonbench_has_names_the_alternative(rest: list[str]) -> None:
+    with pytest.raises(UsageError, match="on the built-in host, --protocol chooses how") as caught:
+        flags.translated(rest, ["--unmeasured"])
+    assert "did you mean" not in str(caught.value)
+    assert not set(flags.INSTEAD) & {*flags.SWITCHES, *flags.ALWAYS, *flags.VALUES, *flags.IN_MS}
