@@ -31,7 +31,7 @@ from groupbench.tracker.record import Environment
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import FAILED, Compared
 from groupbench.tracker.store.engine import Store
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import counted, duration
 
 Report = Callable[[Judged, Compared], None]
 
@@ -143,7 +143,8 @@ def confirm(
         if clock() >= end:
             left_out += pair.rows
             continue
-        say(f"A/B of {pair.text}: {len(pair.rows)} series")
+        longest = duration(min(CELL_S * len(pair.rows), end - clock()))
+        say(f"A/B of {pair.text}: {len(pair.rows)} series, at most {longest}")
         remaining = list(pair.rows)
         try:
             pythons = _pythons(pair, interpreters, python, base_python)

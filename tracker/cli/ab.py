@@ -30,7 +30,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.metrics import relative
-from groupbench.tracker.text.wording import counted, milliseconds, signed_percent
+from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_percent
 from groupbench.tracker.vocabulary import DTYPE_DEFAULT, SEED_HELP
 
 if TYPE_CHECKING:
@@ -231,12 +231,8 @@ def _cells(bench: Any, options: dict[str, Any]) -> list[AbCell]:
 def announced(cells: int, device: str, budget_s: float) -> str:
     """Return a line with the number of cells, the expected time if it is below the limit, and the limit."""
     expected_s, most_s = EXPECTED_S[device] * cells, budget_s * cells
-    estimate = f"about {_duration(expected_s)}, " if expected_s < most_s else ""
-    return f"{counted(cells, 'cell')} on {device}, {estimate}at most {_duration(most_s)}"
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    estimate = f"about {duration(expected_s)}, " if expected_s < most_s else ""
+    return f"{counted(cells, 'cell')} on {device}, {estimate}at most {duration(most_s)}"
 
 
 def left_out(notes: list[str]) -> list[str]:

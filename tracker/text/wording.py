@@ -40,6 +40,11 @@ def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:#.4g}" if value < 1000 else f"{value:.0f}"
 
 
+def duration(seconds: float) -> str:
+    """Return a rounded time: `90 s`, `5 min`."""
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
 def latency(ms: float | None, timing: str | None) -> str:
     """Return a latency in ms, or `interpreted`: the interpreter's time is not a latency."""
     return INTERPRETED if timing == INTERPRETED else milliseconds(ms)

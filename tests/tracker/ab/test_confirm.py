@@ -109,6 +109,7 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
     done = cli("confirm")
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "CONFIRM 1 different")
     assert "different +4.1% (+3.9% .. +4.3%) 005ccccccc..006ccccccc grouped_gemm triton" in done.stdout
+    assert "A/B of 005ccccccc and 006ccccccc: 1 series, at most 60 s\n" in done.stderr
     (compared,) = bench.compared
     assert compared[:2] == (commit(5), commit(6))
     assert compared[2] == AbCell("grouped_gemm", "triton", "G=4,N=1024,K=1024", "bf16", "fwd", 0, "cuda")
