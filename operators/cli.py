@@ -171,7 +171,8 @@ def _check_complete(options: dict[str, Any]) -> None:
         raise UsageError("--plan-name needs --plan FILE")
     if options["plan"] is None and not options["ops"]:
         word = next((word for word in options["rest"] if not word.startswith("-")), "NAME")
-        raise UsageError(f"nothing to measure: add --op {word} (see --list-operators) or --plan FILE")
+        plan = project.NAME if Path(project.NAME).is_file() else "FILE"
+        raise UsageError(f"nothing to measure: add --op {word} (see --list-operators) or --plan {plan}")
     if options["resume"] and options["records"] is None:
         raise UsageError("--resume needs the file of the run to continue: add --records FILE")
 

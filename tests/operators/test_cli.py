@@ -214,6 +214,16 @@ def test_an_extension_that_is_missing_may_need_a_build(
     assert str(error).endswith("if it needs a build, set `setup` in groupbench.toml to the command that builds it")
 
 
+@pytest.mark.parametrize("plan", ["groupbench.toml", "FILE"])
+def test_with_nothing_to_measure_it_names_the_plan_that_exists(
+    plan: str, invoke: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if plan != "FILE":
+        (tmp_path / plan).write_text("[[measure]]\noperator = 'canary'\n")
+    assert str(invoke("--device", "cpu").exception).endswith(f"or --plan {plan}")
+
+
 def test_a_plugin_that_is_missing_is_an_error_of_the_plan(invoke: Callable[..., Result], tmp_path: Path) -> None:
     (tmp_path / "bench.py").touch()
     plan = tmp_path / "groupbench.toml"
