@@ -397,9 +397,10 @@ def _interrupt_reporting(owner: int) -> Callable[[int, FrameType | None], None]:
 
 def main() -> None:
     """Run the command; report every expected failure in one line and an exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # ignored by `groupbench night`
-        signal.signal(signal.SIGINT, _interrupt_reporting(os.getpid()))
+    reporting = _interrupt_reporting(os.getpid())
+    signal.signal(signal.SIGTERM, reporting)  # `groupbench night` passes Ctrl-C on as this, and has SIGINT ignored
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, reporting)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored by nohup
         signal.signal(signal.SIGHUP, _interrupt)
     shell.run("tritonbench", command, GroupbenchError)
