@@ -34,6 +34,13 @@ LOOK_S = 0.1
 """Seconds between two checks of the memory in use."""
 LOOK_SHARE = 0.02
 """Maximum share of one core for these checks: each is slow on a machine with many processes, so they are rarer."""
+MOST_PROCESSES = 4096
+"""Maximum number of processes of a cell. Its compiler may start one for each core, several times."""
+LARGEST_LOG = 256 << 20
+LOG_END = 1 << 20
+"""Maximum size of a cell's log in bytes, and the part at its end that is kept if it grows larger."""
+KILL_S = 0.0005
+"""Seconds between two rounds of killing; a fork of a process with torch takes longer."""
 
 
 def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: int) -> NoReturn:
@@ -96,6 +103,9 @@ def _wait_for(child: int, memory: int) -> int:
             began = time.process_time()
             if host_memory.may_exceed(memory):
                 _enforce_limit(memory)
+            if _threads_of_machine() > MOST_PROCESSES:
+                _enforce_number()
+            _shorten_log()
             next_look = time.monotonic() + max(LOOK_S, (time.process_time() - began) / LOOK_SHARE)
         elif pid == 0:
             signal.sigtimedwait({signal.SIGCHLD}, next_look - now)
@@ -105,13 +115,41 @@ def _enforce_limit(memory: int) -> None:
     """Kill all processes of the cell if they use more than `memory` bytes together."""
     processes = descendants(os.getpid())
     used = host_memory.used_by(processes, memory)
-    if used <= memory:
-        return
+    if used > memory:
+        used_gib, limit_gib = used / 2**30, memory / 2**30
+        text = f"out of memory: its processes used {used_gib:.1f} GiB of {limit_gib:.1f} ({host_memory.SETTING})"
+        _kill_all(processes, text)
+
+
+def _threads_of_machine() -> int:
+    """Return the number of threads of all processes on this machine, which is read in a few microseconds."""
+    try:
+        return int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _enforce_number() -> None:
+    """Kill all processes of the cell if they are too many, before the machine cannot start others."""
+    processes = listed_below(os.getpid())
+    if len(processes) > MOST_PROCESSES:
+        _kill_all(processes, f"it had {len(processes):,} processes; at most {MOST_PROCESSES:,} are allowed")
+
+
+def _kill_all(processes: Collection[int], reason: str) -> None:
     for pid in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    text = f"out of memory: its processes used {used / 2**30:.1f} GiB of {memory / 2**30:.1f} ({host_memory.SETTING})"
-    os.write(1, f"\n{text}\n".encode())
+    os.write(1, f"\n{reason}\n".encode())
+
+
+def _shorten_log() -> None:
+    """Remove all but the end of the log if it is too large. It is open for appending, so writers go on at its end."""
+    size = os.fstat(1).st_size
+    if size > LARGEST_LOG:
+        end = os.pread(1, LOG_END, size - LOG_END)
+        os.ftruncate(1, 0)
+        os.write(1, end)
 
 
 def end_with_parent() -> None:
@@ -132,15 +170,26 @@ def die_with_parent() -> None:
 
 
 def _end_children() -> None:
-    """Kill children until there are no more: the children of a killed child become ours."""
-    while True:
-        for pid in children(os.getpid()):
+    """Kill the processes below this one until there are no more: the children of a killed process become ours.
+
+    A process that forks and ends at once, again and again, is killed too. So this lists only our own descendants,
+    which takes less time than a fork, and reaps all that have ended before it lists them again.
+    """
+    while _reap_ended():
+        for pid in listed_below(os.getpid()) or children(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+        time.sleep(KILL_S)
+
+
+def _reap_ended() -> bool:
+    """Reap all children that have ended. Returns whether there are others."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
 
 
 def children(parent: int) -> list[int]:

@@ -152,7 +152,7 @@ class _Log:
         """Return the end of the output for this cell."""
         descriptor = self._file.fileno()  # read without seeking: the process shares the position
         size = os.fstat(descriptor).st_size
-        begun = self._begun if self._begun <= size else 0  # a shell that the backend started has truncated the file
+        begun = self._begun if self._begun <= size else 0  # a shell of the backend, or the warden, has cut the file
         end = os.pread(descriptor, LOG_TAIL, max(begun, size - LOG_TAIL))
         return storable(end.decode(errors="replace"))
 

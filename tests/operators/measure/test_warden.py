@@ -1,0 +1,71 @@
+"""Test that a cell's warden ends everything that the cell has started, and limits what it takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from groupbench.operators.measure import warden
+
+CHAIN = """
+import os, sys, time
+from groupbench.operators.measure import warden
+
+warden._prctl(warden.PR_SET_CHILD_SUBREAPER, 1)
+end = time.monotonic() + 60
+if os.fork() == 0:
+    while time.monotonic() < end:
+        if sys.argv[1] == "sessions":
+            os.setsid()
+        if os.fork():
+            os._exit(0)
+    open("survived", "w").close()
+    os._exit(0)
+time.sleep(0.3)
+warden._end_children()
+"""
+
+GUARDED = """
+import os, sys, time
+from groupbench.operators.measure import warden
+
+def serve():
+    {serve}
+
+warden.MOST_PROCESSES, warden.LARGEST_LOG, warden.LOG_END = 8, 1 << 20, 1000
+warden._threads_of_machine = lambda: 9  # few threads are busy on this machine, or many
+log = os.open("log", os.O_RDWR | os.O_CREAT | os.O_APPEND)
+warden.guard(serve, [], log, 1 << 40)
+"""
+
+
+@pytest.mark.parametrize("kind", ["one group", "sessions"])
+def test_a_process_that_forks_and_ends_again_and_again_is_ended(tmp_path: Path, kind: str) -> None:
+    subprocess.run([sys.executable, "-c", CHAIN, kind], cwd=tmp_path, check=True)
+    assert not (tmp_path / "survived").exists()
+
+
+def _guard(folder: Path, serve: str) -> tuple[int, bytes]:
+    """Return the exit code of a guarded process, and its log."""
+    done = subprocess.run([sys.executable, "-c", GUARDED.replace("{serve}", serve)], cwd=folder)
+    return done.returncode, (folder / "log").read_bytes()
+
+
+def test_too_many_processes_are_killed_with_the_reason(tmp_path: Path) -> None:
+    code, log = _guard(tmp_path, "[os.fork() for _ in range(4)]; time.sleep(600)")
+    assert code == -9
+    assert b" processes; at most 8 are allowed" in log
+
+
+def test_a_log_without_end_keeps_its_end(tmp_path: Path) -> None:
+    serve = "[(os.write(1, b'x' * 1000), time.sleep(0.001)) for _ in range(3000)]; os.write(1, b'the end')"
+    code, log = _guard(tmp_path, serve)
+    assert code == 0
+    assert log.endswith(b"x" * 500 + b"the end") and len(log) < 3_000_000
+
+
+def test_threads_of_the_machine_are_counted() -> None:
+    assert warden._threads_of_machine() >= len(list(Path("/proc/self/task").iterdir()))
