@@ -7,6 +7,7 @@ import getpass
 import hashlib
 import os
 import re
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from groupbench.tracker.record import Record
+from groupbench.tracker.text.wording import printable_lines
 
 KEPT = ("error", "oom", "timeout", "wrong")
 """Statuses of which a log is kept unless more is asked for."""
@@ -36,7 +38,8 @@ class Logs:
         if not text.strip():
             return
         if self.screen:
-            print(f"--- {_name(record)}\n{text.rstrip()}", file=sys.stderr, flush=True)
+            shown = printable_lines(f"--- {_name(record)}\n{text.rstrip()}")
+            print(shown, file=sys.stderr, flush=True)
         if self.every or record.status in KEPT:
             head = f"{_name(record)}\n{record.status}: {record.message or 'measured'}\n\n"
             with contextlib.suppress(OSError):
@@ -54,11 +57,27 @@ def logs_for(records: Path | None, run: str, folder: Path | None, screen: bool) 
         return Logs(folder, every=True, screen=screen)
     if records is not None:
         return Logs(records.with_name(f"{records.name}.logs"), screen=screen)
+    return Logs(own_folder() / run[:10], screen=screen)
+
+
+def own_folder() -> Path:
+    """Return the folder of this user's temporary files, in which no other user can create or replace files.
+
+    Its name is known, so another user may have made it, or a link there; then the folder is a new one.
+    """
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a container's user that has no name
         user = str(os.getuid())
-    return Logs(Path(tempfile.gettempdir()) / f"groupbench-{user}" / run[:10], screen=screen)
+    folder = Path(tempfile.gettempdir()) / f"groupbench-{user}"
+    with contextlib.suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        facts = folder.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+            return Path(tempfile.mkdtemp(prefix=f"groupbench-{user}-"))
+        if facts.st_mode & 0o022:
+            folder.chmod(facts.st_mode & 0o755)
+    return folder
 
 
 def file_name(record: Record) -> str:

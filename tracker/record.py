@@ -233,6 +233,9 @@ class Record(_Struct, frozen=True):
     metrics: dict[Name, float] = {}  # further values by the names in `metrics.METRICS`
 
 
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What decoding JSON of another program may raise."""
+
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Record)
 
@@ -257,7 +260,7 @@ def decode(line: bytes | str) -> Record:
     """
     try:
         record = _decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         version = _schema_of(line)
         if version is not None and version != SCHEMA:
             raise RecordError(f"record schema {version}; this groupbench reads schema {SCHEMA}") from error
@@ -291,7 +294,7 @@ def _schema_of(line: bytes | str) -> int | None:
 
     try:
         return msgspec.json.decode(line, type=Version).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return None
 
 

@@ -6,13 +6,11 @@ backends nor the one that judges results runs any of its code.
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import importlib.util
 import inspect
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
@@ -21,7 +19,9 @@ from typing import Any
 import msgspec
 
 from groupbench.operators.errors import UsageError
+from groupbench.operators.logs import own_folder
 from groupbench.operators.operator import Backend, Run, Target
+from groupbench.tracker.record import UNREADABLE
 
 RUNS_HERE = ("python", "triton", "pytorch")
 
@@ -59,7 +59,7 @@ def read_solutions(files: Iterable[Path]) -> list[Solution]:
     for file in files:
         try:
             solutions.append(msgspec.json.decode(file.read_bytes(), type=Solution))
-        except msgspec.DecodeError:
+        except UNREADABLE:
             continue
     return solutions
 
@@ -144,12 +144,8 @@ def _function(solution: Solution) -> Callable[..., Any]:
 
 def _written(solution: Solution) -> Path:
     """Write the sources to a folder named by their content. Raises UsageError if a path leads out of it."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # the user of a container may have no name
-        user = str(os.getuid())
     digest = hashlib.sha256(msgspec.json.encode(solution.sources)).hexdigest()[:16]
-    folder = Path(tempfile.gettempdir()) / f"groupbench-{user}" / "solutions" / digest
+    folder = own_folder() / "solutions" / digest
     for source in solution.sources:
         path = PurePosixPath(source.path)
         if path.is_absolute() or ".." in path.parts:

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from groupbench.operators import cli
-from groupbench.operators.logs import Logs, file_name, logs_for
+from groupbench.operators.logs import Logs, file_name, logs_for, own_folder
 from groupbench.tracker.record import Record, read
 
 NOISY = """
@@ -82,6 +82,29 @@ def test_without_records_logs_are_the_runs_own(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     first, second = (logs_for(None, run, None, False).folder for run in ("a" * 32, "b" * 32))
     assert first != second and first.is_relative_to(tmp_path)
+
+
+def test_no_other_user_can_change_a_temporary_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("getpass.getuser", lambda: "ada")
+    folder = own_folder()
+    assert (folder, folder.stat().st_mode & 0o777) == (tmp_path / "groupbench-ada", 0o700)
+    folder.chmod(0o777)
+    assert own_folder() == folder and folder.stat().st_mode & 0o777 == 0o755
+    with monkeypatch.context() as another:
+        another.setattr("os.geteuid", lambda: folder.stat().st_uid + 1)
+        assert own_folder() != folder
+    folder.rmdir()
+    (tmp_path / "elsewhere").mkdir()
+    folder.symlink_to(tmp_path / "elsewhere")
+    assert own_folder() != folder
+
+
+def test_a_cells_output_does_not_control_the_terminal(
+    make: Callable[..., Record], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Logs(tmp_path, screen=True).keep(make(), "  File\x1b[2J\n\tline  2\r\x9bend")
+    assert capsys.readouterr().err.endswith("\n  File�[2J\n\tline  2\n�end\n")
 
 
 def test_a_silent_cell_has_no_log(tmp_path: Path, make: Callable[..., Record]) -> None:

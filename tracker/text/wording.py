@@ -15,7 +15,17 @@ def printable(text: str) -> str:
     flat = " ".join(text.split())
     if flat.isprintable():  # most are, and this is ten times faster
         return flat
-    return "".join("�" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in flat)
+    return _without_controls(flat)
+
+
+def printable_lines(text: str) -> str:
+    """Return a text without control characters, but with its lines, blanks and tabs."""
+    lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+    return "\n".join("\t".join(map(_without_controls, line.split("\t"))) for line in lines)
+
+
+def _without_controls(text: str) -> str:
+    return "".join("�" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in text)
 
 
 def counted(number: float, noun: str) -> str:
