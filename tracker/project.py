@@ -184,6 +184,8 @@ def read(path: Path) -> ProjectSettings:
         raise ProjectError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:  # neither UTF-8 nor TOML
         raise ProjectError(f"{path}: not valid TOML: {error}") from error
+    except RecursionError as error:
+        raise ProjectError(f"{path}: is nested too deeply") from error
     try:
         settings = msgspec.convert(data, ProjectSettings, strict=True)
         for name in ("budget", "confirm", "wait"):

@@ -26,6 +26,7 @@ import msgspec
 from groupbench.operators.errors import UsageError
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.problems.solution import Solution, read_solutions, solution_backend
+from groupbench.tracker.record import UNREADABLE
 
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
 """This package's names of dtypes. Dtypes not listed keep their own."""
@@ -161,7 +162,7 @@ class PublishedProblem:
                     try:
                         entry = msgspec.json.decode(line, type=WorkloadEntry)
                         workload = entry.workload or msgspec.json.decode(line, type=Workload)
-                    except msgspec.DecodeError as error:
+                    except UNREADABLE as error:
                         raise UsageError(f"{file}: line {number}: {error}") from error
                     if entry.definition in (None, self.file.name):
                         workloads.append(workload)
@@ -351,7 +352,7 @@ def read_json(path: Path) -> PublishedProblem | list[Backend]:
     """Return the problem of a definition's file, or the backend of a solution's file. Raises UsageError."""
     try:
         keys = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: {error}") from error
     if isinstance(keys, dict) and "sources" in keys:
         return [solution_backend(_decoded(path, Solution))]
@@ -363,7 +364,7 @@ def read_json(path: Path) -> PublishedProblem | list[Backend]:
 def _decoded(path: Path, kind: type) -> Any:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise UsageError(f"{path}: {error}") from error
 
 

@@ -125,6 +125,7 @@ MISFITS = {
     "a number for a table": ("post = 1", "post = 1: expected a table"),
     "a duration of another form": ('wait = "soon"', "wait: 'soon' is not a duration"),
     "no TOML": ("a = ", "not valid TOML: Invalid value (at "),
+    "nested arrays": ("a = " + "[" * 10_000, "is nested too deeply"),
 }
 
 

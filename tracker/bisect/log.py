@@ -14,6 +14,7 @@ import msgspec
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.record import UNREADABLE
 from groupbench.tracker.text.files import append_whole
 
 VERSION = 1
@@ -144,5 +145,5 @@ def _read(path: Path) -> tuple[Header, list[LogEntry], int]:
         if header.bisect != VERSION:
             raise msgspec.ValidationError(f"its version is {header.bisect}, this program's is {VERSION}")
         return header, [msgspec.json.decode(line, type=LogEntry) for line in lines[1:]], whole
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise BisectError(f"{path} is not the log of a search: {error}") from error

@@ -172,7 +172,7 @@ def _response(status: int, headers: Any, body: bytes) -> HttpResponse:
     text = body.decode("utf-8", "replace")
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         value = None if status < 400 or text.lstrip().startswith("<") else text
     return HttpResponse(status, {name.lower(): value for name, value in headers.items()}, value)
 

@@ -94,6 +94,11 @@ def unpack_samples(packed: bytes, lengths: object = None) -> tuple[tuple[float, 
     return tuple(bursts)
 
 
+def _decompressed(body: bytes, size: int) -> bytes:
+    """Return the decompressed bytes, up to one more than `size`: a few kB may stand for gigabytes."""
+    return zlib.decompressobj().decompress(body, size + 1)
+
+
 def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
     """Return (all samples, length of each burst). Raises DamagedError for bytes not made by `pack_samples`."""
     try:
@@ -102,7 +107,7 @@ def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
         if n > _MOST:
             raise DamagedError("samples are damaged")
         if method == _ZLIB:
-            flat = np.frombuffer(zlib.decompress(body), dtype=np.uint8).reshape(4, -1).T.copy().view("<f4").ravel()
+            flat = np.frombuffer(_decompressed(body, 4 * n), dtype=np.uint8).reshape(4, -1).T.copy().view("<f4").ravel()
         elif method == _BITS:
             flat = _unpack_all(body, 0, n).astype("<u4").view("<f4")
         elif method == _TICKS:

@@ -17,7 +17,7 @@ from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.problems import traces
 from groupbench.operators.problems.definition import evaluated, read_json
-from groupbench.operators.problems.solution import Solution
+from groupbench.operators.problems.solution import Solution, read_solutions
 from groupbench.tracker.record import Commit, Environment, Record, Run
 
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
@@ -172,6 +172,17 @@ def test_a_solution_alone_is_a_candidate(tmp_path: Path) -> None:
     made = registry.get_operator("scaled_sum_h8", (str(path), str(candidate)))
     assert made.backends[-1].name == "mine"
     assert registry.home_of("scaled_sum_h8", (str(path), str(candidate))) == (str(path),)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"sources": ' + "[" * 100_000, '{"reference": "\udcff"}'], ids=["nested", "not UTF-8"]
+)
+def test_a_file_that_cannot_be_decoded_is_one_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "hostile.json"
+    path.write_text(text, errors="surrogateescape")
+    with pytest.raises(UsageError, match=r"hostile\.json: "):
+        read_json(path)
+    assert read_solutions([path]) == []
 
 
 def test_a_workload_is_found_by_text_uuid_or_axes(tmp_path: Path) -> None:

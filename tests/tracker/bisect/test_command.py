@@ -286,8 +286,9 @@ def test_a_log_of_something_else_is_refused(
         result = cli("bisect", *args, "--log", log)
         assert result.exit_code == 2
         assert word in result.stderr
-    log.write_text("{}\n")
-    assert "is not the log of a search" in cli("bisect", "--resume", "--log", log).stderr
+    for text in ("{}", '{"x": ' + "[" * 10_000, '{"x": "\udcff"}'):
+        log.write_text(text + "\n", errors="surrogateescape")
+        assert "is not the log of a search" in cli("bisect", "--resume", "--log", log).stderr
     assert "no search to resume" in cli("bisect", "--resume", "--repo", other_repository(tmp_path)).stderr
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+import zlib
 from typing import Any
 
 import numpy as np
@@ -67,6 +69,17 @@ def test_forty_samples_of_an_event_clock_are_short() -> None:
 def test_other_bytes_are_an_error(damage: bytes) -> None:
     with pytest.raises(ValueError, match=r"samples are (damaged|packed by unknown method)"):
         unpack_samples(damage)
+
+
+def test_a_few_bytes_do_not_become_gigabytes() -> None:
+    one_sample = pack_samples([[1.0]])[1:3]  # one burst, of one sample
+    bomb = b"\x01" + one_sample + zlib.compress(bytes(1 << 24))
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="samples are damaged"):
+        unpack_samples(bomb)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 @quick
