@@ -47,6 +47,9 @@ sys.dont_write_bytecode = False
 # There are as many processes as cores, so more threads would only compete. Besides, threads do not survive a fork.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Helion imports scikit-learn, which takes 2 s, for a search that no test runs. It works without it.
+sys.modules.setdefault("sklearn", None)  # type: ignore[arg-type]
+
 if importlib.util.find_spec("torch"):
     import torch
 
