@@ -1,4 +1,4 @@
-"""Run commands on what is not a database: a short version of `ci/benchmarks/fault_marks.py`."""
+"""Run commands on files that hold no database: a short version of `ci/benchmarks/fault_marks.py`."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def sound(marks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return marks.damage_marks.build(tmp_path_factory.mktemp("sound"))
 
 
-def test_what_is_not_a_database_is_one_line(marks: Any, sound: Path) -> None:
+def test_a_file_without_a_database_is_one_line(marks: Any, sound: Path) -> None:
     commands = [["runs"], ["verify"], ["ingest", "{folder}/more.jsonl"], marks.COMMANDS[-1]]
-    found = [problem for name in marks.FILES for problem in marks.file_problems(name, sound, sound.parent, commands)]
-    assert found == []
+    problems = [problem for name in marks.FILES for problem in marks.file_problems(name, sound, sound.parent, commands)]
+    assert problems == []
 
 
-def test_a_command_that_succeeds_is_found(marks: Any, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_succeeds_is_a_problem(marks: Any, sound: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(marks.FILES, "text", marks.FILES["no file"])
     (problem,) = marks.file_problems("text", sound, sound.parent, [["ingest", "{folder}/more.jsonl"]])
     assert problem.endswith("ended with 0")

@@ -649,9 +649,9 @@ def test_a_backend_that_cannot_say_whether_it_runs_does_not(
 
 def test_a_plugin_says_whether_it_runs_in_another_process(faulty: str, scripted: type[Scripted]) -> None:
     names = ("says_its_process", "ends_its_process")
-    asked, ended = measure([job(name, plugins=("faulty_backends.CANNOT_SAY",)) for name in names])
-    assert asked.status == ended.status == "unavailable"
-    assert (asked.message or "").isdigit() and asked.message != str(os.getpid())
+    named, ended = measure([job(name, plugins=("faulty_backends.CANNOT_SAY",)) for name in names])
+    assert named.status == ended.status == "unavailable"
+    assert (named.message or "").isdigit() and named.message != str(os.getpid())
     assert ended.message == "its `unavailable` ended its process: the process died (exit code 7)"
 
 

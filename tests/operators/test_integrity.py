@@ -203,10 +203,10 @@ class Audited:
     used: int = 1
     others_ms: tuple[float, ...] = ()
     busy: list[float] = field(default_factory=lambda: [1.0])
-    asked: list[int] = field(default_factory=list)
+    calls: list[int] = field(default_factory=list)
 
     def ask(self, calls: int) -> witness.Timed:
-        self.asked.append(calls)
+        self.calls.append(calls)
         slowdown = self.busy.pop(0) if len(self.busy) > 1 else self.busy[0]
         wall_ms = (calls + 1) * (self.call_ms + self.slept_ms + 0.1) * slowdown
         processor_ms = (calls + 1) * (self.call_ms * self.used + 0.1) * min(slowdown, 1.9)
@@ -265,7 +265,7 @@ def test_a_machine_that_is_busy_for_a_while_blames_no_backend(without_rest: None
     audited = Audited(1.0, 1.0)
     audited.busy = [9.0, 9.0, 1.0]
     assert witness.audit(audited.ask, audited.pace, 1.0, lambda: 9.0) is None
-    assert len(audited.asked) == 3
+    assert len(audited.calls) == 3
 
 
 @pytest.mark.parametrize(("sample_ms", "expected"), [(1.0, Failure), (0.01, str)], ids=["honest", "forged by far"])

@@ -286,13 +286,13 @@ ASKED = {
 }
 
 
-@pytest.mark.parametrize(("op", "more", "device", "own"), ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(("op", "more", "device", "is_own"), ASKED.values(), ids=ASKED)
 def test_whose_operator_runs(
-    op: str, more: dict[str, object], device: str, own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    op: str, more: dict[str, object], device: str, is_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("vector_add", "grouped_gemm", "split_k_matmul"):
         (tmp_path / "operators" / name).mkdir(parents=True)
     spec = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(tritonbench.importlib.util, "find_spec", lambda name: spec)
     options = {"suites": (), "shapes": (), "mode": "fwd"} | more
-    assert tritonbench._is_own(op, options, device) is own
+    assert tritonbench._is_own(op, options, device) is is_own

@@ -1,4 +1,4 @@
-"""Test that a cell's warden ends everything that the cell has started, and limits what it takes."""
+"""Test that a cell's warden ends every process that the cell has started, and limits their number and memory."""
 
 from __future__ import annotations
 
