@@ -3,7 +3,7 @@
 `tritonbench` writes the folder next to the records, and `groupbench explain` reads it. A file has the source, TTGIR,
 PTX and machine code of a kernel, compressed together because they are similar (LZMA: 20 KB for a kernel of 150 KB). The
 folder's size is limited: first the machine code of the kernels that were measured longest ago is removed, then these
-kernels. A kernel that is compiled again is stored again.
+kernels. The newest kernels keep their machine code. A kernel that is compiled again is stored again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import lzma
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -24,6 +24,8 @@ LIMIT_BYTES = 500_000_000
 """Default limit. One change per day of a backend's 21 kernels of 20 KB takes 156 MB per year."""
 SLACK = 0.9
 """Fraction of the limit to prune to, so that not every new kernel prunes again."""
+WHOLE = 0.25
+"""Fraction of the limit for the newest kernels, which keep their machine code while older kernels can be removed."""
 LARGEST = 64 << 20
 """Largest number of bytes of a kernel to read, over all its steps."""
 
@@ -71,12 +73,12 @@ class KernelFolder:
     def prune(self) -> None:
         """Remove machine code, then whole kernels, until the folder is below its limit.
 
-        Those measured longest ago go first.
+        Those measured longest ago go first. The newest ones keep their machine code, unless they alone are too large.
         """
         files, room = sorted(self._files()), int(SLACK * self.limit)
         self._whole.clear()
         total = sum(size for _, size, _ in files)
-        for _, size, file in files:
+        for _, size, file in files[: self._older(files)]:
             if total <= room:
                 break
             code = self.get(file.stem)
@@ -88,6 +90,14 @@ class KernelFolder:
             total -= file.stat().st_size
             file.unlink()
         self._size = total
+
+    def _older(self, files: Sequence[tuple[int, int, Path]]) -> int:
+        """Return the number of files, oldest first, that are older than the newest ones of `WHOLE`."""
+        newest, number = 0, len(files)
+        while number and newest + files[number - 1][1] <= WHOLE * self.limit:
+            newest += files[number - 1][1]
+            number -= 1
+        return number
 
     def _is_whole(self, code: Code) -> bool:
         """Return whether a stored kernel has all that this code has."""
