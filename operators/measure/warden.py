@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection
+from functools import cache
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
@@ -209,12 +210,20 @@ def descendants(ancestor: int) -> list[int]:
 def listed_below(ancestor: int) -> list[int]:
     """Return what `descendants` does from the lists that Linux keeps of each thread's children, in much less time.
 
-    Returns nothing if this kernel has no such lists.
+    A kernel without such lists takes the time: otherwise no processor time of a cell would be counted.
     """
+    if not _has_lists():
+        return descendants(ancestor)
     processes = _listed(ancestor)
     for process in processes:  # grows
         processes += _listed(process)
     return processes
+
+
+@cache
+def _has_lists() -> bool:
+    """Return whether this kernel lists the children of a thread (CONFIG_PROC_CHILDREN)."""
+    return Path(f"/proc/self/task/{threading.get_native_id()}/children").exists()
 
 
 def _listed(parent: int) -> list[int]:

@@ -1,9 +1,11 @@
-"""Test that a cell's warden ends every process that the cell has started, and limits their number and memory."""
+"""Test that a cell's warden ends all of its processes, limits them and counts their time."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,3 +71,22 @@ def test_a_log_without_end_keeps_its_end(tmp_path: Path) -> None:
 
 def test_threads_of_the_machine_are_counted() -> None:
     assert warden._threads_of_machine() >= len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.parametrize("has_lists", [True, False], ids=["with lists of children", "without"])
+def test_processor_time_of_children_is_counted_on_every_kernel(
+    has_lists: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_lists:
+        monkeypatch.setattr(warden, "_has_lists", lambda: False)
+        monkeypatch.setattr(warden, "_listed", lambda parent: [])
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
+        try:
+            before, until = warden.processor_s(os.getpid()), time.monotonic() + 60
+            mine = time.process_time()
+            while warden.processor_s(busy.pid) < 0.05 and time.monotonic() < until:
+                time.sleep(0.01)
+            assert busy.pid in warden.listed_below(os.getpid())
+            assert warden.processor_s(os.getpid()) - before > time.process_time() - mine
+        finally:
+            busy.kill()
