@@ -11,6 +11,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -71,8 +72,7 @@ WARM = Path(__file__).parent / "shared" / "warm"
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # else the process that started this one has done it
-        folder = Path(tempfile.mkdtemp(prefix="groupbench-warm-"))
-        (folder / "owner").write_text(str(os.getpid()))
+        folder = Path(tempfile.gettempdir(), f"groupbench-warm-{secrets.token_hex(8)}-{os.getpid()}")
         os.environ["GROUPBENCH_TEST_WARM"] = str(folder)
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     if config.getoption("exhaustive") and not config.getoption("--hypothesis-profile"):
@@ -157,6 +157,7 @@ def warm_imports() -> Iterator[dict[str, str]]:
 
 def start_warm_server(folder: Path) -> None:
     """Start the server that all test processes share, unless it is running."""
+    folder.mkdir(mode=0o700, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / "socket").exists():

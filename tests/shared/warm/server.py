@@ -1,6 +1,6 @@
 """Import torch, Triton and Helion once, and run fork servers in forks of this process: server.py FOLDER.
 
-It listens at FOLDER/socket, and ends when the process in FOLDER/owner has ended or FOLDER is removed. A request comes
+It listens at FOLDER/socket, and ends with the process whose id is at the end of the folder's name. A request comes
 from start.py: a command `python [-B] [-P] -c CODE` with its environment, folder and open files.
 """
 
@@ -93,10 +93,10 @@ def serve(folder: Path) -> None:
     listener.bind(str(folder / "new"))
     listener.listen(64)
     (folder / "new").rename(folder / "socket")
-    owner = os.pidfd_open(int((folder / "owner").read_text()))
+    owner = os.pidfd_open(int(folder.name.rpartition("-")[2]))
     running: dict[int, tuple[int, socket.socket]] = {}  # by pidfd: the process, and the connection of start.py
-    while folder.exists():
-        readable = select.select([listener, owner, *running, *(each for _, each in running.values())], [], [], 60)[0]
+    while True:
+        readable = select.select([listener, owner, *running, *(each for _, each in running.values())], [], [])[0]
         if owner in readable:
             shutil.rmtree(folder, ignore_errors=True)
             return
