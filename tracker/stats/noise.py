@@ -275,8 +275,11 @@ def tail_weights(likelihood: Floats, prior: TailPrior, count: NDArray[np.int64])
 def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> TailPrior:
     """Return the prior that similar series show together: all have the same tails, or each has its own.
 
-    Both are averaged, weighted by how well each predicts a series from the others.
+    Both are averaged, weighted by how well each predicts a series from the others. With few residuals, no series shows
+    its own tails, and all are assumed to have the same.
     """
+    mature = min(float(count.mean()) / (2 * TAIL_COUNT), 1.0)
+    summed = likelihood.sum(axis=0)
     likelihood = _tempered(likelihood, count)
     together = likelihood.sum(axis=0)
     others = _log_mean(together - likelihood, PAIR_PRIOR)
@@ -284,8 +287,8 @@ def tail_prior(likelihood: Floats, count: NDArray[np.int64]) -> TailPrior:
     apart, share = _frequencies(likelihood)
     without = np.maximum((PRIOR_SERIES + len(share)) * apart - share, 1e-300) / (PRIOR_SERIES + len(share) - 1)
     if_apart = _log_mean(likelihood, without)
-    alike = float(special.expit((if_alike - if_apart).sum()))
-    return TailPrior(alike, _shares(together[None], PAIR_PRIOR)[0], apart)
+    apart_chance = mature * float(special.expit((if_apart - if_alike).sum()))
+    return TailPrior(1 - apart_chance, _shares(summed[None], PAIR_PRIOR)[0], apart)
 
 
 def _frequencies(likelihood: Floats) -> tuple[Floats, Floats]:
