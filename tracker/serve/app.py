@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import msgspec
+from jinja2 import TemplateError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -40,6 +41,7 @@ FORM_S = 10.0
 
 _RAISED_BY_DAMAGE = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, AssertionError, msgspec.MsgspecError),
+    TemplateError,  # a template that looks up a damaged name
 )
 """Exceptions of code that uses a value of another type than it was stored with."""
 

@@ -74,6 +74,15 @@ def test_a_file_whose_name_is_not_text(nights: Any, serve: Client, tmp_path: Pat
 
 
 @pytest.mark.sqlite
+def test_a_damaged_name_that_a_page_looks_up_is_damage(nights: Any, serve: Client) -> None:
+    client = serve()
+    with sqlite3.connect(nights) as connection:
+        assert connection.execute("UPDATE alert SET state = 'agknowledged'").rowcount
+    response = client.get("/alerts?state=all", headers={"Accept": "text/html"})
+    assert (response.status_code, "damage" in response.text) == (503, True)
+
+
+@pytest.mark.sqlite
 def test_a_locked_database_is_reported_without_a_long_wait(
     nights: Any, serve: Client, monkeypatch: Any, bearer: Any, token: str, act: Act
 ) -> None:
