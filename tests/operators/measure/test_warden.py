@@ -83,10 +83,10 @@ def test_processor_time_of_children_is_counted_on_every_kernel(
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             before, until = warden.processor_s(os.getpid()), time.monotonic() + 60
-            mine = time.process_time()
+            own_before = time.process_time()
             while warden.processor_s(busy.pid) < 0.05 and time.monotonic() < until:
                 time.sleep(0.01)
             assert busy.pid in warden.listed_below(os.getpid())
-            assert warden.processor_s(os.getpid()) - before > time.process_time() - mine
+            assert warden.processor_s(os.getpid()) - before > time.process_time() - own_before
         finally:
             busy.kill()
