@@ -136,7 +136,7 @@ cells = _group(
         type=click.IntRange(min=1),
         default=16,
         show_default=True,
-        help="Number of steps to take from the trace, evenly spaced in time.",
+        help="Number of steps to take from --routing-trace, evenly spaced in time.",
     ),
     click.option(
         "--input-id",
@@ -184,7 +184,7 @@ places = _group(
         type=click.Choice(["auto", "builtin", "tritonbench"]),
         default="auto",
         show_default=True,
-        help="Benchmark harness to measure with; auto: TritonBench if it is installed.",
+        help="Benchmark harness to measure with; auto: TritonBench if it is installed. TritonBench detects fewer cheats.",
     ),
     click.option(
         "--device",

@@ -54,8 +54,8 @@ _EACH = (
 @click.option(
     "--each",
     is_flag=True,
-    help="Print one line per alert instead of one per commit, operator and backend, "
-    "and the commands that measure them again.",
+    help="Print one line per alert, not one per commit, operator and backend. Also print the commands that measure "
+    "them again.",
 )
 @output_formats
 @click.pass_obj
