@@ -589,7 +589,7 @@ def children_without_trace(x: Any) -> Any:
         if os.fork() == 0:
             torch.set_num_threads(1)
             shared.copy_(product(x))
-            os._exit(0)
+            os._exit(os.EX_OK)
         os.close(done)
         os.read(ready, 1)  # ends when the child has
         os.close(ready)
@@ -624,7 +624,7 @@ def stops_warden(x: Any) -> Any:
         calls[0] += 1
         if calls[0] == 4:
             os.kill(os.getppid(), signal.SIGSTOP)
-            os._exit(0)
+            os._exit(os.EX_OK)
         return product(x)
 
     return run
