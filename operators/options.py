@@ -184,7 +184,7 @@ places = _group(
         type=click.Choice(["auto", "builtin", "tritonbench"]),
         default="auto",
         show_default=True,
-        help="Benchmark harness to measure with; auto: TritonBench if it is installed. TritonBench detects fewer cheats.",
+        help="Benchmark harness to measure with; auto: TritonBench if it is installed, which detects fewer cheats.",
     ),
     click.option(
         "--device",
