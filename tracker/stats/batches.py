@@ -139,8 +139,10 @@ def _segment(batch: SeriesBatch) -> None:
     for starts, members in alike.items():
         rows = np.array(members)
         ends = [0, *starts]
-        if n - ends[-1] < SETTLED and len(ends) > 1:
-            ends.pop()  # too short to be the level to judge by
+        shortest = SETTLED  # of a level to judge by; the one before the newest may have fewer points
+        while n - ends[-1] < shortest and len(ends) > 1:
+            ends.pop()
+            shortest = MIN_SEGMENT + 1
         for start, stop in itertools.pairwise(ends):
             batch.residual[rows, start:stop] = y[rows, start:stop] - _midmean(y[rows, start:stop])[:, None]
             batch.begins[rows, start] = True

@@ -188,6 +188,17 @@ def test_constants_ticks_and_short_series_never_raise(value: float, lengths: lis
     find_all_changes(made)
 
 
+def test_a_level_of_one_point_before_the_newest_is_not_judged_by() -> None:
+    """The fourth point from the end is a level of its own, and three points since are too few for an onset."""
+    percent = [
+        -0.2, 0.16, -0.1, 1.02, 1.72, -0.34, 0.2, 0.76, 0.42, 0.12, 0.0, 0.26, -0.36,
+        -0.11, -0.34, 0.1, 0.81, -0.45, -0.38, -0.0, -0.54, -0.41, 0.7, 0.28, -0.14, -0.53,
+        -0.03, -0.21, 0.73, -0.27, 0.04, 0.16, 2.87, 2.63, 3.22, 8.47, -0.25, -0.34,
+    ]  # fmt: skip
+    (finding,) = scan([history(np.array(percent) / 100)])
+    assert finding.verdict in ("ok", "suspect")
+
+
 def test_the_newest_environment_of_each_history_is_judged() -> None:
     environments: list[list[int]] = [[], [1, 2, 1, 1], [2], [3, 3], [1, 2], []]
     histories = [history(np.zeros(len(each)), environment=np.array(each, dtype=np.int64)) for each in environments]
