@@ -142,7 +142,7 @@ def _segment(batch: SeriesBatch) -> None:
         shortest = SETTLED  # of a level to judge by; the one before the newest may have fewer points
         while n - ends[-1] < shortest and len(ends) > 1:
             ends.pop()
-            shortest = MIN_SEGMENT + 1
+            shortest = MIN_POINTS
         for start, stop in itertools.pairwise(ends):
             batch.residual[rows, start:stop] = y[rows, start:stop] - _midmean(y[rows, start:stop])[:, None]
             batch.begins[rows, start] = True
