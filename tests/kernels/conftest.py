@@ -93,11 +93,14 @@ SPILLED = {
     (3, 8): {
         "flat_specialized_192": 8,
         "flat_specialized_192_nk": 4,
+        "flat_specialized_192_columns": 12,
+        "flat_specialized_192_columns_nk": 8,
         "fp8_specialized_blockwise": 28,
         "fp8_specialized_blockwise_256": 24,
     },
     (3, 9): {
         "flat_specialized_192_nk": 44,
+        "flat_specialized_192_columns_nk": 36,
         "fp8_specialized_blockwise": 48,
         "outer_k_fp32": 8,
         "mul_ragged": 64,
