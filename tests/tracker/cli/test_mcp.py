@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def test_without_the_sdk_the_message_says_how_to_get_it(monkeypatch: pytest.Monk
 def test_the_server_lists_tools_with_their_arguments() -> None:
     pytest.importorskip("mcp", reason="NOT TESTED: the MCP server. It needs the SDK")
     server = served.server(served.reading_tools(None) + served.measuring_tools(None, "cpu"))
-    tools = {tool.name: tool for tool in asyncio.run(server.list_tools())}
+    with ThreadPoolExecutor(1) as elsewhere:  # the browser's tests leave an event loop running in this thread
+        tools = {tool.name: tool for tool in elsewhere.submit(asyncio.run, server.list_tools()).result()}
     assert tools["gate"].annotations.read_only_hint and not tools["evaluate"].annotations.read_only_hint
     assert set(tools["history"].input_schema["properties"]) == {"operator", "backend", "shape", "since", "limit"}
