@@ -67,6 +67,7 @@ class Workers:
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self.idle_w: float | None = None  # power of the GPU at rest, once a cell has measured it
+        self.reasons: dict[tuple[Any, ...], str | None] = {}  # answers of plugins to whether a backend can run
         self._alive: dict[tuple[str, ...], Worker] = {}
         self._judge: Judge | None = None
 
@@ -187,7 +188,7 @@ def _problem_records(
 ) -> Iterator[tuple[Record, Job]]:
     operator = get_operator(jobs[0].operator, jobs[0].plugins, jobs[0].mode)
     target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
-    reasons = {job: _why_unavailable(job, operator, target) for job in jobs}
+    reasons = {job: _why_unavailable(job, operator, target, workers.reasons) for job in jobs}
     able = [job for job in jobs if reasons[job] is None]
     size = _batch_size(operator, jobs[0], machine.environment)
     measured = chain.from_iterable(
@@ -203,15 +204,23 @@ def _problem_records(
     yield from measured  # yields nothing; lets the generator release its last process
 
 
-def _why_unavailable(job: Job, operator: Operator, target: Target) -> str | None:
-    """Return why the backend cannot run, or None. A plugin is asked in another process: this one times and decides."""
+def _why_unavailable(
+    job: Job, operator: Operator, target: Target, answers: dict[tuple[Any, ...], str | None]
+) -> str | None:
+    """Return why the backend cannot run, or None.
+
+    A plugin is asked in another process, because this one times and decides, and once for all shapes.
+    """
     chosen = operator.backend(job.backend)
     if chosen.unavailable is runs_everywhere or not plugins_of(job.operator, job.backend, job.plugins):
         return why_unavailable(operator, job.backend, target)
-    try:
-        return call(_ask_plugin, job, target)
-    except WorkerLost as error:
-        return f"its `unavailable` ended its process: {error}"
+    question = (job.operator, job.backend, job.plugins, job.mode, target)
+    if question not in answers:
+        try:
+            answers[question] = call(_ask_plugin, job, target)
+        except WorkerLost as error:
+            answers[question] = f"its `unavailable` ended its process: {error}"
+    return answers[question]
 
 
 def _ask_plugin(job: Job, target: Target) -> str | None:
