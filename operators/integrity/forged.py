@@ -26,6 +26,14 @@ def exchange_seal() -> None:
     setattr(cell, "seal", SimpleNamespace(**dict.fromkeys(names, lambda *args: None)))  # noqa: B010
 
 
+def connection_frame() -> Any:
+    """Return the frame of the harness that has the connection to the parent."""
+    frame: Any = sys._getframe(1)
+    while "connection" not in frame.f_locals:
+        frame = frame.f_back
+    return frame
+
+
 def relay_bursts(forge: Callable[[tuple[float, ...]], tuple[float, ...]]) -> None:
     """Relay the requests and replies of this process, with the times of bursts changed by `forge`."""
     import socket
@@ -35,10 +43,7 @@ def relay_bursts(forge: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Non
 
     from groupbench.operators.measure import cell
 
-    frame: Any = sys._getframe(1)
-    while "connection" not in frame.f_locals:
-        frame = frame.f_back
-    pipe = frame.f_locals["connection"].fileno()
+    pipe = connection_frame().f_locals["connection"].fileno()
     parent = Connection(os.dup(pipe))
     ours, harness = socket.socketpair()
     os.dup2(harness.fileno(), pipe)
@@ -238,9 +243,7 @@ def forged_answer(x: Any) -> Any:
     def run() -> Any:
         calls[0] += 1
         if calls[0] == 4:
-            frame: Any = sys._getframe(1)
-            while "connection" not in frame.f_locals:
-                frame = frame.f_back
+            frame = connection_frame()
             frame.f_locals["connection"].send_bytes(
                 msgspec.msgpack.encode(Burst((1e-3,) * 5, None, (2, 3, 4, 5, 6), (0,) * 5))
             )
@@ -260,9 +263,7 @@ def forged_answer_with_token(x: Any) -> Any:
     def run() -> Any:
         calls[0] += 1
         if calls[0] == 4:
-            frame: Any = sys._getframe(1)
-            while "connection" not in frame.f_locals:
-                frame = frame.f_back
+            frame = connection_frame()
             reply = msgspec.msgpack.encode(Burst((1e-3,) * 5, None, (2, 3, 4, 5, 6), (0,) * 5))
             frame.f_locals["connection"].send_bytes(frame.f_locals["request"].token + reply)
         return product(x)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -60,6 +61,11 @@ def memory_of(value: Any) -> tuple[int, int]:
 def elements(value: Any) -> int:
     """Return the number of elements of a tensor or array."""
     return math.prod(value.shape)
+
+
+def size_of(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of the elements of tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def numpy_of(name: str) -> Any:

@@ -31,6 +31,7 @@ import msgspec
 
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure import accuracy, compiled, costs, exchange, moves, seal
+from groupbench.operators.measure.arrays import size_of
 from groupbench.operators.measure.costs import CHEAP, Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.faults import is_oom, located
@@ -292,7 +293,7 @@ class Keeper(Watch):
         return exchange.sums([parts for _, _, parts in self.kept])
 
     def _room(self, parts: list[Any]) -> int:
-        return room_for(sum(part.numel() * part.element_size() for part in parts), self.samples, self.device)
+        return room_for(size_of(parts), self.samples, self.device)
 
 
 def room_for(size: int, samples: int, device: str) -> int:
@@ -317,7 +318,7 @@ class _CellHandler:
         """Open the device and make the inputs. None of this is timed."""
         job = self.job
         self.shape = job.shape_of(self.operator)
-        self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
+        self.inputs = self._draw(job.seed)
         _synchronize(job.device)
         return Done("loaded")
 
@@ -445,7 +446,7 @@ class _CellHandler:
         _release(job.device)
         self.pads = _pads(seed, job.device)
         self.shape = job.shape_of(self.operator)
-        self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
+        self.inputs = self._draw(job.seed)
         run, copies = self._prepared()
         self.nvml = None  # records contain telemetry, comparisons do not
         self.moves = moves.of(self.operator, self.inputs, self._draw, copies)

@@ -18,6 +18,7 @@ import msgspec
 from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import accuracy, exchange, moves, seal, witness
+from groupbench.operators.measure.arrays import size_of
 from groupbench.operators.measure.cell import Done, Failure, Job, Keeper, Paced, _release, _synchronize, answer_requests
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
@@ -95,7 +96,7 @@ class _Judge:
         job = self.job
         self.operator = _operator(job)
         self.shape = job.shape_of(self.operator)
-        self.inputs = self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed)
+        self.inputs = self._draw(job.seed)
         self._check_inputs()
         self.moves = moves.of(self.operator, self.inputs, self._draw)
         self.buffers: list[list[Any]] = []
@@ -194,7 +195,7 @@ class _Judge:
         outputs = exchange.receive(sent, path, job.device)
         self.output = sent.parts
         tensors = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
-        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        size = size_of(tensors)
         late = named is not None and exchange.sums([tensors]) != (named,)
         reference = self._reference(at)
         measured, problem = accuracy.judge(outputs, reference, self.operator, job.dtype, tolerance, local)

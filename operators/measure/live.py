@@ -278,17 +278,15 @@ class Live:
 
     def audit(self) -> str | Failure | None:
         """Return why the times of the bursts are implausible by this process's clocks, or None. Only on a CPU."""
-        audited: list[tuple[int, Burst]] = []
-        counts: list[int] = []
+        audited: list[tuple[int, int, Burst]] = []  # the last one: its secret, the calls asked for, and the reply
 
         def ask(calls: int) -> witness.Timed | Failure:
             if isinstance(moved := self.ask("move", None), Failure):
                 return moved
             secret = new_secret()
-            counts.append(calls)
             timed = self._timed(secret, calls)
             if isinstance(timed, witness.Timed):
-                audited[:] = [(secret, timed.burst)]
+                audited[:] = [(secret, calls, timed.burst)]
             return timed
 
         def pace(calls: int) -> Any:
@@ -297,9 +295,9 @@ class Live:
         fault = witness.audit(ask, pace, median_ms(self.bursts), self._gauge)
         if fault is not None:
             return fault
-        secret, burst = audited[0]
+        secret, calls, burst = audited[0]
         fault = burst.problem or self._look(secret, burst, _draw(secret, len(burst.steps), 1))
-        return fault or self._incomplete(burst, counts[-1], counts[-1])
+        return fault or self._incomplete(burst, calls, calls)
 
     def _look(self, secret: int, burst: Burst, numbers: Sequence[int]) -> str | None:
         """Have some of the outputs that a burst kept checked. Returns the fault of the first wrong one, or None."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from groupbench.operators.measure.arrays import tensor_of
+from groupbench.operators.measure.arrays import size_of, tensor_of
 from groupbench.operators.measure.given import named_tensors
 
 if TYPE_CHECKING:
@@ -215,8 +215,7 @@ class _Drawn:
         self._draw = draw
         self._secret = 0
         self._made: dict[int, list[Tensor]] = {}
-        size = sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
-        self._turns = max(LEAST_DRAWN, min(MOST_DRAWN, DRAWN_BYTES // max(size, 1)))
+        self._turns = max(LEAST_DRAWN, min(MOST_DRAWN, DRAWN_BYTES // max(size_of(self.tensors), 1)))
 
     @staticmethod
     def of(inputs: Any, draw: Callable[[int], Any]) -> _Drawn | None:

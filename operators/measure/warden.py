@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
@@ -138,10 +138,14 @@ def _enforce_number() -> None:
 
 
 def _kill_all(processes: Collection[int], reason: str) -> None:
+    _kill(processes)
+    os.write(1, f"\n{reason}\n".encode())
+
+
+def _kill(processes: Iterable[int]) -> None:
     for pid in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-    os.write(1, f"\n{reason}\n".encode())
 
 
 def _shorten_log() -> None:
@@ -281,12 +285,7 @@ def end(pid: int, alive: bool) -> None:
 
 def end_at_once(pid: int) -> None:
     """Kill a warden that does not end, and its descendants, which could otherwise stop it again and again."""
-    below = descendants(pid)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-    for process in below:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(process, signal.SIGKILL)
+    _kill([pid, *descendants(pid)])
     _end_orphans()
 
 
