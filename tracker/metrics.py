@@ -49,6 +49,11 @@ class Metric:
     follows: str = ""  # metric that explains a change of this one of the same size, which then has no row of its own
 
     @property
+    def has_own_rule(self) -> bool:
+        """Return whether the gate judges the metric by rules made for it, not by those that others share."""
+        return self.rule == "own"
+
+    @property
     def title(self) -> str:
         return self.header or (f"{self.name} {self.unit}" if self.unit else self.name)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from groupbench.tracker.cli.options import reading, series_filters
-from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_json, write_table
+from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import milliseconds
@@ -21,11 +22,7 @@ if TYPE_CHECKING:
 MODULE = "groupbench.operators.layers"
 
 COLUMNS = (
-    Column("operator", "operator"),
-    Column("best backend", "backend"),
-    Column("mode", "mode"),
-    Column("shape", "shape", wraps=True, middle=True),
-    Column("dtype", "dtype"),
+    *(replace(column, header="best backend") if column.key == "backend" else column for column in CELL),
     Column("ms", "latency_ms", milliseconds, right=True),
     Column("speed of light ms", "floor_ms", milliseconds, right=True),
     Column("gap", "gap", lambda gap: f"{gap:.2f}", right=True),

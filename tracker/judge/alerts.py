@@ -94,7 +94,7 @@ class AlertRow:
         """The command that measures the metric again at the first commit after the change, if groupbench can."""
         environment = None if self.environment is None else self.environment.facts
         metric = METRICS.get(self.metric)
-        measured = metric if metric is not None and metric.rule != "own" else None
+        measured = None if metric is None or metric.has_own_rule else metric
         return repro.measure(self.series, None if self.run.dirty else self.run.commit, environment, measured)
 
     @property

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.judge import alerts, transitions
 from groupbench.tracker.judge.accuracy import AccuracyRule
 from groupbench.tracker.judge.alert_rules import AlertRules
-from groupbench.tracker.judge.further import FurtherRule
+from groupbench.tracker.judge.further import FurtherRule, Moved
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.headline import summary
 from groupbench.tracker.judge.latency import LatencyRule
@@ -121,12 +121,13 @@ class _Judge:
         if reason is not None:  # stored before `ingest` refused such records
             return [Judged(point.series, Verdict.WRONG, point, "result", note=reason)]
         rows = self._of_the_cell(point)
-        with_it = self.further.explained(point, self.latency.moved(point))
+        moved = self.latency.moved(point)
+        with_it = self.further.explained(point, moved)
         rows = [
             replace(row, note=joined(with_it, row.note)) if row.what == "latency" and row.change is not None else row
             for row in rows
         ]
-        further = [row for row in self._further(point) if not row.verdict.quiet or row.alert or row.news.loud]
+        further = [row for row in self._further(point, moved) if not row.verdict.quiet or row.alert or row.news.loud]
         further += self.pins.rows(point, rows[0])
         kept = [row for row in rows if not row.verdict.quiet or row.alert or row.news.loud]
         return [*(kept if further else rows), *further]
@@ -154,9 +155,9 @@ class _Judge:
         both = [*self.alerts.rows(row, "latency"), *self.alerts.rows(worse, worse.what)]
         return [one for one in both if not one.verdict.quiet or one.alert] or both[1:]
 
-    def _further(self, point: PointRow) -> list[Judged]:
+    def _further(self, point: PointRow, moved: Moved | None) -> list[Judged]:
         """Return a row for each other metric that changed or has an alert."""
-        rows = self.further.rows(point, self.latency.moved(point))
+        rows = self.further.rows(point, moved)
         covered = {row.what for row in rows} | {"latency"}
         alerted_metrics = {each.metric for each in self.data.alerts.get(point.series.pk, ())}
         for name in sorted((alerted_metrics - covered) & set(METRICS)):

@@ -112,7 +112,7 @@ class Judged:
     @property
     def further(self) -> bool:
         """Return whether the row's metric is judged by the shared rules."""
-        return self.metric is not None and self.metric.rule != "own"
+        return self.metric is not None and not self.metric.has_own_rule
 
     @property
     def level_before(self) -> float | None:
