@@ -38,6 +38,7 @@ import sys
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Container, Iterator
 from contextlib import closing
@@ -243,7 +244,7 @@ class Lab:
         self.run(["gate", "--update"])
 
 
-class Killed:
+class Killed(ABC):
     """A command that is killed and started again until it runs to its end. `wrong` then yields its problems."""
 
     span_s = 3.0
@@ -253,11 +254,13 @@ class Killed:
     def __init__(self, lab: Lab) -> None:
         self.lab = lab
 
+    @abstractmethod
     def words(self) -> list[str]:
-        raise NotImplementedError
+        """Return the arguments of the command."""
 
+    @abstractmethod
     def wrong(self) -> Iterator[str]:
-        raise NotImplementedError
+        """Yield the problems that the command has left."""
 
     def kill(self, after_s: float) -> bool:
         """Start the command and kill it after a while. Returns False if it had ended."""
@@ -508,16 +511,17 @@ class Checked(Killed):
         if not self.done():
             yield "lost: the command ended and changed nothing"
 
+    @abstractmethod
     def reset(self) -> None:
         """Undo the command, if a killed one had come to its end."""
-        raise NotImplementedError
 
+    @abstractmethod
     def after_kill(self) -> Iterator[str]:
         """Yield the differences to the state of before, if it is not that of after."""
-        raise NotImplementedError
 
+    @abstractmethod
     def done(self) -> bool:
-        raise NotImplementedError
+        """Return whether the command has made its change."""
 
 
 class Gate(Checked):
