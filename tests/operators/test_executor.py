@@ -655,6 +655,13 @@ def test_a_plugin_says_whether_it_runs_in_another_process(faulty: str, scripted:
     assert ended.message == "its `unavailable` ended its process: the process died (exit code 7)"
 
 
+def test_a_plugin_is_asked_once_for_all_shapes(faulty: str, scripted: type[Scripted]) -> None:
+    """Each question has a process, whose id is the answer."""
+    jobs = [job("says_its_process", shape, plugins=("faulty_backends.CANNOT_SAY",)) for shape in (EVEN, SINGLE)]
+    first, second = measure(jobs)
+    assert first.message == second.message
+
+
 def test_rows_of_a_problem_are_in_the_order_of_its_jobs(faulty: str, scripted: type[Scripted]) -> None:
     """A backend that cannot run is known before the baseline is measured, but its row does not come first."""
     names = ["gives_up", "torch_loop", "cannot_say", "torch_grouped_mm", "says_a_number"]
