@@ -46,6 +46,7 @@ def latency_history(
         min_effect=math.log1p(min_effect),
         gross=math.log1p(GROSS[timing]),
         pool=pool,
+        doubles=True,
     )
 
 

@@ -44,6 +44,7 @@ class SeriesBatch:
     least: Floats  # [m] smallest log change that counts
     gross: Floats  # [m] log change so large that it needs less evidence
     worse: Floats  # [m] 1 or -1, sign of a change for the worse
+    doubles: NDArray[np.bool_]  # [m] a point beyond a few scattered ones by a factor of two is a record
     rough_rho: float = 0.0  # typical autocorrelation of the batch, estimated without levels
     starts: list[tuple[int, ...]] = field(default_factory=list)  # [m] first points of all segments but the first
     # [m] start of the level to judge by
@@ -91,8 +92,9 @@ def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np
         least = np.array([histories[i].min_effect for i in numbers])
         gross = np.array([histories[i].gross for i in numbers])
         worse = np.array([histories[i].worse for i in numbers], dtype=np.float64)
+        doubles = np.array([histories[i].doubles for i in numbers])
         batch = SeriesBatch(
-            np.array(numbers), y - shift[:, None], np.nan_to_num(error), floor, shift, least, gross, worse
+            np.array(numbers), y - shift[:, None], np.nan_to_num(error), floor, shift, least, gross, worse, doubles
         )
         batch.rough_rho = float(noise.rough_scale(batch.y)[1].mean())
         _segment(batch)
@@ -109,7 +111,7 @@ def as_of(batch: SeriesBatch, rows: NDArray[np.int64], ago: int) -> SeriesBatch:
     """Return some series as they were `ago` results earlier."""
     made = SeriesBatch(
         batch.which[rows], batch.y[rows, :-ago], batch.error[rows, :-ago], batch.floor[rows], batch.shift[rows],
-        batch.least[rows], batch.gross[rows], batch.worse[rows], batch.rough_rho,
+        batch.least[rows], batch.gross[rows], batch.worse[rows], batch.doubles[rows], batch.rough_rho,
     )  # fmt: skip
     if len(rows) == len(batch.y):
         made.rough_rho = float(noise.rough_scale(made.y)[1].mean())
@@ -147,7 +149,7 @@ def _segment(batch: SeriesBatch) -> None:
             batch.residual[rows, start:stop] = y[rows, start:stop] - _midmean(y[rows, start:stop])[:, None]
             batch.begins[rows, start] = True
         begin = ends[-1]
-        seen = records(y[rows], batch.error[rows], batch.floor[rows], batch.gross[rows], begin)
+        seen = records(y[rows], batch.error[rows], batch.floor[rows], batch.gross[rows], begin, batch.doubles[rows])
         for at in np.flatnonzero(seen.any(axis=1)).tolist():
             batch.record[rows[at]] = standing_record(y[rows[at]], seen[at], begin, float(batch.least[rows[at]]))
         onset = begin + _onset(y[rows, begin:], batch.floor[rows], typical)

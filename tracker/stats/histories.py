@@ -26,6 +26,7 @@ class SeriesHistory:
     gross: float = 0.05  # log change large enough to detect from three or four results
     pool: Hashable = 0  # a young series borrows noise estimates from its pool
     worse: Literal[1, -1] = 1  # sign of a change of log_ms for the worse
+    doubles: bool = False  # a point beyond a few scattered ones by a factor of two is a record (records.py)
 
 
 @dataclass(frozen=True)

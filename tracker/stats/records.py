@@ -28,6 +28,10 @@ SETTLED = 30
 """Number of earlier results that show how far a series' outliers reach, so that less is a record."""
 SETTLED_RECORD, FARTHER = 10.0, 3.0
 """A record of such a series: standard deviations, and multiple of its farthest earlier result."""
+DOUBLE = float(np.log(2))
+"""Smallest distance of a record of a short history that scatters: a factor of two beyond all of its results."""
+CLEAR = 6.0
+"""Smallest distance of such a record from the others, in its standard errors."""
 BACK = 0.4
 """Fraction of a record's distance below which a later result counts as back."""
 
@@ -53,6 +57,7 @@ def records(
     floor: Floats,  # [m]
     gross: Floats,  # [m]
     begin: int,
+    doubles: NDArray[np.bool_],  # [m] whether a factor of two beyond a few scattered points is a record
 ) -> NDArray[np.bool_]:
     """Return which of the newest `RECENT` points were records when they were the newest, [m, RECENT].
 
@@ -79,8 +84,12 @@ def records(
         np.maximum.accumulate(recent, axis=1)[:, places - begin - 1] - level,
         level - np.minimum.accumulate(recent, axis=1)[:, places - begin - 1],
     )
+    # In a short history, an older step counts as scatter, and could hide a change of any size.
+    few = (earlier > 3) & (earlier < 2 * MIN_SEGMENT) & doubles[:, None]
+    apart = np.maximum(np.maximum(highest - lowest, CLEAR * error[:, places]), DOUBLE)
+    doubled = few & (np.maximum(y[:, places] - highest, lowest - y[:, places]) > apart)
     settled = (earlier >= SETTLED) & (distance > SETTLED_RECORD * scatter) & (distance > FARTHER * widest)
-    seen[:, places - n] = outside & ((distance > reach * scatter) | settled)
+    seen[:, places - n] = outside & ((distance > reach * scatter) | settled | doubled)
     return seen
 
 

@@ -153,3 +153,8 @@ def test_a_row_says_when_its_earlier_level_was_not_measured(make: Any, stored: A
     assert row.verdict == "regressed" and row.change == pytest.approx(0.3)
     assert row.note is not None and "before is computed from the A/B; the runs' own results show -50.0%" in row.note
     assert "their bursts scatter by ±" in row.note
+
+
+def test_an_old_step_does_not_hide_a_much_larger_one(make: Any, stored: Any) -> None:
+    row = judged(stored, [make(night, ms) for night, ms in enumerate((8.4, 25.8, 31.5, 25.5, 215.7))])
+    assert row.verdict == "suspect" and row.ab_base is not None

@@ -168,7 +168,7 @@ def test_a_record_is_beyond_all_that_the_series_has_shown() -> None:
     y[2, -1] = 0.008  # eight standard deviations
     error = np.zeros(y.shape)
     error[3, -1] = 0.02  # its own bursts scatter
-    seen = records(y, error, np.full(4, 0.0003), np.full(4, 0.05), 0)
+    seen = records(y, error, np.full(4, 0.0003), np.full(4, 0.05), 0, np.zeros(4, bool))
     assert seen.shape == (4, RECENT)
     assert seen[:, -1].tolist() == [True, False, False, False]
 
@@ -181,9 +181,28 @@ def test_a_series_that_has_shown_its_outliers_needs_less_for_a_record() -> None:
     y[2, 21:] = y[2, :20]
     y[2, 20] = 0.014  # as far, but after 20 results
     error = np.zeros(y.shape)
-    seen = records(y, error, np.full(3, 0.0003), np.full(3, 0.05), 0)
+    seen = records(y, error, np.full(3, 0.0003), np.full(3, 0.05), 0, np.zeros(3, bool))
     assert seen[:, -1].tolist() == [True, False, False]
     assert not seen[2].any()
+
+
+@pytest.mark.parametrize(
+    ("times", "error", "expected"),
+    [
+        ((8.4, 25.8, 31.5, 25.5, 215.7), 0.0, True),  # an older step is most of the scatter
+        ((215.7, 25.8, 31.5, 25.5, 5.0), 0.0, False),  # nearer to the others than these to each other
+        ((8.4, 25.8, 31.5, 25.5, 60.0), 0.0, False),  # less than twice as far
+        ((8.4, 25.8, 31.5, 25.5, 215.7), 0.5, False),  # its own bursts scatter
+        ((8.4, 25.8, 31.5, 215.7), 0.0, False),  # three earlier results show too little
+    ],
+)
+def test_a_factor_of_two_beyond_a_few_scattered_results_is_a_record(
+    times: tuple[float, ...], error: float, expected: bool
+) -> None:
+    y = np.log([times, times])
+    doubles = np.array([True, False])  # a cost of the host may jump
+    seen = records(y, np.full(y.shape, error), np.full(2, 0.02), np.full(2, math.log1p(0.3)), 0, doubles)
+    assert seen[:, -1].tolist() == [expected, False]
 
 
 def test_the_distance_of_a_record_depends_on_the_number_of_results() -> None:
