@@ -246,13 +246,13 @@ def _batch_records(
         for cell in _rotated(cells, number):
             progress.describe(f"{_name(cell.job)}: burst {number + 1}")
             if _wants_burst(cell, number):
-                if cell.job.device == "cuda":
-                    time.sleep(cell.job.protocol.idle_s)
+                cell.cool()
                 cell.burst(secret, chosen)
             progress.advance(1 / (bursts + 1))
     secret = new_secret()
     for cell in cells:
         cell.finish(secret)
+        cell.repeat(bursts)
         sound = cell.find_costs(workers.idle_w) and cell.find_routing()
         workers.idle_w = cell.metrics.get("idle_w", workers.idle_w)
         for problem in cell.find_profile():

@@ -8,6 +8,7 @@ reference of a round serves all backends of the problem.
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -102,6 +103,7 @@ class _Judge:
         self.buffers: list[list[Any]] = []
         self.at: At | None = None
         self.reference: Any = None
+        self.usual_ms = witness.usual_ms() if job.device == "cpu" else math.inf
 
     def _draw(self, seed: int) -> Any:
         assert self.job is not None
@@ -110,7 +112,7 @@ class _Judge:
     def gauge(self) -> Gauged:
         """Time known work on the problem's device, which other work there slows down."""
         assert self.job is not None
-        return Gauged(witness.stretch(self.job.device))
+        return Gauged(witness.stretch(self.job.device, self.usual_ms))
 
     def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...]) -> Paced:
         """Time all of a burst on a CPU but its calls: moving the inputs, and copying and deleting outputs.

@@ -44,6 +44,14 @@ SLACK, REROUTED_SLACK = 4.0, 10.0
 computed is off by far more."""
 
 
+RESTLESS, BREAK_S = 4, 0.2
+"""A cell disturbs others if its processes were busy in so many more breaks between its bursts than they were idle in,
+and the length in s of a break that is made to find out. A single busy break proves nothing: a virtual machine that is
+stopped for a while charges the time to the process that it was running."""
+
+REPEATS = 2
+"""Number of times that a cell is measured again, if other work on the device kept its times from being checked."""
+
 _draw_bytes = os.urandom
 """Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
 
@@ -113,6 +121,7 @@ class Live:
         self._timing: str | None = None
         self._kernels: tuple[Kernel, ...] | None = None
         self._rested: tuple[float, float] | None = None  # by `_clocks`, at the end of the last burst
+        self._restless = 0  # breaks in which its processes were busy, less those in which they were idle
         self.copies: tuple[Copied, ...] = ()  # the backend's copies of inputs
 
     def learn(self, checked: Live | None) -> None:
@@ -188,7 +197,7 @@ class Live:
         """
         if (disturbed := self._rescheduled()) is not None:
             return self.take(disturbed)
-        fault = self._intruding()
+        fault = self._restless_break()
         timed = self._timed(secret)
         if isinstance(timed, Failure):
             return timed
@@ -260,8 +269,8 @@ class Live:
             return None
         return Failure("error", f"not comparable: its process was rescheduled, to {ours} instead of {usual}")
 
-    def _intruding(self) -> str | None:
-        """Return why the cell disturbs the measurement of others, or None.
+    def _restless_break(self) -> str | None:
+        """Return why the cell disturbs the measurement of others, or None. Counts the break since its last burst.
 
         Its processes must be idle between its bursts, when other backends are measured.
         """
@@ -270,7 +279,20 @@ class Live:
         (now_s, spent_s), (since_s, spent_before_s) = self._clocks(), self._rested
         one_thread = self.job.device == "cuda" or os.environ.get("OMP_NUM_THREADS") == "1"
         threads = 1 if one_thread else len(os.sched_getaffinity(0))
-        return witness.restless(now_s - since_s, spent_s - spent_before_s, threads)
+        fault = witness.restless(now_s - since_s, spent_s - spent_before_s, threads)
+        self._restless = max(0, self._restless + (1 if fault else -1))
+        return fault if self._restless >= RESTLESS else None
+
+    def _intruding(self) -> str | None:
+        """Return why the cell disturbs the measurement of others, or None. Makes further breaks if some were busy."""
+        fault = self._restless_break()
+        while 0 < self._restless < RESTLESS and self.failure is None:
+            if isinstance(self._timed(new_secret()), Failure):
+                return None
+            self._rested = self._clocks()
+            witness.rest(BREAK_S)
+            fault = self._restless_break()
+        return fault
 
     def disturb(self) -> None:
         """Let the cell's processes work between two bursts, because they are asked for something else."""
@@ -278,26 +300,22 @@ class Live:
 
     def audit(self) -> str | Failure | None:
         """Return why the times of the bursts are implausible by this process's clocks, or None. Only on a CPU."""
-        audited: list[tuple[int, int, Burst]] = []  # the last one: its secret, the calls asked for, and the reply
 
-        def ask(calls: int) -> witness.Timed | Failure:
+        def ask(calls: int) -> witness.Timed | Failure | str:
             if isinstance(moved := self.ask("move", None), Failure):
                 return moved
             secret = new_secret()
             timed = self._timed(secret, calls)
-            if isinstance(timed, witness.Timed):
-                audited[:] = [(secret, calls, timed.burst)]
-            return timed
+            if isinstance(timed, Failure):
+                return timed
+            burst = timed.burst
+            fault = burst.problem or self._look(secret, burst, _draw(secret, len(burst.steps), 1))
+            return self.failure or fault or self._incomplete(burst, calls, calls) or timed
 
         def pace(calls: int) -> Any:
             return self._ask_judge(Request("pace", arguments=(new_secret(), calls, self.copies)))
 
-        fault = witness.audit(ask, pace, median_ms(self.bursts), self._gauge)
-        if fault is not None:
-            return fault
-        secret, calls, burst = audited[0]
-        fault = burst.problem or self._look(secret, burst, _draw(secret, len(burst.steps), 1))
-        return fault or self._incomplete(burst, calls, calls)
+        return witness.audit(ask, pace, median_ms(self.bursts), self._gauge)
 
     def _look(self, secret: int, burst: Burst, numbers: Sequence[int]) -> str | None:
         """Have some of the outputs that a burst kept checked. Returns the fault of the first wrong one, or None."""
@@ -338,6 +356,23 @@ class Live:
         else:
             self.problem = fault
         self._forget()
+
+    def repeat(self, bursts: int) -> None:
+        """Measure again if other work on the device kept the times from being checked, and it may be over by now."""
+        for _ in range(REPEATS):
+            if not isinstance(self.failure, witness.Disturbed):
+                return
+            self.failure, self._rested = None, None
+            self.bursts.clear()
+            for _ in range(bursts):
+                self.cool()
+                self.burst(new_secret(), drawn(31))
+            self.finish(new_secret())
+
+    def cool(self) -> None:
+        """Let a GPU rest before a burst, as the protocol says."""
+        if self.job.device == "cuda":
+            time.sleep(self.job.protocol.idle_s)
 
     def _watch(self, secret: int) -> str | Failure | None:
         """Return why the times of the bursts differ from those of calls in a row on a GPU, or None."""

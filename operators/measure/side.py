@@ -125,6 +125,7 @@ class AbServer:
         if live.going and not live.problem and not live.interpreted:
             live.burst(new_secret(), drawn(31))
             live.finish(new_secret())
+            live.repeat(1)
         if live.failure is None:
             live.ask("unload")
         if live.failure is not None:

@@ -17,14 +17,21 @@ FIRST_CALLS, MOST_CALLS = 64, 4000
 """Number of these calls, at first and at most."""
 ATTEMPTS = 6
 """Number of attempts, each with twice the calls: on a busy machine a process may be descheduled for milliseconds."""
+WINDOWS = 4
+"""Number of bursts into which the calls that the parent times on a CPU are divided. The stalls of a busy machine are
+rarely in all of them."""
+AGREEMENT = 0.15
+"""Share of their time, or of that of a call, within which the two shortest bursts without calls must agree."""
 SHARE, SLACK_MS = 0.25, 5.0
 """Time that may be missing from the samples: this share of their sum, but at least SLACK_MS, for the request itself."""
+BURST_MS = 1.25
+"""Time in ms of a burst on a CPU that none of its calls has: that of the request itself."""
 FACTOR, LAUNCH_MS = 2.0, 0.05
 """A consecutive call may take FACTOR times as long as a timed one, plus LAUNCH_MS in ms."""
 MOST_AUDITED, MOVE_MS = 400, 0.1
 """Maximum number of calls of a burst that the parent times on a CPU, and the expected time in ms to move inputs."""
 PAUSE_S = 0.05
-"""Pause in s before another attempt at such a burst, which doubles each time."""
+"""Pause in s before another attempt at such bursts, which doubles each time."""
 PAID, PACE_SHARE, CALL_MS = 1.5, 0.1, 0.003
 """Processor time of a call: at most PAID times its reported time, plus PACE_SHARE of a burst's rest and CALL_MS."""
 WAITED = 2.5
@@ -42,6 +49,8 @@ STRETCHED, UNEVEN = 1.3, 2.0
 """Slowdown from which a device counts as shared, and the factor by which the slowdown may vary between calls."""
 GAUGE_SPINS, GAUGE_CYCLES = 50, 1_000_000
 """Number and length, in SM cycles, of the spins that show whether a GPU is shared."""
+GAUGE_VALUES = 1 << 17
+"""Size of the tensors whose sums show whether a CPU is shared: large enough for all threads of torch."""
 
 now = time.monotonic
 rest = time.sleep
@@ -90,90 +99,149 @@ class Timed:
         return self.wall_ms - self.queued_ms
 
 
+class Disturbed(Failure, frozen=True, tag=True):
+    """The times of a cell cannot be checked, because other work keeps the device busy. The backend is not to blame."""
+
+
+@dataclass
+class Least:
+    """The least times of a call among several bursts on a CPU, in ms, by the parent's clocks.
+
+    Other work on the machine only lengthens times. A virtual machine that is stopped for a while charges the time to
+    the process that it was running, so processor times are lengthened too. Hence the least time shows a call best.
+
+    processor, thread   processor time of a call with all that surrounds it: of all processes, and of the thread
+    rest, rest_thread   the same without the call, by the judging process
+    second_rest_thread  the second least of the latter
+    waiting             wall-clock time of what surrounds the call
+    typical             median of the reported times of a burst
+    elsewhere           time in which the thread worked or waited, less WAITED times the reported time
+    parallel            processor time of a burst, less the most that it may have
+    processors          number of processors that this burst used
+    """
+
+    threads: int = 1
+    processor: float = math.inf
+    thread: float = math.inf
+    rest: float = math.inf
+    rest_thread: float = math.inf
+    second_rest_thread: float = math.inf
+    waiting: float = math.inf
+    typical: float = math.inf
+    elsewhere: float = math.inf
+    parallel: float = math.inf
+    processors: float = 0.0
+
+    def is_confirmed(self, median_ms: float) -> bool:
+        """Return whether two bursts have the same least time without calls. If all had stalls, these hide calls."""
+        return self.second_rest_thread - self.rest_thread <= AGREEMENT * max(self.rest_thread, median_ms)
+
+    def take(self, timed: Timed, paced: Paced) -> None:
+        """Take the times of one more burst, and of the judging process's like it."""
+        calls, typical = len(timed.burst.samples_ms) + 1, statistics.median(timed.burst.samples_ms)
+        self.threads = paced.threads
+        self.processor = min(self.processor, timed.processor_ms / calls)
+        self.thread = min(self.thread, timed.run_ms / calls)
+        self.rest = min(self.rest, paced.processor_ms / calls)
+        self.rest_thread, self.second_rest_thread, _ = sorted(
+            (self.rest_thread, self.second_rest_thread, paced.run_ms / calls)
+        )
+        self.waiting = min(self.waiting, paced.wall_ms / calls)
+        self.typical = min(self.typical, typical)
+        self.elsewhere = min(self.elsewhere, (timed.busy_ms - BURST_MS) / calls - WAITED * typical)
+        parallel = timed.processor_ms - PAID * paced.threads * timed.wall_ms - SLACK_MS
+        if parallel < self.parallel:
+            self.parallel, self.processors = parallel, timed.processor_ms / timed.wall_ms
+
+    def problem(self, median_ms: float, stretched: float = 1.0) -> str | None:
+        """Return why the reported times are implausible on a device with this slowdown, or None."""
+        return self._unpaid(median_ms, stretched) or self._parallel() or self._elsewhere(median_ms, stretched)
+
+    def _unpaid(self, median_ms: float, stretched: float) -> str | None:
+        """Return why the processor time of a call exceeds its reported time, or None.
+
+        That of the thread that makes the calls is at most their time. All threads together have more.
+        """
+        # Threads of torch that wait for the next call use their processors too.
+        waiting_ms = (self.threads - 1) * self.waiting
+        call_ms, thread_ms = self.processor / stretched - self.rest, self.thread / stretched - self.rest_thread
+        extra_ms = PACE_SHARE * self.rest + CALL_MS
+        if call_ms <= PAID * (self.threads * median_ms + waiting_ms) + extra_ms:
+            if thread_ms <= PAID * median_ms + extra_ms:
+                return None
+            call_ms = thread_ms
+        return (
+            f"implausible: a call uses {call_ms:.4g} ms of processor time by the parent's clock, and {median_ms:.4g} "
+            "ms is reported"
+        )
+
+    def _parallel(self) -> str | None:
+        """Return why the cell uses more processors than it may, or None."""
+        if self.parallel <= 0:
+            return None
+        return (
+            f"its calls used {self.processors:.2g} processors by the parent's clock, and have {self.threads}; "
+            "OMP_NUM_THREADS sets the number for all backends"
+        )
+
+    def _elsewhere(self, median_ms: float, stretched: float) -> str | None:
+        """Return why the work of a burst must have been done elsewhere or at another time, or None."""
+        paid_ms = WAITED * self.typical
+        spent_ms = (self.elsewhere + paid_ms) / stretched - (1 + PACE_SHARE) * self.rest_thread
+        if spent_ms > paid_ms:
+            return (
+                f"implausible: its process worked and waited for {spent_ms:.4g} ms a call by the parent's clock, "
+                f"and one took {self.typical:.4g} ms"
+            )
+        if TINY_MS > self.typical > TINY_FACTOR * stretched * median_ms + CALL_MS:
+            return (
+                f"implausible: a timed call takes {self.typical:.4g} ms, and {median_ms:.4g} ms is reported for others"
+            )
+        return None
+
+
 def audit(
-    ask: Callable[[int], Timed | Failure],
+    ask: Callable[[int], Timed | Failure | str],
     pace: Callable[[int], Paced | Failure],
     median_ms: float,
     gauge: Callable[[], float | Failure],
 ) -> str | Failure | None:
-    """Measure a burst on a CPU by this process's clocks. Return why the reported times are implausible, or None.
+    """Measure bursts on a CPU by this process's clocks. Return why the reported times are implausible, or None.
 
-    The judging process makes the same burst without the calls, so that the rest is the time of the calls, wherever a
+    The judging process makes the same bursts without the calls, so that the rest is the time of the calls, wherever a
     backend does its work: in the call, before it, or when the harness copies the output. The processor time shows
     this best, because it does not grow when other processes keep the machine busy.
 
-    ask        measures a burst of this many calls
+    ask        measures a burst of this many calls; returns a text if something else is wrong with it
     pace       returns the time of a burst of this many calls without the calls
     median_ms  median of the bursts of the record
     gauge      returns the slowdown of work on the device compared with an idle device
     """
     calls = max(1, min(MOST_AUDITED, int(WINDOW_MS / (median_ms + MOVE_MS))))
+    bursts = min(WINDOWS, calls)
+    least, gauges = Least(), list[float]()
     for attempt in range(ATTEMPTS):
         if attempt:
             rest(PAUSE_S * 2**attempt)
-        timed = ask(calls)
-        if isinstance(timed, Failure):
-            return timed
-        paced = pace(len(timed.burst.samples_ms))
-        if isinstance(paced, Failure):
-            return paced
-        problem = _unpaid(timed, paced, median_ms) or _parallel(timed, paced) or _elsewhere(timed, paced, median_ms)
-        if problem is None:
+        for _ in range(bursts):
+            timed = ask(math.ceil(calls / bursts))
+            if not isinstance(timed, Timed):
+                return timed
+            paced = pace(len(timed.burst.samples_ms))
+            if isinstance(paced, Failure):
+                return paced
+            least.take(timed, paced)
+        problem = least.problem(median_ms)
+        if problem is None and (bursts == 1 or least.is_confirmed(median_ms)):
             return None
-    assert not isinstance(timed, Failure) and not isinstance(paced, Failure)
-    stretched = gauge()
-    if isinstance(stretched, Failure):
-        return stretched
-    if stretched < STRETCHED or _parallel(timed, paced) or _unpaid(timed, paced, UNEVEN * median_ms):
+        gauged = gauge()
+        if isinstance(gauged, Failure):
+            return gauged
+        gauges.append(gauged)
+    stretched = statistics.median(gauges)
+    if problem is not None and (stretched < STRETCHED or least.problem(median_ms, UNEVEN * stretched)):
         return problem
     return _shared(stretched)
-
-
-def _unpaid(timed: Timed, paced: Paced, median_ms: float) -> str | None:
-    """Return why the processor time of a burst exceeds the reported time of its calls, or None.
-
-    That of the thread that makes the calls is at most their time. All threads together have more.
-    """
-    calls = len(timed.burst.samples_ms) + 1
-    rest_ms = paced.processor_ms / calls
-    # Threads of torch that wait for the next call use their processors too.
-    waiting_ms = (paced.threads - 1) * paced.wall_ms / calls
-    call_ms = timed.processor_ms / calls - rest_ms
-    thread_ms = timed.run_ms / calls - paced.run_ms / calls
-    extra_ms = PACE_SHARE * rest_ms + CALL_MS
-    if call_ms <= PAID * (paced.threads * median_ms + waiting_ms) + extra_ms:
-        if thread_ms <= PAID * median_ms + extra_ms:
-            return None
-        call_ms = thread_ms
-    return (
-        f"implausible: a call uses {call_ms:.4g} ms of processor time by the parent's clock, and {median_ms:.4g} ms is "
-        "reported"
-    )
-
-
-def _parallel(timed: Timed, paced: Paced) -> str | None:
-    """Return why the cell uses more processors than it may, or None."""
-    if timed.processor_ms <= PAID * paced.threads * timed.wall_ms + SLACK_MS:
-        return None
-    return (
-        f"its calls used {timed.processor_ms / timed.wall_ms:.2g} processors by the parent's clock, and have "
-        f"{paced.threads}; OMP_NUM_THREADS sets the number for all backends"
-    )
-
-
-def _elsewhere(timed: Timed, paced: Paced, median_ms: float) -> str | None:
-    """Return why the work of a burst must have been done elsewhere or at another time, or None."""
-    samples_ms = timed.burst.samples_ms
-    calls, typical_ms = len(samples_ms) + 1, statistics.median(samples_ms)
-    busy_ms = timed.busy_ms - paced.run_ms
-    if busy_ms > WAITED * calls * typical_ms + PACE_SHARE * paced.run_ms + SLACK_MS:
-        return (
-            f"implausible: its process worked and waited for {busy_ms:.4g} ms of a burst by the parent's clock, and "
-            f"each of its {calls - 1} calls took {typical_ms:.4g} ms"
-        )
-    if TINY_MS > typical_ms > TINY_FACTOR * median_ms + CALL_MS:
-        return f"implausible: a timed call takes {typical_ms:.4g} ms, and {median_ms:.4g} ms is reported for others"
-    return None
 
 
 def watch(
@@ -218,11 +286,11 @@ def watch(
     return _shared(stretched)
 
 
-def _shared(stretched: float) -> Failure:
-    return Failure(
+def _shared(stretched: float) -> Disturbed:
+    return Disturbed(
         "error",
-        f"not checked: the device is shared with other work and takes {stretched:.1f} times as long for calls in a "
-        "row; measure again when it is idle",
+        f"not checked: the device is shared with other work and takes {stretched:.1f} times as long for the same work; "
+        "measure again when it is idle",
     )
 
 
@@ -244,18 +312,19 @@ def _problem(
     return None
 
 
-def stretch(device: str) -> float:
+def stretch(device: str, usual_ms: float = math.inf) -> float:
     """Return the slowdown of known work compared with an idle device: 1 if nothing else runs.
 
     On a GPU the work is kernels that spin for half a millisecond each. Processes that share a GPU alternate every few
     milliseconds: most spins fit into a time slice and give the undisturbed time, the others include the slices of other
-    processes. On a CPU it is the wall-clock time over the processor time of a loop.
+    processes. On a CPU it is sums by all threads of torch, in as many parts as an audit has bursts, of which the least
+    disturbed counts.
+
+    usual_ms  undisturbed time of a sum, measured earlier: a neighbour on the same core slows down all of them
     """
     if device != "cuda":
-        began, worked = time.perf_counter(), time.process_time()
-        while time.process_time() - worked < WINDOW_MS / 1e3:
-            pass
-        return (time.perf_counter() - began) / (time.process_time() - worked)
+        parts = [_timed_sums() for _ in range(WINDOWS)]
+        return min(map(statistics.fmean, parts)) / min(usual_ms, *map(_undisturbed, parts))
     import torch
 
     torch.cuda._sleep(GAUGE_SPINS * GAUGE_CYCLES)  # brings the clock up
@@ -266,4 +335,28 @@ def stretch(device: str) -> float:
     events[-1].record()
     torch.cuda.synchronize()
     spins = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
-    return sum(spins) / (len(spins) * max(sorted(spins)[len(spins) // 10], 1e-3))
+    return statistics.fmean(spins) / max(_undisturbed(spins), 1e-3)
+
+
+def usual_ms() -> float:
+    """Return the undisturbed time in ms of known work on a CPU."""
+    return _undisturbed(_timed_sums())
+
+
+def _timed_sums() -> list[float]:
+    """Return the times in ms of known work on a CPU, which together take as long as a burst of an audit."""
+    import torch
+
+    terms = torch.ones(GAUGE_VALUES)
+    total = torch.add(terms, terms)
+    times: list[float] = []
+    until = time.perf_counter() + 1e-3 * WINDOW_MS / WINDOWS
+    while (begun := time.perf_counter()) < until:
+        torch.add(terms, terms, out=total)
+        times.append(1e3 * (time.perf_counter() - begun))
+    return times
+
+
+def _undisturbed(times: Sequence[float]) -> float:
+    """Return the time of the same work when nothing disturbs it."""
+    return sorted(times)[len(times) // 10]

@@ -37,7 +37,11 @@ def test_the_suite_is_as_large_as_it_says_and_expects_what_there_is() -> None:
 
 
 def _check(names: tuple[str, ...]) -> None:
-    records = {record.cell.backend: record for record in measure([*names], "cpu")}
+    records: dict[str, Record] = {}
+    for _ in range(3):  # a machine may be too busy to check the times
+        pending = [n for n in names if n not in records or (records[n].message or "").startswith("not checked: ")]
+        if pending:
+            records |= {record.cell.backend: record for record in measure(pending, "cpu")}
     for name in HONEST["cpu"]:
         assert records[name].status == "ok", (name, records[name].message)
     for name in names:
@@ -193,7 +197,8 @@ class Audited:
 
     others_ms  samples of a quarter of the calls, if they are others
     used       processors that a call uses
-    busy       slowdown of each attempt by other work, of which the last one stays
+    busy       slowdown of each burst by other work, of which the last one stays
+    stalled    slowdown of each of the judge's bursts, which all its clocks show
     """
 
     call_ms: float
@@ -203,11 +208,12 @@ class Audited:
     used: int = 1
     others_ms: tuple[float, ...] = ()
     busy: list[float] = field(default_factory=lambda: [1.0])
+    stalled: list[float] = field(default_factory=lambda: [1.0])
     calls: list[int] = field(default_factory=list)
 
     def ask(self, calls: int) -> witness.Timed:
         self.calls.append(calls)
-        slowdown = self.busy.pop(0) if len(self.busy) > 1 else self.busy[0]
+        slowdown = _next(self.busy)
         wall_ms = (calls + 1) * (self.call_ms + self.slept_ms + 0.1) * slowdown
         processor_ms = (calls + 1) * (self.call_ms * self.used + 0.1) * min(slowdown, 1.9)
         run_ms = (calls + 1) * (self.call_ms + 0.1) * min(slowdown, 1.9)
@@ -217,8 +223,12 @@ class Audited:
         return witness.Timed(burst, wall_ms, processor_ms, run_ms, queued_ms)
 
     def pace(self, calls: int) -> Paced:
-        rest_ms = (calls + 1) * 0.1
+        rest_ms = (calls + 1) * 0.1 * _next(self.stalled)
         return Paced(rest_ms, rest_ms, self.threads, rest_ms)
+
+
+def _next(slowdowns: list[float]) -> float:
+    return slowdowns.pop(0) if len(slowdowns) > 1 else slowdowns[0]
 
 
 @pytest.fixture
@@ -261,11 +271,27 @@ def test_the_work_of_a_burst_is_paid_for(
     assert problem is None if expected is None else expected in str(problem), problem
 
 
-def test_a_machine_that_is_busy_for_a_while_blames_no_backend(without_rest: None) -> None:
-    audited = Audited(1.0, 1.0)
-    audited.busy = [9.0, 9.0, 1.0]
+@pytest.mark.parametrize(
+    ("busy", "bursts"), [([9.0] * 8 + [1.0], 12), ([9.0, 1.0, 9.0], 4)], ids=["for two attempts", "in most bursts"]
+)
+def test_a_machine_that_is_busy_for_a_while_blames_no_backend(
+    busy: list[float], bursts: int, without_rest: None
+) -> None:
+    audited = Audited(1.0, 1.0, busy=busy)
     assert witness.audit(audited.ask, audited.pace, 1.0, lambda: 9.0) is None
-    assert len(audited.calls) == 3
+    assert len(audited.calls) == bursts
+
+
+def test_stalls_of_the_judge_hide_no_calls(without_rest: None) -> None:
+    forged = Audited(0.05, 0.01, stalled=[5.0, 7.0, 3.0, 9.0, 1.0])
+    problem = witness.audit(forged.ask, forged.pace, 0.01, lambda: 1.0)
+    assert "a call uses 0.05 ms of processor time" in str(problem)
+
+
+def test_a_machine_whose_stalls_never_end_is_named(without_rest: None) -> None:
+    audited = Audited(0.05, 0.01, stalled=[float(2**n) for n in range(24, 0, -1)])
+    problem = witness.audit(audited.ask, audited.pace, 0.01, lambda: 3.0)
+    assert isinstance(problem, witness.Disturbed)
 
 
 @pytest.mark.parametrize(("sample_ms", "expected"), [(1.0, Failure), (0.01, str)], ids=["honest", "forged by far"])
@@ -275,8 +301,9 @@ def test_a_machine_that_stays_busy_is_named(sample_ms: float, expected: type, wi
     assert isinstance(witness.audit(audited.ask, audited.pace, sample_ms, lambda: 4.0), expected)
 
 
-def test_an_audit_ends_with_a_failure_of_either_side() -> None:
+def test_an_audit_ends_with_a_failure_of_either_side_or_a_fault() -> None:
     failure, audited = Failure("error", "why"), Audited(1.0, 1.0)
+    assert witness.audit(lambda calls: "a fault", audited.pace, 1.0, lambda: 1.0) == "a fault"
     assert witness.audit(lambda calls: failure, audited.pace, 1.0, lambda: 1.0) is failure
     assert witness.audit(audited.ask, lambda calls: failure, 1.0, lambda: 1.0) is failure
 

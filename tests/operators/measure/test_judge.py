@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -30,14 +31,30 @@ def test_inputs_that_did_not_fit_are_made_for_the_next_backend(monkeypatch: pyte
     assert judge._reference(At()) is not None
 
 
-def test_an_idle_cpu_has_no_slowdown(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("sums_ms", "usual_ms", "expected"),
+    [
+        ([1.0], 1.0, 1.0),
+        ([1.0], 0.5, 2.0),
+        ([1.0, 1.0, 1.0, 5.0], 1.0, 2.0),
+        ([1.0] * 99 + [60.0], 1.0, 1.0),
+    ],
+    ids=["idle", "all slower than before", "every fourth stalled", "a stall in some parts"],
+)
+def test_the_slowdown_of_a_cpu_is_that_of_known_work(
+    sums_ms: list[float], usual_ms: float, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
     from groupbench.operators.measure import witness
 
-    clock = iter([0.0, 0.05])
-    worked = iter([0.0, 0.05, 0.05])
-    monkeypatch.setattr(witness.time, "perf_counter", lambda: next(clock))
-    monkeypatch.setattr(witness.time, "process_time", lambda: next(worked))
-    assert witness.stretch("cpu") == pytest.approx(1.0)
+    clock, coming = [0.0], cycle(sums_ms)
+
+    def add(*terms: Any, out: Any = None) -> None:
+        clock[0] += next(coming) / 1e3
+
+    monkeypatch.setattr(witness.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(torch, "add", add)
+    assert witness.stretch("cpu", usual_ms) == pytest.approx(expected, rel=0.4)
 
 
 @pytest.mark.parametrize(

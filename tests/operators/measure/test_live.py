@@ -1,0 +1,96 @@
+"""A cell that is driven with a process and a judge of which only the answers are known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from groupbench.operators.measure import live, witness
+from groupbench.operators.measure.cell import Burst, Failure, Job
+from groupbench.operators.measure.live import REPEATS, RESTLESS, HeldTo, Live
+
+SHARED = witness.Disturbed("error", "not checked: the device is shared with other work")
+
+
+class Process:
+    """A cell's process that uses some processor time in each break between bursts: `spent_s`, the last one for ever."""
+
+    def __init__(self, *spent_s: float) -> None:
+        self.spent_s, self.used_s = [*spent_s], 0.0
+
+    def begin_log(self) -> None: ...
+
+    def rest(self) -> None:
+        self.used_s += self.spent_s.pop(0) if len(self.spent_s) > 1 else self.spent_s[0]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [0.0]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(witness, "now", lambda: clock[0])
+    return clock
+
+
+def _cell(process: Process) -> Live:
+    job = Job("grouped_gemm", "torch_loop", "G=2,M_g=8,N=16,K=16", "fp32", "cpu")
+    return Live(job, process, lambda: None, held_to=HeldTo(None, ()))  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "caught"),
+    [((0.0,), False), ((0.3, 0.0), False), ((0.3, 0.3, 0.0, 0.3, 0.0), False), ((0.3,), True), ((0.0, 0.3), False)],
+    ids=["idle", "one stall", "several stalls", "busy in all breaks", "idle in the break that counts"],
+)
+def test_a_cell_that_is_busy_in_most_breaks_is_accused(
+    spent_s: tuple[float, ...], caught: bool, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = Process(*spent_s)
+    cell = _cell(process)
+    monkeypatch.setattr(cell, "_clocks", lambda: (clock[0], process.used_s))
+    monkeypatch.setattr(cell, "_timed", lambda secret: None)
+
+    def rest(seconds: float) -> None:
+        clock[0] += seconds
+        process.rest()
+
+    monkeypatch.setattr(witness, "rest", rest)
+    cell._rested = cell._clocks()
+    rest(1.0)
+    fault = cell._intruding()
+    assert (fault is not None) == caught, fault
+    assert cell._restless == (RESTLESS if caught else 0)
+
+
+@pytest.mark.parametrize(
+    ("disturbed", "measured"), [(0, 0), (1, 1), (REPEATS + 1, REPEATS)], ids=["never", "once", "for ever"]
+)
+def test_a_cell_is_measured_again_if_other_work_kept_it_from_being_checked(
+    disturbed: int, measured: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = _cell(Process(0.0))
+    finished: list[int] = []
+
+    def burst(secret: int, chosen: int | None) -> Any:
+        cell.bursts.append(Burst((1.0,), None, (2,), (0,)))
+
+    def finish(secret: int) -> None:
+        finished.append(len(cell.bursts))
+        cell.failure = SHARED if len(finished) < disturbed else None
+
+    monkeypatch.setattr(cell, "burst", burst)
+    monkeypatch.setattr(cell, "finish", finish)
+    cell.bursts.append(Burst((9.0,), None, (2,), (0,)))
+    cell.failure = SHARED if disturbed else None
+    cell.repeat(bursts=3)
+    assert finished == [3] * measured
+    assert (cell.failure is SHARED) == (disturbed > REPEATS)
+
+
+def test_a_cell_that_failed_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = _cell(Process(0.0))
+    cell.failure = Failure("error", "why")
+    monkeypatch.setattr(live, "drawn", pytest.fail)
+    cell.repeat(bursts=3)
+    assert cell.failure.message == "why"
