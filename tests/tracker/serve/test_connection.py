@@ -81,14 +81,14 @@ def ask(one: socket.socket) -> None:
 def test_who_connects_and_asks_nothing_is_sent_away(
     place: Place, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(connection, "PATIENCE_S", 1.0)
     idle = [connect() for _ in range(4)]
     idle[0].sendall(HEAD)  # and never the rest
     assert [all_of(each) for each in idle] == [b""] * 4
     kept = connect()  # who has asked may ask again
     for _ in range(2):
         ask(kept)
-        time.sleep(0.7)
+        time.sleep(1.2)
     kept.sendall(HEAD)  # but must then ask to the end
     assert all_of(kept) == b""
     with urllib.request.urlopen(f"http://127.0.0.1:{place[1]}/healthz", timeout=30) as response:
@@ -111,22 +111,32 @@ def test_who_has_the_most_connections_loses_one(connect: Connect, monkeypatch: p
         ask(each)
 
 
-@pytest.mark.parametrize("pause", [0, 0.2], ids=["at once", "later"])
+@pytest.mark.parametrize("parts", [1, 2], ids=["at once", "later"])
 def test_requests_before_the_response_end_the_connection(
-    connect: Connect, monkeypatch: pytest.MonkeyPatch, pause: float
+    connect: Connect, monkeypatch: pytest.MonkeyPatch, parts: int
 ) -> None:
-    facets = Site.facets
+    facets, receive = Site.facets, connection.Connection.data_received
+    begun, received = threading.Event(), threading.Event()
+    sizes: list[int] = []
 
     def slowly(*args: Any) -> Any:
-        time.sleep(1)
+        begun.set()
+        assert received.wait(60)
         return facets(*args)
 
+    def note(self: connection.Connection, data: bytes) -> None:
+        receive(self, data)
+        sizes.append(len(data))
+        if sum(sizes) == 2 * len(request):
+            received.set()
+
     monkeypatch.setattr(Site, "facets", slowly)
-    one = connect()
-    requests = [HEAD + b"\r\n", HEAD + b"\r\n"]
-    for part in requests if pause else [b"".join(requests)]:
-        one.sendall(part)
-        time.sleep(pause)
+    monkeypatch.setattr(connection.Connection, "data_received", note)
+    one, request = connect(), HEAD + b"\r\n"
+    one.sendall(request * (2 // parts))
+    if parts == 2:
+        assert begun.wait(60)
+        one.sendall(request)
     assert all_of(one).count(b"HTTP/1.1 200 ") == 1
 
 
@@ -139,7 +149,7 @@ def test_bodies_in_chunks_are_refused(connect: Connect) -> None:
 def test_who_does_not_read_is_sent_away(connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "STALLED_S", 0.2)
     one = connect()
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     one.sendall(b"GET /static/plotly.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
     one.recv(100)
     time.sleep(2)
