@@ -22,7 +22,7 @@ from groupbench.tracker import device_lock
 from groupbench.tracker.device_lock import HELD, lock_file, warn_if_shared
 
 Start = Callable[..., "subprocess.Popen[str]"]
-SLEEP = (sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)")
+SLEEP = (sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)")
 SAY = (sys.executable, "-c", "import os; print(os.environ['GROUPBENCH_ALONE'], os.environ.get('TRITON_INTERPRET'))")
 
 
@@ -56,7 +56,7 @@ def test_the_second_learns_the_holder_and_the_lock_ends_with_it(start: Start) ->
     second = start("--", *SAY)
     out, err = second.communicate()
     assert (second.returncode, out) == (75, "")
-    assert f"pid {first.pid} of " in err and "time.sleep(60)" in err
+    assert f"pid {first.pid} of " in err and "time.sleep(600)" in err
     assert err.count("\n") == 1
     first.kill()  # without a chance to clean up
     first.wait()
@@ -66,17 +66,17 @@ def test_the_second_learns_the_holder_and_the_lock_ends_with_it(start: Start) ->
 
 
 def test_a_process_left_by_a_killed_holder_is_named(start: Start) -> None:
-    first = start("bash", "-c", "sleep 60 & echo $!; wait")
+    first = start("bash", "-c", "sleep 600 & echo $!; wait")
     assert first.stdout is not None
     left = int(first.stdout.readline())
     try:
         first.kill()
         first.wait()
-        waiting = start(*SAY, options=("--device", "cpu", "--wait", "1m"))  # has the file open too, without the lock
+        waiting = start(*SAY, options=("--device", "cpu", "--wait", "10m"))  # has the file open too, without the lock
         second = start(*SAY)
         err = second.communicate()[1]
         assert second.returncode == 75
-        assert f"pid {left}: sleep 60, which pid {first.pid} of " in err
+        assert f"pid {left}: sleep 600, which pid {first.pid} of " in err
         assert err.endswith(f" started and left behind; wait for it with `--wait 1h`, or end it: kill {left}\n")
     finally:
         os.kill(left, signal.SIGTERM)
@@ -86,7 +86,7 @@ def test_a_process_left_by_a_killed_holder_is_named(start: Start) -> None:
 def test_waiting(start: Start) -> None:
     first = start(*SLEEP)
     assert first.stdout is not None and first.stdout.readline() == "here\n"
-    second = start(*SAY, options=("--device", "cpu", "--wait", "1m"))
+    second = start(*SAY, options=("--device", "cpu", "--wait", "10m"))
     time.sleep(1)
     assert second.poll() is None
     first.kill()

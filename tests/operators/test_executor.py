@@ -41,7 +41,7 @@ RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="
 CPU = Machine(Environment(device="cpu", memory_mib=64_000), None)
 FAST = Protocol(bursts=2, samples=2)
 SINGLE, EVEN = "G=1,M_g=17,N=32,K=48", "G=2,M_g=16,N=8,K=8"
-TIMEOUT_S = 20.0
+TIMEOUT_S = 300.0
 NOTHING = Sent("tensor", ())
 
 
@@ -248,11 +248,11 @@ def test_a_record_names_the_whole_cell(records: dict[str, Record]) -> None:
 
 
 def test_a_hang_is_a_timeout_and_the_next_problem_is_measured(faulty: str) -> None:
-    records = measure([job("torch_loop"), job("hangs"), job("torch_loop", SINGLE)], timeout_s=8)
+    records = measure([job("torch_loop"), job("hangs"), job("torch_loop", SINGLE)], timeout_s=20)
     assert [r.status for r in records] == ["ok", "timeout", "ok"]
     assert records[1].message is not None
     text, where = records[1].message.split(", at ")
-    assert text == "no answer within 8 s during prepare or the first calls"
+    assert text == "no answer within 20 s during prepare or the first calls"
     assert re.fullmatch(r"\S*faulty_backends\.py:\d+ in run", where)
 
 

@@ -475,7 +475,7 @@ def browse(chromium: Browser, tab: Page) -> Iterator[Callable[..., Page]]:
             context = chromium.new_context(**options)
             contexts.append(context)
             page = context.new_page()
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(120_000)  # of loads and waits, which end earlier except on a busy machine
         for event, handle in heard.items():
             page.on(event, handle)  # type: ignore[call-overload]
         page.goto(where.as_uri() if isinstance(where, Path) else where)

@@ -163,7 +163,7 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
     assert [record.status for record in batches.measure(first)] == ["ok", "ok"]
     assert [record.status for record in batches.measure(second)] == ["ok", "ok"]
     assert len(begun) == 2
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while any(worker._process.is_alive() for worker in begun) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(worker._process.is_alive() for worker in begun)  # no batch came within IDLE_S
@@ -322,7 +322,8 @@ def test_a_client_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     os.kill(pid, 0)
     client.send_signal(signal.SIGKILL)
     client.wait()
-    for _ in range(200):
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
         if not Path(f"/proc/{pid}").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text():
             return
         time.sleep(0.05)
