@@ -31,8 +31,14 @@ commit "Normalise rows"
 printf '# Norms\n\nRows, by their root mean square.\n' >README.md
 commit "Say what this is"
 
-sed -i.old 's/return x \/ np.sqrt((x \* x)/wide = x.astype(np.float64)\n    return (wide \/ np.sqrt((wide * wide)/; s/1e-6)$/1e-6)).astype(x.dtype)/' norm.py && rm norm.py.old
-commit "Sum in double precision"
+cat >norm.py <<'PYTHON'
+import numpy as np
+
+
+def rms_norm(x):
+    return np.stack([row / np.sqrt((row * row).mean() + 1e-6) for row in x])
+PYTHON
+commit "Normalise one row at a time"
 
 printf '\nTested with NumPy 2.\n' >>README.md
 commit "Name the version"
