@@ -160,8 +160,8 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
     monkeypatch.setattr(executor, "Worker", Counted)
     monkeypatch.setattr(batches, "IDLE_S", 2.0)
     first, second = cells.work(2)
-    assert [record.status for record in batches.measure(first)] == ["ok", "ok"]
-    assert [record.status for record in batches.measure(second)] == ["ok", "ok"]
+    assert [(r.status, r.message) for r in batches.measure(first)] == [("ok", None)] * 2
+    assert [(r.status, r.message) for r in batches.measure(second)] == [("ok", None)] * 2
     assert len(begun) == 2
     deadline = time.monotonic() + 60
     while any(worker._process.is_alive() for worker in begun) and time.monotonic() < deadline:
@@ -444,10 +444,10 @@ def test_the_command_measures_on_two_cards_and_resumes(tritonbench: Callable[...
     records = tmp_path / "r.jsonl"
     arguments = (*COMMAND, "--gpus", "0,1", "--commit", "abcdef12", "--records", records)
     done = tritonbench(*arguments)
-    assert done.returncode == 0, done.stderr
-    assert "on 2 GPUs" in done.stdout.splitlines()[0]
+    assert "on 2 GPUs" in done.stdout.splitlines()[0], done.stderr
     lines = records.read_bytes().splitlines(keepends=True)
-    assert [r.status for _, r in read(lines)] == ["ok", "ok"]
+    assert [(r.status, r.message) for _, r in read(lines)] == [("ok", None)] * 2
+    assert done.returncode == 0, done.stderr
     records.write_bytes(lines[0] + lines[1][:50])  # killed while it wrote
     done = tritonbench(*arguments, "--resume")
     assert "1 cell already measured\n" in done.stdout

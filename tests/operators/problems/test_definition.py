@@ -120,7 +120,7 @@ def measure(path: Path) -> dict[str, Record]:
         )
         for backend in made.backends
     ]
-    return {r.cell.backend: r for r in executor.execute(jobs, CPU, RUN, 60.0, Progress())}
+    return {r.cell.backend: r for r in executor.execute(jobs, CPU, RUN, 300.0, Progress())}
 
 
 @pytest.mark.parametrize("layout", [flashinfer, sol])
