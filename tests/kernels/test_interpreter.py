@@ -1,4 +1,4 @@
-"""A launch in Triton's interpreter patches each language module once, and restores all of them."""
+"""A launch in Triton's interpreter patches each language module once, and restores all of them. Dtypes are Triton's."""
 
 from __future__ import annotations
 
@@ -51,3 +51,19 @@ def test_a_launch_patches_each_module_once_and_restores_all(fails: bool, monkeyp
     assert patched.count("triton.language") == 1
     after = members()
     assert [name for name, value in before.items() if after[name] != value] == []
+
+
+SCALARS = [value for value in vars(tl).values() if isinstance(value, tl.dtype) and value.name != "void"]
+
+
+@pytest.mark.parametrize("scalar", [*SCALARS, *map(tl.pointer_type, SCALARS)], ids=lambda scalar: scalar.name)
+def test_remembered_dtypes_are_those_that_triton_finds(scalar: Any) -> None:
+    find = interpreter._get_np_dtype.__wrapped__
+    for of in (scalar, tl.block_type(scalar, [4, 8])):
+        try:
+            expected = find(of)
+        except KeyError:
+            with pytest.raises(KeyError):
+                interpreter._get_np_dtype(of)
+        else:
+            assert interpreter._get_np_dtype(of) == expected

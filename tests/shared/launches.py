@@ -1,7 +1,9 @@
-"""Make a launch in Triton's interpreter patch `triton.language` once, instead of at every call of a device function.
+"""Avoid repeated work of Triton's interpreter: patch the language once a launch, and remember numpy's dtypes.
 
 The interpreter replaces functions of the language while a kernel runs. It repeats this at each call of a `@jit`
 function by a kernel, a quarter of its time, and does not restore what only that call replaced.
+
+It also builds its table of dtypes at each look-up, of which every operation of a kernel makes one.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import Any
 
 from triton.runtime import interpreter
 
-REPLACED = ("_patch_lang", "_LangPatchScope", "GridExecutor", "tl")  # as in Triton 3.6 to 3.9
+REPLACED = ("_patch_lang", "_LangPatchScope", "GridExecutor", "tl", "_get_np_dtype")  # as in Triton 3.6 to 3.9
 
 
 def patch_once() -> None:
@@ -42,3 +44,14 @@ def patch_once() -> None:
 
     interpreter._patch_lang = patch_lang
     interpreter.GridExecutor.__call__ = launch
+    find = interpreter._get_np_dtype
+    numpy_dtypes: dict[str, Any] = {}  # by scalar; a block has the dtype of its elements
+
+    @functools.wraps(find)
+    def np_dtype(of: Any) -> Any:
+        name = of.scalar.name
+        if name not in numpy_dtypes:
+            numpy_dtypes[name] = find(of.scalar)
+        return numpy_dtypes[name]
+
+    interpreter._get_np_dtype = np_dtype
