@@ -196,11 +196,14 @@ def code() -> str:
     digest = hashlib.sha256()
     for package in ("groupbench.kernels", "groupbench.operators"):
         spec = importlib.util.find_spec(package)
+        files: dict[Path, Path] = {}
         for folder in spec.submodule_search_locations or () if spec else ():
-            for path in sorted(Path(folder).rglob("*")):
+            for path in Path(folder).rglob("*"):
                 if path.suffix in (".py", ".json"):
-                    digest.update(f"{package}/{path.relative_to(folder)}\0".encode())
-                    digest.update(path.read_bytes())
+                    files.setdefault(path.relative_to(folder), path)  # the first folder has the file that is imported
+        for name, path in sorted(files.items()):
+            digest.update(f"{package}/{name}\0".encode())
+            digest.update(path.read_bytes())
     record = importlib.util.find_spec("groupbench.tracker.record")
     if record and record.origin:
         digest.update(Path(record.origin).read_bytes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import signal
@@ -146,6 +147,22 @@ def test_a_missing_plugin_error_names_the_worker() -> None:
     (batch,) = batches.batches([cells.job(plugins=("my_kernels.mine",))], cells.RUN, 20.0, batches.code())
     with pytest.raises(GroupbenchError, match=f"^the worker on {platform.node()} cannot .*'my_kernels.mine' does not"):
         batches.measure(batch)
+
+
+def test_the_digest_is_of_the_code_that_is_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A package may have several folders, and one of them twice. The first that has a file is the one that counts."""
+    kernels, operators = (importlib.import_module(f"groupbench.{name}") for name in ("kernels", "operators"))
+    before = batches.code.__wrapped__()
+    other = tmp_path / "other"
+    (other / "measure").mkdir(parents=True)
+    (other / "measure/cell.py").write_text("# older")
+    for package in (kernels, operators):
+        monkeypatch.setattr(package.__spec__, "submodule_search_locations", [*package.__path__, *package.__path__])
+    assert batches.code.__wrapped__() == before
+    monkeypatch.setattr(operators.__spec__, "submodule_search_locations", [*operators.__path__, str(other)])
+    assert batches.code.__wrapped__() == before
+    monkeypatch.setattr(operators.__spec__, "submodule_search_locations", [str(other), *operators.__path__])
+    assert batches.code.__wrapped__() != before
 
 
 def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
