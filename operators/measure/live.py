@@ -289,6 +289,7 @@ class Live:
         while 0 < self._restless < RESTLESS and self.failure is None:
             if isinstance(self._timed(new_secret()), Failure):
                 return None
+            self._forget()
             self._rested = self._clocks()
             witness.rest(BREAK_S)
             fault = self._restless_break()
@@ -345,6 +346,8 @@ class Live:
             self.failure = disturbed
             return
         self.problem = self.problem or self._intruding()
+        if self.failure is not None:
+            return
         restored = self.ask("restore")
         if isinstance(restored, Restored) and restored.problem and self.prepared and not self.prepared.problem:
             self.problem = restored.problem
@@ -362,11 +365,13 @@ class Live:
         for _ in range(REPEATS):
             if not isinstance(self.failure, witness.Disturbed):
                 return
-            self.failure, self._rested = None, None
+            self.failure = None
+            self.disturb()
             self.bursts.clear()
             for _ in range(bursts):
-                self.cool()
-                self.burst(new_secret(), drawn(31))
+                if self.going:
+                    self.cool()
+                    self.burst(new_secret(), drawn(31))
             self.finish(new_secret())
 
     def cool(self) -> None:

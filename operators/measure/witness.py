@@ -136,20 +136,23 @@ class Least:
         """Return whether two bursts have the same least time without calls. If all had stalls, these hide calls."""
         return self.second_rest_thread - self.rest_thread <= AGREEMENT * max(self.rest_thread, median_ms)
 
-    def take(self, timed: Timed, paced: Paced) -> None:
-        """Take the times of one more burst, and of the judging process's like it."""
-        calls, typical = len(timed.burst.samples_ms) + 1, statistics.median(timed.burst.samples_ms)
+    def take_rest(self, paced: Paced, calls: int) -> None:
+        """Take the times of the judging process's burst without its calls, of this number."""
         self.threads = paced.threads
-        self.processor = min(self.processor, timed.processor_ms / calls)
-        self.thread = min(self.thread, timed.run_ms / calls)
         self.rest = min(self.rest, paced.processor_ms / calls)
         self.rest_thread, self.second_rest_thread, _ = sorted(
             (self.rest_thread, self.second_rest_thread, paced.run_ms / calls)
         )
         self.waiting = min(self.waiting, paced.wall_ms / calls)
+
+    def take(self, timed: Timed, calls: int) -> None:
+        """Take the times of a burst of this number of calls, after those of the judging process's."""
+        typical = statistics.median(timed.burst.samples_ms)
+        self.processor = min(self.processor, timed.processor_ms / calls)
+        self.thread = min(self.thread, timed.run_ms / calls)
         self.typical = min(self.typical, typical)
         self.elsewhere = min(self.elsewhere, (timed.busy_ms - BURST_MS) / calls - WAITED * typical)
-        parallel = timed.processor_ms - PAID * paced.threads * timed.wall_ms - SLACK_MS
+        parallel = timed.processor_ms - PAID * self.threads * timed.wall_ms - SLACK_MS
         if parallel < self.parallel:
             self.parallel, self.processors = parallel, timed.processor_ms / timed.wall_ms
 
@@ -227,12 +230,15 @@ def audit(
             timed = ask(math.ceil(calls / bursts))
             if not isinstance(timed, Timed):
                 return timed
-            paced = pace(len(timed.burst.samples_ms))
-            if isinstance(paced, Failure):
-                return paced
-            least.take(timed, paced)
+            timed_calls = len(timed.burst.samples_ms)
+            for _ in range(2 if bursts == 1 else 1):  # two must agree
+                paced = pace(timed_calls)
+                if isinstance(paced, Failure):
+                    return paced
+                least.take_rest(paced, timed_calls + 1)
+            least.take(timed, timed_calls + 1)
         problem = least.problem(median_ms)
-        if problem is None and (bursts == 1 or least.is_confirmed(median_ms)):
+        if problem is None and least.is_confirmed(median_ms):
             return None
         gauged = gauge()
         if isinstance(gauged, Failure):

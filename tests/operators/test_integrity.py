@@ -287,10 +287,13 @@ def test_a_machine_that_is_busy_for_a_while_blames_no_backend(
     assert len(audited.calls) == bursts
 
 
-def test_stalls_of_the_judge_hide_no_calls(without_rest: None) -> None:
-    forged = Audited(0.05, 0.01, stalled=[5.0, 7.0, 3.0, 9.0, 1.0])
-    problem = witness.audit(forged.ask, forged.pace, 0.01, lambda: 1.0)
-    assert "a call uses 0.05 ms of processor time" in str(problem)
+@pytest.mark.parametrize(
+    ("call_ms", "stalled"), [(0.05, [5.0, 7.0, 3.0, 9.0, 1.0]), (150.0, [2000.0, 3000.0, 1.0])], ids=["short", "long"]
+)
+def test_stalls_of_the_judge_hide_no_calls(call_ms: float, stalled: list[float], without_rest: None) -> None:
+    forged = Audited(call_ms, call_ms / 5, stalled=stalled)
+    problem = witness.audit(forged.ask, forged.pace, call_ms / 5, lambda: 1.0)
+    assert f"a call uses {call_ms:.4g} ms of processor time" in str(problem)
 
 
 def test_a_machine_whose_stalls_never_end_is_named(without_rest: None) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from groupbench.operators.measure import live, witness
-from groupbench.operators.measure.cell import Burst, Failure, Job
+from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared
+from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.live import REPEATS, RESTLESS, HeldTo, Live
 
+PREPARED = Prepared("cpu", 1.0, None, (), Sent("tensor", ()), True, None)
 SHARED = witness.Disturbed("error", "not checked: the device is shared with other work")
 
 
@@ -81,6 +83,7 @@ def test_a_cell_is_measured_again_if_other_work_kept_it_from_being_checked(
 
     monkeypatch.setattr(cell, "burst", burst)
     monkeypatch.setattr(cell, "finish", finish)
+    cell.prepared = PREPARED
     cell.bursts.append(Burst((9.0,), None, (2,), (0,)))
     cell.failure = SHARED if disturbed else None
     cell.repeat(bursts=3)
@@ -94,3 +97,19 @@ def test_a_cell_that_failed_is_not_measured_again(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(live, "drawn", pytest.fail)
     cell.repeat(bursts=3)
     assert cell.failure.message == "why"
+
+
+def test_a_process_that_dies_while_it_is_measured_again_is_asked_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = _cell(Process(0.0))
+    cell.prepared = PREPARED
+    died = Failure("error", "the process died")
+    bursts: list[int] = []
+
+    def burst(secret: int, chosen: int | None) -> Any:
+        bursts.append(1)
+        cell.failure = died
+
+    monkeypatch.setattr(cell, "burst", burst)
+    cell.failure = SHARED
+    cell.repeat(bursts=3)
+    assert (len(bursts), cell.failure) == (1, died)
