@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import re
-import signal
-import subprocess
-import sys
-import sysconfig
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from multiprocessing import forkserver
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import msgspec
@@ -25,16 +18,15 @@ import torch
 
 from groupbench.operators import executor
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
-from groupbench.operators.errors import GroupbenchError, UsageError
+from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure import host_memory, machine_code, warden, witness, worker
+from groupbench.operators.measure import machine_code, witness, worker
 from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restored, Shown
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Rerouted
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.operators.measure.selection import DYNAMO, imports_to_count
 from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run, decode, encode
 
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
@@ -149,72 +141,6 @@ def test_a_cell_that_uses_too_much_memory_is_stopped_alone(
 def test_a_backend_may_compile_in_processes(faulty: str) -> None:
     (record,) = measure([job("compiles_in_processes")], timeout_s=300)
     assert record.status == "ok", record.message
-
-
-@pytest.mark.parametrize("setting", ["much", "-1", "0", "nan", "inf"])
-def test_a_memory_limit_that_is_not_a_positive_number_is_refused(monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
-    monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", setting)
-    with pytest.raises(UsageError, match="is not a positive number of GiB"):
-        host_memory.limit()
-
-
-def test_a_control_group_limits_the_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """On each version of control groups, and files that the kernel keeps in memory are not use."""
-    monkeypatch.delenv("GROUPBENCH_MEMORY_GIB", raising=False)
-    monkeypatch.setattr(host_memory, "_CONTROL_GROUPS", tmp_path)
-    for folder, most, use in (
-        (tmp_path, "memory.max", "memory.current"),
-        (tmp_path / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
-    ):
-        folder.mkdir(exist_ok=True)
-        (folder / most).write_text("1000\n")
-        (folder / use).write_text("790\n")
-        (folder / "memory.stat").write_text("anon 10\ninactive_file 700\nactive_file 80\n")
-    assert host_memory.limit() == 800
-    assert not host_memory.may_exceed(800)
-    for folder in (tmp_path, tmp_path / "memory"):
-        (folder / "memory.stat").write_text("anon 790\ninactive_file 0\nactive_file 0\n")
-    assert host_memory.may_exceed(800)
-
-
-def test_a_cell_inherits_no_blocked_signal_from_its_warden() -> None:
-    """The warden blocks SIGCHLD for itself: a backend that waits for its own children would wait forever."""
-    program = """if True:
-        import os, re
-        from pathlib import Path
-        from groupbench.operators.measure import warden
-        def serve():
-            os.write(1, re.search("SigBlk:.*", Path("/proc/self/status").read_text())[0].encode())
-        warden.guard(serve, keep=(), log=1, memory=1 << 40)
-    """
-    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert int(output.removeprefix("SigBlk:"), 16) == 0
-
-
-def test_memory_that_processes_share_counts_once() -> None:
-    """A forked process shares its parent's pages until either writes; all of them share the shared mapping."""
-    program = """if True:
-        import mmap, os, sys
-        private, shared = bytearray(b"x") * (100 << 20), mmap.mmap(-1, 100 << 20)
-        shared.write(private)
-        for _ in range(3):
-            pid = os.fork()
-            if pid == 0:
-                sum(shared[::4096])
-                os.write(1, b"ready\\n")
-                sys.stdin.read()
-                os._exit(0)
-        sys.stdin.read()
-    """
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin and process.stdout
-        assert [process.stdout.readline() for _ in range(3)] == [b"ready\n"] * 3
-        processes = [process.pid, *warden.descendants(process.pid)]
-        assert len(processes) == 4
-        used, bound = host_memory.used_by(processes, 0), host_memory.used_by(processes, 1 << 40)
-        process.stdin.close()
-    assert 200 << 20 < used < 300 << 20
-    assert bound > 4 * (200 << 20)
 
 
 def test_a_cell_that_ran_has_its_latency_and_accuracy(records: dict[str, Record]) -> None:
@@ -523,87 +449,6 @@ def test_processes_start_in_parallel_and_outside_the_time_of_cells(
     assert all(record.duration_s is not None and record.duration_s < 0.9 for record in records)
 
 
-@pytest.mark.parametrize(
-    ("backends", "expected"),
-    [
-        (("torch_loop", "triton_flat"), ()),
-        (("torch_loop", "helion_worklist"), (DYNAMO,)),
-        (("torch_compile",), (DYNAMO,)),
-    ],
-    ids=lambda value: "_".join(value) or "nothing",
-)
-def test_dynamo_is_imported_ahead_where_a_backend_needs_it(
-    backends: tuple[str, ...], expected: tuple[str, ...]
-) -> None:
-    assert executor.imports([job(backend, plugins=()) for backend in backends]) == expected
-
-
-@pytest.mark.parametrize(
-    ("name", "body", "expected"),
-    [
-        ("eager", "lambda x: x.c", ()),
-        ("compiled", "lambda x: torch.compile(x.c)", (DYNAMO,)),
-        ("helions", "lambda x: importlib.import_module('helion').kernel(x.c)", (DYNAMO,)),
-    ],
-)
-def test_a_plugin_is_searched_for_what_imports_dynamo(
-    name: str, body: str, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = f"import torch\nfrom groupbench.operators.operator import Backend\nB = Backend('{name}', {body}, '')\n"
-    text = text.replace("''", "'', operator='grouped_gemm'")
-    (tmp_path / f"{name}_file.py").write_text(text)
-    (tmp_path / f"{name}_module.py").write_text(text)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
-    for plugin in (f"{name}_file.py:B", f"{name}_file.py", f"{name}_module.B", f"{name}_module"):
-        assert executor.imports([job(name, plugins=(plugin,))]) == expected, plugin
-    assert imports_to_count([str(tmp_path / "none.json")]) == ()
-
-
-@pytest.mark.parametrize(("module", "expected"), [("torch", (DYNAMO,)), ("numpy", ())])
-def test_an_operator_of_tensors_is_counted_with_dynamo(module: str, expected: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "op.py").write_text(f"import {module}\n")
-    assert imports_to_count([str(tmp_path / "op.py")]) == expected
-
-
-IMPORTS = """
-import os
-import sys
-import torch
-from groupbench.operators.measure import worker
-from groupbench.operators.measure.accuracy import poisoned
-
-def imported():
-    with poisoned():
-        assert torch.empty(3).isnan().all()
-    return [name for name in ("torch._dynamo", "wanted", "broken") if name in sys.modules], os.getppid()
-
-if __name__ == "__main__":
-    here = imported()[0]
-    before, server = worker.call(imported)
-    worker.preload("wanted", "broken", "missing")
-    worker.preload("torch._dynamo")
-    after, still = worker.call(imported)
-    print(here, before, after, "same server" if still == server else "another server")
-"""
-
-
-def test_the_fork_server_imports_what_is_asked_for_alone_and_while_it_runs(tmp_path: Path) -> None:
-    """Importing Dynamo takes seconds in every process, and torch's dispatch modes import it by default."""
-    (tmp_path / "imports.py").write_text(IMPORTS)
-    (tmp_path / "wanted.py").write_text("")
-    (tmp_path / "broken.py").write_text("raise SystemError")
-    done = subprocess.run(
-        [sys.executable, tmp_path / "imports.py"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "[] [] ['torch._dynamo', 'wanted'] same server"
-    assert done.stderr == ""
-
-
 def test_a_process_that_cannot_start_is_asked_no_more(
     scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -715,147 +560,3 @@ def test_probe_reports_a_missing_gpu() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(GroupbenchError, match=r"^--device cuda: torch finds no CUDA GPU here; use --device cpu "):
             executor.probe("cuda")
-
-
-STACK = """Current thread 0x00007f58b30b2b80 [python] (most recent call first):
-  File "/x/groupbench/operators/measure/accuracy.py", line 9 in __torch_dispatch__
-  File "{library}/torch/functional.py", line 7 in einsum
-  File "/home/me/my kernels.py", line 23 in run
-  File "/x/groupbench/operators/measure/cell.py", line 160 in prepare
-  File "/x/elsewhere.py", line 1 in main
-
-Extension modules: numpy (total: 1)
-""".format(library=sysconfig.get_path("purelib"))
-OTHERS = """Thread 0x00007f5890f146c0 (most recent call first):
-  File "/home/me/thread.py", line 982 in wait
-
-"""
-LOGS = {
-    "nothing": ("", ""),
-    "no fault": ("one\ntwo\n", "; it last wrote: one / two"),
-    "a signal": (f"Fatal Python error: Aborted\n\n{OTHERS}{STACK}", ", at /home/me/my kernels.py:23 in run"),
-    "a signal and words": (
-        f"LLVM ERROR: no\nFatal Python error: Segmentation fault\n\n{STACK}",
-        ", at /home/me/my kernels.py:23 in run; it last wrote: LLVM ERROR: no",
-    ),
-    "a fault of Python's": (
-        f"Fatal Python error: none_dealloc: deallocating None\nPython runtime state: initialized\n\n{STACK}",
-        ", at /home/me/my kernels.py:23 in run; it last wrote: none_dealloc: deallocating None",
-    ),
-    "a library alone": (
-        "Fatal Python error: Aborted\n\n" + STACK.replace("/home/me", sysconfig.get_path("stdlib")),
-        f", at {sysconfig.get_path('purelib')}/torch/functional.py:7 in einsum",
-    ),
-    "no frame": ("Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no frame>\n", ""),
-}
-
-
-@pytest.mark.parametrize(("log", "expected"), LOGS.values(), ids=LOGS)
-def test_a_death_is_reported_with_the_backends_own_line(
-    log: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # files below the current folder are named from there
-    assert worker.last_words(log) == expected
-
-
-def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    left = worker.Worker("cpu", TIMEOUT_S)
-    assert list(tmp_path.glob("groupbench-*")) == []
-    os.write(left._log._file.fileno(), b"first\nlast\0")
-    assert left._log.tail() == "first\nlast\\x00"
-    left.close()
-
-
-def test_a_reply_without_a_reader_is_dropped() -> None:
-    """After an interrupt the process that asked has ended."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        for compute in (int, lambda: int("five")):
-            parent_end, child_end = multiprocessing.Pipe()
-            begun: list[bool] = []
-
-            def ask(
-                parent_end: Connection = parent_end, begun: list[bool] = begun, compute: Callable[[], int] = compute
-            ) -> int:
-                begun.append(True)
-                parent_end.close()
-                return compute()
-
-            worker._call(ask, (), child_end)
-            assert begun == [True]
-            worker._call(ask, (), child_end)
-            assert begun == [True], "it computed although the pipe was closed"
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
-def test_an_interrupt_while_the_fork_server_imports_is_quiet() -> None:
-    """A terminal's Ctrl-C goes to the whole process group; only the process that asked may react and print."""
-    script = (
-        "import time; from groupbench.operators.measure import worker\n"
-        "try: worker.call(time.sleep, 600, timeout_s=600)\n"
-        "except KeyboardInterrupt: print('interrupted')\n"
-    )
-    client = subprocess.Popen(
-        [sys.executable, "-c", script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        while not any(map(_minds_interrupts, _fork_servers(client.pid))):
-            assert client.poll() is None
-            time.sleep(0.01)
-        os.killpg(client.pid, signal.SIGINT)
-        assert client.communicate() == ("interrupted\n", "")
-    finally:
-        client.kill()
-        client.wait()
-
-
-ABANDONED = """
-import os
-from multiprocessing import forkserver
-from groupbench.operators.measure import worker
-worker._context()
-for part in (b"", b"\\x80", b"\\xc2\\x80"):
-    sentinel, work = forkserver._forkserver.connect_to_new_process([])
-    os.write(work, part)
-    os.close(work)
-    forkserver.read_signed(sentinel)
-    print("ended with", forkserver.read_signed(sentinel))
-"""
-
-
-def test_processes_whose_work_was_sent_in_part_or_not_at_all_end_quietly() -> None:
-    done = subprocess.run([sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=120)
-    assert done.stdout.count("ended with ") == 3, done.stderr
-    assert done.stderr == ""
-
-
-def _fork_servers(pid: int) -> list[Path]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [
-        Path("/proc", child)
-        for child in children
-        if b"forkserver import main" in Path("/proc", child, "cmdline").read_bytes()
-    ]
-
-
-def _minds_interrupts(process: Path) -> bool:
-    """Return whether SIGINT is blocked or caught: before Python starts it would just end the process."""
-    fields = dict(line.split(":\t") for line in (process / "status").read_text().splitlines() if ":\t" in line)
-    return any(int(fields[name], 16) >> (signal.SIGINT - 1) & 1 for name in ("SigBlk", "SigCgt"))
-
-
-def test_call_says_how_its_process_died() -> None:
-    with pytest.raises(GroupbenchError, match="exit code 5"):
-        worker.call(os._exit, 5)
-    with pytest.raises(GroupbenchError, match=r"no answer within 0\.5 s"):
-        worker.call(time.sleep, 60, timeout_s=0.5)
-    with pytest.raises(GroupbenchError, match="ValueError"):
-        worker.call(int, "x")

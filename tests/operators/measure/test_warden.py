@@ -83,11 +83,25 @@ def test_processor_time_of_children_is_counted_on_every_kernel(
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             before = warden.processor_s(os.getpid())
-            own_before, busy_before = time.process_time(), warden.processor_s(busy.pid)
+            here_before, busy_before = time.process_time(), warden.processor_s(busy.pid)
             while warden.processor_s(busy.pid) < busy_before + 0.05:
                 time.sleep(0.01)
             assert busy.pid in warden.listed_below(os.getpid())
-            own = time.process_time() - own_before  # read first, so that the time between the two counts for the sum
-            assert warden.processor_s(os.getpid()) - before > own
+            spent_here = time.process_time() - here_before  # first, so that time between both counts for the sum
+            assert warden.processor_s(os.getpid()) - before > spent_here
         finally:
             busy.kill()
+
+
+def test_a_cell_inherits_no_blocked_signal_from_its_warden() -> None:
+    """The warden blocks SIGCHLD for itself: a backend that waits for its own children would wait forever."""
+    program = """if True:
+        import os, re
+        from pathlib import Path
+        from groupbench.operators.measure import warden
+        def serve():
+            os.write(1, re.search("SigBlk:.*", Path("/proc/self/status").read_text())[0].encode())
+        warden.guard(serve, keep=(), log=1, memory=1 << 40)
+    """
+    output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert int(output.removeprefix("SigBlk:"), 16) == 0

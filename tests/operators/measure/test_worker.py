@@ -1,0 +1,206 @@
+"""The processes of cells: the imports of their server, their ends, and the reports of their deaths."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import pytest
+
+from groupbench.operators.errors import GroupbenchError
+from groupbench.operators.measure import worker
+
+IMPORTS = """
+import os
+import sys
+import torch
+from groupbench.operators.measure import worker
+from groupbench.operators.measure.accuracy import poisoned
+
+def imported():
+    with poisoned():
+        assert torch.empty(3).isnan().all()
+    return [name for name in ("torch._dynamo", "wanted", "broken") if name in sys.modules], os.getppid()
+
+if __name__ == "__main__":
+    here = imported()[0]
+    before, server = worker.call(imported)
+    worker.preload("wanted", "broken", "missing")
+    worker.preload("torch._dynamo")
+    after, still = worker.call(imported)
+    print(here, before, after, "same server" if still == server else "another server")
+"""
+
+
+def test_the_fork_server_imports_what_is_asked_for_alone_and_while_it_runs(tmp_path: Path) -> None:
+    """Importing Dynamo takes seconds in every process, and torch's dispatch modes import it by default."""
+    (tmp_path / "imports.py").write_text(IMPORTS)
+    (tmp_path / "wanted.py").write_text("")
+    (tmp_path / "broken.py").write_text("raise SystemError")
+    done = subprocess.run(
+        [sys.executable, tmp_path / "imports.py"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[] [] ['torch._dynamo', 'wanted'] same server"
+    assert done.stderr == ""
+
+
+STACK = """Current thread 0x00007f58b30b2b80 [python] (most recent call first):
+  File "/x/groupbench/operators/measure/accuracy.py", line 9 in __torch_dispatch__
+  File "{library}/torch/functional.py", line 7 in einsum
+  File "/home/me/my kernels.py", line 23 in run
+  File "/x/groupbench/operators/measure/cell.py", line 160 in prepare
+  File "/x/elsewhere.py", line 1 in main
+
+Extension modules: numpy (total: 1)
+""".format(library=sysconfig.get_path("purelib"))
+
+
+OTHERS = """Thread 0x00007f5890f146c0 (most recent call first):
+  File "/home/me/thread.py", line 982 in wait
+
+"""
+
+
+LOGS = {
+    "nothing": ("", ""),
+    "no fault": ("one\ntwo\n", "; it last wrote: one / two"),
+    "a signal": (f"Fatal Python error: Aborted\n\n{OTHERS}{STACK}", ", at /home/me/my kernels.py:23 in run"),
+    "a signal and words": (
+        f"LLVM ERROR: no\nFatal Python error: Segmentation fault\n\n{STACK}",
+        ", at /home/me/my kernels.py:23 in run; it last wrote: LLVM ERROR: no",
+    ),
+    "a fault of Python's": (
+        f"Fatal Python error: none_dealloc: deallocating None\nPython runtime state: initialized\n\n{STACK}",
+        ", at /home/me/my kernels.py:23 in run; it last wrote: none_dealloc: deallocating None",
+    ),
+    "a library alone": (
+        "Fatal Python error: Aborted\n\n" + STACK.replace("/home/me", sysconfig.get_path("stdlib")),
+        f", at {sysconfig.get_path('purelib')}/torch/functional.py:7 in einsum",
+    ),
+    "no frame": ("Fatal Python error: Aborted\n\nCurrent thread 0x1 (most recent call first):\n  <no frame>\n", ""),
+}
+
+
+@pytest.mark.parametrize(("log", "expected"), LOGS.values(), ids=LOGS)
+def test_a_death_is_reported_with_the_backends_own_line(
+    log: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # files below the current folder are named from there
+    assert worker.last_words(log) == expected
+
+
+def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.call(os.getpid)  # the fork server's folder, which is used again, is not to be in this one
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left = worker.Worker("cpu", timeout_s=300.0)
+    assert list(tmp_path.glob("groupbench-*")) == []
+    os.write(left._log._file.fileno(), b"first\nlast\0")
+    assert left._log.tail() == "first\nlast\\x00"
+    left.close()
+
+
+def test_a_reply_without_a_reader_is_dropped() -> None:
+    """After an interrupt the process that asked has ended."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        for compute in (int, lambda: int("five")):
+            parent_end, child_end = multiprocessing.Pipe()
+            begun: list[bool] = []
+
+            def ask(
+                parent_end: Connection = parent_end, begun: list[bool] = begun, compute: Callable[[], int] = compute
+            ) -> int:
+                begun.append(True)
+                parent_end.close()
+                return compute()
+
+            worker._call(ask, (), child_end)
+            assert begun == [True]
+            worker._call(ask, (), child_end)
+            assert begun == [True], "it computed although the pipe was closed"
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_an_interrupt_while_the_fork_server_imports_is_quiet() -> None:
+    """A terminal's Ctrl-C goes to the whole process group; only the process that asked may react and print."""
+    script = (
+        "import time; from groupbench.operators.measure import worker\n"
+        "try: worker.call(time.sleep, 600, timeout_s=600)\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    client = subprocess.Popen(
+        [sys.executable, "-c", script],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        while not any(map(_minds_interrupts, _fork_servers(client.pid))):
+            assert client.poll() is None
+            time.sleep(0.01)
+        os.killpg(client.pid, signal.SIGINT)
+        assert client.communicate() == ("interrupted\n", "")
+    finally:
+        client.kill()
+        client.wait()
+
+
+ABANDONED = """
+import os
+from multiprocessing import forkserver
+from groupbench.operators.measure import worker
+worker._context()
+for part in (b"", b"\\x80", b"\\xc2\\x80"):
+    sentinel, work = forkserver._forkserver.connect_to_new_process([])
+    os.write(work, part)
+    os.close(work)
+    forkserver.read_signed(sentinel)
+    print("ended with", forkserver.read_signed(sentinel))
+"""
+
+
+def test_processes_whose_work_was_sent_in_part_or_not_at_all_end_quietly() -> None:
+    done = subprocess.run([sys.executable, "-c", ABANDONED], capture_output=True, text=True, timeout=120)
+    assert done.stdout.count("ended with ") == 3, done.stderr
+    assert done.stderr == ""
+
+
+def _fork_servers(pid: int) -> list[Path]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [
+        Path("/proc", child)
+        for child in children
+        if b"forkserver import main" in Path("/proc", child, "cmdline").read_bytes()
+    ]
+
+
+def _minds_interrupts(process: Path) -> bool:
+    """Return whether SIGINT is blocked or caught: before Python starts it would just end the process."""
+    fields = dict(line.split(":\t") for line in (process / "status").read_text().splitlines() if ":\t" in line)
+    return any(int(fields[name], 16) >> (signal.SIGINT - 1) & 1 for name in ("SigBlk", "SigCgt"))
+
+
+def test_call_says_how_its_process_died() -> None:
+    with pytest.raises(GroupbenchError, match="exit code 5"):
+        worker.call(os._exit, 5)
+    with pytest.raises(GroupbenchError, match=r"no answer within 0\.5 s"):
+        worker.call(time.sleep, 60, timeout_s=0.5)
+    with pytest.raises(GroupbenchError, match="ValueError"):
+        worker.call(int, "x")
