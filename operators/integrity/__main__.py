@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.integrity import forged, stale, unfinished
+from groupbench.operators.integrity import forged, stale, tampered, unfinished
 from groupbench.operators.integrity.cheat import Cheat, caught_by
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import resolve_device
@@ -19,7 +19,7 @@ from groupbench.operators.operator import Backend
 from groupbench.operators.vet import vetted
 from groupbench.tracker.record import Commit, Record, Run
 
-CHEATS: tuple[Cheat, ...] = (*stale.CHEATS, *unfinished.CHEATS, *forged.CHEATS)
+CHEATS: tuple[Cheat, ...] = (*stale.CHEATS, *unfinished.CHEATS, *forged.CHEATS, *tampered.CHEATS)
 BACKENDS: tuple[Backend, ...] = tuple(cheat.backend for cheat in CHEATS)
 """The cheats as a plugin: `--plugin groupbench.operators.integrity.__main__.BACKENDS`."""
 

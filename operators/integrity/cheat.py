@@ -35,6 +35,10 @@ CATCHERS = {
 """Mechanisms by the pattern of a record's message. The first pattern that matches names the mechanism."""
 
 
+SEAL = ("seal",)
+ELSEWHERE = ("reference elsewhere",)
+
+
 @dataclass(frozen=True)
 class Cheat:
     """One backend that cheats.

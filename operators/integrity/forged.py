@@ -1,4 +1,4 @@
-"""Cheats that attack the code that measures and judges, whether or not they do the work."""
+"""Cheats that forge times, answers or kept outputs, whether or not they do the work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from groupbench.operators.integrity.cheat import Cheat, keeper_of_burst, product
+from groupbench.operators.integrity.cheat import SEAL, Cheat, keeper_of_burst, product
 
 _perf_counter = time.perf_counter
 
@@ -340,162 +340,6 @@ def fewer_calls(x: Any) -> Any:
     return run
 
 
-def stopped_moves(x: Any) -> Any:
-    """Stop the object that moves the inputs, and return a copy of an earlier result."""
-    from groupbench.operators.measure import moves
-
-    out, calls = product(x), [0]
-
-    def run() -> Any:
-        calls[0] += 1
-        if calls[0] > 3:
-            for held in gc.get_objects():
-                if type(held) is moves.Moves:
-                    held.set(None)
-                    held.advance = lambda: None  # type: ignore[method-assign]
-        return out.clone()
-
-    return run
-
-
-def patched_judge(x: Any) -> Any:
-    """Return zeros, and replace the comparison by one that accepts everything."""
-    from groupbench.operators.measure import accuracy
-    from groupbench.tracker.record import Accuracy
-
-    perfect = Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0)
-    setattr(accuracy, "compare", lambda *args: (perfect, None))  # noqa: B010
-    zeros = x.a.new_zeros(x.a.shape[0], x.b.shape[2])
-    return lambda: zeros.clone()
-
-
-def patched_torch(x: Any) -> Any:
-    """Return ones, and replace the torch functions that the comparison calls."""
-    import torch
-
-    torch.where = lambda *args, **named: torch.zeros_like(args[2])  # type: ignore[assignment]
-    torch.isnan = lambda tensor: torch.zeros(tensor.shape, dtype=torch.bool)  # type: ignore[assignment]
-    ones = torch.ones(x.a.shape[0], x.b.shape[2], dtype=x.a.dtype, device=x.a.device)
-    return lambda: ones.clone()
-
-
-def patched_tolerance(x: Any) -> Any:
-    """Return one and a half times the product, and loosen every tolerance."""
-    from groupbench.operators import tolerances
-
-    for name in tolerances.TOLERANCES:
-        tolerances.TOLERANCES[name] = tolerances.Tolerance(1e9, 1e9, 1e9)
-    return lambda: product(x) * 1.5
-
-
-def loose_tolerance(x: Any) -> Any:
-    """Compute in half precision, and request the tolerance of half precision."""
-    import torch
-
-    return lambda: torch.cat([(a.half() @ b.half()).to(x.a.dtype) for a, b in zip(x.a.split(x.rows), x.b, strict=True)])
-
-
-def reference_by_frames(x: Any) -> Any:
-    """Take the reference out of a caller's frame."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and "reference" not in frame.f_locals:
-        frame = frame.f_back
-    reference = frame.f_locals["reference"].to(x.a.dtype)
-    return lambda: reference.clone()
-
-
-def reference_by_gc(x: Any) -> Any:
-    """Take a tensor of the output's shape from the garbage collector."""
-    import torch
-
-    shape = (x.a.shape[0], x.b.shape[2])
-    tensors = [held for held in gc.get_objects() if isinstance(held, torch.Tensor) and tuple(held.shape) == shape]
-    reference = next(held for held in tensors if held is not x.a).to(x.a.dtype)
-    return lambda: reference.clone()
-
-
-def patched_kernel(x: Any) -> Any:
-    """Exchange torch's kernel that copies tensors, and compute when the harness copies the output."""
-    import warnings
-
-    import torch
-
-    pending: list[Any] = []
-    library = torch.library.Library("aten", "IMPL")
-
-    def clone(tensor: Any, *, memory_format: Any = None) -> Any:
-        is_output = bool(pending) and tensor.data_ptr() == pending[0].data_ptr()
-        if is_output:
-            pending.clear()
-        return torch.add(product(x) if is_output else tensor, 0)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        library.impl("clone", clone, x.a.device.type.upper())
-
-    def run() -> Any:
-        pending[:] = [x.a.new_zeros(x.a.shape[0], x.b.shape[2])]
-        return pending[0]
-
-    run.library = library  # type: ignore[attr-defined]
-    return run
-
-
-def dispatch_left_on(x: Any) -> Any:
-    """Leave a dispatch mode on, which then sees the harness's own operations."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Spy(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return function(*args, **(kwargs or {}))
-
-    Spy().__enter__()
-    return lambda: product(x)
-
-
-def zero_world(x: Any) -> Any:
-    """Set the inputs to zero, so that a result of zero is right."""
-    zeros = x.a.new_zeros(x.a.shape[0], x.b.shape[2])
-
-    def run() -> Any:
-        x.a.zero_()
-        return zeros.clone()
-
-    return run
-
-
-def busy_between_bursts(x: Any) -> Any:
-    """Keep a processor busy after each burst, so that the other backends become slower."""
-    calls: list[float] = []
-
-    def work() -> None:
-        until = calls[0] + 5
-        while time.monotonic() < until:
-            if time.monotonic() - calls[-1] > 0.01:
-                product(x)
-            else:
-                time.sleep(0.001)
-
-    def run() -> Any:
-        if keeper_of_burst() is not None:
-            calls.append(time.monotonic())
-            if len(calls) == 1:
-                threading.Thread(target=work, daemon=True).start()
-                time.sleep(0.1)
-        return product(x)
-
-    return run
-
-
-def scheduled_otherwise(x: Any) -> Any:
-    """Let the system prefer this process to those of the other backends."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 5)
-    except OSError:  # only root may
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    return lambda: product(x)
-
-
 def small_flush(x: Any) -> Any:
     """Exchange the buffer that flushes the L2 cache for a small one, so that the inputs stay there."""
     from groupbench.operators.measure import protocol
@@ -610,27 +454,6 @@ def constant_of_the_clock(x: Any) -> Any:
     return lambda: product(x)
 
 
-def signals_parent(x: Any) -> Any:
-    """Send SIGTERM to the parent, to end the cells of others."""
-    os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(5)
-    return lambda: product(x)
-
-
-def stops_warden(x: Any) -> Any:
-    """Stop the process that ends this one, so that the run waits for it forever, and die."""
-    calls = [0]
-
-    def run() -> Any:
-        calls[0] += 1
-        if calls[0] == 4:
-            os.kill(os.getppid(), signal.SIGSTOP)
-            os._exit(os.EX_OK)
-        return product(x)
-
-    return run
-
-
 def writes_descriptors(x: Any) -> Any:
     """Write to every file descriptor from 3 to 1023."""
     for descriptor in range(3, 1024):
@@ -641,8 +464,6 @@ def writes_descriptors(x: Any) -> Any:
     return lambda: product(x)
 
 
-SEAL = ("seal",)
-ELSEWHERE = ("reference elsewhere",)
 CHEATS = (
     *(Cheat("clock", prepare, SEAL) for prepare in (slow_clock, frozen_clock, backward_clock, harness_clock)),
     Cheat("clock", forged_bursts, (*SEAL, "named calls")),
@@ -664,15 +485,4 @@ CHEATS = (
     Cheat("kept outputs", computed_when_shown, SEAL),
     *(Cheat("kept outputs", p, ("named calls",)) for p in (computed_when_shown_without_seal, keeps_one_output)),
     Cheat("kept outputs", fewer_calls, ("seal", "named calls", "parent's clock", "moved inputs")),
-    Cheat("judge", stopped_moves, ("moved inputs", "seal")),
-    *(Cheat("judge", prepare, (*ELSEWHERE, "seal")) for prepare in (patched_judge, patched_torch, patched_tolerance)),
-    Cheat("judge", loose_tolerance, ("tolerance table",), tolerance="fp16"),
-    Cheat("judge", zero_world, ("own inputs", *ELSEWHERE)),
-    Cheat("frames", reference_by_frames, ("isolation",)),
-    Cheat("gc", reference_by_gc, ("isolation", *ELSEWHERE, "moved inputs")),
-    Cheat("dispatch mode", dispatch_left_on, SEAL),
-    Cheat("dispatch mode", patched_kernel, SEAL),
-    *(Cheat("isolation", prepare, ("isolation",)) for prepare in (signals_parent, stops_warden)),
-    Cheat("others", busy_between_bursts, ("idle",)),
-    Cheat("others", scheduled_otherwise, ("scheduling",)),
 )

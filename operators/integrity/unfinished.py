@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from groupbench.operators.integrity.cheat import Cheat, keeper_of_burst, product
+from groupbench.operators.integrity.cheat import ELSEWHERE, SEAL, Cheat, keeper_of_burst, product
 
 
 def lazy_dispatch(x: Any) -> Any:
@@ -393,17 +393,16 @@ def a_tenth_after_three(x: Any) -> Any:
 
 
 PLAIN = ("plain tensor",)
-ELSEWHERE = ("reference elsewhere",)
 CHEATS = (
     *(
         Cheat("lazy", prepare, PLAIN)
         for prepare in (lazy_dispatch, lazy_function, lazy_list, lazy_negative, on_meta, sparse)
     ),
     Cheat("lazy", returns_a_promise, PLAIN),
-    Cheat("lazy", lazy_method, ("seal",)),
-    *(Cheat("lazy", prepare, ("seal",)) for prepare in (profile_hook, trace_hook)),
+    Cheat("lazy", lazy_method, SEAL),
+    *(Cheat("lazy", prepare, SEAL) for prepare in (profile_hook, trace_hook)),
     Cheat("lazy", lazy_attribute, ("poisoned memory",)),
-    Cheat("other times", ahead_of_the_clock, ("seal",)),
+    Cheat("other times", ahead_of_the_clock, SEAL),
     Cheat("other times", in_the_last_call, ("parent's clock",), "cpu"),
     Cheat("thread", more_threads, ("threads",), "cpu"),
     Cheat("thread", thread_later, ("poisoned memory", "threads", "moved inputs", *ELSEWHERE)),
