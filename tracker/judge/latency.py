@@ -230,6 +230,8 @@ class LatencyRule:
         before = float(latency.past.log[latency.past.run == base.pk][-1])
         moved = float(latency.past.log[-1]) - before
         compared = self._compared(row, [base.pk], [self.data.run.pk])
+        if self._is_accepted(latency.past, base, compared):
+            return replace(row, verdict=Verdict.OK, what="latency")
         if compared is not None and compared.verdict == SAME:
             return replace(row, verdict=Verdict.OK, what="latency", compared=compared, note="A/B: no difference")
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
@@ -245,6 +247,14 @@ class LatencyRule:
         if compared is None and abs(moved) > latency.least:
             return self._to_confirm(row, base)
         return row
+
+    def _is_accepted(self, past: Past, base: RunRow, compared: Compared | None) -> bool:
+        """Return whether the change that an A/B found is accepted: the level before it is shifted by as much."""
+        if compared is None or compared.verdict != DIFFERENT or not compared.effect:
+            return False
+        measured = self.data.pasts.latency(past.series)
+        shift = float(past.log[past.run == base.pk][-1] - measured.log[measured.run == base.pk][-1])
+        return shift / compared.effect >= 0.5
 
     def _untimed(self, point: PointRow) -> Judged:
         """Judge a point without a latency, such as an interpreted one: missing if the previous run had a latency."""

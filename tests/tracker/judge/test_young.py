@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -58,6 +59,19 @@ def test_the_numbers_of_a_row_are_of_its_points(make: Any, stored: Any) -> None:
     assert row.level_now == pytest.approx(row.point.median_ms)
     base, head = (make(night).run.commit.hash[:10] for night in (1, 2))
     assert row.note is not None and f"A/B of {base}..{head}: +80.0%" in row.note
+
+
+def test_an_accepted_change_stays_accepted_although_an_ab_found_it(make: Any, stored: Any, cli: Any) -> None:
+    location = stored([make(1), make(2, 1.6)])
+    base, head = (make(night).run.commit.hash for night in (1, 2))
+    with open_store(location, create=False) as store, store.write() as session:
+        comparison = Compared(base, head, "different", datetime(2026, 1, 9, tzinfo=UTC), *[math.log(1.5)] * 3)
+        comparisons.store(session, 1, comparison)
+    assert cli("gate", "--update").exit_code == 1
+    cli("expect", "1", "--reason", "bounds are checked now")
+    done = cli("gate", "--json")
+    (row,) = json.loads(done.stdout)["series"]
+    assert (done.exit_code, row["verdict"], row["alert"]) == (0, "ok", 1)
 
 
 QUIET = {
