@@ -67,8 +67,8 @@ def step_line(question: ComparisonRequest, finding: AbFinding, history: History,
     }[finding.verdict]
     title = titles.get(question.why, question.why)
     again = ", again and longer" if question.budget > 1 else ""
-    pairs = f", {counted(finding.pairs, 'pair')}" if finding.pairs else ""
-    return f"{number}. {title}{again}: {short(question.head)}{subject}: {outcome}{pairs}, {finding.seconds:.0f} s"
+    blocks = f", {counted(finding.pairs, 'block')}" if finding.pairs else ""
+    return f"{number}. {title}{again}: {short(question.head)}{subject}: {outcome}{blocks}, {finding.seconds:.0f} s"
 
 
 def cause(finding: AbFinding) -> str:

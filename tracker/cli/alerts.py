@@ -31,7 +31,7 @@ _GROUPS = (
     Column("commits", "commits"),
     Column("subject", "subject", wraps=True),
     Column("until", "until"),
-    Column("last", "last", wraps=True),
+    Column("last event", "last", wraps=True),
 )
 _EACH = (
     Column("alert", "alert", right=True),
@@ -45,7 +45,7 @@ _EACH = (
     Column("commit", "commit", commit_text),
     Column("opened", "opened", date),
     Column("until", "until"),
-    Column("last", "last", wraps=True),
+    Column("last event", "last", wraps=True),
 )
 
 

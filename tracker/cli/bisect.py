@@ -43,7 +43,7 @@ COLUMNS = (
     Column("change", "change", lambda v: "" if v is None else f"{100 * v:+.2f}%", right=True),
     Column("low", "low", lambda v: "" if v is None else f"{100 * v:+.2f}%", right=True),
     Column("high", "high", lambda v: "" if v is None else f"{100 * v:+.2f}%", right=True),
-    Column("certainty", "confidence", lambda v: "" if v is None else f"{v:.4f}", right=True),
+    Column("probability", "confidence", lambda v: "" if v is None else f"{v:.4f}", right=True),
     Column("note", "note", wraps=True),
 )
 _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")

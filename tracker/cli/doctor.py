@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 FACTS = (
     Column("", "area"),
-    Column("what", "name"),
-    Column("is", "value", wraps=True),
+    Column("check", "name"),
+    Column("value", "value", wraps=True),
 )
 ALL = (
     *FACTS,
     Column("level", "level"),
-    Column("why", "why", wraps=True),
+    Column("reason", "why", wraps=True),
     Column("command", "command", wraps=True),
 )
 

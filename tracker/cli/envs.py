@@ -45,8 +45,8 @@ def envs(
 ) -> None:
     """List the environments, or the differences between A and B.
 
-    A and B are the starts of environment ids. Results are compared only within one environment; a change of any of its
-    declared fields makes a new one.
+    A and B are the starts of environment ids. A change of any declared field makes a new environment. `compare`
+    and the Δ of `history` stay within one environment. The gate also compares the toolchains of one machine.
     """
     from groupbench.tracker.environment import declared
     from groupbench.tracker.query import listing

@@ -26,9 +26,9 @@ COLUMNS = (
     Column("ms", "latency_ms", milliseconds, right=True),
     Column("speed of light ms", "floor_ms", milliseconds, right=True),
     Column("gap", "gap", lambda gap: f"{gap:.2f}", right=True),
-    Column("of time", "time_share", lambda share: f"{100 * share:.0f}%", right=True),
-    Column("to gain ms", "gain_ms", milliseconds, right=True),
-    Column("of gain", "share", lambda share: f"{100 * share:.0f}%", right=True),
+    Column("time share", "time_share", lambda share: f"{100 * share:.0f}%", right=True),
+    Column("gain ms", "gain_ms", milliseconds, right=True),
+    Column("gain share", "share", lambda share: f"{100 * share:.0f}%", right=True),
 )
 
 
@@ -52,12 +52,13 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, form: F
     measured `canary` on the same GPU.
 
     \b
-    ms       the latency of the problem's fastest backend
-    gap      ms divided by the speed of light
-    of time  ms as part of the time of all listed problems
-    of gain  part of the time that all listed problems together could save
+    ms          the latency of the problem's fastest backend
+    gap         ms divided by the speed of light
+    time share  ms as part of the time of all listed problems
+    gain ms     the time that a call would save at the speed of light
+    gain share  gain ms as part of the sum over all listed problems
 
-    With --layer, the last two columns show which product of a model's layer is worth the work. Measure the products
+    With --layer, both shares show which product of a model's layer is worth the work. Measure the products
     with `tritonbench --op grouped_gemm --suite decode`, prefill or training. For your own model, select its products by
     --operator, --shape and --where.
 

@@ -40,7 +40,7 @@ def shortened(text: str) -> str:
 
 COLUMNS = (
     Column("verdict", "verdict"),
-    Column("what", "what"),
+    Column("metric", "what"),
     Column("cause", "cause"),
     Column("operator", "operator"),
     Column("backend", "backend"),
@@ -54,7 +54,7 @@ COLUMNS = (
     Column("interval", "interval"),
     Column("p", "p", lambda p: "" if p is None else f"{p:.1g}", right=True),
     Column("earlier results", "n", right=True),
-    Column("results after", "since", right=True),
+    Column("results since", "since", right=True),
     Column("commits", "commits"),
     Column("subject", "subject", wraps=True),
     Column("note", "note", lambda note: "" if note is None else shortened(note), wraps=True),

@@ -87,7 +87,7 @@ def _limits(rows: Sequence[Judged], min_effect: float | None) -> tuple[str, ...]
     if min_effect is not None or not on_cpu:
         return ()
     least = 100 * least_effect("cpu", 1.0)
-    return (f"on a CPU, changes of less than {least:.0f} % do not count; `gate --min-effect` sets a limit",)
+    return (f"on a CPU, changes of less than {least:.0f} % do not count; `gate --min-effect` sets another limit",)
 
 
 class _Judge:

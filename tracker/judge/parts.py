@@ -102,5 +102,5 @@ def ab_text(compared: Compared) -> str:
         commits = f" of {compared.base[:10]}..{compared.head[:10]}"
     if compared.low is not None and compared.high is not None and math.isfinite(compared.low + compared.high):
         ends = f" ({percent(compared.low)} to {percent(compared.high)})"
-    pairs = f" in {counted(compared.pairs, 'pair')}" if compared.pairs else ""
-    return f"A/B{commits}: {percent(compared.effect)}{ends}{pairs}"
+    blocks = f" in {counted(compared.pairs, 'block')}" if compared.pairs else ""
+    return f"A/B{commits}: {percent(compared.effect)}{ends}{blocks}"

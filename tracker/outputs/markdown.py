@@ -124,7 +124,7 @@ def sections(page: MarkdownPage, result: GateResult, rows: Sequence[Judged]) -> 
 
 
 _CHANGED = (
-    *("operator", "backend", "series", "what", ">before", ">now", ">change", "interval", "cause", "commits", "note"),
+    *("operator", "backend", "series", "metric", ">before", ">now", ">change", "interval", "cause", "commits", "note"),
 )
 
 

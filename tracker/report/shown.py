@@ -17,7 +17,7 @@ NOISY = 0.05
 """Largest noise, as a logarithm, at which a speed-up is always shown. Bursts of a quiet GPU differ by a thousandth."""
 
 MarkKind = Literal["change", "environment", "alert", "closed", "verdict"]
-"""change: the series reached a new level. environment: it changed, so results before and after are not compared.
+"""change: the series reached a new level. environment: the machine or the toolchain changed.
 alert: an open alert. closed: a closed alert. verdict: the gate's verdict on the newest change, if history alone shows
 no change yet."""
 

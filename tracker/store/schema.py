@@ -325,7 +325,7 @@ class ABComparison(Base, kw_only=True):
     high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
     base_ms: Mapped[float | None] = mapped_column(doc="latency of the base")
     head_ms: Mapped[float | None] = mapped_column(doc="latency of the head")
-    pairs: Mapped[int | None] = mapped_column(doc="number of pairs of bursts")
+    pairs: Mapped[int | None] = mapped_column(doc="number of blocks")
     seconds: Mapped[float | None] = mapped_column(doc="wall time of the comparison")
     measured: Mapped[datetime] = mapped_column(doc="time of the measurement")
     message: Mapped[str | None] = mapped_column(doc="reason for the verdict failed or unknown")

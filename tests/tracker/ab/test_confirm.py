@@ -115,7 +115,7 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
     assert compared[2] == AbCell("grouped_gemm", "triton", "G=4,N=1024,K=1024", "bf16", "fwd", 0, "cuda")
     result = cli("gate", "--update")
     assert (result.exit_code, first_line(result)) == (1, "GATE regression: 1 series regressed. 1 regressed")
-    assert "A/B of 005ccccccc..006ccccccc: +4.1% (+3.9% to +4.3%) in 12 pairs" in result.stdout
+    assert "A/B of 005ccccccc..006ccccccc: +4.1% (+3.9% to +4.3%) in 12 blocks" in result.stdout
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
     assert (row["ab"], row["change"]) == ("different", pytest.approx(0.05, abs=2e-3))
     assert row["now"] == pytest.approx(row["before"] * (1 + row["change"]), rel=1e-3)
