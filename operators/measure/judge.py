@@ -7,10 +7,12 @@ reference of a round serves all backends of the problem.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -114,12 +116,13 @@ class _Judge:
         assert self.job is not None
         return Gauged(witness.stretch(self.job.device, self.usual_ms))
 
-    def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...]) -> Paced:
+    def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...], processor: int | None = None) -> Paced:
         """Time all of a burst on a CPU but its calls: moving the inputs, and copying and deleting outputs.
 
         The outputs are like the last that was judged.
 
-        copies  the backend's copies of inputs, which are updated too, up to the size of all inputs together
+        copies     the backend's copies of inputs, which are updated too, up to the size of all inputs together
+        processor  number of the processor to run on: on a virtual machine, one may be twice as slow as another
         """
         import torch
 
@@ -134,13 +137,14 @@ class _Judge:
             spent[:] = (total + now - then for total, now, then in zip(spent, _clocks(), began, strict=True))
             return made
 
-        self.moves.set(None)
-        began = _clocks()
-        self.moves.set(secret)
-        CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(watch)
-        watch.sums()
-        seal.problem()
-        took = (now - then - made for now, then, made in zip(_clocks(), began, spent, strict=True))
+        with _on(processor):
+            self.moves.set(None)
+            began = _clocks()
+            self.moves.set(secret)
+            CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(watch)
+            watch.sums()
+            seal.problem()
+            took = [now - then - made for now, then, made in zip(_clocks(), began, spent, strict=True)]
         wall_ms, processor_ms, run_ms = (1e3 * seconds for seconds in took)
         return Paced(wall_ms, processor_ms, torch.get_num_threads(), run_ms)
 
@@ -237,6 +241,18 @@ class _Judge:
 def _clocks() -> tuple[float, float, float]:
     """Return the time, and the processor time of this process and of this thread, in s."""
     return time.perf_counter(), time.process_time(), time.thread_time()
+
+
+@contextlib.contextmanager
+def _on(processor: int | None) -> Iterator[None]:
+    """Run this thread on a processor, if the system allows it."""
+    allowed = os.sched_getaffinity(0)
+    if processor in allowed:
+        os.sched_setaffinity(0, {processor})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, allowed)
 
 
 class _Pace(Keeper):

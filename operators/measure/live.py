@@ -49,8 +49,9 @@ RESTLESS, BREAK_S = 4, 0.2
 and the length in s of a break that is made to find out. A single busy break proves nothing: a virtual machine that is
 stopped for a while charges the time to the process that it was running."""
 
-REPEATS = 2
-"""Number of times that a cell is measured again, if other work on the device kept its times from being checked."""
+REPEATS, ACCUSED = 2, 2
+"""Number of times that a cell is measured again, if other work on the device kept its times from being checked, and the
+number of measurements whose processor times must be implausible before the backend is to blame."""
 
 _draw_bytes = os.urandom
 """Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
@@ -121,6 +122,7 @@ class Live:
         self._timing: str | None = None
         self._kernels: tuple[Kernel, ...] | None = None
         self._rested: tuple[float, float] | None = None  # by `_clocks`, at the end of the last burst
+        self._doubted = False  # whether other work on the machine may be to blame for the problem
         self._restless = 0  # breaks in which its processes were busy, less those in which they were idle
         self.copies: tuple[Copied, ...] = ()  # the backend's copies of inputs
 
@@ -207,7 +209,7 @@ class Live:
         if fault is None and self.problem is None and chosen is not None:
             fault = self._look(secret, burst, _draw(chosen, len(burst.steps), self._looks))
         fault = fault or self._incomplete(burst, self.samples, self.job.protocol.samples)
-        self.problem = self.problem or fault
+        self._blame(fault)
         self._forget()
         self._rested = self._clocks()
         return self.failure or burst
@@ -314,7 +316,8 @@ class Live:
             return self.failure or fault or self._incomplete(burst, calls, calls) or timed
 
         def pace(calls: int) -> Any:
-            return self._ask_judge(Request("pace", arguments=(new_secret(), calls, self.copies)))
+            arguments = (new_secret(), calls, self.copies, self.worker.last_processor())
+            return self._ask_judge(Request("pace", arguments=arguments))
 
         return witness.audit(ask, pace, median_ms(self.bursts), self._gauge)
 
@@ -345,27 +348,40 @@ class Live:
         if (disturbed := self._rescheduled()) is not None:
             self.failure = disturbed
             return
-        self.problem = self.problem or self._intruding()
+        self._blame(self._intruding())
         if self.failure is not None:
             return
         restored = self.ask("restore")
         if isinstance(restored, Restored) and restored.problem and self.prepared and not self.prepared.problem:
-            self.problem = restored.problem
+            self.problem, self._doubted = restored.problem, False
         if self.interpreted or self.problem is not None or self.failure is not None:
             return
         fault = self.audit() if self.job.device == "cpu" else self._watch(secret)
         if isinstance(fault, Failure):
             self.failure = fault
         else:
-            self.problem = fault
+            self._blame(fault)
         self._forget()
 
+    def _blame(self, fault: str | None) -> None:
+        """Keep a fault of the backend, if it is the first."""
+        if fault is not None and self.problem is None:
+            self.problem, self._doubted = str(fault), isinstance(fault, witness.Implausible)
+
     def repeat(self, bursts: int) -> None:
-        """Measure again if other work on the device kept the times from being checked, and it may be over by now."""
+        """Measure again if other work may have disturbed the cell, and may be over by now.
+
+        It has if the times could not be checked, and may have if they were implausible for the first time.
+        """
+        accused = 0
         for _ in range(REPEATS):
-            if not isinstance(self.failure, witness.Disturbed):
+            accused += self._doubted
+            if accused == ACCUSED or not (self._doubted or isinstance(self.failure, witness.Disturbed)):
                 return
+            if self._doubted:
+                self.problem, self._doubted = None, False
             self.failure = None
+            self._restless = 0
             self.disturb()
             self.bursts.clear()
             for _ in range(bursts):

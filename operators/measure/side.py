@@ -41,9 +41,10 @@ from groupbench.operators.errors import GroupbenchError, UsageError, WorkerLost
 from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
-from groupbench.operators.measure.live import HeldTo, Live, drawn, held_to, new_secret
+from groupbench.operators.measure.live import ACCUSED, HeldTo, Live, drawn, held_to, new_secret
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
+from groupbench.operators.measure.witness import Implausible
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.tracker.exits import ExitCode
 
@@ -182,11 +183,14 @@ class AbServer:
             return taken
         fault: str | Failure | None = live.problem
         if self._is_right and fault is None and self._device == "cpu" and _is_audited(len(live.bursts)):
-            fault = live.audit()
+            for _ in range(ACCUSED):
+                fault = live.audit()
+                if not isinstance(fault, Implausible):
+                    break
             live.disturb()
         # A Failure is that of a busy machine, which the comparison copes with, or of a process that the next one names.
         if self._is_right and isinstance(fault, str):
-            return Failure("wrong", fault)
+            return Failure("wrong", str(fault))
         return list(taken.samples_ms)
 
     def unload(self) -> str | Failure:

@@ -255,6 +255,13 @@ def thread_s(process: int) -> tuple[float, float] | None:
     return None
 
 
+def last_processor(process: int) -> int | None:
+    """Return the number of the processor on which the first thread of a process ran last; None if it has ended."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[36])
+    return None
+
+
 def _processor_s(process: int) -> float:
     """Return the processor time in s of a process and of its children that have ended; 0 if it has ended."""
     with contextlib.suppress(OSError, ValueError, IndexError):

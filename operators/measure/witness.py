@@ -20,8 +20,11 @@ ATTEMPTS = 6
 WINDOWS = 4
 """Number of bursts into which the calls that the parent times on a CPU are divided. The stalls of a busy machine are
 rarely in all of them."""
-AGREEMENT = 0.15
-"""Share of their time, or of that of a call, within which the two shortest bursts without calls must agree."""
+AGREEMENT, ENOUGH = 0.15, 2
+"""Share of their time, or of that of a call, within which two bursts without calls must agree, and the least number of
+bursts between two that agree, whose majority decides. If there are fewer, the least times of all bursts decide."""
+FEWEST = 0.25
+"""Share of these bursts that suffices when all attempts are over: stalls make plausible times implausible."""
 SHARE, SLACK_MS = 0.25, 5.0
 """Time that may be missing from the samples: this share of their sum, but at least SLACK_MS, for the request itself."""
 BURST_MS = 1.25
@@ -64,14 +67,14 @@ def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
     return f"implausible: {total:.4g} ms are reported for calls that took {1e3 * took_s:.4g} ms by the parent's clock"
 
 
-def restless(rested_s: float, spent_s: float, threads: int = 1) -> str | None:
+def restless(rested_s: float, spent_s: float, threads: int = 1) -> Implausible | None:
     """Return why processes disturb others that used this processor time in a break of this length, or None.
 
     threads  number of threads on which a call may compute
     """
     if spent_s <= REST_SHARE * rested_s + REST_S * threads:
         return None
-    return (
+    return Implausible(
         f"its processes used {spent_s:.2g} s of processor time in the {rested_s:.2g} s between its bursts, in which "
         "others are measured"
     )
@@ -101,6 +104,10 @@ class Timed:
 
 class Disturbed(Failure, frozen=True, tag=True):
     """The times of a cell cannot be checked, because other work keeps the device busy. The backend is not to blame."""
+
+
+class Implausible(str):
+    """A reason for which processor times are implausible. If it is seen once, other work may still be to blame."""
 
 
 @dataclass
@@ -137,7 +144,8 @@ class Least:
         return self.second_rest_thread - self.rest_thread <= AGREEMENT * max(self.rest_thread, median_ms)
 
     def take_rest(self, paced: Paced, calls: int) -> None:
-        """Take the times of the judging process's burst without its calls, of this number."""
+        """Take the times of the judging process's burst without its calls, of this number and a warm-up."""
+        calls += 1
         self.threads = paced.threads
         self.rest = min(self.rest, paced.processor_ms / calls)
         self.rest_thread, self.second_rest_thread, _ = sorted(
@@ -145,9 +153,9 @@ class Least:
         )
         self.waiting = min(self.waiting, paced.wall_ms / calls)
 
-    def take(self, timed: Timed, calls: int) -> None:
-        """Take the times of a burst of this number of calls, after those of the judging process's."""
-        typical = statistics.median(timed.burst.samples_ms)
+    def take(self, timed: Timed) -> None:
+        """Take the times of a burst, after those of the judging process's."""
+        calls, typical = len(timed.burst.samples_ms) + 1, statistics.median(timed.burst.samples_ms)
         self.processor = min(self.processor, timed.processor_ms / calls)
         self.thread = min(self.thread, timed.run_ms / calls)
         self.typical = min(self.typical, typical)
@@ -220,34 +228,62 @@ def audit(
     median_ms  median of the bursts of the record
     gauge      returns the slowdown of work on the device compared with an idle device
     """
-    calls = max(1, min(MOST_AUDITED, int(WINDOW_MS / (median_ms + MOVE_MS))))
-    bursts = min(WINDOWS, calls)
-    least, gauges = Least(), list[float]()
+    most = max(1, min(MOST_AUDITED, int(WINDOW_MS / (median_ms + MOVE_MS))))
+    bursts = min(WINDOWS, most)
+    enough = min(ENOUGH, bursts)
+    least, votes, gauges = Least(), list[bool](), list[float]()
     for attempt in range(ATTEMPTS):
         if attempt:
             rest(PAUSE_S * 2**attempt)
+        calls = math.ceil(most / bursts)
+        before = pace(calls)
+        if isinstance(before, Failure):
+            return before
+        least.take_rest(before, calls)
         for _ in range(bursts):
-            timed = ask(math.ceil(calls / bursts))
+            timed = ask(calls)
             if not isinstance(timed, Timed):
                 return timed
-            timed_calls = len(timed.burst.samples_ms)
-            for _ in range(2 if bursts == 1 else 1):  # two must agree
-                paced = pace(timed_calls)
-                if isinstance(paced, Failure):
-                    return paced
-                least.take_rest(paced, timed_calls + 1)
-            least.take(timed, timed_calls + 1)
-        problem = least.problem(median_ms)
-        if problem is None and least.is_confirmed(median_ms):
+            calls = len(timed.burst.samples_ms)
+            after = pace(calls)
+            if isinstance(after, Failure):
+                return after
+            least.take_rest(after, calls)
+            least.take(timed)
+            votes += _vote(timed, before, after, least, median_ms)
+            before = after
+        if len(votes) >= enough and sum(votes) > len(votes) / 2:
             return None
         gauged = gauge()
         if isinstance(gauged, Failure):
             return gauged
         gauges.append(gauged)
+    problem = least.problem(median_ms)
+    if len(votes) >= enough:
+        acquitted = sum(votes) >= FEWEST * len(votes)
+    else:
+        acquitted = problem is None and least.is_confirmed(median_ms)
+    if acquitted:
+        return None
     stretched = statistics.median(gauges)
-    if problem is not None and (stretched < STRETCHED or least.problem(median_ms, UNEVEN * stretched)):
-        return problem
+    if problem and (stretched < STRETCHED or least.problem(median_ms, UNEVEN * stretched)):
+        return Implausible(problem)
     return _shared(stretched)
+
+
+def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: float) -> list[bool]:
+    """Return whether the times of a burst are plausible at the speed of the processor before and after it.
+
+    The list is empty if the two bursts without calls differ: a stall, or a neighbour on the same core, came between.
+    """
+    calls, now_least = len(timed.burst.samples_ms), Least()
+    for paced in (before, after):
+        now_least.take_rest(paced, calls)
+    now_least.take(timed)
+    if not now_least.is_confirmed(median_ms):
+        return []
+    slowdown = now_least.rest_thread / least.rest_thread if least.rest_thread else 1.0
+    return [now_least.problem(slowdown * median_ms) is None]
 
 
 def watch(

@@ -301,6 +301,11 @@ class Worker:
         below = warden.listed_below(self._process.pid or 0)
         return warden.thread_s(below[0]) if below else None
 
+    def last_processor(self) -> int | None:
+        """Return the number of the processor on which the thread that makes the calls ran last; None if unknown."""
+        below = warden.listed_below(self._process.pid or 0)
+        return warden.last_processor(below[0]) if below else None
+
     def scheduling(self) -> Scheduling | None:
         """Return the settings by which the system schedules the process; None if it has ended."""
         with contextlib.suppress(OSError, IndexError):

@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 
 import msgspec
 import pytest
@@ -232,6 +233,28 @@ class Audited:
         return Paced(rest_ms, rest_ms, self.threads, rest_ms)
 
 
+@dataclass
+class Flipping(Audited):
+    """A cell and a judge on a processor whose speed flips at random, for both, as with a neighbour on the same core."""
+
+    random: Random = field(default_factory=Random)
+    slow: bool = False
+
+    def _flip(self) -> float:
+        self.slow ^= self.random.random() < 0.25
+        return 2.5 if self.slow else 1.0
+
+    def ask(self, calls: int) -> witness.Timed:
+        slowdown = self._flip()
+        took_ms = (calls + 1) * (self.call_ms + 0.1) * slowdown
+        samples = (self.sample_ms * slowdown,) * calls
+        return witness.Timed(Burst(samples, None, (2,), (0,)), took_ms, took_ms, took_ms, 0.0)
+
+    def pace(self, calls: int) -> Paced:
+        took_ms = (calls + 1) * 0.1 * self._flip()
+        return Paced(took_ms, took_ms, 1, took_ms)
+
+
 def _next(slowdowns: list[float]) -> float:
     return slowdowns.pop(0) if len(slowdowns) > 1 else slowdowns[0]
 
@@ -277,7 +300,7 @@ def test_the_work_of_a_burst_is_paid_for(
 
 
 @pytest.mark.parametrize(
-    ("busy", "bursts"), [([9.0] * 8 + [1.0], 12), ([9.0, 1.0, 9.0], 4)], ids=["for two attempts", "in most bursts"]
+    ("busy", "bursts"), [([9.0] * 8 + [1.0], 20), ([9.0, 1.0, 9.0, 9.0] * 6, 24)], ids=["at first", "in most bursts"]
 )
 def test_a_machine_that_is_busy_for_a_while_blames_no_backend(
     busy: list[float], bursts: int, without_rest: None
@@ -285,6 +308,14 @@ def test_a_machine_that_is_busy_for_a_while_blames_no_backend(
     audited = Audited(1.0, 1.0, busy=busy)
     assert witness.audit(audited.ask, audited.pace, 1.0, lambda: 9.0) is None
     assert len(audited.calls) == bursts
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3], ids=["honest", "forged"])
+def test_a_processor_whose_speed_flips_neither_accuses_nor_acquits(share: float, without_rest: None) -> None:
+    for seed in range(100):
+        audited = Flipping(0.05, share * 0.05, random=Random(seed))
+        problem = witness.audit(audited.ask, audited.pace, share * 0.05, lambda: 1.0)
+        assert (problem is None) == (share == 1), (seed, problem)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +328,7 @@ def test_stalls_of_the_judge_hide_no_calls(call_ms: float, stalled: list[float],
 
 
 def test_a_machine_whose_stalls_never_end_is_named(without_rest: None) -> None:
-    audited = Audited(0.05, 0.01, stalled=[float(2**n) for n in range(24, 0, -1)])
+    audited = Audited(0.05, 0.01, stalled=[float(2**n) for n in range(40, 0, -1)])
     problem = witness.audit(audited.ask, audited.pace, 0.01, lambda: 3.0)
     assert isinstance(problem, witness.Disturbed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import cycle
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from groupbench.operators.measure.cell import Done, Job
 from groupbench.operators.measure.faults import is_oom
-from groupbench.operators.measure.judge import At, _Judge
+from groupbench.operators.measure.judge import At, _Judge, _on
 
 PROBLEM = Job("grouped_gemm", "torch_loop", "G=2,M_g=8,N=16,K=16", "fp16", "cpu")
 
@@ -67,3 +68,11 @@ def test_the_slowdown_of_a_cpu_is_that_of_known_work(
 )
 def test_cuda_memory_errors_are_oom(text: str, expected: bool) -> None:
     assert is_oom(RuntimeError(text)) is expected
+
+
+def test_the_judge_runs_on_another_processor_for_a_while() -> None:
+    allowed = os.sched_getaffinity(0)
+    for processor in (*allowed, None, 1 << 20):
+        with _on(processor):
+            assert os.sched_getaffinity(0) == ({processor} if processor in allowed else allowed)
+        assert os.sched_getaffinity(0) == allowed

@@ -12,6 +12,7 @@ from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.live import REPEATS, RESTLESS, HeldTo, Live
 
 PREPARED = Prepared("cpu", 1.0, None, (), Sent("tensor", ()), True, None)
+STALL = witness.Implausible("implausible: a call uses 2 ms of processor time")
 SHARED = witness.Disturbed("error", "not checked: the device is shared with other work")
 
 
@@ -89,6 +90,38 @@ def test_a_cell_is_measured_again_if_other_work_kept_it_from_being_checked(
     cell.repeat(bursts=3)
     assert finished == [3] * measured
     assert (cell.failure is SHARED) == (disturbed > REPEATS)
+
+
+@pytest.mark.parametrize(
+    ("faults", "measured", "problem"),
+    [
+        ([STALL, None], 1, None),
+        ([STALL, STALL], 1, STALL),
+        ([STALL, SHARED, None], 2, None),
+        ([STALL, SHARED, STALL], 2, STALL),
+        ([STALL, "the result is wrong"], 1, "the result is wrong"),
+        (["the result is wrong", None], 0, "the result is wrong"),
+    ],
+    ids=["once", "twice", "once and then busy", "before and after", "and then wrong", "wrong"],
+)
+def test_processor_times_must_be_implausible_in_two_measurements(
+    faults: list[Any], measured: int, problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = _cell(Process(0.0))
+    cell.prepared = PREPARED
+    finished: list[int] = []
+
+    def finish(secret: int) -> None:
+        fault = faults[len(finished)]
+        finished.append(1)
+        cell.take(fault) if isinstance(fault, Failure) else cell._blame(fault)
+
+    monkeypatch.setattr(cell, "burst", lambda secret, chosen: None)
+    monkeypatch.setattr(cell, "finish", finish)
+    cell.finish(0)
+    cell.repeat(bursts=3)
+    assert (len(finished) - 1, cell.problem, cell.failure) == (measured, problem, None)
+    assert type(cell.problem) in (str, type(None)), "records take no subclasses"
 
 
 def test_a_cell_that_failed_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

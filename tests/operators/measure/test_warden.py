@@ -105,3 +105,14 @@ def test_a_cell_inherits_no_blocked_signal_from_its_warden() -> None:
     """
     output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert int(output.removeprefix("SigBlk:"), 16) == 0
+
+
+@pytest.mark.parametrize("processor", sorted(os.sched_getaffinity(0)))
+def test_the_processor_that_ran_a_process_last_is_known(processor: int) -> None:
+    code = f"import os, sys; os.sched_setaffinity(0, {{{processor}}}); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen((sys.executable, "-c", code), stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert warden.last_processor(process.pid) == processor
+        process.communicate()
+    assert warden.last_processor(process.pid) is None
