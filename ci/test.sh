@@ -52,8 +52,10 @@ fi
 # Run these during the tests, and print their output afterwards so that it does not mix with the tests' output.
 { types && layers; } >"$scratch/types_and_layers" 2>&1 &
 types_and_layers=$!
+# Many tests measure real processes, and a shared machine can stop them for any time. The output names tests that failed
+# and passed when they ran again.
 failed=0
-PYTHONPATH="$checkout${PYTHONPATH:+${checkout:+:}$PYTHONPATH}" pytest -n auto --dist worksteal "$@" || failed=$?
+PYTHONPATH="$checkout${PYTHONPATH:+${checkout:+:}$PYTHONPATH}" pytest -n auto --dist worksteal --reruns 1 -rR "$@" || failed=$?
 wait "$types_and_layers" || failed=1
 cat "$scratch/types_and_layers"
 exit "$failed"
