@@ -181,12 +181,12 @@ def engine() -> Iterator[Engine]:
             fleet.stop()
 
 
-def client(address: str, records: Path, number: int, pause: bool) -> int:
+def client(address: str, records: Path, number: int, pause: bool, patience_s: float) -> int:
     """Do the same as `tritonbench --scheduler ADDRESS --records RECORDS --resume`, on empty cells."""
     from groupbench.operators.fleet.dask import DaskFleet
 
     session = Session(records_path=records, commit=COMMIT, resume=True, quiet=True, shows_table=False)
-    fleet = DaskFleet(address, "cpu", measure=little if pause else nothing, look=look, patience_s=3)
+    fleet = DaskFleet(address, "cpu", measure=little if pause else nothing, look=look, patience_s=patience_s)
     session.open("fleet marks", fleet.cards[0].machine.environment, fleet=True)
     todo = resume.not_done(jobs(number), session.records)
     print("begun", flush=True)
@@ -198,8 +198,9 @@ def client(address: str, records: Path, number: int, pause: bool) -> int:
     return code
 
 
-def _client(fleet: Engine, records: Path, number: int, pause: bool) -> subprocess.Popen[str]:
+def _client(fleet: Engine, records: Path, number: int, pause: bool, patience_s: float = 3) -> subprocess.Popen[str]:
     arguments = ["--step", fleet.address, "--records", str(records), "--cells", str(number), *(["--pause"] * pause)]
+    arguments += ["--patience", str(patience_s)]
     return subprocess.Popen([sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True)
 
 
@@ -455,9 +456,10 @@ def main() -> None:
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--cells", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--pause", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--patience", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
-        sys.exit(client(options.step, Path(options.records), options.cells, options.pause))
+        sys.exit(client(options.step, Path(options.records), options.cells, options.pause, options.patience))
     os.environ.setdefault("GROUPBENCH_LOCKS", tempfile.gettempdir())
     met = True
     if options.overhead:

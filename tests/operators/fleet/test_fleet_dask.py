@@ -122,11 +122,11 @@ def test_a_resumed_run_measures_the_cells_skipped_when_the_scheduler_died(engine
     assert b'"status":"skipped"' in records.read_bytes()
     engine.start()
     for _ in range(3):  # on a busy machine a connection may break once more, and its cells are skipped again
-        again = marks._client(engine, records, 80, pause=True)
-        again.communicate()
+        again = marks._client(engine, records, 80, pause=True, patience_s=60)
+        output, _ = again.communicate()
         if again.returncode == 0:
             break
-    assert again.returncode == 0
+    assert again.returncode == 0, (output, records.read_text())
     lines = records.read_bytes().splitlines(keepends=True)
     assert stored <= set(lines)
     assert len(lines) == 80
