@@ -127,31 +127,31 @@ class Tracker:
         with self._store.read() as session:
             return compare(session, a, b, force=force, min_effect=min_effect, where=_filter(series))
 
-    def series(self, *, since: When | None = None, until: When | None = None, **slice_: Words) -> Rows[SeriesSummary]:
+    def series(self, *, since: When | None = None, until: When | None = None, **where: Words) -> Rows[SeriesSummary]:
         """Return the series that match filters as in `history`, with their numbers of points."""
         with self._store.read() as session:
-            return Rows(SeriesSummary, listing.series(session, _filter(slice_, since, until)))
+            return Rows(SeriesSummary, listing.series(session, _filter(where, since, until)))
 
     def runs(
-        self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **slice_: Words
+        self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **where: Words
     ) -> Rows[RunSummary]:
-        """Return summaries of runs, newest first. `slice_` may filter by branch, commit and commits."""
+        """Return summaries of runs, newest first. `where` may contain branch, commit and commits."""
         with self._store.read() as session:
-            return Rows(RunSummary, listing.runs(session, limit, _filter(slice_, since, until)))
+            return Rows(RunSummary, listing.runs(session, limit, _filter(where, since, until)))
 
     def commits(
-        self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **slice_: Words
+        self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **where: Words
     ) -> Rows[CommitSummary]:
-        """Return summaries of measured commits, newest first. `slice_` may filter by branch, commit and commits."""
+        """Return summaries of measured commits, newest first. `where` may contain branch, commit and commits."""
         with self._store.read() as session:
-            return Rows(CommitSummary, listing.commits(session, _filter(slice_, since, until), limit))
+            return Rows(CommitSummary, listing.commits(session, _filter(where, since, until), limit))
 
     def environments(
-        self, *, since: When | None = None, until: When | None = None, **slice_: Words
+        self, *, since: When | None = None, until: When | None = None, **where: Words
     ) -> Rows[EnvironmentSummary]:
         """Return the environments, each with its differences from the one before on its hardware."""
         with self._store.read() as session:
-            return Rows(EnvironmentSummary, listing.environments(session, _filter(slice_, since, until)))
+            return Rows(EnvironmentSummary, listing.environments(session, _filter(where, since, until)))
 
     def point(self, id: str) -> PointDetail:
         """Return one point with its samples. The id is `row.point.id` of a history row."""

@@ -57,7 +57,7 @@ def facts(report: Report) -> dict[str, str | None]:
         "commit": f"{run.state} {run.subject or ''}".strip(),
         "branch": run.branch,
         "run": run.id,
-        "began": f"{run.started:%Y-%m-%d %H:%M} UTC",
+        "started": f"{run.started:%Y-%m-%d %H:%M} UTC",
         "plan": run.plan,
         "trigger": run.trigger,
         "hardware": ", ".join(report.newest.hardware),
