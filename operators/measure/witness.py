@@ -20,11 +20,11 @@ ATTEMPTS = 6
 WINDOWS = 4
 """Number of bursts into which the calls that the parent times on a CPU are divided. The stalls of a busy machine are
 rarely in all of them."""
-AGREEMENT, ENOUGH = 0.15, 2
-"""Share of their time, or of that of a call, within which two bursts without calls must agree, and the least number of
-bursts between two that agree, whose majority decides. If there are fewer, the least times of all bursts decide."""
-FEWEST = 0.25
-"""Share of these bursts that suffices when all attempts are over: stalls make plausible times implausible."""
+AGREEMENT = 0.15
+"""Share of their time, or of that of a call, within which two bursts without calls must agree, if that between counts."""
+HONEST, FORGED, CERTAIN = 0.5, 0.05, math.log(40)
+"""Share of the bursts that count whose times are plausible on a busy machine, if they are honest and if they are not, and
+the logarithm of the likelihood ratio that decides. Stalls make plausible times implausible, and rarely the reverse."""
 SHARE, SLACK_MS = 0.25, 5.0
 """Time that may be missing from the samples: this share of their sum, but at least SLACK_MS, for the request itself."""
 BURST_MS = 1.25
@@ -67,14 +67,14 @@ def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
     return f"implausible: {total:.4g} ms are reported for calls that took {1e3 * took_s:.4g} ms by the parent's clock"
 
 
-def restless(rested_s: float, spent_s: float, threads: int = 1) -> Implausible | None:
+def restless(rested_s: float, spent_s: float, threads: int = 1) -> str | None:
     """Return why processes disturb others that used this processor time in a break of this length, or None.
 
     threads  number of threads on which a call may compute
     """
     if spent_s <= REST_SHARE * rested_s + REST_S * threads:
         return None
-    return Implausible(
+    return (
         f"its processes used {spent_s:.2g} s of processor time in the {rested_s:.2g} s between its bursts, in which "
         "others are measured"
     )
@@ -223,6 +223,10 @@ def audit(
     backend does its work: in the call, before it, or when the harness copies the output. The processor time shows
     this best, because it does not grow when other processes keep the machine busy.
 
+    Bursts are measured until a sequential probability ratio test decides that enough are plausible (Wald, "Sequential
+    Tests of Statistical Hypotheses", 1945), at most WINDOWS * ATTEMPTS. If it is undecided by then, the least times of
+    all bursts count.
+
     ask        measures a burst of this many calls; returns a text if something else is wrong with it
     pace       returns the time of a burst of this many calls without the calls
     median_ms  median of the bursts of the record
@@ -230,8 +234,9 @@ def audit(
     """
     most = max(1, min(MOST_AUDITED, int(WINDOW_MS / (median_ms + MOVE_MS))))
     bursts = min(WINDOWS, most)
-    enough = min(ENOUGH, bursts)
-    least, votes, gauges = Least(), list[bool](), list[float]()
+    plausible, implausible = math.log(HONEST / FORGED), math.log((1 - HONEST) / (1 - FORGED))
+    certain = min(CERTAIN, bursts * plausible)  # one long call is enough
+    least, evidence, gauges = Least(), 0.0, list[float]()
     for attempt in range(ATTEMPTS):
         if attempt:
             rest(PAUSE_S * 2**attempt)
@@ -250,40 +255,37 @@ def audit(
                 return after
             least.take_rest(after, calls)
             least.take(timed)
-            votes += _vote(timed, before, after, least, median_ms)
+            vote = _vote(timed, before, after, least, median_ms)
+            if vote is not None:
+                evidence += plausible if vote else implausible
             before = after
-        if len(votes) >= enough and sum(votes) > len(votes) / 2:
+        if evidence >= certain:
             return None
         gauged = gauge()
         if isinstance(gauged, Failure):
             return gauged
         gauges.append(gauged)
-    problem = least.problem(median_ms)
-    if len(votes) >= enough:
-        acquitted = sum(votes) >= FEWEST * len(votes)
-    else:
-        acquitted = problem is None and least.is_confirmed(median_ms)
-    if acquitted:
+    problem, stretched = least.problem(median_ms), statistics.median(gauges)
+    if evidence > -certain and problem is None and least.is_confirmed(median_ms):
         return None
-    stretched = statistics.median(gauges)
-    if problem and (stretched < STRETCHED or least.problem(median_ms, UNEVEN * stretched)):
+    if evidence < 0 and problem and (stretched < STRETCHED or least.problem(median_ms, UNEVEN * stretched)):
         return Implausible(problem)
     return _shared(stretched)
 
 
-def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: float) -> list[bool]:
+def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: float) -> bool | None:
     """Return whether the times of a burst are plausible at the speed of the processor before and after it.
 
-    The list is empty if the two bursts without calls differ: a stall, or a neighbour on the same core, came between.
+    Returns None if the two bursts without calls differ: a stall, or a neighbour on the same core, came between.
     """
     calls, now_least = len(timed.burst.samples_ms), Least()
     for paced in (before, after):
         now_least.take_rest(paced, calls)
     now_least.take(timed)
     if not now_least.is_confirmed(median_ms):
-        return []
+        return None
     slowdown = now_least.rest_thread / least.rest_thread if least.rest_thread else 1.0
-    return [now_least.problem(slowdown * median_ms) is None]
+    return now_least.problem(slowdown * median_ms) is None
 
 
 def watch(
@@ -329,10 +331,9 @@ def watch(
 
 
 def _shared(stretched: float) -> Disturbed:
+    slower = f" and takes {stretched:.1f} times as long for the same work" if stretched >= STRETCHED else ""
     return Disturbed(
-        "error",
-        f"not checked: the device is shared with other work and takes {stretched:.1f} times as long for the same work; "
-        "measure again when it is idle",
+        "error", f"not checked: the device is shared with other work{slower}; measure again when it is idle"
     )
 
 

@@ -300,7 +300,7 @@ def test_the_work_of_a_burst_is_paid_for(
 
 
 @pytest.mark.parametrize(
-    ("busy", "bursts"), [([9.0] * 8 + [1.0], 20), ([9.0, 1.0, 9.0, 9.0] * 6, 24)], ids=["at first", "in most bursts"]
+    ("busy", "bursts"), [([9.0] * 8 + [1.0], 12), ([9.0, 1.0, 9.0, 9.0] * 6, 24)], ids=["at first", "in most bursts"]
 )
 def test_a_machine_that_is_busy_for_a_while_blames_no_backend(
     busy: list[float], bursts: int, without_rest: None
