@@ -21,10 +21,10 @@ WINDOWS = 4
 """Number of bursts into which the calls that the parent times on a CPU are divided. The stalls of a busy machine are
 rarely in all of them."""
 AGREEMENT = 0.15
-"""Share of their time, or of that of a call, within which two bursts without calls must agree, if that between counts."""
+"""A burst counts if those without calls before and after it agree within this share of their time, or of a call's."""
 HONEST, FORGED, CERTAIN = 0.5, 0.05, math.log(40)
-"""Share of the bursts that count whose times are plausible on a busy machine, if they are honest and if they are not, and
-the logarithm of the likelihood ratio that decides. Stalls make plausible times implausible, and rarely the reverse."""
+"""Share of these bursts whose times are plausible on a busy machine, if they are honest and if they are not, and the
+logarithm of the likelihood ratio that decides. Stalls make plausible times implausible, and rarely the reverse."""
 SHARE, SLACK_MS = 0.25, 5.0
 """Time that may be missing from the samples: this share of their sum, but at least SLACK_MS, for the request itself."""
 BURST_MS = 1.25
