@@ -298,24 +298,31 @@ class Worker:
 
     def thread_s(self) -> tuple[float, float] | None:
         """Return the times in s that the thread which makes the calls has run, and waited for a free processor."""
-        below = warden.listed_below(self._process.pid or 0)
-        return warden.thread_s(below[0]) if below else None
+        timed = self._timed()
+        return None if timed is None else warden.thread_s(timed)
 
     def last_processor(self) -> int | None:
         """Return the number of the processor on which the thread that makes the calls ran last; None if unknown."""
-        below = warden.listed_below(self._process.pid or 0)
-        return warden.last_processor(below[0]) if below else None
+        timed = self._timed()
+        return None if timed is None else warden.last_processor(timed)
 
     def scheduling(self) -> Scheduling | None:
         """Return the settings by which the system schedules the process; None if it has ended."""
-        with contextlib.suppress(OSError, IndexError):
-            process = warden.listed_below(self._process.pid or 0)[0]
+        timed = self._timed()
+        if timed is None:
+            return None
+        with contextlib.suppress(OSError):
             return Scheduling(
-                frozenset(os.sched_getaffinity(process)),
-                os.getpriority(os.PRIO_PROCESS, process),
-                os.sched_getscheduler(process),
+                frozenset(os.sched_getaffinity(timed)),
+                os.getpriority(os.PRIO_PROCESS, timed),
+                os.sched_getscheduler(timed),
             )
         return None
+
+    def _timed(self) -> int | None:
+        """Return the id of the process that makes the calls, below its warden; None if it has ended."""
+        below = warden.listed_below(self._process.pid or 0)
+        return below[0] if below else None
 
     def kill(self) -> None:
         """Kill the process and all processes that it has started."""
