@@ -11,9 +11,15 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from groupbench.operators.measure import side
+from groupbench.operators.measure.cell import Burst, Failure
+from groupbench.operators.measure.witness import Implausible
+
+STALL = Implausible("implausible: a call uses 2 ms of processor time")
 CELL = {
     "operator": "grouped_gemm",
     "backend": "torch_loop",
@@ -213,3 +219,22 @@ def marked(mark: str) -> list[int]:
         except OSError:
             continue
     return pids
+
+
+@pytest.mark.parametrize(
+    ("faults", "audits"),
+    [([None], 1), ([STALL, None], 2), ([STALL, STALL], 2), (["wrong", None], 1)],
+    ids=["plausible", "implausible once", "implausible twice", "wrong"],
+)
+def test_processor_times_must_be_implausible_in_two_audits(
+    faults: list[str | None], audits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = Mock(problem=None, bursts=[])
+    live.burst.return_value = Burst((1.0, 2.0), None, (2, 3), (0, 0))
+    live.audit.side_effect = faults
+    ab = side.AbServer()
+    ab._live, ab._timed = live, Mock()
+    monkeypatch.setattr(side, "_is_audited", lambda bursts: True)
+    blamed_for = faults[audits - 1]
+    assert ab.burst() == ([1.0, 2.0] if blamed_for is None else Failure("wrong", str(blamed_for)))
+    assert live.audit.call_count == audits
