@@ -96,18 +96,18 @@ def serve(
             db, token=token, hosts=frozenset(hosts), numbers=not alone, secure=secure,
             proxies=addresses, apart=True,
         )  # fmt: skip
-        shown = f"[{host}]" if ":" in host else host
-        say(f"serving {app.state.site.database.store.name} at http://{shown}:{listener.getsockname()[1]}"
-            f", {'alerts can be changed' if write else 'read-only'}; press Ctrl-C to stop")  # fmt: skip
-        if not alone:
-            say(f"anyone who can reach {host} can read the database")
         config = uvicorn.Config(
             app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False,
             proxy_headers=False, timeout_keep_alive=20, backlog=BACKLOG, timeout_graceful_shutdown=3,
         )  # fmt: skip
         signal.signal(signal.SIGTERM, _end)
         sys.setswitchinterval(SWITCH_S)
-        spare_from_collection()
+        spare_from_collection()  # takes 0.15 s, which the first request would wait for
+        shown = f"[{host}]" if ":" in host else host
+        say(f"serving {app.state.site.database.store.name} at http://{shown}:{listener.getsockname()[1]}"
+            f", {'alerts can be changed' if write else 'read-only'}; press Ctrl-C to stop")  # fmt: skip
+        if not alone:
+            say(f"anyone who can reach {host} can read the database")
         uvicorn.Server(config).run(sockets=[listener])
 
 

@@ -111,10 +111,12 @@ def create_app(
 
 def _warm(site: Site) -> None:
     """Load modules, templates, plotly and the choices of forms, and start judging the newest run."""
+    import anyio
     import scipy.stats  # noqa: F401
 
     prepare()
     try:
+        anyio.run(run_in_threadpool, int)  # loads the modules that run a view in a thread
         with site.database.read() as session:
             site.facets(session)
         runs.overview(site, Parameters([]))

@@ -27,7 +27,8 @@ MARKS = {tone.name: tone.sign for tone in TONES}
 """The sign of each tone, shown with its colour, since not everyone can tell the colours apart."""
 
 TEMPLATES = (
-    *("layout.html", "macros.html", "overview.html", "runs.html", "run.html", "search.html", "series.html"),
+    *("layout.html", "macros.html", "tables.html", "overview.html", "runs.html", "run.html", "search.html"),
+    "series.html",
     *("point.html", "operators.html", "operator.html", "compare.html", "alerts.html", "alert.html", "login.html"),
     "error.html",
 )

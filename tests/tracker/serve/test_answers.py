@@ -7,12 +7,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from groupbench.tracker.serve import queries
+from groupbench.tracker.serve import queries, render
 from groupbench.tracker.serve.app import create_app
 from groupbench.tracker.serve.jobs import Jobs
 from groupbench.tracker.serve.security import HEADERS, LOOPBACK
@@ -42,6 +43,15 @@ def test_every_page_is_there_in_html_and_in_json(nights: Any, serve: Client, tok
             assert by_address.json() == by_header.json(), page
             assert by_header.headers["content-type"] == "application/json"
     assert client.get("/healthz").json() == {"ok": True}
+
+
+@pytest.mark.sqlite
+def test_no_request_compiles_a_template(nights: Any, serve: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    render._environment.cache_clear()
+    client = serve()
+    monkeypatch.setattr(jinja2.Environment, "compile", lambda *_: pytest.fail("a template is compiled"))
+    for page in PAGES:
+        assert client.get(page).status_code == 200, page
 
 
 @pytest.mark.sqlite
