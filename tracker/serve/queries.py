@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from itertools import groupby
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
+from typing import cast as typed
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select, true
+from sqlalchemy import ColumnElement, Select, Text, and_, case, cast, func, or_, select, true
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import hardware_class
@@ -37,7 +37,8 @@ FACETS = (*EXACT, "hardware")
 
 _TEXT = tuple(getattr(Series, name) for name in SHOWN if name != "seed")
 _SERIES = [getattr(Series, name) for name in SeriesRow.__dataclass_fields__ if name != "pk"]
-_SORT = (*(getattr(Series, name) for name in PROBLEM), Series.backend, Series.id)
+_PROBLEM = tuple(getattr(Series, name) for name in PROBLEM)
+_SORT = (*_PROBLEM, Series.backend, Series.id)
 _POINT = table_of(Point).columns
 _CHECKSUM_PART = 2**31  # a sum of whole checksums is more than an integer of the database holds
 _SAFE_INTEGER = 2**53  # sizes are compared as floats: no database then has to hold a larger integer
@@ -66,7 +67,7 @@ class Slice:
 
 
 def _contains(name: Any, word: str) -> ColumnElement[bool]:
-    return cast("ColumnElement[bool]", name.contains(word, autoescape=True))
+    return typed("ColumnElement[bool]", name.contains(word, autoescape=True))
 
 
 def _contains_any_case(name: Any, word: str) -> ColumnElement[bool]:
@@ -80,16 +81,28 @@ def facets(session: Session) -> dict[str, list[str]]:
 
 def series_keys(session: Session, where: Slice) -> list[int]:
     """Return the keys of all series in a slice, sorted by the series' names."""
-    return list(session.scalars(select(Series.id).where(*where.conditions(session)).order_by(*_SORT)))
+    return _keys(session, select(Series.id).where(*where.conditions(session)).order_by(*_SORT))
 
 
 def problem_keys(session: Session, where: Slice) -> list[list[int]]:
-    """Return the keys of all series in a slice, grouped by problem: series that differ only in their backend."""
-    statement = select(*_SORT).where(*where.conditions(session)).order_by(*_SORT)
-    return [
-        [row[-1] for row in of_problem]
-        for _, of_problem in groupby(session.execute(statement), key=lambda row: row[:-2])
-    ]
+    """Return the keys of all series in a slice, by problem: series that differ only in their backend, in any order."""
+    members = select(_joined(Series.id, ",")).where(*where.conditions(session))
+    text = session.scalar(select(_joined(members.group_by(*_PROBLEM).order_by(*_PROBLEM).subquery().columns[0], ";")))
+    return [[int(key) for key in of_problem.split(",")] for of_problem in text.split(";")] if text else []
+
+
+def _keys(session: Session, sorted_: Select[int]) -> list[int]:
+    """Return the keys that a query selects, in its order.
+
+    They are read as one text. For each row, Python's lock is released, and other requests may keep it for a while.
+    """
+    text = session.scalar(select(_joined(sorted_.subquery().columns[0], ",")))
+    return [int(key) for key in text.split(",")] if text else []
+
+
+def _joined(column: Any, separator: str) -> ColumnElement[str]:
+    """Return the aggregate that joins the values of a column, in the order of the rows: that of a sorted subquery."""
+    return func.aggregate_strings(cast(column, Text), separator)
 
 
 def one_series(session: Session, key: int) -> SeriesRow:
@@ -338,7 +351,7 @@ def results_of_run(
     sorted_ = select(Point.series_id).join(Series, Point.series_id == Series.id).where(*conditions, *slice_)
     sorted_ = sorted_.order_by(*_SORT)
     if slice_:  # searching takes longer than reading all keys that it finds
-        every_key = list(session.scalars(sorted_))
+        every_key = _keys(session, sorted_)
         number, keys = len(every_key), every_key[offset : offset + limit]
     else:
         number = session.scalar(select(func.count()).select_from(Point).where(*conditions)) or 0

@@ -48,6 +48,22 @@ def test_long_lists_come_in_parts(stored: Any, make: Any, serve: Client) -> None
     assert client.get("/series?q=nothing+like+it").status_code == 200  # an empty list has one page
 
 
+def test_lists_are_sorted_by_name(stored: Any, make: Any, serve: Client) -> None:
+    stored([make(backend=backend, shape=f"N={n}") for n in (3, 1, 2) for backend in ("torch", "helion")])
+    client = serve()
+    parts = [client.get(f"/series.json?per_page=4&page={page}").json()["series"] for page in (1, 2)]
+    of_run = client.get("/runs/run.json?q=N").json()["results"]
+    names = [(f"N={n}", backend) for n in (1, 2, 3) for backend in ("helion", "torch")]
+    assert [(row["shape"], row["backend"]) for row in [*parts[0], *parts[1]]] == names
+    assert [(row["shape"], row["backend"]) for row in of_run] == names
+    pages = [client.get(f"/operators/grouped_gemm.json?per_page=1&page={page}").json() for page in (1, 2, 3)]
+    assert [page["paging"]["total"] for page in pages] == [3, 3, 3]
+    rows = [page["speeds"][0]["rows"] for page in pages]
+    assert [[(row["problem"], sorted(row["ms"])) for row in part] for part in rows] == [
+        [(f"N={n}", ["helion", "torch"])] for n in (1, 2, 3)
+    ]
+
+
 def test_new_series_are_found_at_once(stored: Any, make: Any, serve: Client) -> None:
     stored([make(0)])
     client = serve()
