@@ -27,6 +27,9 @@ PROBLEMS = 40
 RUNS = 10
 """Number of newest runs that are searched for results to compare."""
 
+_Results = dict[int, list[queries.RecentResult]]
+"""The results of each series, oldest first, by its key."""
+
 
 def operators(site: Site, parameters: Parameters) -> Page:
     """Return the page of all operators, with their backends."""
@@ -97,8 +100,7 @@ def _read(site: Site, session: Session, question: _Question, where: queries.Slic
     problems = site.problem_keys(session, replace(where, names=(*where.names, ("operator", (name,)))))
     rows = question.paging.part(problems)
     run = find_run(session, question.run) if question.run else None
-    results = queries.recent_results(session, [key for members in rows for key in members], runs=RUNS, until=run)
-    canaries = _canaries(site, session, results)
+    results, canaries = _results(site, session, rows, run)
     shown = _telling(rows, results, {point.run.pk for point in canaries})
     points = queries.points(session, shown, site.run_rows)
     return _Contents(points, canaries, len(problems))
@@ -154,10 +156,25 @@ def _map_data(speed_map: SpeedMap, baseline: str) -> dict[str, Any]:
     return {"title": speed_map.title, "baseline": baseline, "backends": list(speed_map.backends), "rows": rows}
 
 
-def _canaries(site: Site, session: Any, results: dict[int, list[queries.Result]]) -> list[PointRow]:
-    """Return the canaries of the newest run that holds them and any of these results."""
-    runs = {result.run for series_results in results.values() for result in series_results}
-    series = list(session.scalars(select(Series.id).where(Series.operator == CANARY)))
+def _results(
+    site: Site, session: Session, problems: Sequence[Sequence[int]], until: RunRow | None
+) -> tuple[_Results, list[PointRow]]:
+    """Return the results from which a page selects, and the canaries for its roofline."""
+    keys = [key for members in problems for key in members]
+    canaries = list(session.scalars(select(Series.id).where(Series.operator == CANARY)))
+    # The newest run nearly always has all that a page needs. The others have ten times as many results.
+    results = queries.results_in(session, keys, queries.newest_runs(session, 1, until))
+    points = _canaries(site, session, canaries, results)
+    timed = {key for key, of_series in results.items() if of_series[-1].timed}
+    if any(timed.isdisjoint(members) for members in problems) or (canaries and not points):
+        results = queries.recent_results(session, keys, runs=RUNS, until=until)
+        points = _canaries(site, session, canaries, results)
+    return results, points
+
+
+def _canaries(site: Site, session: Session, series: Sequence[int], results: _Results) -> list[PointRow]:
+    """Return the points of these canaries in the newest run that timed one and has any of these results."""
+    runs = {result.run for of_series in results.values() for result in of_series}
     if not series or not runs:
         return []
     points = queries.points(session, queries.point_keys(session, series, runs), site.run_rows)
@@ -166,7 +183,7 @@ def _canaries(site: Site, session: Any, results: dict[int, list[queries.Result]]
     return [point for point in points if newest is not None and point.run.pk == newest.pk]
 
 
-def _telling(problems: Sequence[Sequence[int]], results: dict[int, list[queries.Result]], held: set[int]) -> list[int]:
+def _telling(problems: Sequence[Sequence[int]], results: _Results, held: set[int]) -> list[int]:
     """Keys of the points that the page is made of: of each problem those of the newest run that timed any backend,
     and those of the run that holds canaries."""
     keys: list[int] = []
@@ -175,7 +192,7 @@ def _telling(problems: Sequence[Sequence[int]], results: dict[int, list[queries.
         timed = [result for result in of_problem if result.timed]
         shown = {result.run for result in of_problem if result.run in held}
         if timed:
-            shown.add(max(timed, key=lambda result: result.when).run)
+            shown.add(max(timed, key=lambda result: result.place).run)
         keys += [result.pk for result in of_problem if result.run in shown]
     return keys
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 from typing import cast as typed
 
@@ -113,26 +114,35 @@ def one_series(session: Session, key: int) -> SeriesRow:
 
 
 class Result(NamedTuple):
-    """The fields of a point that a list shows. A named tuple, because a page creates thousands of them."""
+    """The fields of a point that a list shows."""
 
     pk: int
     series: int
-    run: int
-    started: datetime
     status: str
     timing: str | None
     median_ms: float | None
     error: float | None
     rms: float | None
     baseline: bool
-    environment: int
     message: str | None
     amounts: dict[str, Any] | None
 
     @property
-    def when(self) -> tuple[datetime, int]:
-        """The place of the result's run in the order of time."""
-        return self.started, self.run
+    def timed(self) -> bool:
+        return is_timed(self.status, self.median_ms, self.timing)
+
+
+class RecentResult(NamedTuple):
+    """The fields of a point by which a page selects results. A named tuple, because a page creates thousands."""
+
+    pk: int
+    series: int
+    run: int
+    status: str
+    timing: str | None
+    median_ms: float | None
+    environment: int
+    place: int  # of the run in the order of time: larger for a newer one
 
     @property
     def timed(self) -> bool:
@@ -149,40 +159,66 @@ def newest_runs(session: Session, number: int, until: RunRow | None = None) -> l
 
 def recent_results(
     session: Session, keys: Sequence[int], *, runs: int = RECENT_RUNS, until: RunRow | None = None
-) -> dict[int, list[Result]]:
+) -> dict[int, list[RecentResult]]:
     """Return the results of each series in the newest `runs` runs, oldest first, by the series' key.
 
     A series without a result in these runs has its newest result instead.
     """
-    newest = newest_runs(session, runs, until)
-    results: dict[int, list[Result]] = {}
-    for chunk in chunks(keys, 200):
-        for row in session.execute(_results().where(_POINT.series_id.in_(chunk), _POINT.run_id.in_(newest))).all():
-            results.setdefault(row.series_id, []).append(_result(row))
+    results = results_in(session, keys, newest_runs(session, runs, until))
     missing = [key for key in keys if key not in results]
-    for chunk in chunks(missing, 200):
-        for row in session.execute(_newest_of_each(chunk, until)):
-            results[row.series_id] = [_result(row)]
-    for rows in results.values():
-        rows.sort(key=lambda row: row.when)
+    older = [
+        (row[-1], row[2], row[:-1])
+        for chunk in chunks(missing, 200)
+        for row in session.execute(_newest_of_each(chunk, until))
+    ]
+    when = sorted({(started, run) for started, run, _ in older}, reverse=True)
+    place = {run: -1 - number for number, (_, run) in enumerate(when)}
+    results.update({row[1]: [RecentResult(*row, place[run])] for _, run, row in older})
     return results
 
 
+def results_in(session: Session, keys: Sequence[int], newest: Sequence[int]) -> dict[int, list[RecentResult]]:
+    """Return the results of each series in these runs, oldest first. `newest` begins with the newest run."""
+    place = {run: number for number, run in enumerate(reversed(newest))}
+    results: dict[int, list[RecentResult]] = {}
+    for chunk in chunks(keys, 200):
+        of_series = select(*_RECENT).where(_POINT.series_id.in_(chunk), _POINT.run_id.in_(newest))
+        for row in session.execute(of_series).all():
+            results.setdefault(row[1], []).append(RecentResult(*row, place[row[2]]))
+    for rows in results.values():
+        rows.sort(key=_place)
+    return results
+
+
+_RECENT = [_POINT[name] for name in ("id", "series_id", "run_id", "status", "timing", "median_ms", "environment_id")]
+_place = attrgetter("place")
+
+
 def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
+    """Return the query for the newest result of each series: its recent fields and the start of its run."""
     order = func.row_number().over(partition_by=Point.series_id, order_by=NEWEST_FIRST)
-    ranked = select(Point.id.label("id"), order.label("place")).join(Run, Point.run_id == Run.id)
+    ranked = select(Point.id.label("id"), Run.started, order.label("place")).join(Run, Point.run_id == Run.id)
     ranked = ranked.where(Point.series_id.in_(keys))
     if until is not None:
         ranked = ranked.where(not_after(until))
     inner = ranked.subquery()
-    return _results().join(inner, inner.columns.id == _POINT.id).where(inner.columns.place == 1)
+    newest = select(*_RECENT, inner.columns.started).join(inner, inner.columns.id == _POINT.id)
+    return newest.where(inner.columns.place == 1)
+
+
+def results_by_key(session: Session, keys: Iterable[int]) -> dict[int, Result]:
+    """Return the points with these keys, by key."""
+    return {
+        row.id: _result(row)
+        for chunk in chunks(keys)
+        for row in session.execute(_results().where(_POINT.id.in_(chunk)))
+    }
 
 
 def _results() -> Any:
     """Return the query whose rows `_result` converts: the fields of Result in order, with `error` in ppm."""
-    before, after = ("id", "series_id", "run_id"), ("status", "timing", "median_ms", "error_ppm", "rms", "baseline")
-    columns = [_POINT[name] for name in (*after, "environment_id", "message", "amounts")]
-    return select(*(_POINT[name] for name in before), Run.started, *columns).join(Run, _POINT.run_id == Run.id)
+    names = ("status", "timing", "median_ms", "error_ppm", "rms", "baseline", "message", "amounts")
+    return select(*(_POINT[name] for name in ("id", "series_id", *names)))
 
 
 def _result(row: Any) -> Result:

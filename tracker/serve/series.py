@@ -54,20 +54,22 @@ def search(site: Site, parameters: Parameters) -> Page:
 def newest_data(site: Site, session: Session, listed: Sequence[SeriesRow]) -> list[dict[str, Any]]:
     """Return each series with its newest result, comparable earlier latencies, and its number of points."""
     keys = [row.pk for row in listed]
-    results = queries.recent_results(session, keys)
+    recent = queries.recent_results(session, keys)
+    newest = [of_series[-1] for of_series in recent.values()]
+    results = queries.results_by_key(session, [result.pk for result in newest])
     numbers = queries.counts_of_series(session, keys)
-    newest = {of_series[-1].run for of_series in results.values()}
-    runs = site.run_rows(session, newest)
+    runs = site.run_rows(session, {result.run for result in newest})
     rows = []
     for row in listed:
-        of_series = results.get(row.pk, [])
+        of_series = recent.get(row.pk, [])
         entry: dict[str, Any] = {**series_facts(row), "points": numbers.get(row.pk, 0), "newest": None, "recent_ms": []}
         if of_series:
-            run = runs[of_series[-1].run]
+            last = of_series[-1]
+            run = runs[last.run]
             entry["newest"] = {"run": run.id, "started": run.started, "commit": run.commit_text,
-                               **result_data(of_series[-1], row)}  # fmt: skip
+                               **result_data(results[last.pk], row)}  # fmt: skip
             # Latencies in another environment or of another timing are not comparable.
-            like = (of_series[-1].environment, of_series[-1].timing)
+            like = (last.environment, last.timing)
             entry["recent_ms"] = [r.median_ms for r in of_series if r.timed and (r.environment, r.timing) == like]
         rows.append(entry)
     return rows

@@ -167,6 +167,26 @@ def test_an_operator_compares_backends_below_the_roof(nights: Any, serve: Client
     assert client.get("/operators/grouped_gemm?baseline=x").status_code == 400
 
 
+@pytest.mark.parametrize("left_out", ["problems", "canaries"])
+def test_an_operator_also_shows_what_the_newest_run_left_out(
+    stored: Any, make: Any, serve: Client, left_out: str
+) -> None:
+    sizes = {"cell": {"dims": {"M": 64, "N": 64, "K": 64}, "flops": 10**9, "min_bytes": 10**6}}
+    matmul = {"backend": "matmul", "cell": {"dims": {"N": 4096}, "flops": 10**12, "min_bytes": 10**8}}
+    copy = {"backend": "copy", "cell": {"dims": {}, "min_bytes": 10**9}}
+    records = [make(night, 1.0, shape="N=1", **sizes) for night in range(14)]
+    if left_out == "problems":  # one of them since more runs than a page searches at first
+        records += [make(1, 1.0, shape="N=3", **sizes), make(12, 1.0, shape="N=2", **sizes)]
+    with_canaries = 13 if left_out == "problems" else 12
+    stored([*records, *(make(with_canaries, 1.0, operator="canary", **canary) for canary in (matmul, copy))])
+    body = serve().get("/operators/grouped_gemm.json").json()
+    shown = [(row["problem"], row["run"], row["older"]) for row in body["speeds"][0]["rows"]]
+    assert shown[0] == ("N=1", "run-013", False)
+    older = [("N=2", "run-012", True), ("N=3", "run-001", True)]
+    assert shown[1:] == (older if left_out == "problems" else [])
+    assert body["roofline"]["ceilings"]["run"] == f"run-{with_canaries:03d}"
+
+
 def test_comparisons_are_those_of_the_command(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
     body = client.get("/compare.json?a=000&b=latest").json()
