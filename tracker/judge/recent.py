@@ -115,9 +115,11 @@ def recent_points(
     counts = np.zeros(len(wanted), dtype=np.int64)
 
     few = wanted.sum() <= _BY_KEY * (len(wanted) - 1)
+    copies = _Copies(commit, newest)
+    if few and not copies.possible:
+        return _joined([_on_line(session, np.flatnonzero(wanted).tolist(), rank)], rank, n, 0)
     by_run = _by_run(session, np.flatnonzero(wanted).tolist(), rank) if few else {}
     blocks: list[_Rows] = []
-    copies = _Copies(commit, newest)
     unfinished = int(wanted.sum())
     for place, run in enumerate(newest):
         if unfinished == 0 or (place >= n and unfinished <= _BY_KEY * wanted.sum()):
@@ -162,11 +164,16 @@ def _wanted(session: Session, series: Collection[int] | None) -> NDArray[np.bool
 
 def _by_run(session: Session, series: Sequence[int], rank: NDArray[np.int64]) -> dict[int, _Rows]:
     """Return every point of some series by run, for the runs on the line."""
-    blocks = [_rows(session, select(*_COLUMNS).where(_POINT.series_id.in_(keys))) for keys in chunks(series, _CHUNK)]
-    rows = np.concatenate([_NOTHING, *blocks])
-    rows = rows[rank[rows["run"]] >= 0]
+    rows = _on_line(session, series, rank)
     rows = rows[np.argsort(rows["run"], kind="stable")]
     return {int(rows["run"][start]): rows[start:end] for start, end in pairwise(_starts(rows["run"]).tolist())}
+
+
+def _on_line(session: Session, series: Sequence[int], rank: NDArray[np.int64]) -> _Rows:
+    """Return every point of some series in the runs on the line."""
+    blocks = [_rows(session, select(*_COLUMNS).where(_POINT.series_id.in_(keys))) for keys in chunks(series, _CHUNK)]
+    rows = np.concatenate([_NOTHING, *blocks])
+    return rows[rank[rows["run"]] >= 0]
 
 
 class _Copies:
@@ -180,6 +187,11 @@ class _Copies:
         self._repeated = np.bincount(commit[runs]) > 1  # commits that several runs measured
         self._seen: dict[int, NDArray[np.int64]] = {}  # contents in order, by commit
         self.number = 0
+
+    @property
+    def possible(self) -> bool:
+        """Whether several runs measured a commit."""
+        return bool(self._repeated.any())
 
     def without(self, block: _Rows) -> _Rows:
         """Return the rows of one run without copies of earlier runs. The content hash includes the series."""

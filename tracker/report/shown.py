@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from groupbench.tracker.query.rows import RunRow, SeriesRow
@@ -35,6 +36,7 @@ class RunLabel(NamedTuple):
         return f"{self.commit} · {self.started}"
 
 
+@lru_cache(maxsize=8192)
 def label_of(run: RunRow) -> RunLabel:
     return RunLabel(run.id, str(run.state), f"{run.started:%Y-%m-%d %H:%M}", run.subject or "")
 

@@ -173,7 +173,7 @@ def recent_results(
     ]
     when = sorted({(started, run) for started, run, _ in older}, reverse=True)
     place = {run: -1 - number for number, (_, run) in enumerate(when)}
-    results.update({row[1]: [RecentResult(*row, place[run])] for _, run, row in older})
+    results.update({row[1]: [RecentResult._make((*row, place[run]))] for _, run, row in older})
     return results
 
 
@@ -184,7 +184,7 @@ def results_in(session: Session, keys: Sequence[int], newest: Sequence[int]) -> 
     for chunk in chunks(keys, 200):
         of_series = select(*_RECENT).where(_POINT.series_id.in_(chunk), _POINT.run_id.in_(newest))
         for row in session.execute(of_series).all():
-            results.setdefault(row[1], []).append(RecentResult(*row, place[row[2]]))
+            results.setdefault(row[1], []).append(RecentResult._make((*row, place[row[2]])))
     for rows in results.values():
         rows.sort(key=_place)
     return results

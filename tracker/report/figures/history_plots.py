@@ -218,14 +218,20 @@ def _bars(
 
 def _texts(history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel] | None) -> dict[str, Any]:
     """Return the tooltips of the points; without `runs`, only the text to add to those in the page's list."""
-    added = []
-    for i in places:
-        status, message = history.status.get(i), history.message.get(i)
-        added.append(plain(status + (f": {cut(message, 200)}" if message else "")) if status else "")
     if runs is None:
+        added = [_status_text(history, i) for i in places]
         return {"meta": "runs", "text": added} if any(added) else {"meta": "runs"}
-    labels = [run_text(runs[history.runs[i]]) for i in places]
-    return {"text": [label + (f"<br>{more}" if more else "") for label, more in zip(labels, added, strict=True)]}
+    texts = [run_text(runs[history.runs[i]]) for i in places]
+    for number, i in enumerate(places) if history.status else ():
+        if more := _status_text(history, i):
+            texts[number] += f"<br>{more}"
+    return {"text": texts}
+
+
+def _status_text(history: ShownHistory, place: int) -> str:
+    """Return the text that a result's status adds to its tooltip, escaped for plotly; empty for an ok result."""
+    status, message = history.status.get(place), history.message.get(place)
+    return plain(status + (f": {cut(message, 200)}" if message else "")) if status else ""
 
 
 def _mark_traces(history: ShownHistory, y: float) -> list[dict[str, Any]]:
