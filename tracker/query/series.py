@@ -112,7 +112,7 @@ def _refuse_unknown_sizes(series: Sequence[SeriesRow], where: Filter) -> None:
 
 
 def series_select() -> Select[Any]:
-    """Return the query for the fields of SeriesRow."""
+    """Return the query for the fields of SeriesRow, in their order."""
     columns = [getattr(Series, name) for name in SeriesRow.__dataclass_fields__ if name != "pk"]
     return select(Series.id.label("pk"), *columns)
 
@@ -120,7 +120,7 @@ def series_select() -> Select[Any]:
 def series_rows(session: Session, keys: Iterable[int]) -> dict[int, SeriesRow]:
     """Return series by key. Their texts are interned: most of those of a large night are equal."""
     return {
-        row.pk: SeriesRow(**{name: _interned(value) for name, value in row._mapping.items()})
+        row[0]: SeriesRow(*map(_interned, row))
         for chunk in chunks(keys)
         for row in session.execute(series_select().where(Series.id.in_(chunk)))
     }
