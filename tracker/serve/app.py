@@ -7,6 +7,7 @@ page's data is the body of the JSON response; a browser gets the same data as HT
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qsl
@@ -115,8 +116,9 @@ def _warm(site: Site) -> None:
     import scipy.stats  # noqa: F401
 
     prepare()
-    try:
+    with contextlib.suppress(RuntimeError):  # of a running event loop
         anyio.run(run_in_threadpool, int)  # loads the modules that run a view in a thread
+    try:
         with site.database.read() as session:
             site.facets(session)
         runs.overview(site, Parameters([]))
