@@ -31,6 +31,8 @@ Keep = Callable[["AbResult", str, str], object]
 """Called with each A/B of two commits, and their hashes."""
 
 MOST_CHECKOUTS = 4
+MOST_BUILDS = 2
+"""Attempts to build a commit or to install a release. The second one finds out whether the first failed by chance."""
 BUDGET_S = 120.0
 """Default for one comparison: enough for the largest number of blocks of a 1 ms kernel."""
 LEAST_ACCURACY = math.log(RMS_RATIO)
@@ -77,7 +79,7 @@ class AbComparator:
         )
         self._python: str = bench.get("python") or sys.executable
         self._checkouts: OrderedDict[str, tuple[ExitStack, Path]] = OrderedDict()
-        self._broken: dict[str, str] = {}
+        self._broken: dict[str, list[str]] = {}  # commit or release: why it did not build, for each attempt
         self._cell: AbCell | None = None
         self._count = 0
 
@@ -139,9 +141,8 @@ class AbComparator:
         return dataclasses.replace(cells[0], seed=cell["seed"])
 
     def _checkout(self, commit: str) -> Path:
-        """Return the checkout of a commit. One that does not build is not tried again. Raises TrackerError."""
-        if commit in self._broken:
-            raise BisectError(self._broken[commit])
+        """Return the checkout of a commit. Raises TrackerError."""
+        self._check_builds(commit)
         if commit not in self._checkouts:
             while len(self._checkouts) >= MOST_CHECKOUTS:
                 _, (stack, _) = self._checkouts.popitem(last=False)
@@ -150,11 +151,17 @@ class AbComparator:
             try:
                 path = stack.enter_context(checkout(self._repository, commit, self._recipe, self._python))
             except TrackerError as error:
-                self._broken[commit] = error.message
+                self._broken.setdefault(commit, []).append(error.message)
                 raise
             self._checkouts[commit] = (stack, path)
         self._checkouts.move_to_end(commit)
         return self._checkouts[commit][1]
+
+    def _check_builds(self, name: str) -> None:
+        """Raise BisectError if a commit or a release failed to build twice."""
+        reasons = self._broken.get(name, [])
+        if len(reasons) >= MOST_BUILDS:
+            raise BisectError(reasons[-1])
 
     def __enter__(self) -> AbComparator:
         return self
@@ -174,12 +181,11 @@ class ReleaseComparator(AbComparator):
         from groupbench.tracker.ab.bench import AbSide
         from groupbench.tracker.ab.toolchains import with_packages
 
-        if name in self._broken:
-            raise BisectError(self._broken[name])
+        self._check_builds(name)
         try:
             python = with_packages([name.replace(" ", "==")], lambda text: print(text, file=sys.stderr, flush=True))
         except TrackerError as error:
-            self._broken[name] = error.message
+            self._broken.setdefault(name, []).append(error.message)
             raise
         return AbSide(name, self._repository, str(python), None, self._recipe.pythonpath)
 

@@ -150,7 +150,7 @@ def bisect(
 
     Each step measures GOOD and another commit alternately on this machine, until the A/B is decided. GOOD and BAD are
     compared first. The search allows for wrong A/B results. Before it names a commit, it compares that commit with its
-    parent again. Commits that fail are skipped. If the commit is a merge, the merged branch is searched too.
+    parent again. Commits that fail twice are skipped. If the commit is a merge, the merged branch is searched too.
 
     If the database has the series, the decided comparisons are stored with it, and the gate judges by them.
 

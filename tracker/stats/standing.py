@@ -31,7 +31,10 @@ Larger nights reuse tonight's pooled estimates, which hardly change."""
 ODDS = 3.0
 """Likelihood ratio in favour of the earlier level at which later points clear a suspect."""
 APART = 3.5
-"""Standard errors required between the points before and after, once there are `MIN_SEGMENT` points after."""
+"""Standard errors required between the points before and after, once there are `MIN_SEGMENT` points after.
+
+They count at the suspect's first point or, if that is clearer, at a segment of tonight that begins by its last point.
+Points of the new level among those before the suspect would otherwise count as scatter, and clear it."""
 RUNS = (1, 2, 3, 5, 8, 12, 18)
 """Lengths of the runs of points that `_candidates` considers."""
 LOOSE = 0.75
@@ -67,7 +70,8 @@ def still_standing(
                     continue
                 if row in standing[i] and standing[i][row].p <= suspicion.p:
                     continue
-                if _stands(batches[i].y[row], suspicion, batch.y.shape[1], float(batch.least[at])):
+                stop, least = batch.y.shape[1], float(batch.least[at])
+                if _stands(batches[i].y[row], suspicion, stop, least, batches[i].starts[row]):
                     standing[i][row] = suspicion
     return standing
 
@@ -98,17 +102,20 @@ def _suspicions(batch: SeriesBatch, learnt: Noise, limit: float) -> dict[int, Su
     return suspects
 
 
-def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
-    """Return whether no night since `stop` has cleared a suspect. y: [n]"""
+def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float, starts: Sequence[int]) -> bool:
+    """Return whether no night since `stop` has cleared a suspect.
+
+    y       [n]
+    starts  first points of tonight's segments but the first
+    """
     effect = float(y[then.index :].mean()) - then.level
     if abs(effect) < min_effect / 2 or effect * then.size < 0:
         return False
-    before, after = y[then.begin : then.index], y[then.index :]
-    if len(after) >= MIN_SEGMENT:
-        # By now the scatter on both sides is known.
-        squares = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
-        error = np.sqrt(squares / (len(y) - then.begin - 2) * (1 / len(before) + 1 / len(after)))
-        if abs(after.mean() - before.mean()) < APART * error:
+    if len(y) - then.index >= MIN_SEGMENT:
+        # By now the scatter on both sides is known. The suspect may have begun elsewhere than it seemed that night.
+        places = [then.index, *(start for start in starts if then.begin < start < stop)]
+        apart = max(_standard_errors(y[then.begin :], place - then.begin) * np.sign(then.size) for place in places)
+        if apart < APART:
             return False
     off = (y[stop - 1 :] - then.level) / then.sigma * np.sign(then.size)
     rho = then.rho
@@ -118,6 +125,14 @@ def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float) -> bool:
     innovation = np.clip(off[1:] - rho * off[:-1], -size, 2 * size)
     evidence = np.cumsum(size * innovation - size**2 / 2) / (1 - rho**2)
     return bool(np.all(evidence >= -np.log(ODDS)))
+
+
+def _standard_errors(y: Floats, at: int) -> float:
+    """Return how far the points from `at` on are from those before, in standard errors of that difference. y: [n]"""
+    before, after = y[:at], y[at:]
+    squares = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
+    error = np.sqrt(squares / (len(y) - 2) * (1 / len(before) + 1 / len(after)))
+    return float((after.mean() - before.mean()) / error)
 
 
 def _candidates(batch: SeriesBatch, learnt: Noise, after: NDArray[np.int64], limit: float) -> NDArray[np.bool_]:

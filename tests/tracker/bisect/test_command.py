@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -139,7 +140,7 @@ def test_json_holds_it_all(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]]
     assert culprit["change"] == pytest.approx(0.0202, abs=1e-4)
     assert culprit["low"] < culprit["change"] < culprit["high"]
     assert printed["skipped"] == [{"commit": hashes["c8"], "why": "kernels/k.py: SyntaxError"}]
-    assert printed["steps"] == printed["comparisons"]["step"] <= 5
+    assert printed["steps"] == printed["comparisons"]["step"] <= 6  # with the second attempt at c8
     assert printed["cell"]["seed"] == 0
     assert Path(printed["log"]).parent == (folder / ".git" / "groupbench")
     assert git(folder, "status", "--porcelain", "--untracked-files=no", ".git") == ""
@@ -465,18 +466,45 @@ def test_interpreted_kernels_are_not_searched_for_latency() -> None:
         drive.finding_of_latency(result)
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_commit_that_does_not_build_is_built_once_more(
+    line: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    builds = Counter[str]()
+
+    @contextmanager
+    def checkout(repository: Path, commit: str, *rest: object) -> Iterator[Path]:
+        builds[commit] += 1
+        if commit == "head" and builds[commit] <= failures:
+            raise TrackerError(f"failure {builds[commit]}")
+        yield repository
+
+    monkeypatch.setattr(drive, "checkout", checkout)
+    monkeypatch.setattr(drive.AbComparator, "_compare", lambda *_: AbFinding("same", 0.0))
+    header = Header(
+        repository="", good="base", bad="head", cell={}, metric="latency", direction="worse", all=False, confidence=0.95
+    )
+    with drive.AbComparator(line[0], header) as compare:
+        found = [compare(ComparisonRequest("base", "head", "step")) for _ in range(4)]
+    assert [one.message for one in found] == ["failure 1", *([""] if failures == 1 else ["failure 2"]) * 3]
+    assert builds == {"base": 1, "head": 2}
+
+
 class TestReleases:
     VERSIONS = ("3.6.0", "3.6.1", "3.7.0", "3.7.1", "3.8.0")
     broken: tuple[str, ...] = ()
+    failures = 10**6  # of each release of `broken`, before it installs
 
     @pytest.fixture
     def compared(self, line: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         """Releases that were compared: 5 % slower from 3.7.0 on; those of `broken` do not install."""
         pairs: list[tuple[str, str]] = []
         monkeypatch.setattr(toolchains, "releases", lambda package, first, last: list(self.VERSIONS))
+        self.installs = Counter[str]()
 
         def install(packages: Sequence[str], say: Any) -> Path:
-            if packages[0] in self.broken:
+            self.installs[packages[0]] += 1
+            if packages[0] in self.broken and self.installs[packages[0]] <= self.failures:
                 raise TrackerError("no wheel for this platform")
             return Path("/kept") / packages[0]
 
@@ -509,7 +537,16 @@ class TestReleases:
         done = cli("bisect", "--package", "triton==3.6.0..3.8.0", *CELL)
         assert (done.exit_code, done.stdout.startswith("narrowed to one of 2 releases")) == (3, True)
         assert "skipped triton 3.6.1: no wheel for this platform" in done.stdout
+        assert self.installs["triton==3.6.1"] == 2
         assert cli("bisect", "--resume").stdout == done.stdout  # from the log, without the index
+
+    def test_a_release_that_does_not_install_at_first_is_compared(
+        self, cli: Cli, compared: list[tuple[str, str]]
+    ) -> None:
+        self.broken, self.failures = ("triton==3.6.1",), 1
+        done = cli("bisect", "--package", "triton==3.6.0..3.8.0", *CELL)
+        assert (done.exit_code, done.stdout.startswith("triton 3.7.0 made ")) == (1, True), done.output
+        assert "skipped" not in done.stdout
 
     @pytest.mark.parametrize("options", [["--package", "triton"], ["--package", "triton==3.6.0..3.8.0", "a", "b"]])
     def test_usage(self, cli: Cli, compared: list[tuple[str, str]], options: list[str]) -> None:

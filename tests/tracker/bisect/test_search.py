@@ -192,6 +192,35 @@ def test_commits_that_do_not_build_are_gone_round(where: int, broken: set[int]) 
     assert set(trace.skipped) <= {f"c{i}" for i in broken}
 
 
+@pytest.mark.parametrize("at", ["base", "head", "both", ""])
+@pytest.mark.parametrize("why", ["ends", "step"])
+def test_a_commit_that_fails_once_is_not_skipped(why: str, at: str) -> None:
+    world = World(straight(16), {"c6": 0.02})
+    failed: list[ComparisonRequest] = []
+
+    def compare(question: ComparisonRequest) -> AbFinding:
+        if question.why == why and question not in failed:
+            failed.append(question)
+            return AbFinding("failed", at=at, message="out of memory")
+        return world.compare(question)
+
+    trace = Trace()
+    result, questions = finish(hunt(world.history, Settings(rates=EXACT), trace), compare)
+    assert (result.outcome, trace.skipped) == ("found", {})
+    assert result.culprits[0].commits == ("c6",)
+    assert all(questions.count(question) >= 2 for question in failed) and failed
+    assert sum(trace.comparisons.values()) == len(questions)
+
+
+def test_a_commit_that_fails_twice_is_skipped() -> None:
+    world = World(straight(16), {"c6": 0.02}, broken=frozenset({"c8"}))
+    trace = Trace()
+    result, questions = finish(hunt(world.history, Settings(rates=EXACT), trace), world.compare)
+    assert result.culprits[0].commits == ("c6",)
+    assert trace.skipped == {"c8": "does not build"}
+    assert sum(question.head == "c8" for question in questions) == 2
+
+
 def test_a_long_broken_stretch_costs_few_steps() -> None:
     broken = frozenset(f"c{i}" for i in range(20, 45))
     for where in ("c3", "c60"):

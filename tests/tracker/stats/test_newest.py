@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from groupbench.tracker.stats import standing
+from groupbench.tracker.stats.newest import Suspicion
 from groupbench.tracker.stats.records import RECENT, record_distance, records
 from groupbench.tracker.stats.scan import SeriesFinding, SeriesHistory, scan
 
@@ -210,3 +212,13 @@ def test_the_distance_of_a_record_depends_on_the_number_of_results() -> None:
     assert record_distance(3) > record_distance(4) > record_distance(5)
     assert record_distance(3, gross=True) < 10
     assert 9 < record_distance(5) < record_distance(10) < record_distance(100) < 16
+
+
+def test_a_step_before_a_suspect_does_not_clear_it() -> None:
+    """The suspect seemed to begin five points after the step, so the points between count neither way."""
+    y = np.array([0.9, 0.2, -0.9, 0.0, 0.2, -0.2, 0.4, 2.7, 4.1, 3.1, 2.9, 5.7, 3.9, 4.2, 5.3, 4.1, 5.1])
+    suspect = Suspicion(index=12, begin=0, p=0.002, level=1.4, size=3.5, sigma=0.8, rho=0.1)
+    assert standing._stands(y, suspect, 15, 0.4, (7,))
+    assert not standing._stands(y, suspect, 15, 0.4, ())
+    assert not standing._stands(np.concatenate([y[:15], np.zeros(5)]), suspect, 15, 0.4, (7,))
+    assert standing._stands(-y, replace(suspect, level=-1.4, size=-3.5), 15, 0.4, (7,))
