@@ -74,13 +74,15 @@ def gradients(
     return (out.detach(), *torch.autograd.grad(out, leaves, dout))
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(  # the next test compares both with the same gradients
+    "recompute", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["kept", "recomputed"]
+)
 @pytest.mark.parametrize("case_", SMALL.values(), ids=SMALL)
 def test_formulas_match_numerical_differentiation(case_: Layer, recompute: bool) -> None:
     ids, _, leaves = operands(case_, torch.float64)
     leaves = tuple(leaf.requires_grad_() for leaf in leaves)
     assert torch.autograd.gradcheck(
-        lambda *leaves: call(moe_layer, ids, leaves, reference=True, recompute=recompute), leaves, fast_mode=True
+        lambda *leaves: call(moe_layer, ids, leaves, reference=True, recompute=recompute), leaves
     )
 
 
