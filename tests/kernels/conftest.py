@@ -74,7 +74,7 @@ CASES = (
     Case("weights_by_columns", (21, 0, 40), n=53, k=45, weights="columns"),
     Case("weights_shared", (21, 0, 40), n=53, k=45, weights="shared"),
     Case("int64_offsets", (21, 0, 40), offs=torch.int64),
-    Case("many_tiles", (130, 70), n=150, k=70),
+    Case("many_tiles", (130, 70), n=140, k=72),
 )
 
 DTYPES = (torch.float16, torch.float32, *([torch.bfloat16] if DEVICE.type == "cuda" else []))

@@ -1,7 +1,11 @@
-"""A launch in Triton's interpreter patches each language module once, and restores all of them. Dtypes are Triton's."""
+"""A launch in Triton's interpreter patches each language module once, and restores all of them.
+
+Dtypes and shapes are Triton's, and no overflow check is lost.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -67,3 +71,32 @@ def test_remembered_dtypes_are_those_that_triton_finds(scalar: Any) -> None:
                 interpreter._get_np_dtype(of)
         else:
             assert interpreter._get_np_dtype(of) == expected
+
+
+@triton.jit
+def _doubled_kernel(x_ptr):
+    tl.store(x_ptr, tl.load(x_ptr) * 2)
+
+
+def test_triton_does_not_read_the_overflow_check_that_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    builder = interpreter.interpreter_builder
+    assert (builder.options.debug, builder.options.sanitize_overflow) == (False, False)
+    monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=True))
+    _doubled_kernel[(1,)](torch.tensor(2**30, dtype=torch.int32))
+    monkeypatch.setattr(builder, "options", dataclasses.replace(builder.options, debug=True))
+    with pytest.raises(interpreter.InterpreterError, match="int32 overflow detected for operation mul"):
+        _doubled_kernel[(1,)](torch.tensor(2**30, dtype=torch.int32))
+
+
+def test_tensors_share_shapes_that_are_tritons() -> None:
+    core = tl.core
+    for block in (tl.block_type(tl.float16, [4, 8]), tl.block_type(tl.pointer_type(tl.int8), [2])):
+        for type_ in (block, block.with_element_ty(tl.int32), block.with_element_ty(tl.pointer_type(tl.int32))):
+            made, expected = core.tensor(None, type_), object.__new__(core.tensor)
+            core.tensor.__init__.__wrapped__(expected, None, type_)
+            assert vars(made) == vars(expected)
+            assert [size.value for size in made.shape] == list(type_.shape)
+            assert made.shape.type == expected.shape.type == core._type_for_tuple_values(made.shape.values)
+            assert made.shape is core.tensor(None, type_).shape
+    assert vars(core.tensor(None, tl.int1)) == vars(core.tensor(None, tl.int1))
+    assert block.with_element_ty(tl.int32) == tl.block_type(tl.int32, [2])

@@ -3,12 +3,15 @@
 The interpreter replaces functions of the language while a kernel runs. It repeats this at each call of a `@jit`
 function by a kernel, a quarter of its time, and does not restore what only that call replaced.
 
-It also builds its table of dtypes at each look-up, of which every operation of a kernel makes one.
+It also builds its table of dtypes at each look-up, of which every operation of a kernel makes one. It computes
+whether integers overflow with ten operations of the language, which nothing reads, and makes a shape for each tensor.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,3 +58,65 @@ def patch_once() -> None:
         return numpy_dtypes[name]
 
     interpreter._get_np_dtype = np_dtype
+    skip_unread_checks()
+    share_shapes()
+
+
+def skip_unread_checks() -> None:
+    """Do not compute whether integers overflow: Triton drops the result, except with its option `debug`."""
+    builder = getattr(interpreter, "interpreter_builder", None)
+    options = getattr(builder, "options", None)
+    if getattr(options, "debug", True) is False and hasattr(options, "sanitize_overflow"):
+        builder.options = dataclasses.replace(options, sanitize_overflow=False)
+
+
+def share_shapes() -> None:
+    """Make the shapes of tensors once, and the type of a tuple only if it is read."""
+    core = interpreter.tl.core
+    if not all(hasattr(core, name) for name in ("tuple", "_type_for_tuple_values")):
+        return
+    make_tuple = core.tuple.__init__
+
+    @functools.wraps(make_tuple)
+    def new_tuple(self: Any, args: Any, type: Any = None) -> None:
+        if type is None:
+            self.values = list(args)
+        else:
+            make_tuple(self, args, type)
+
+    core.tuple.__init__ = new_tuple
+    core.tuple.type = TypeOfTuple()
+    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+
+    @functools.wraps(core.tensor.__init__)
+    def new_tensor(self: Any, handle: Any, type: Any) -> None:
+        sizes = tuple(type.shape) if type.is_block() else ()
+        if sizes not in shapes:
+            shapes[sizes] = core.tuple(list(map(core.constexpr, sizes))), core.constexpr(math.prod(sizes))
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = shapes[sizes]
+
+    core.tensor.__init__ = new_tensor
+    with_element = core.block_type.with_element_ty
+    blocks: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+    @functools.wraps(with_element)
+    def block_with_element(self: Any, scalar: Any) -> Any:
+        if type(scalar) is not core.dtype:  # a name does not distinguish pointers
+            return with_element(self, scalar)
+        key = scalar.name, tuple(self.shape)
+        if key not in blocks:
+            blocks[key] = with_element(self, scalar)
+        return blocks[key]
+
+    core.block_type.with_element_ty = block_with_element
+
+
+class TypeOfTuple:
+    """The attribute `type` of a tuple of the language, until it is set."""
+
+    def __get__(self, of: Any, owner: Any) -> Any:
+        if of is None:
+            return self
+        of.type = interpreter.tl.core._type_for_tuple_values(of.values)
+        return of.type

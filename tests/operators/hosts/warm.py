@@ -24,6 +24,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # forks of a process that has touched a
 os.environ["OMP_NUM_THREADS"] = "1"  # a fork lacks the threads of its parent
 
 from forks import become, end
+from launches import patch_once
 
 from groupbench.operators import cli
 from groupbench.operators.hosts import tritonbench as host
@@ -71,6 +72,7 @@ def command(args: list[str], out: str, err: str) -> NoReturn:
 def main() -> None:
     for name in ("torch", "triton", "helion", "tritonbench.utils.triton_op", "tritonbench.utils.run_utils"):
         importlib.import_module(name)
+    patch_once()
     worker.call(os.getpid)  # starts the fork server
     answers = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:

@@ -143,6 +143,10 @@ def main() -> None:
     for name in ("numpy", "torch", "triton", "torch._dynamo", "helion"):
         with contextlib.suppress(ImportError):  # not every toolchain has all of them
             importlib.import_module(name)
+    if "triton" in sys.modules:
+        sys.path.append(str(Path(__file__).parents[1]))
+        importlib.import_module("launches").patch_once()
+        sys.path.pop()
     import atexit
 
     atexit._clear()  # of the packages: their state is that of a fork
