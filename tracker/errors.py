@@ -22,6 +22,14 @@ class StoreError(TrackerError):
     """The database cannot be opened, read or written."""
 
 
+class NoDatabaseError(StoreError):
+    """There is no database at a path yet; `advice` is the command that makes one."""
+
+    def __init__(self, problem: str, advice: str) -> None:
+        super().__init__(f"{problem}; {advice}")
+        self.problem = problem
+
+
 class DamageError(StoreError):
     """The database is damaged: its bytes changed on disk."""
 

@@ -203,7 +203,7 @@ def measure(options: argparse.Namespace) -> None:
                 effect = "" if result.effect is None else f"{100 * result.effect:+.2f} %"
                 print(
                     f"{title} {done[title]}: {cell.backend} {cell.shape}: {result.verdict} {effect} "
-                    f"{result.pairs} blocks {result.seconds:.1f} s {result.message or ''}",
+                    f"{result.blocks} blocks {result.seconds:.1f} s {result.message or ''}",
                     flush=True,
                 )
     print(f"{options.minutes:g} minutes are over; repeat the command to continue: {done}")

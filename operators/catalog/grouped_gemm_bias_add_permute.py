@@ -52,7 +52,7 @@ class GroupSize:
         if min(*self.m, *self.n, self.K) < 0:
             raise ValueError(f"{self}: a size is negative")
         if max(self.M, self.N, self.K, *self.m, *self.n) > MAX_SIZE:
-            raise ValueError(f"{self}: rows, columns and K are at most {MAX_SIZE}")
+            raise ValueError(f"{self}: rows, columns and K must be at most {MAX_SIZE}")
 
     @property
     def M(self) -> int:

@@ -82,7 +82,7 @@ def _parse(text: str) -> tuple[str, tuple[float, ...], float]:
     if match["name"] == "uniform" and not 0 <= args[0] <= args[1] > 0:
         raise ValueError(f"routing {text!r}: uniform takes LOW <= HIGH, HIGH above 0")
     if any(value > MAX_ARGUMENT for value in args):
-        raise ValueError(f"routing {text!r}: numbers are at most {MAX_ARGUMENT}")
+        raise ValueError(f"routing {text!r}: numbers must be at most {MAX_ARGUMENT}")
     return match["name"], args, float(match["empty"] or 0)
 
 

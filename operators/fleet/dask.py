@@ -235,7 +235,7 @@ def _usable(by_worker: Mapping[str, Card], hardware: str | None, address: str) -
     kinds = sorted({card.hardware for card in cards})
     cards = [card for card in cards if batches.matches(card.machine.environment, hardware)]
     if not cards:
-        raise UsageError(f"--hardware {hardware}: the workers have {', '.join(kinds)}")
+        raise UsageError(f"--hardware {hardware}: no worker has such a GPU; they have {', '.join(kinds)}")
     kinds = sorted({card.hardware for card in cards})
     if len(kinds) > 1:
         raise UsageError(f"the workers have {', '.join(kinds)}; choose one with --hardware")

@@ -284,7 +284,7 @@ def _outputs(out: Any, reference: Tensor | Mapping[str, Tensor], dtype: torch.dt
     if not isinstance(out, (tuple, list)):
         raise TypeError(f"the backend returned {type(out).__name__}, not a tuple of {', '.join(reference)}")
     if len(out) != len(reference):
-        raise ValueError(f"the backend returned {len(out)} outputs, not {', '.join(reference)}")
+        raise ValueError(f"the backend returned {len(out)}, expected {len(reference)} outputs: {', '.join(reference)}")
     return {name: _output(part, reference[name], dtype) for name, part in zip(reference, out, strict=True)}
 
 

@@ -238,7 +238,7 @@ def _raw_page(text: str) -> _RawPage:
     lines = [line for line in text.splitlines() if not line.startswith("==")]
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
-        raise ProfileError("it counted nothing: the call launched no kernel")
+        raise ProfileError("the profiler counted nothing, because the call launched no kernel")
     try:
         header, *rest = [row for row in csv.reader(lines[start:]) if row]
     except csv.Error as error:

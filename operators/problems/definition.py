@@ -245,7 +245,8 @@ class PublishedProblem:
         """Check the dtypes of a backend's outputs and return these for the comparison. Raises TypeError."""
         parts = out if isinstance(out, (tuple, list)) else [out]
         if len(parts) != len(self.file.outputs):
-            raise TypeError(f"the backend returned {len(parts)} outputs, not {', '.join(self.file.outputs)}")
+            names = self.file.outputs
+            raise TypeError(f"the backend returned {len(parts)}, expected {len(names)} outputs: {', '.join(names)}")
         outputs = []
         for (name, spec), part in zip(self.file.outputs.items(), parts, strict=True):
             if str(part.dtype) != f"torch.{spec.dtype}":
@@ -344,7 +345,7 @@ def as_outputs(out: Any, names: list[str]) -> list[Any]:
         return [out[name] for name in names]
     parts = list(out) if isinstance(out, (tuple, list)) else [out]
     if len(parts) != len(names):
-        raise TypeError(f"returned {len(parts)} outputs, not {', '.join(names)}")
+        raise TypeError(f"returned {len(parts)}, expected {len(names)} outputs: {', '.join(names)}")
     return parts
 
 

@@ -221,7 +221,7 @@ def test_a_change_is_found_on_its_first_night(
 ) -> None:
     nights(stepped(name, before, after, earlier), earlier + 1)
     (row,) = [row for row in rows_of(cli) if row["verdict"] not in ("ok", "new", "insufficient")]
-    assert (row["what"], row["backend"], row["verdict"] in verdict) == (name, "triton", True)
+    assert (row["metric"], row["backend"], row["verdict"] in verdict) == (name, "triton", True)
     assert row["now"] == pytest.approx(after, rel=0.02)
     assert row["before"] == pytest.approx(before, rel=0.02)
     assert row["unit"] == METRICS[name].unit
@@ -321,7 +321,7 @@ def test_facts_of_a_compiled_kernel_are_judged_on_the_first_night(
     name: str, values: list[float], verdict: str | None, kernels: Callable[..., None], cli: Cli
 ) -> None:
     kernels(name, values)
-    verdicts = [(row["what"], row["verdict"]) for row in rows_of(cli) if row["what"] not in (None, "latency")]
+    verdicts = [(row["metric"], row["verdict"]) for row in rows_of(cli) if row["metric"] not in (None, "latency")]
     assert verdicts == ([(name, verdict)] if verdict else [])
 
 
@@ -338,18 +338,20 @@ def test_an_alternating_value_is_listed_once(kernels: Callable[..., None], cli: 
     values = [4, 3, 4, 3, 4, 3, 4, 3]
     kernels("stages", values)
     verdicts = [
-        night for night in range(len(values))
-        for row in rows_of(cli, "--run", f"run-{night:03d}") if row["what"] == "stages" and row["verdict"] == "suspect"
-    ]  # fmt: skip
+        night
+        for night in range(len(values))
+        for row in rows_of(cli, "--run", f"run-{night:03d}")
+        if (row["metric"], row["verdict"]) == ("stages", "suspect")
+    ]
     assert verdicts == [1, 2] or verdicts == [1]
     kernels("stages", [*values, 2])
-    (row,) = [row for row in rows_of(cli) if row["what"] == "stages"]
+    (row,) = [row for row in rows_of(cli) if row["metric"] == "stages"]
     assert (row["verdict"], row["now"]) == ("suspect", 2)
 
 
 def test_the_same_commit_is_not_a_change(kernels: Callable[..., None], cli: Cli) -> None:
     kernels("spills", [0, 96], commit="c" * 40)
-    assert "spills" not in {row["what"] for row in rows_of(cli)}
+    assert "spills" not in {row["metric"] for row in rows_of(cli)}
 
 
 @pytest.mark.parametrize(
@@ -378,7 +380,7 @@ def test_an_ab_of_the_latency_decides_about_fewer_stages(
         verdict = "different" if effect else "same"
         made = comparisons.Compared(base, head, verdict, datetime.now(UTC), effect=effect, low=effect, high=effect)
         comparisons.store(session, 1, made)
-    (row,) = [row for row in rows_of(cli) if row["what"] == "stages"]
-    assert (row["what"], row["verdict"]) == ab_verdict
+    (row,) = [row for row in rows_of(cli) if row["metric"] == "stages"]
+    assert (row["metric"], row["verdict"]) == ab_verdict
     assert "A/B of the latency" in row["note"]
     assert cli("gate").exit_code == code

@@ -231,6 +231,6 @@ class Bench(Closing):
             devices = [process.facts["device"] for process in sides]
             if devices[0] != devices[1]:
                 self.close()
-                raise AbError(f"base would run on {devices[0]} and head on {devices[1]}: give --device")
+                raise AbError(f"base would run on {devices[0]} and head on {devices[1]}; choose one with --device")
         warn_if_shared("groupbench", str(self.device), self._sides[0].facts["environment"].get("gpu_uuid"))
         return self._sides

@@ -92,7 +92,7 @@ class RunningComparison:
                 with contextlib.suppress(SideFailure):
                     process.ask("unload", self.bench.timeout_s)
         message = f"{failure.who} ({failure.title}): {failure.reason}"
-        self._keep(bursts=tuple(self.blocks), pairs=len(self.blocks))
+        self._keep(bursts=tuple(self.blocks), blocks=len(self.blocks))
         return self._ended("failed", message=message, failed_side=failure.who, failed_status=failure.status)
 
     def _prepare(self) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ class RunningComparison:
             self._block(samples, bursts, idle_s, shares_rest)
             decision = sequential.decide([block.difference for block in self.blocks], rule)
             self.bench.progress(f"{self.cell}: block {len(self.blocks)}, {100 * math.expm1(decision.effect):+.2f} %")
-        self._keep(bursts=tuple(self.blocks), pairs=len(self.blocks), **_levels(self.blocks))
+        self._keep(bursts=tuple(self.blocks), blocks=len(self.blocks), **_levels(self.blocks))
         self._refuse_implausible()
         if not self.blocks:
             return self._ended("unknown", message=f"preparation took the whole budget of {self.bench.budget_s:g} s")

@@ -42,7 +42,7 @@ def compared_of(
         high=finite_or_none(result.high),
         base_ms=finite_or_none(result.base_ms),
         head_ms=finite_or_none(result.head_ms),
-        pairs=result.pairs,
+        pairs=result.blocks,
         seconds=finite_or_none(result.seconds),
         message=message,
         details={

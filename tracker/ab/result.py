@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from groupbench.tracker.stats.sequential import Rule
 
 AbVerdict = Literal["same", "different", "unknown", "failed"]
-AccuracyChange = Literal["same", "less accurate", "more accurate", "wrong", "mended", "both wrong"]
+AccuracyChange = Literal["same", "less accurate", "more accurate", "wrong", "fixed", "both wrong"]
 LESS_ACCURATE: tuple[AccuracyChange, ...] = ("wrong", "less accurate")
-MORE_ACCURATE: tuple[AccuracyChange, ...] = ("mended", "more accurate")
+MORE_ACCURATE: tuple[AccuracyChange, ...] = ("fixed", "more accurate")
 
-RECORDS_SCHEMA = 1
+RECORDS_SCHEMA = 2
 REFRESH_BLOCKS = 4
 """Blocks before both sides get new processes; the verdict "different" needs at least three pairs of processes. Keeping
 several processes per side would make renewal cheaper, but with three, placing them again takes 0.35 s on an H100."""
@@ -181,7 +181,7 @@ class AbResult:
     verdict     different if the interval excludes the floor, same if it is within min_effect, unknown if the budget
                 ended first, failed if a side failed; `message` then names the side and the reason
     effect      log(head / base), with the interval low..high on which the verdict is based
-    pairs       number of blocks
+    blocks      number of blocks
     *_hash      hashes of the compiled kernels; None without kernels
     bursts      the measured blocks, to be stored and resampled
     head_facts  facts about head from before timing
@@ -196,7 +196,7 @@ class AbResult:
     high: float | None = None
     base_ms: float | None = None
     head_ms: float | None = None
-    pairs: int = 0
+    blocks: int = 0
     seconds: float = 0.0
     base_accuracy: SideAccuracy | None = None
     head_accuracy: SideAccuracy | None = None
@@ -248,7 +248,7 @@ class AbResult:
         if self.effect is not None and self.verdict == "different":
             percent = abs(100 * math.expm1(self.effect))
             speed = f"{percent:.0f} % {speed}" if percent >= 10 else f"{percent:.2g} % {speed}"
-        phrases = {"wrong": "head is wrong", "mended": "base was wrong", "both wrong": "both are wrong"}
+        phrases = {"wrong": "head is wrong", "fixed": "base was wrong", "both wrong": "both are wrong"}
         accuracy = phrases.get(self.accuracy_change, self.accuracy_change)
         if self.effect is None and self.timing == "interpreted":
             return "equally accurate" if accuracy == "same" else accuracy
@@ -271,7 +271,7 @@ def accuracy_change(base: SideAccuracy | None, head: SideAccuracy | None) -> Acc
     if head.status != "ok":
         return "wrong" if base.status == "ok" else "both wrong"
     if base.status != "ok":
-        return "mended"
+        return "fixed"
     before, after = base.rms or 0.0, head.rms or 0.0
     if RMS.worse(before, after):
         return "less accurate"
@@ -310,6 +310,8 @@ def as_json(result: AbResult) -> dict[str, Any]:
             del body["cell"][name]
     return body | {
         "change": result.change,
+        "change_low": relative(result.low),
+        "change_high": relative(result.high),
         "conclusion": result.conclusion,
         "accuracy_change": result.accuracy_change,
     }

@@ -231,7 +231,7 @@ def finding_of_accuracy(result: AbResult) -> AbFinding:
         base_value=base.rms,
         head_value=head.rms,
         least=LEAST_ACCURACY,
-        pairs=1,
+        blocks=1,
         message=head.problem or "",
     )
 
@@ -247,7 +247,7 @@ def _facts(result: AbResult) -> AbFinding:
     hashed = result.base_hash is not None and result.head_hash is not None
     return AbFinding(
         result.verdict,
-        pairs=result.pairs,
+        blocks=result.blocks,
         seconds=result.seconds,
         message=result.message or "",
         at=result.failed_side or "",

@@ -32,7 +32,7 @@ def log_folder(repository: Path) -> Path:
 def resolve(repository: Path, name: str) -> str:
     """Return the full hash of a commit, tag or branch. Raises BisectError."""
     if not name or "\0" in name:
-        raise BisectError(f"{name!r} is not a commit")
+        raise BisectError(f"{name!r} is not a commit; give a hash, a branch or a tag")
     full = git.rev_parse(name, repository)
     if full is None:
         raise BisectError(git.unknown_commit(name, repository, "fetch it, or give --repo"))

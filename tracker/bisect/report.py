@@ -13,7 +13,7 @@ from groupbench.tracker.metrics import relative
 from groupbench.tracker.text.wording import counted
 
 _WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
-_RESULTS = {"same": "", "wrong": "result wrong", "mended": "result fixed", "both wrong": "results of both wrong"}
+_RESULTS = {"same": "", "wrong": "result wrong", "fixed": "result fixed", "both wrong": "results of both wrong"}
 
 
 def exit_code(result: BisectResult) -> int:
@@ -67,7 +67,7 @@ def step_line(question: ComparisonRequest, finding: AbFinding, history: History,
     }[finding.verdict]
     title = titles.get(question.why, question.why)
     again = ", again and longer" if question.budget > 1 else ""
-    blocks = f", {counted(finding.pairs, 'block')}" if finding.pairs else ""
+    blocks = f", {counted(finding.blocks, 'block')}" if finding.blocks else ""
     return f"{number}. {title}{again}: {short(question.head)}{subject}: {outcome}{blocks}, {finding.seconds:.0f} s"
 
 
@@ -193,5 +193,5 @@ def finding_data(finding: AbFinding) -> dict[str, Any]:
         "before": finding.base_value,
         "after": finding.head_value,
         "accuracy": finding.accuracy,
-        "pairs": finding.pairs,
+        "blocks": finding.blocks,
     }

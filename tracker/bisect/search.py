@@ -46,7 +46,7 @@ class AbFinding:
     high: float | None = None
     base_value: float | None = None  # ms, or relative RMS error
     head_value: float | None = None
-    pairs: int = 0
+    blocks: int = 0
     seconds: float = 0.0
     message: str = ""
     at: str = ""  # side that failed: "base", "head" or "both"
@@ -209,7 +209,7 @@ def pooled(one: AbFinding, two: AbFinding) -> AbFinding:
         effect=effect,
         low=effect - half,
         high=effect + half,
-        pairs=one.pairs + two.pairs,
+        blocks=one.blocks + two.blocks,
         seconds=one.seconds + two.seconds,
     )
 

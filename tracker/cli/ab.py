@@ -61,7 +61,7 @@ COLUMNS = (
     Column("effect to", "change_high", _percent, right=True),
     Column("base rms", "base_rms", _rms, right=True),
     Column("head rms", "head_rms", _rms, right=True),
-    Column("blocks", "pairs", right=True),
+    Column("blocks", "blocks", right=True),
     Column("s", "seconds", lambda s: f"{s:.1f}", right=True),
     Column("note", "message", wraps=True),
 )
@@ -286,7 +286,7 @@ def as_row(result: AbResult) -> dict[str, Any]:
         "change_high": relative(result.high),
         "base_rms": result.base_accuracy and result.base_accuracy.rms,
         "head_rms": result.head_accuracy and result.head_accuracy.rms,
-        "pairs": result.pairs,
+        "blocks": result.blocks,
         "seconds": result.seconds,
         "message": result.message,
     }

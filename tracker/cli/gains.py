@@ -25,10 +25,10 @@ COLUMNS = (
     *(replace(column, header="best backend") if column.key == "backend" else column for column in CELL),
     Column("ms", "latency_ms", milliseconds, right=True),
     Column("speed of light ms", "floor_ms", milliseconds, right=True),
-    Column("gap", "gap", lambda gap: f"{gap:.2f}", right=True),
+    Column("gap", "sol_gap", lambda gap: f"{gap:.2f}", right=True),
     Column("time share", "time_share", lambda share: f"{100 * share:.0f}%", right=True),
     Column("gain ms", "gain_ms", milliseconds, right=True),
-    Column("gain share", "share", lambda share: f"{100 * share:.0f}%", right=True),
+    Column("gain share", "gain_share", lambda share: f"{100 * share:.0f}%", right=True),
 )
 
 

@@ -40,7 +40,7 @@ def shortened(text: str) -> str:
 
 COLUMNS = (
     Column("verdict", "verdict"),
-    Column("metric", "what"),
+    Column("metric", "metric"),
     Column("cause", "cause"),
     Column("operator", "operator"),
     Column("backend", "backend"),

@@ -62,14 +62,14 @@ class Mapping(click.ParamType[dict[str, str]]):
     default="tritonbench",
     show_default=True,
     metavar="NAME",
-    help="Track the commit of this repository, which a TritonBench file names: tritonbench, triton or pytorch.",
+    help="A TritonBench file names the commits of tritonbench, triton and pytorch; use this one.",
 )
 @click.option(
     "--map",
     "mapping",
     type=Mapping(),
     metavar="FIELD=COLUMN,...",
-    help="Columns of a plain CSV, by field of the record: latency_ms=time,operator=op.",
+    help="Columns of a plain CSV that hold a record's fields: latency_ms=time,operator=op.",
 )
 @click.option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms.")
 @click.option("--dry-run", is_flag=True, help="Write the records to stdout instead of storing them.")

@@ -16,10 +16,15 @@ def merge(db: str, other: str) -> None:
     Either everything is added or nothing. Points that both databases hold are skipped. A run that the two describe
     differently is an error.
     """
+    from groupbench.tracker.errors import NoDatabaseError, StoreError
     from groupbench.tracker.store import maintenance
     from groupbench.tracker.store.engine import open_store
 
-    with open_store(other, create=False) as source, open_store(db, create=True) as store:
+    try:
+        opened = open_store(other, create=False)
+    except NoDatabaseError as error:  # its advice is how to create this database, not how to find the other one
+        raise StoreError(error.problem) from error
+    with opened as source, open_store(db, create=True) as store:
         done = maintenance.merge(store, source)
         nothing = " (nothing new)" if not done.added else ""
         click.echo(

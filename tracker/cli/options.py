@@ -149,7 +149,7 @@ def series_filters(command: F) -> F:
             "Include only this shape: its name (* and ? are wildcards), its numbers, or sizes as in --where.",
         ),
         (("--where",), "SIZES", "Include only shapes that match all these sizes, such as M>=4096,N=4096,G=8..64."),
-        (("--host",), "NAME", "Include only results of this benchmark harness: builtin or tritonbench."),
+        (("--host",), "NAME", "Include only results of this host: builtin, tritonbench or an imported benchmark."),
         (("--protocol",), "NAME", "Include only results of this timing protocol, as `series` lists it."),
         (("--hardware",), "NAME", "Include only this GPU or CPU model; * and ? are wildcards."),
     )

@@ -177,7 +177,7 @@ class Judged:
     def columns(cls) -> tuple[str, ...]:
         """Return the columns of CSV, which are keys of `flat`."""
         return (
-            *("verdict", "what", "cause", *SHOWN, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
+            *("verdict", "metric", "cause", *SHOWN, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
             *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
             *("before", "now", "unit", "since", "transition"),
         )
@@ -185,7 +185,8 @@ class Judged:
     def flat(self) -> dict[str, Any]:
         """Return the row as one entry of JSON: latencies in ms, changes as ratios less one."""
         return {
-            **{name: getattr(self, name) for name in ("verdict", "what", "cause", "note")},
+            **{name: getattr(self, name) for name in ("verdict", "cause", "note")},
+            "metric": self.what,
             **{name: getattr(self.effect, name) for name in ("before_ms", "change", "low", "high", "before_rms")},
             **{name: getattr(self.evidence, name) for name in ("p", "q", "n")},
             **{name: getattr(self.series, name) for name in SHOWN},

@@ -22,7 +22,7 @@ class Gain:
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return (*SHOWN, "latency_ms", "floor_ms", "gap", "time_share", "gain_ms", "share")
+        return (*SHOWN, "latency_ms", "floor_ms", "sol_gap", "time_share", "gain_ms", "gain_share")
 
     def flat(self) -> dict[str, Any]:
         named = {name: getattr(self.point.series, name) for name in SHOWN}
@@ -30,10 +30,10 @@ class Gain:
         return named | {
             "latency_ms": latency,
             "floor_ms": latency - self.gain_ms,
-            "gap": self.gap,
+            "sol_gap": self.gap,
             "time_share": self.time_share,
             "gain_ms": self.gain_ms,
-            "share": self.share,
+            "gain_share": self.share,
         }
 
 

@@ -88,7 +88,7 @@ def resolve_commit(
         raise QueryError(f"commit {hashes[0][:12]} has no run; `groupbench runs` lists the stored runs")
     dirty = text.endswith("+") or False not in trees
     if dirty not in trees:
-        raise QueryError(f"commit {prefix!r} has no run of a dirty tree")
+        raise QueryError(f"commit {prefix!r} has no run with uncommitted changes; leave out the +")
     return State(hashes[0], dirty)
 
 

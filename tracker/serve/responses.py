@@ -126,7 +126,7 @@ class PageWorker:
             if isinstance(made, PageResponse):
                 return made
             results[made.of] = await run_in_threadpool(_result, site.jobs, made)
-        raise StoreError("the page needs too many results")
+        raise StoreError("the page needs too many results; select fewer series")
 
     def close(self) -> None:
         self._process.close()

@@ -161,7 +161,7 @@ def _latency_histories(
 def _with_verdict(history: ShownHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> ShownHistory:
     """Return the history with a mark at the gate's change, if the history has no mark there yet."""
     verdict_rows = verdict["rows"] if verdict else []
-    row = next((row for row in verdict_rows if row["what"] == "latency" and Verdict(row["verdict"]).changed), None)
+    row = next((row for row in verdict_rows if row["metric"] == "latency" and Verdict(row["verdict"]).changed), None)
     if row is None or row["change"] is None:
         return history
     at = next((place for place, label in enumerate(labels) if label.run == row["head_run"]), None)

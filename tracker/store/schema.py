@@ -186,7 +186,7 @@ class Run(Base, kw_only=True):
     commit_id: Mapped[int] = mapped_column(ForeignKey("commit.id"), index=True, doc="commit that was measured")
     dirty: Mapped[bool] = mapped_column(doc="the tree differed from the commit")
     started: Mapped[datetime] = mapped_column(index=True, doc="start of the run; runs are ordered by it")
-    trigger: Mapped[str] = mapped_column(doc="manual, nightly, ab, ...")
+    trigger: Mapped[str] = mapped_column(doc="manual, nightly, backfill, import, ...")
     plan: Mapped[str | None] = mapped_column(doc="name of the plan; runs of one plan should measure the same cells")
     command: Mapped[str | None] = mapped_column(doc="command line")
     checksum: Mapped[int | None] = _checksum()
@@ -211,7 +211,7 @@ class Series(Base, kw_only=True):
     mode: Mapped[str] = mapped_column(doc="fwd, bwd or fwd_bwd")
     dtype: Mapped[str] = mapped_column(doc="fp16, bf16, fp32, ...")
     shape: Mapped[str] = mapped_column(doc="canonical text of the whole problem")
-    host: Mapped[str] = mapped_column(doc="builtin or tritonbench")
+    host: Mapped[str] = mapped_column(doc="builtin, tritonbench, or the imported benchmark")
     protocol: Mapped[str] = mapped_column(doc="measurement protocol of the latency")
     hardware: Mapped[str] = mapped_column(doc="GPU model, or processor model if the device is the CPU")
     seed: Mapped[int] = mapped_column(BigInteger, doc="seed of the inputs")
@@ -344,7 +344,9 @@ class Alert(Base, kw_only=True):
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True, doc="series that changed")
     metric: Mapped[str] = mapped_column(doc="latency, accuracy, repeatability, result (a wrong one) or another metric")
     state: Mapped[str] = mapped_column(doc="new, acknowledged, expected, fixed or invalid")
-    cause: Mapped[str | None] = mapped_column(doc="code, tuning, infrastructure, environment, machine or toolchain")
+    cause: Mapped[str | None] = mapped_column(
+        doc="code, toolchain, code and toolchain, tuning, infrastructure, environment or machine"
+    )
     base_run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"), doc="last run before the change")
     run_id: Mapped[int] = mapped_column(ForeignKey("run.id"), doc="first run after it")
     comparison_id: Mapped[int | None] = mapped_column(

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from groupbench.tracker.errors import StoreError
+from groupbench.tracker.errors import NoDatabaseError, StoreError
 
 BUSY_SECONDS = 30
 """How long to wait for another process's transaction."""
@@ -46,12 +46,12 @@ def check_file(path: Path, *, create: bool) -> bool:
     return True
 
 
-def no_database(path: Path, problem: str = "no such database") -> StoreError:
+def no_database(path: Path, problem: str = "no such database") -> NoDatabaseError:
     """Return the error for a file that is not a database yet, with the command that makes it one."""
     from groupbench.tracker import project  # the rest of this module needs only the standard library
 
     how = "`groupbench ingest FILE` creates one" if project.find() is None else "run `groupbench night` first"
-    return StoreError(f"{path}: {problem}; {how}")
+    return NoDatabaseError(f"{path}: {problem}", how)
 
 
 def read_only_uri(path: Path) -> str:

@@ -236,7 +236,7 @@ def test_several_outputs_that_are_not_written_or_not_repeated() -> None:
     ("outputs", "error", "message"),
     [
         (torch.ones(4, 8), TypeError, "Tensor, not a tuple of dA, dB"),
-        ((torch.ones(4, 8),), ValueError, "1 outputs, not dA, dB"),
+        ((torch.ones(4, 8),), ValueError, "returned 1, expected 2 outputs: dA, dB"),
         ((torch.ones(4, 8), torch.ones(8, 2)), ValueError, r"shape \[8, 2\], expected \[2, 8\]"),
         ((torch.ones(4, 8), torch.ones(2, 8).double()), TypeError, "float64, expected torch.float32"),
     ],

@@ -65,7 +65,7 @@ def test_a_batch_that_kills_two_workers_is_an_error_that_names_them(engine: mark
 
 def test_hardware_that_no_worker_has_is_refused(engine: marks.Engine) -> None:
     engine.start()
-    with pytest.raises(UsageError, match=r"--hardware NVIDIA H100\*: the workers have "):
+    with pytest.raises(UsageError, match=r"--hardware NVIDIA H100\*: no worker has such a GPU; they have "):
         dask.DaskFleet(engine.address, "cpu", "NVIDIA H100*", look=cells.look)
 
 

@@ -100,7 +100,7 @@ def test_like_sides_are_the_same(compare: Callable[..., AbResult]) -> None:
     result = compare({}, {})
     assert (result.verdict, result.conclusion, result.is_worse) == ("same", "same", False)
     assert result.low is not None and result.high is not None and result.low <= 0.005 and result.high >= -0.005
-    assert result.pairs == len(result.bursts) >= sequential.FIRST_SAME
+    assert result.blocks == len(result.bursts) >= sequential.FIRST_SAME
     assert (result.base_hash, result.head_hash) == ("h", "h")
 
 
@@ -109,10 +109,11 @@ def test_unlike_sides_are_different(compare: Callable[..., AbResult], factor: fl
     result = compare({}, {"ms": noisy(0.1 * factor, 0.002, 2)})
     assert result.verdict == "different" and result.direction == word
     assert result.effect == pytest.approx(math.log(factor), abs=0.005)
-    assert result.pairs == (sequential.GROSS_BLOCKS if factor == 3 else 12)
+    assert result.blocks == (sequential.GROSS_BLOCKS if factor == 3 else 12)
     assert result.is_worse == (word == "slower")
     printed = json.loads(msgspec.json.encode(ab.as_json(result)))
-    assert all(isinstance(printed[name], float) for name in ("effect", "low", "high", "change"))
+    numbers = ("effect", "low", "high", "change", "change_low", "change_high")
+    assert all(isinstance(printed[name], float) for name in numbers)
 
 
 def test_a_gpu_that_another_command_uses_is_named(
@@ -160,10 +161,10 @@ def test_both_sides_are_placed_anew_before_each_block_and_restarted_now_and_then
     result = compare({}, {"ms": noisy(0.102, 0.002, 2)}, refresh_blocks=5)
     for who in ("base", "head"):
         verbs = [verb for name, verb in Played.requests if name == who]
-        assert verbs.count("reload") == result.pairs + 1
-        assert verbs.count("adopt") == 1 + (result.pairs - 1) // 5
+        assert verbs.count("reload") == result.blocks + 1
+        assert verbs.count("adopt") == 1 + (result.blocks - 1) // 5
         assert verbs[-1] == "unload"
-    assert [block.process for block in result.bursts] == [n // 5 for n in range(result.pairs)]
+    assert [block.process for block in result.bursts] == [n // 5 for n in range(result.blocks)]
 
 
 def test_processes_that_are_off_are_no_difference() -> None:
@@ -202,17 +203,17 @@ def test_orders_are_fair(bursts: int) -> None:
 
 def test_equal_kernels_need_no_timing(compare: Callable[..., AbResult]) -> None:
     result = compare({}, {}, only_changed=True)
-    assert (result.verdict, result.pairs) == ("same", 0) and "not timed" in (result.message or "")
+    assert (result.verdict, result.blocks) == ("same", 0) and "not timed" in (result.message or "")
     for kernels in ([KERNEL | {"hash": "other"}], [KERNEL | {"config": {"BLOCK": 32}}], [], [KERNEL | {"hash": None}]):
-        assert compare({}, {"prepared": {"kernels": kernels}}, only_changed=True).pairs > 0
+        assert compare({}, {"prepared": {"kernels": kernels}}, only_changed=True).blocks > 0
     for unknown in ({"kernels": []}, {"kernels": [KERNEL | {"hash": None}]}):
-        assert compare({"prepared": unknown}, {"prepared": unknown}, only_changed=True).pairs > 0
+        assert compare({"prepared": unknown}, {"prepared": unknown}, only_changed=True).blocks > 0
 
 
 def test_interpreted_kernels_are_compared_by_accuracy_alone(compare: Callable[..., AbResult]) -> None:
     slow = {"timing": "interpreted"}
     result = compare({"prepared": slow}, {"prepared": slow})
-    assert (result.verdict, result.conclusion, result.pairs) == ("same", "equally accurate", 0)
+    assert (result.verdict, result.conclusion, result.blocks) == ("same", "equally accurate", 0)
     assert "speed was not measured" in (result.message or "")
     result = compare({"prepared": slow}, {"prepared": slow | {"accuracy": {"rms": 1e-2}}})
     assert (result.verdict, result.conclusion) == ("different", "less accurate")
@@ -225,7 +226,7 @@ ACCURACIES = {
     "alike": (SideAccuracy("ok", 1e-3), SideAccuracy("ok", 1.2e-3), "same", False),
     "rounding": (SideAccuracy("ok", 1e-8), SideAccuracy("ok", 1e-7), "same", False),
     "wrong": (SideAccuracy("ok", 1e-3), SideAccuracy("wrong", None), "wrong", True),
-    "mended": (SideAccuracy("wrong", None), SideAccuracy("ok", 1e-3), "mended", False),
+    "fixed": (SideAccuracy("wrong", None), SideAccuracy("ok", 1e-3), "fixed", False),
     "both": (SideAccuracy("wrong", 1.0), SideAccuracy("wrong", 1.0), "both wrong", False),
 }
 
@@ -254,7 +255,7 @@ def test_comparisons_are_kept_with_their_bursts(compare: Callable[..., AbResult]
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert len(lines) == 2
     for line, result in zip(lines, results, strict=True):
-        assert line["schema"] == 1 and line["verdict"] == result.verdict and line["conclusion"] == result.conclusion
+        assert line["schema"] == 2 and line["verdict"] == result.verdict and line["conclusion"] == result.conclusion
         blocks = msgspec.convert(line["bursts"], tuple[Block, ...])
         assert blocks == result.bursts
         assert sequential.decide([block.difference for block in blocks], sequential.Rule()).verdict == "same"
@@ -442,7 +443,7 @@ def test_a_commit_that_makes_everything_worse(groupbench_ab: Any, tmp_path: Path
         assert f"head (two): {says}" in rows[name]["message"]
     assert "4 cells on cpu" in done.stderr
     records = [json.loads(line) for line in (tmp_path / "ab.jsonl").read_text().splitlines()]
-    assert [len(line["bursts"]) for line in records] == [row["pairs"] for row in json.loads(done.stdout)]
+    assert [len(line["bursts"]) for line in records] == [row["blocks"] for row in json.loads(done.stdout)]
 
 
 def test_the_line_that_reproduces_a_change_measures_its_cell(repository: Path, make: Callable[..., Record]) -> None:

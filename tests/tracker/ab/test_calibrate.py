@@ -33,7 +33,7 @@ def result(
         verdict,  # type: ignore[arg-type]
         base_ms=level_ms,
         head_ms=level_ms,
-        pairs=blocks,
+        blocks=blocks,
         seconds=0.5 * blocks,
         timing="gpu",
         bursts=taken,

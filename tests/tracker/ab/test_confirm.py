@@ -48,7 +48,7 @@ class FakeBench:
 
     def plan(self, verdict: str, effect: float | None = None, backend: str = "triton", **more: Any) -> None:
         effect = None if effect is None else np.float64(effect)  # as the statistics give it
-        interval = {} if effect is None else {"low": effect - 0.002, "high": effect + 0.002, "pairs": 12}
+        interval = {} if effect is None else {"low": effect - 0.002, "high": effect + 0.002, "blocks": 12}
         self.planned[backend] = {"verdict": verdict, "effect": effect, **interval, **more}
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,7 +459,7 @@ class TestOneToolchainIsNoEvidenceForAnother:
 
         def pinned(run: str) -> list[str]:
             read = json.loads(cli("gate", "--json", "--run", run).stdout)["series"]
-            return [row["verdict"] for row in read if row["what"] == "pin"]
+            return [row["verdict"] for row in read if row["metric"] == "pin"]
 
         assert [pinned(run) for run in runs] == [["suspect"], ["suspect"]]
         bench.plan("same", 0.0)

@@ -92,7 +92,7 @@ class Lab:
         effect = self.level(question.head) - self.level(question.base)
         verdict: AbVerdict = "different" if abs(effect) > 0.001 else "same"
         return AbFinding(
-            verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1.0 + effect, pairs=12,
+            verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1.0 + effect, blocks=12,
             seconds=10.0, kernels_differ=True,
             accuracy=accuracy_change(self.result(question.base), self.result(question.head)),
         )  # fmt: skip
@@ -516,7 +516,7 @@ class TestReleases:
             effect = slow[1] - slow[0]
             verdict: AbVerdict = "different" if effect else "same"
             return AbFinding(
-                verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1 + effect, pairs=9
+                verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1 + effect, blocks=9
             )
 
         monkeypatch.setattr(toolchains, "with_packages", install)

@@ -42,7 +42,8 @@ def test_nothing_to_gain_has_a_reason(cli: Cli, write: Callable[..., Path], make
 def test_the_largest_gain_of_the_best_backend_comes_first(stored: None, cli: Cli) -> None:
     rows = json.loads(cli("gains", "--json").stdout)
     assert [(row["backend"], row["shape"][:8]) for row in rows] == [("fast", "G=4,M_g="), ("fast", "G=4,M_g=")]
-    assert [(row["gain_ms"], row["floor_ms"], row["share"]) for row in rows] == [(3.0, 1.0, 0.75), (1.0, 1.0, 0.25)]
+    gains = [(row["gain_ms"], row["floor_ms"], row["gain_share"]) for row in rows]
+    assert gains == [(3.0, 1.0, 0.75), (1.0, 1.0, 0.25)]
     table = cli("gains")
     assert (table.exit_code, "75%" in table.stdout) == (0, True)
     assert [row["time_share"] for row in rows] == pytest.approx([2 / 3, 1 / 3])
@@ -50,7 +51,7 @@ def test_the_largest_gain_of_the_best_backend_comes_first(stored: None, cli: Cli
 
 def test_filters_name_the_products_of_a_layer(stored: None, cli: Cli) -> None:
     (row,) = json.loads(cli("gains", "--shape", "*M_g=8,*", "--json").stdout)
-    assert row["share"] == 1.0
+    assert row["gain_share"] == 1.0
 
 
 def test_without_canaries_there_is_nothing_to_list(
@@ -82,7 +83,7 @@ def test_a_layer_lists_its_products(measured_layer: Callable[..., None], cli: Cl
     done = cli("gains", "--layer", "qwen30b", "--json")
     rows = json.loads(done.stdout)
     assert (done.exit_code, {row["shape"] for row in rows}) == (0, {GU, DN})
-    assert [(row["mode"], row["time_share"], row["share"]) for row in rows] == [("fwd", 0.5, 0.5)] * 2
+    assert [(row["mode"], row["time_share"], row["gain_share"]) for row in rows] == [("fwd", 0.5, 0.5)] * 2
 
 
 def test_a_product_of_a_layer_that_was_not_measured_is_named(measured_layer: Callable[..., None], cli: Cli) -> None:

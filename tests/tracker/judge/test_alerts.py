@@ -231,7 +231,7 @@ def test_a_newer_change_does_not_hide_an_open_alert(
 ) -> None:
     stored([*(make(night, ms=1.05) for night in range(8, 15)), make(15, ms=ms), make(16, ms=ms)])
     result = slower("gate", "--window", "6", "--json")
-    rows = {row["alert"]: row for row in json.loads(result.stdout)["series"] if row["what"] == "latency"}
+    rows = {row["alert"]: row for row in json.loads(result.stdout)["series"] if row["metric"] == "latency"}
     assert {alert: row["verdict"] for alert, row in rows.items()} == {None: verdict, 1: "regressed"}
     assert (rows[1]["before_ms"], rows[1]["p"]) == (pytest.approx(1.0, abs=0.002), None)
     assert result.exit_code == 1

@@ -81,7 +81,7 @@ def test_a_row_names_the_commits_of_the_change(cli: Cli, stored: Stored, make: A
     facts = {"subject": "Tiles: other ones", "author": "A. N. Other"}
     stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), *[make(n, ms=1.05) for n in (7, 8)]])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
-    assert (row["verdict"], row["what"], row["cause"]) == ("regressed", "latency", "code")
+    assert (row["verdict"], row["metric"], row["cause"]) == ("regressed", "latency", "code")
     assert row["commits"] == "005ccccccc..006ccccccc"
     assert (row["subject"], row["author"]) == (facts["subject"], facts["author"])
     assert row["low"] < row["change"] < row["high"]
@@ -191,12 +191,12 @@ def test_the_same_compiled_kernel_does_not_clear_the_code_of_a_result(
     kernels = [{"name": "k", "hash": "one"}]
     stored([*quiet(make, 6, kernels=kernels), make(6, kernels=kernels, **worse)])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
-    assert (row["what"], row["cause"]) == (what, "code")
+    assert (row["metric"], row["cause"]) == (what, "code")
     assert row["note"].endswith("; compiled kernel unchanged")
     again = {"kernels": kernels, "commit": "005" + "c" * 37, "backend": "again"}
     stored([*quiet(make, 6, kernels=kernels, backend="again"), make(7, **again, **worse)])
     row = next(row for row in json.loads(cli("gate", "--json").stdout)["series"] if row["backend"] == "again")
-    assert (row["what"], row["cause"]) == (what, "infrastructure")
+    assert (row["metric"], row["cause"]) == (what, "infrastructure")
     assert row["note"].endswith("; same commit before and after")
 
 
@@ -216,7 +216,7 @@ def test_faster_but_less_accurate_is_one_row(cli: Cli, stored: Stored, make: Any
     assert first_line(result) == "GATE regression: 1 series regressed. 1 regressed"
     assert "rms 0.002 → 0.009, and 20.0% faster" in result.stdout
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
-    assert (row["what"], row["before_rms"], row["rms"]) == ("accuracy", pytest.approx(2e-3), 9e-3)
+    assert (row["metric"], row["before_rms"], row["rms"]) == ("accuracy", pytest.approx(2e-3), 9e-3)
 
 
 def test_slower_at_one_commit_and_less_accurate_at_another_are_two_rows(cli: Cli, stored: Stored, make: Any) -> None:
@@ -225,7 +225,7 @@ def test_slower_at_one_commit_and_less_accurate_at_another_are_two_rows(cli: Cli
     result = cli("gate", "--update")
     assert first_line(result) == "GATE regression: 1 series regressed. 2 regressed"
     assert "2 opened (1, 2)" in result.stderr
-    rows = {row["what"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    rows = {row["metric"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
     assert {what: row["commits"] for what, row in rows.items()} == {
         "latency": "005ccccccc..006ccccccc",
         "accuracy": "007ccccccc..008ccccccc",
@@ -238,7 +238,7 @@ def test_slower_at_one_commit_and_less_accurate_at_another_are_two_rows(cli: Cli
 def test_a_probability_is_a_latencys(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 30), make(30, rms=9e-3)])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
-    assert (row["what"], row["p"], row["q"]) == ("accuracy", None, None)
+    assert (row["metric"], row["p"], row["q"]) == ("accuracy", None, None)
 
 
 def test_drift_is_counted_and_listed(cli: Cli, stored: Stored, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -343,7 +343,7 @@ def test_a_wrong_result_is_of_the_first_commit_that_has_it(
     stored([make(night, status=status) for night, status in enumerate(nights.split())])
     (row,) = json.loads(cli("gate", "--json").stdout)["series"]
     assert row["commits"] == "..".join(end and f"{end}ccccccc" for end in commits.split(".."))
-    assert (row["verdict"], row["what"], row["n"]) == ("wrong", "result", n)
+    assert (row["verdict"], row["metric"], row["n"]) == ("wrong", "result", n)
     has_base = not commits.startswith(".")
     assert (row["cause"], row["before_rms"]) == (("code", 2e-3) if has_base else (None, None))
     assert row["before_ms"] == (pytest.approx(1.0, rel=0.01) if has_base else None)
@@ -602,7 +602,7 @@ def test_formats(cli: Cli, stored: Stored, make: Any) -> None:
     output = json.loads(cli("gate", "--json").stdout)
     assert (output["exit_code"], output["verdict"], output["counts"]["regressed"]) == (1, "regression", 1)
     csv = cli("gate", "--csv")
-    assert csv.stdout.startswith("verdict,what,cause,operator")
+    assert csv.stdout.startswith("verdict,metric,cause,operator")
     assert csv.stderr.startswith("GATE regression")
     assert r"x\|y" in cli("gate", "--md").stdout
 

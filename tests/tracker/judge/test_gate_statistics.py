@@ -61,7 +61,8 @@ def test_a_young_series_is_less_accurate_from_the_first_commit_that_is(cli: Cli,
     assert rows.pop("b")["verdict"] == "ok"
     for name, row in rows.items():
         after = int(name.split()[1])
-        assert (row["verdict"], row["what"], row["before_rms"]) == ("regressed", "accuracy", pytest.approx(2e-3)), name
+        assert (row["verdict"], row["metric"]) == ("regressed", "accuracy"), name
+        assert row["before_rms"] == pytest.approx(2e-3), name
         assert row["commits"] == f"{19 - after:03x}ccccccc..{20 - after:03x}ccccccc", name
 
 
@@ -134,7 +135,7 @@ def test_accuracy_is_judged_by_its_own_history(cli: Cli, stored: Stored, make: A
     assert cli("gate", "--run", "run-017").exit_code == 0
     for night in ("018", "019", "023"):
         code, rows = judged(cli, "--run", f"run-{night}")
-        assert (code, rows["triton"]["what"], rows["triton"]["commits"][-10:]) == (
+        assert (code, rows["triton"]["metric"], rows["triton"]["commits"][-10:]) == (
             *(1, "accuracy"),
             "012ccccccc",
         ), night
@@ -239,9 +240,8 @@ def levels(make: Any, *parts: tuple[int, float, float]) -> list[Any]:
 
 
 def gate_rows(cli: Cli, *args: str) -> list[tuple[str, str, int | None]]:
-    return [
-        (row["verdict"], row["what"], row["alert"]) for row in json.loads(cli("gate", "--json", *args).stdout)["series"]
-    ]
+    rows = json.loads(cli("gate", "--json", *args).stdout)["series"]
+    return [(row["verdict"], row["metric"], row["alert"]) for row in rows]
 
 
 def test_an_alert_is_listed_once_next_to_an_old_change(cli: Cli, stored: Stored, make: Any) -> None:

@@ -1,4 +1,4 @@
-"""The tracker on a real history: three commits on one H100, described in tests/data/h100/README.md."""
+"""The tracker on a real history: six commits on two H100s, described in tests/data/h100/README.md."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) ->
     assert cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1").exit_code == 0
     result = cli("gate")
     assert result.exit_code == 1
-    (row,) = [row for row in rows(cli) if row["what"] == "pin"]
+    (row,) = [row for row in rows(cli) if row["metric"] == "pin"]
     assert (row["verdict"], row["cause"]) == ("regressed", "pin")
     assert row["change"] == pytest.approx(0.035, abs=0.002)
     assert row["low"] > 0.03
@@ -36,7 +36,7 @@ def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) ->
     assert "0 opened" not in cli("gate", "--update").stderr
     assert cli("alerts").stdout.count("pin") == 0
     assert cli("unpin", "v1").exit_code == 0
-    assert [row for row in rows(cli) if row["what"] == "pin"] == []
+    assert [row for row in rows(cli) if row["metric"] == "pin"] == []
 
 
 def test_below_the_limit_nothing_is_reported(cli: Cli, stored: Stored, make: Any) -> None:
@@ -65,19 +65,19 @@ def test_a_toolchain_is_not_judged_by_the_level_of_another(cli: Cli, stored: Sto
     cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1")
     result = cli("gate", "--run", "nightly-5", "--json")
     read = json.loads(result.stdout)
-    assert [row for row in read["series"] if row["what"] == "pin"] == []
+    assert [row for row in read["series"] if row["metric"] == "pin"] == []
     (line,) = [note for note in read["notes"] if note.startswith("pin v1")]
     assert "; all have one with another toolchain (toolchain stable → toolchain nightly): pin a commit" in line
     cli("pin", "001ccc", "--max-slowdown", "3%", "--name", "v1")
     read = json.loads(cli("gate", "--run", "nightly-5", "--json").stdout)
-    assert [row for row in read["series"] if row["what"] == "pin"] == []
+    assert [row for row in read["series"] if row["metric"] == "pin"] == []
     assert not [note for note in read["notes"] if note.startswith("pin")]
 
 
 def test_a_run_without_a_plan_at_the_pinned_commit_goes_with_any_toolchain(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0, plan=None), *[_night_of("nightly", night, 1.1, make) for night in range(1, 6)]])
     cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1")
-    (row,) = [row for row in rows(cli) if row["what"] == "pin"]
+    (row,) = [row for row in rows(cli) if row["metric"] == "pin"]
     assert row["verdict"] == "regressed"
 
 
@@ -86,7 +86,7 @@ def test_an_upgrade_ends_the_comparison_with_a_pin_and_is_named(cli: Cli, stored
     stored([make(0), *[make(night, ms=1.1, **upgraded) for night in range(1, 6)]])
     cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1")
     read = json.loads(cli("gate", "--json").stdout)
-    assert [row for row in read["series"] if row["what"] == "pin"] == []
+    assert [row for row in read["series"] if row["metric"] == "pin"] == []
     (line,) = [note for note in read["notes"] if note.startswith("pin v1")]
     assert "all have one with another toolchain (triton 3.7.1 → 3.8.0)" in line
 
@@ -94,7 +94,7 @@ def test_an_upgrade_ends_the_comparison_with_a_pin_and_is_named(cli: Cli, stored
 def test_a_level_that_may_be_past_the_limit_is_a_suspect(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), *[make(night, ms=1.0304) for night in range(1, 8)]])
     cli("pin", "000ccc", "--max-slowdown", "3%")
-    (row,) = [row for row in rows(cli) if row["what"] == "pin"]
+    (row,) = [row for row in rows(cli) if row["metric"] == "pin"]
     assert row["verdict"] == "suspect"
     assert row["low"] < 0.03 < row["high"]
 

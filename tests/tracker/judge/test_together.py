@@ -76,7 +76,7 @@ def test_the_error_of_a_canary_is_not_a_change_of_its_series(store: Callable[...
 def test_a_slower_kernel_has_one_row_that_names_both(store: Callable[..., None], cli: Cli) -> None:
     store(own=1.1)
     (row,) = rows_of(cli)
-    assert (row["backend"], row["what"]) == ("b0", "latency")
+    assert (row["backend"], row["metric"]) == ("b0", "latency")
     assert re.search(r"sol_gap 1\.5\d? → 1\.6[456]\b", row["note"])
     assert re.search(r"energy_j 0\.5(00)? J → 0\.55\d? J", row["note"])
 
@@ -84,12 +84,12 @@ def test_a_slower_kernel_has_one_row_that_names_both(store: Callable[..., None],
 def test_the_change_is_named_as_long_as_the_latency_is_slow(store: Callable[..., None], cli: Cli) -> None:
     store(own=1.1, last=7)
     (row,) = rows_of(cli)
-    assert (row["what"], "sol_gap" in row["note"]) == ("latency", True)
+    assert (row["metric"], "sol_gap" in row["note"]) == ("latency", True)
 
 
 def test_more_energy_than_the_latency_explains_is_a_change_of_its_own(store: Callable[..., None], cli: Cli) -> None:
     store(own=1.1, power=1.2)
-    rows = {row["what"]: row["note"] for row in rows_of(cli)}
+    rows = {row["metric"]: row["note"] for row in rows_of(cli)}
     assert set(rows) == {"latency", "energy_j"}
     assert "sol_gap" in rows["latency"] and "energy_j" not in rows["latency"]
 
@@ -97,21 +97,21 @@ def test_more_energy_than_the_latency_explains_is_a_change_of_its_own(store: Cal
 def test_less_energy_does_not_follow_a_slower_kernel(store: Callable[..., None], cli: Cli) -> None:
     store(own=1.1, power=0.8)
     (row,) = rows_of(cli)
-    assert (row["what"], "energy_j" in row["note"]) == ("latency", False)
+    assert (row["metric"], "energy_j" in row["note"]) == ("latency", False)
 
 
 def test_a_kernel_that_stays_behind_a_faster_machine_is_a_suspect(store: Callable[..., None], cli: Cli) -> None:
     """Its latency is unchanged, so that only the distance to the speed of light shows the loss."""
     store(machine=0.9, own=1 / 0.9)
     (row,) = [row for row in rows_of(cli) if row["backend"] == "b0"]
-    assert (row["what"], row["verdict"]) == ("sol_gap", "suspect")
+    assert (row["metric"], row["verdict"]) == ("sol_gap", "suspect")
     assert "sol_gap 1.5 → 1.67; unlike the other cells of the run" in row["note"]
     assert "groupbench ab" in row["repro"], "an A/B of the latency decides it"
 
 
 def test_a_slower_machine_is_not_a_change_of_the_gap(store: Callable[..., None], cli: Cli) -> None:
     store(machine=1.1)
-    assert {row["what"] for row in rows_of(cli)} == {"latency"}
+    assert {row["metric"] for row in rows_of(cli)} == {"latency"}
 
 
 def test_an_accepted_latency_is_an_accepted_gap(store: Callable[..., None], cli: Cli) -> None:
@@ -126,7 +126,7 @@ def test_an_accepted_latency_is_an_accepted_gap(store: Callable[..., None], cli:
 def test_two_series_keep_their_common_deviation(store: Callable[..., None], cli: Cli) -> None:
     """Two series do not show which of them an error belongs to."""
     store(canary=1.15, few=2)
-    assert {row["what"] for row in rows_of(cli)} == {"sol_gap"}
+    assert {row["metric"] for row in rows_of(cli)} == {"sol_gap"}
 
 
 def test_metrics_share_the_chance_of_a_false_suspect(

@@ -312,7 +312,7 @@ class TestGate:
         stored([make(night) for night in range(6)])
         stored([make(6, rms=9e-3, **NEW, **ONE_COMMIT)])
         code, rows = judged(cli)
-        assert (code, rows["triton"]["what"], rows["triton"]["cause"]) == (1, "accuracy", "toolchain")
+        assert (code, rows["triton"]["metric"], rows["triton"]["cause"]) == (1, "accuracy", "toolchain")
 
 
 @pytest.mark.usefixtures("plain_statistics")

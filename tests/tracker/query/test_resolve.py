@@ -76,7 +76,7 @@ def test_an_unknown_word_is_looked_up(session: Session) -> None:
         ("+", "no commit or branch '\\+'"),
         ("", "no commit or branch ''"),
         ("a", "commit 'a' is ambiguous: aaaaaaaaaaaa, abcccccccccc"),
-        ("aa+", "commit 'aa' has no run of a dirty tree"),
+        ("aa+", "commit 'aa' has no run with uncommitted changes; leave out the +"),
     ],
 )
 def test_a_word_that_stands_for_no_commit_is_refused(session: Session, word: str, message: str) -> None:

@@ -116,7 +116,7 @@ def test_two_changes_of_a_series_are_both_shown(stored: Any, make: Any, serve: C
     client = serve()
     client.get("/")
     body = client.get("/series/1.json").json()
-    assert [row["what"] for row in body["verdict"]["rows"]] == ["latency", "accuracy"]
+    assert [row["metric"] for row in body["verdict"]["rows"]] == ["latency", "accuracy"]
     assert "+49." in client.get("/series/1").text
     assert "rms 0.002" in client.get("/series/1").text
 

@@ -69,6 +69,13 @@ def test_a_missing_database_names_the_command_that_makes_it(
         assert "is empty, not a database; run `groupbench night` first" in cli(*command).stderr
 
 
+def test_merging_a_missing_database_does_not_advise_to_make_it(cli: Cli, db: Path) -> None:
+    other = db.with_name("other.db")
+    result = cli("merge", other)
+    assert (result.exit_code, result.stderr) == (2, f"groupbench: {other}: no such database\n")
+    assert not db.exists()
+
+
 def refused(path: Path, words: str, cli: Cli, records: Path) -> None:
     """Both a reader and a writer say `words`, and the file stays as it is."""
     before = path.read_bytes() if path.is_file() else None
