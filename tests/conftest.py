@@ -6,11 +6,13 @@ of their parameters in which every pair of values occurs. The rest is marked `ex
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import importlib
 import importlib.util
 import os
+import pkgutil
 import secrets
 import shutil
 import signal
@@ -61,6 +63,24 @@ if importlib.util.find_spec("torch"):
             from launches import patch_once
 
             patch_once()
+    else:
+        # A test of the CPU sets the interpreter up in this process. Kernels that are first imported after it would be
+        # interpreted, and could not call those that are compiled.
+        from groupbench import kernels
+
+        for _module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(_module.name)
+
+
+@pytest.fixture(autouse=True)
+def _same_interpreter() -> Iterator[None]:
+    """Undo the choice of Triton's interpreter that a command for a CPU makes for its own process."""
+    before = os.environ.get("TRITON_INTERPRET")
+    yield
+    os.environ.pop("TRITON_INTERPRET", None)
+    if before is not None:
+        os.environ["TRITON_INTERPRET"] = before
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
