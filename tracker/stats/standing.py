@@ -132,7 +132,7 @@ def _standard_errors(y: Floats, at: int) -> float:
     before, after = y[:at], y[at:]
     squares = ((before - before.mean()) ** 2).sum() + ((after - after.mean()) ** 2).sum()
     error = np.sqrt(squares / (len(y) - 2) * (1 / len(before) + 1 / len(after)))
-    return float((after.mean() - before.mean()) / error)
+    return float((after.mean() - before.mean()) / max(error, 1e-300))
 
 
 def _candidates(batch: SeriesBatch, learnt: Noise, after: NDArray[np.int64], limit: float) -> NDArray[np.bool_]:
