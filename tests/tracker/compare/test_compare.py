@@ -133,7 +133,7 @@ def test_words_for_commits(cli: Cli, stored: Stored, make: Any) -> None:
         ("abc", "abc1"): "ambiguous: abc100000000, abc200000000",
         ("abc1", "abc1"): "the same commit",
         ("x", "abc1"): "no commit or branch 'x'",
-        ("abc1+", "abc2"): "no run of a dirty tree",
+        ("abc1+", "abc2"): "no run with uncommitted changes",
         ("+", "abc2"): "no commit",
     }.items():
         result = cli("compare", *bad)
