@@ -70,9 +70,12 @@ def judged(y: Floats, ms: float = MS) -> list[SeriesFinding]:
     return scan([SeriesHistory(row, unknown, one, commits, FLOOR["gpu"], least) for row in y], q=Q)
 
 
+NEWS = ("suspect", "changed")
+
+
 def news(y: Floats, ms: float = MS) -> NDArray[np.bool_]:
     """Return [m] whether each series is a suspect or a change."""
-    return np.array([one.verdict in ("suspect", "changed") for one in judged(y, ms)])
+    return np.array([one.verdict in NEWS for one in judged(y, ms)])
 
 
 def times(full: int, scale: float) -> int:
@@ -177,7 +180,7 @@ def replay(rng: np.random.Generator, scale: float, options: argparse.Namespace) 
 
 
 def steady(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
-    """Judge nights of 12 series after a lasting step; a suspect must not become ok again."""
+    """Judge nights of 12 series after a lasting step; a suspect must not become ok again. A drift is not ok."""
     yield "step", "within two nights", "ok again", "of series"
     for size in (3, 5, 8, 12, 20):
         seen_early, again, total = 0, 0, 0
@@ -185,9 +188,9 @@ def steady(rng: np.random.Generator, scale: float, options: argparse.Namespace) 
             earlier = int(rng.integers(6, 19))
             y = np.exp(rng.uniform(np.log(0.0005), np.log(0.006), (12, 1))) * ar1(rng, 12, 24, 0.3)
             y[0] = 0.0015 * (rng.normal(0, 1, 24) + size * (np.arange(24) >= earlier))
-            seen = [bool(news(y[:, :stop])[0]) for stop in range(earlier + 1, 25)]
-            seen_early += any(seen[:2])
-            again += any(before and not now for before, now in itertools.pairwise(seen))
+            seen = [judged(y[:, :stop], MS)[0].verdict for stop in range(earlier + 1, 25)]
+            seen_early += any(verdict in NEWS for verdict in seen[:2])
+            again += any(before in NEWS and now not in (*NEWS, "drift") for before, now in itertools.pairwise(seen))
             total += 1
         yield f"{size} sigma", f"{seen_early / total:.0%}", f"{again / total:.0%}", total
 
