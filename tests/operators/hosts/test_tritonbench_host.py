@@ -84,7 +84,7 @@ def measured_apart(tritonbench_apart: Command, tmp_path_factory: pytest.TempPath
 
 
 def few_inputs(operator: str) -> tuple[str, ...]:
-    """Return the beginning of a command under which one of TritonBench's operators has only small inputs.
+    """Return the beginning of a command in which one of TritonBench's operators has only small inputs.
 
     TritonBench makes all inputs to count them, which takes five seconds for these operators.
     """
@@ -102,7 +102,7 @@ Operator.{change}
 sys.argv[0] = "tritonbench"
 cli.main()
 """
-    return ("-c", code, "--op", operator)
+    return ("-c", code)
 
 
 # Everything of TritonBench that the adapter touches, by module and attribute.
@@ -177,7 +177,9 @@ def test_mode_bwd_measures_our_backward(measured: Callable[..., Any]) -> None:
 
 def test_an_operator_that_names_no_precision_has_that_of_its_inputs(measured: Callable[..., Any]) -> None:
     """TritonBench's vector_add, for which no --precision is chosen; our backends are listed next to its own."""
-    done, records = measured(*few_inputs("vector_add"), "--only", "torch_add,torch", "--num-inputs", "1", *HOST)
+    done, records = measured(
+        *few_inputs("vector_add"), "--op", "vector_add", "--only", "torch_add,torch", "--num-inputs", "1", *HOST
+    )
     assert done.returncode == 0, done.stderr
     assert "fewer cheats are detected than with --host builtin" in done.stderr
     assert [(r.cell.backend, r.cell.dtype, r.cell.min_bytes, r.status) for r in records] == [
@@ -458,7 +460,7 @@ def test_tritonbenchs_own_operator(measured: Callable[..., Any]) -> None:
 
 def test_our_backends_join_those_of_tritonbenchs_operator_of_that_name(measured: Callable[..., Any]) -> None:
     args = ("--only", "torch_add,triton_add,torch,triton", "--num-inputs", "1", "--warmup", "1", "--rep", "1")
-    done, records = measured(*few_inputs("vector_add"), *HOST, *args)
+    done, records = measured(*few_inputs("vector_add"), "--op", "vector_add", *HOST, *args)
     assert done.returncode == 0, done.stderr
     assert {record.cell.backend for record in records} == {"torch_add", "triton_add", "torch", "triton"}
     for record in records:
@@ -486,7 +488,7 @@ def test_a_backend_that_changes_the_inputs_spoils_no_others(measured: Callable[.
 def test_a_backend_that_changes_tritonbenchs_inputs_is_named(measured: Callable[..., Any], faulty: str) -> None:
     only = ("--only", "torch_add,adds_in_place,adds", "--plugin", "faulty_backends.ADDERS")
     args = ("--num-inputs", "2", "--warmup", "1", "--rep", "1")
-    done, records = measured(*few_inputs("vector_add"), *HOST, *only, *args)
+    done, records = measured(*few_inputs("vector_add"), "--op", "vector_add", *HOST, *only, *args)
     assert done.returncode == 1, done.stderr
     blamed = ("wrong", "the backend changed its input [0]")
     spoilt = ("error", "not measured: adds_in_place has changed the inputs, which all backends share")
@@ -519,7 +521,7 @@ def test_an_operator_that_does_not_import_has_a_reason(measured: Callable[..., A
 
 
 def test_an_operator_without_installed_backends_is_reported(measured: Callable[..., Any]) -> None:
-    done, records = measured(*few_inputs("mx4_to_fp32"), *HOST, "--num-inputs", "1")
+    done, records = measured(*few_inputs("mx4_to_fp32"), "--op", "mx4_to_fp32", *HOST, "--num-inputs", "1")
     assert (done.returncode, records) == (3, [])
     assert "measured nothing: none of the selected backends of mx4_to_fp32 is installed" in done.stderr
 
@@ -527,7 +529,7 @@ def test_an_operator_without_installed_backends_is_reported(measured: Callable[.
 def test_operators_after_a_failure_are_measured(measured: Callable[..., Any]) -> None:
     """One measures nothing and one does not exist. Each operator runs once, however often it is named."""
     done, records = measured(
-        *few_inputs("mx4_to_fp32")[:2], "--op", "mx4_to_fp32,test_op,no_such,test_op", *HOST, "--num-inputs", "1"
+        *few_inputs("mx4_to_fp32"), "--op", "mx4_to_fp32,test_op,no_such,test_op", *HOST, "--num-inputs", "1"
     )
     assert done.returncode == 3, done.stderr
     assert [r.cell.operator for r in records] == ["test_op"]

@@ -223,6 +223,16 @@ def marked(mark: str) -> list[int]:
     return pids
 
 
+def audited(faults: list[Any]) -> tuple[side.AbServer, Mock]:
+    """Return a side whose audits find these faults one after the other, and its timed cell."""
+    live = Mock(problem=None, bursts=[])
+    live.burst.side_effect = lambda *_: live.bursts.append(()) or Burst((1.0, 2.0), None, (2, 3), (0, 0))
+    live.audit.side_effect = faults
+    ab = side.AbServer()
+    ab._live, ab._timed, ab._owed = live, Mock(), side.MOST_OWED
+    return ab, live
+
+
 @pytest.mark.parametrize(
     ("faults", "audits"),
     [([None], 1), ([STALL, None], 2), ([STALL, STALL], 2), (["wrong", None], 1)],
@@ -231,11 +241,7 @@ def marked(mark: str) -> list[int]:
 def test_processor_times_must_be_implausible_in_two_audits(
     faults: list[str | None], audits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = Mock(problem=None, bursts=[])
-    live.burst.return_value = Burst((1.0, 2.0), None, (2, 3), (0, 0))
-    live.audit.side_effect = faults
-    ab = side.AbServer()
-    ab._live, ab._timed = live, Mock()
+    ab, live = audited(faults)
     monkeypatch.setattr(ab, "_is_audited", lambda bursts: True)
     blamed_for = faults[audits - 1]
     assert ab.burst() == ([1.0, 2.0] if blamed_for is None else Failure("wrong", str(blamed_for)))
@@ -250,11 +256,7 @@ def test_processor_times_must_be_implausible_in_two_audits(
 def test_an_audit_without_a_result_is_tried_again_at_the_next_bursts(
     faults: list[Failure | None], audits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    live = Mock(problem=None, bursts=[])
-    live.burst.side_effect = lambda *_: live.bursts.append(()) or Burst((1.0, 2.0), None, (2, 3), (0, 0))
-    live.audit.side_effect = faults
-    ab = side.AbServer()
-    ab._live, ab._timed, ab._owed = live, Mock(), side.MOST_OWED
+    ab, live = audited(faults)
     monkeypatch.setattr(side, "_one_in", lambda number: False)
     assert [ab.burst() for _ in range(9)] == [[1.0, 2.0]] * 9
     assert live.audit.call_count == audits
