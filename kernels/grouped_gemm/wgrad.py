@@ -59,6 +59,9 @@ from groupbench.kernels.variants import Variant, first_that_runs, specialized_or
 RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
 MOST_RANKED = 4096  # groups: each is compared with all others
+TALLER = (
+    1.01  # rows of all tiles of 192 rows, over those of tiles of 128, up to which an untuned problem takes the former
+)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ CONFIGS = {
     # hundred rows are uneven, and a step of 32 rows wastes less at their ends.
     "specialized": WgradConfig(128, 256, 64, num_warps=4, num_stages=4, specialized=True, lockstep=16),
     "specialized_uneven": WgradConfig(128, 256, 32, num_warps=4, num_stages=8, specialized=True, dynamic=True),
+    # Fewer bytes from L2, and three groups of warps that store at once.
+    "specialized_192": WgradConfig(192, 256, 32, num_warps=4, num_stages=6, specialized=True, dynamic=True),
     # Without TMA: the wide tile with its pointers and masks would spill 600 bytes per thread.
     "pointers": WgradConfig(128, 128, 32, num_warps=8, num_stages=3),
     # IEEE fp32 runs on FMA units, which read registers.
@@ -109,9 +114,10 @@ def candidates(mean_rows: float) -> list[WgradConfig]:
     wide = [large, replace(large, group_p=4), replace(large, group_p=16), replace(large, block_p=256, block_q=128)]
     # The tile's store shares memory with the stages if no loads are in flight during it.
     free = [replace(large, split_store=False, dynamic=True), replace(large, num_stages=3, split_store=False)]
-    lockstep, uneven = CONFIGS["specialized"], CONFIGS["specialized_uneven"]
+    lockstep, uneven, taller = (CONFIGS[name] for name in ("specialized", "specialized_uneven", "specialized_192"))
     specialized = [lockstep, replace(lockstep, group_p=16), replace(lockstep, lockstep=0, dynamic=True)]
     specialized += [uneven, replace(uneven, dynamic=False, lockstep=32)]
+    specialized += [taller, replace(taller, group_p=4), replace(taller, dynamic=False, lockstep=16)]
     return [*wide, *free, *pairs, WgradConfig(128, 128, 128, 8, 3), *specialized]
 
 
@@ -134,8 +140,8 @@ def illegal(config: WgradConfig, dtype: torch.dtype, device: Device = INTERPRETE
 
 def _illegal_specialized(config: WgradConfig, dtype: torch.dtype, device: Device) -> str | None:
     tile = (config.block_p, config.block_q, config.block_m, config.num_stages)
-    if tile not in ((128, 256, 64, 4), (128, 256, 32, 8)):
-        return "specialized has tiles of 128 x 256, in 4 stages of 64 rows or in 8 of 32"
+    if tile not in ((128, 256, 64, 4), (128, 256, 32, 8), (192, 256, 32, 6)):
+        return "specialized has tiles of 128 x 256 in 4 stages of 64 rows or 8 of 32, or of 192 x 256 in 6 of 32"
     if (config.num_warps, config.per_sm) != (4, 1) or config.split_store:
         return "specialized has groups of 4 warps, one program per SM, and no split_store"
     if config.lockstep and config.dynamic:
@@ -191,10 +197,18 @@ def configs_for(
     key = tuning_key(M, G, N, K, dtype, nk)
     configs = configs_in_order("wgrad", key, device, default, lambda config: _illegal_for(config, G, dtype, device))
     special = CONFIGS["specialized_uneven" if M <= 1024 * G else "specialized"]
+    taller = CONFIGS["specialized_192"]
+    if _padded(N if nk else K, taller) <= TALLER * _padded(N if nk else K, special):
+        special = taller
     waves = G * K * N / (special.block_p * special.block_q * device.sms)
     if device.hopper and M > 64 * G and waves >= SPECIALIZED_WAVES:
         configs.insert(-1, ("default", special, _illegal_for(special, G, dtype, device)))
     return configs
+
+
+def _padded(P: int, config: WgradConfig) -> int:
+    """Return the rows of all of a gradient's tiles."""
+    return triton.cdiv(P, config.block_p) * config.block_p
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> WgradConfig:

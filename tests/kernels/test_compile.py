@@ -59,6 +59,12 @@ CASES: dict[str, KernelCase] = {
     "wgrad_wide_and_dynamic": ("wgrad", replace(wgrad.CONFIGS["large"], dynamic=True), {}),
     "wgrad_specialized": ("wgrad_specialized", wgrad.CONFIGS["specialized"], {}),
     "wgrad_specialized_uneven": ("wgrad_specialized", wgrad.CONFIGS["specialized_uneven"], {}),
+    "wgrad_specialized_192": ("wgrad_specialized", wgrad.CONFIGS["specialized_192"], {}),
+    "wgrad_specialized_192_lockstep": (
+        "wgrad_specialized",
+        replace(wgrad.CONFIGS["specialized_192"], dynamic=False, lockstep=16),
+        {},
+    ),
     "wgrad_specialized_alone": ("wgrad_specialized", replace(wgrad.CONFIGS["specialized"], lockstep=0), {}),
     "wgrad_pointers": ("wgrad", wgrad.CONFIGS["pointers"], {"tma": False}),
     "wgrad_fp32": ("wgrad", wgrad.CONFIGS["fp32"], {"dtype": "fp32"}),
@@ -193,12 +199,12 @@ def of_wgrad_specialized(config: wgrad.WgradConfig) -> tuple[Any, dict[str, str]
     types = {
         "x_desc": descriptor("bf16", 16, 128, 1, 1, m, 64),
         "y_desc": descriptor("bf16", 16, 128, 1, 1, m, q),
-        "out_desc": descriptor("bf16", 16, 128, 1, 64, q // 4),
+        "out_desc": descriptor("bf16", 16, 128, 1, 64, q // (4 if config.block_p == 128 else 2)),
         "arrivals_ptr": "*i64",
     }
     names = ("dynamic", "group_p", "lockstep")
     constants = {name.upper(): getattr(config, name) for name in names}
-    constants |= {"NUM_PROGRAMS": SMS, "STAGES": config.num_stages}
+    constants |= {"NUM_PROGRAMS": SMS, "STAGES": config.num_stages, "GROUPS": config.block_p // 64}
     return wgrad_specialized._wgrad_specialized_kernel, types, constants
 
 

@@ -14,10 +14,10 @@ from groupbench.kernels.device import KNOWN, device_of
 from groupbench.kernels.grouped_gemm import wgrad
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
 
-LOCKSTEP, UNEVEN = wgrad.CONFIGS["specialized"], wgrad.CONFIGS["specialized_uneven"]
+LOCKSTEP, UNEVEN, TALLER = (wgrad.CONFIGS[f"specialized{name}"] for name in ("", "_uneven", "_192"))
 HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the specialized bf16 wgrad kernel. No Hopper GPU")
-BOTH = pytest.mark.parametrize("config", [LOCKSTEP, UNEVEN], ids=["lockstep", "uneven"])
+KINDS = pytest.mark.parametrize("config", [LOCKSTEP, UNEVEN, TALLER], ids=["lockstep", "uneven", "taller"])
 EVERY = pytest.mark.parametrize(
     "config",
     [
@@ -26,8 +26,11 @@ EVERY = pytest.mark.parametrize(
         replace(LOCKSTEP, lockstep=4),
         replace(LOCKSTEP, lockstep=0, dynamic=True),
         replace(UNEVEN, dynamic=False, lockstep=32),
+        TALLER,
+        replace(TALLER, dynamic=False, lockstep=16),
+        replace(TALLER, dynamic=False),
     ],
-    ids=["lockstep", "uneven", "close", "dynamic", "short_steps"],
+    ids=["lockstep", "uneven", "close", "dynamic", "short_steps", "taller", "taller_lockstep", "taller_static"],
 )
 
 
@@ -50,7 +53,7 @@ def make_operands(make_case: Callable, make_inputs: Callable) -> Callable[..., t
 def chosen(M: int, G: int, arch: str = "sm_90", of: torch.dtype = torch.bfloat16, side: int = 4096) -> list[str]:
     """Return the kind of each config of an untuned problem, the preferred one first."""
     device = replace(KNOWN[arch], name="untuned")
-    kinds = {LOCKSTEP: "lockstep", UNEVEN: "uneven"}
+    kinds = {LOCKSTEP: "lockstep", UNEVEN: "uneven", TALLER: "taller"}
     return [kinds.get(config, "plain") for _, config, _ in wgrad.configs_for(M, G, side, side, of, device, nk=True)]
 
 
@@ -58,6 +61,12 @@ def test_problems_of_many_tiles_prefer_it_and_fall_back():
     assert chosen(32768, 8) == ["lockstep", "plain"]
     assert chosen(32768, 8, of=torch.float16) == ["lockstep", "plain"]
     assert chosen(8192, 8) == ["uneven", "plain"]
+
+
+def test_problems_that_fill_tiles_of_192_rows_prefer_these():
+    assert chosen(32768, 8, side=5760) == ["taller", "plain"]
+    assert chosen(8192, 8, side=5760) == ["taller", "plain"]
+    assert chosen(32768, 8, side=7168) == ["lockstep", "plain"], "38 tiles of 192 rows have 2 % more than 56 of 128"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +88,7 @@ def test_other_problems_keep_the_plain_kernel(M, G, arch, of, side):
     ("config", "text"),
     [
         (replace(LOCKSTEP, block_p=256), "128 x 256"),
+        (replace(LOCKSTEP, block_p=192), "192 x 256 in 6"),
         (replace(LOCKSTEP, num_stages=3), "4 stages of 64"),
         (replace(LOCKSTEP, num_warps=8), "groups of 4 warps"),
         (replace(UNEVEN, per_sm=2), "one program per SM"),
@@ -167,7 +177,7 @@ def test_results(config, nk, rows, n, k, tail, make_operands, poisoned, check):
 
 
 @needs_hopper
-@BOTH
+@KINDS
 @pytest.mark.parametrize("where", ["a", "dc"])
 def test_nan_stays_in_its_group(config, where, make_operands, check):
     a, dc, offs = make_operands((150, 140, 70), 200, 104, dtype=torch.float16)
@@ -179,7 +189,7 @@ def test_nan_stays_in_its_group(config, where, make_operands, check):
 
 
 @needs_hopper
-@BOTH
+@KINDS
 def test_offsets_are_read_on_the_device_at_every_call(config, make_operands, poisoned, check):
     a, dc, offs = make_operands((4000, 2400, 3600), 512, 640)
     run = wgrad.prepare_wgrad(a, dc, offs, config=config)
@@ -191,7 +201,7 @@ def test_offsets_are_read_on_the_device_at_every_call(config, make_operands, poi
 
 
 @needs_hopper
-@BOTH
+@KINDS
 def test_views_with_wide_rows(config, make_operands, check):
     a, dc, offs = make_operands((500, 700), 512, 640)
     wide = torch.full((1200, 1024), float("nan"), dtype=a.dtype, device=a.device)
@@ -221,7 +231,7 @@ def test_a_graph_follows_later_offsets(make_operands, check):
     wgrad.wgrad_launcher(a, dc, offs, config=UNEVEN)()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        outputs = [wgrad.wgrad_launcher(a, dc, offs, config=config)() for config in (LOCKSTEP, UNEVEN)]
+        outputs = [wgrad.wgrad_launcher(a, dc, offs, config=config)() for config in (LOCKSTEP, UNEVEN, TALLER)]
     for ends in ((4000, 6400, 10000), (0, 9000, 10000)):
         offs.copy_(torch.tensor(ends))
         graph.replay()
