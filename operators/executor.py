@@ -24,7 +24,7 @@ from groupbench.operators.errors import UsageError, WorkerLost
 from groupbench.operators.measure import environment, machine_code, seal
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.cold import first_results
-from groupbench.operators.measure.live import Live, drawn, new_secret
+from groupbench.operators.measure.live import Live, drawn, new_secret, settle
 from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.operators.operator import Operator, Target, runs_everywhere
@@ -241,6 +241,7 @@ def _batch_records(
             cell.prepare()
         progress.advance(1 / (bursts + 1))
     _find_first_results(cells, workers.timeout_s, size - len(cells), progress)
+    settle(cells)
     for number in range(bursts):
         secret, chosen = new_secret(), drawn(31)  # one for all, whose reference then is one
         for cell in _rotated(cells, number):

@@ -49,6 +49,9 @@ RESTLESS, BREAK_S = 4, 0.2
 and the length in s of a break that is made to find out. A single busy break proves nothing: a virtual machine that is
 stopped for a while charges the time to the process that it was running."""
 
+SETTLE_S, SETTLED_S = 5.0, 0.1
+"""Longest time in s to wait before the first burst for processes that preparation has started, and that of a look."""
+
 REPEATS, ACCUSED = 2, 2
 """Number of times that a cell is measured again, if other work on the device kept its times from being checked, and the
 number of measurements whose processor times must be implausible before the backend is to blame."""
@@ -278,12 +281,16 @@ class Live:
         """
         if self._rested is None:
             return None
-        (now_s, spent_s), (since_s, spent_before_s) = self._clocks(), self._rested
-        one_thread = self.job.device == "cuda" or os.environ.get("OMP_NUM_THREADS") == "1"
-        threads = 1 if one_thread else len(os.sched_getaffinity(0))
-        fault = witness.restless(now_s - since_s, spent_s - spent_before_s, threads)
+        fault = self._busy_since(self._rested)
         self._restless = max(0, self._restless + (1 if fault else -1))
         return fault if self._restless >= RESTLESS else None
+
+    def _busy_since(self, before: tuple[float, float]) -> str | None:
+        """Return why the cell's processes disturb others, if they have been busy since `_clocks` showed `before`."""
+        (now_s, spent_s), (since_s, spent_before_s) = self._clocks(), before
+        one_thread = self.job.device == "cuda" or os.environ.get("OMP_NUM_THREADS") == "1"
+        threads = 1 if one_thread else len(os.sched_getaffinity(0))
+        return witness.restless(now_s - since_s, spent_s - spent_before_s, threads)
 
     def _intruding(self) -> str | None:
         """Return why the cell disturbs the measurement of others, or None. Makes further breaks if some were busy."""
@@ -519,6 +526,20 @@ class Live:
         """Free the GPU memory of outputs that were shown."""
         if self.failure is None and self.job.device == "cuda":
             self.ask("forget")
+
+
+def settle(cells: Sequence[Live]) -> None:
+    """Wait until the processes that preparation has started are at rest, up to SETTLE_S.
+
+    torch.compile starts processes for later compilations, which import torch for seconds. They would lengthen the times
+    of all cells, and their own would be accused of it. A cell that does not come to rest is measured all the same.
+    """
+    working = [cell for cell in cells if cell.failure is None and cell.worker.has_started_others()]
+    end_s = witness.now() + SETTLE_S
+    while working and witness.now() < end_s:
+        clocks = [cell._clocks() for cell in working]
+        witness.rest(SETTLED_S)
+        working = [cell for cell, before in zip(working, clocks, strict=True) if cell._busy_since(before)]
 
 
 def _draw(seed: int, among: int, most: int) -> list[int]:

@@ -41,7 +41,7 @@ from groupbench.operators.errors import GroupbenchError, UsageError, WorkerLost
 from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
-from groupbench.operators.measure.live import ACCUSED, HeldTo, Live, drawn, held_to, new_secret
+from groupbench.operators.measure.live import ACCUSED, HeldTo, Live, drawn, held_to, new_secret, settle
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.witness import Implausible
@@ -128,6 +128,7 @@ class AbServer:
         live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
         live.prepare()
         if live.going and not live.problem and not live.interpreted:
+            settle([live])
             live.burst(new_secret(), drawn(31))
             live.finish(new_secret())
             live.repeat(1)
@@ -181,6 +182,8 @@ class AbServer:
         live = self._live
         if self._timed is None or live is None:
             return Failure("error", "asked to burst before anything was loaded")
+        if not live.bursts:
+            settle([live])
         looked_at = self._is_right and (not live.bursts or _one_in(LOOK))
         taken = live.burst(new_secret(), drawn(31) if looked_at else None)
         if isinstance(taken, Failure):

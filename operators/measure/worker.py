@@ -296,6 +296,10 @@ class Worker:
         """Return the processor time in s that the process and all processes that it has started have used so far."""
         return warden.processor_s(self._process.pid or 0)
 
+    def has_started_others(self) -> bool:
+        """Return whether the process that makes the calls has started other processes that still exist."""
+        return len(warden.listed_below(self._process.pid or 0)) > 1
+
     def thread_s(self) -> tuple[float, float] | None:
         """Return the times in s that the thread which makes the calls has run, and waited for a free processor."""
         timed = self._timed()

@@ -9,7 +9,7 @@ import pytest
 from groupbench.operators.measure import live, witness
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.live import REPEATS, RESTLESS, HeldTo, Live
+from groupbench.operators.measure.live import REPEATS, RESTLESS, SETTLE_S, SETTLED_S, HeldTo, Live, settle
 
 PREPARED = Prepared("cpu", 1.0, None, (), Sent("tensor", ()), True, None)
 STALL = witness.Implausible("implausible: a call uses 2 ms of processor time")
@@ -20,9 +20,12 @@ class Process:
     """A cell's process that uses some processor time in each break between bursts: `spent_s`, the last one for ever."""
 
     def __init__(self, *spent_s: float) -> None:
-        self.spent_s, self.used_s = [*spent_s], 0.0
+        self.spent_s, self.used_s, self.others = [*spent_s], 0.0, True
 
     def begin_log(self) -> None: ...
+
+    def has_started_others(self) -> bool:
+        return self.others
 
     def rest(self) -> None:
         self.used_s += self.spent_s.pop(0) if len(self.spent_s) > 1 else self.spent_s[0]
@@ -64,6 +67,34 @@ def test_a_cell_that_is_busy_in_most_breaks_is_accused(
     fault = cell._intruding()
     assert (fault is not None) == caught, fault
     assert cell._restless == (RESTLESS if caught else 0)
+
+
+@pytest.mark.parametrize(
+    ("spent_s", "others", "looks"),
+    [
+        ((0.0,), True, 1),
+        ((0.3, 0.3, 0.0), True, 3),
+        ((0.3,), True, round(SETTLE_S / SETTLED_S)),
+        ((0.3,), False, 0),
+    ],
+    ids=["idle", "busy for a while", "busy for ever", "alone"],
+)
+def test_processes_that_preparation_started_are_waited_for(
+    spent_s: tuple[float, ...], others: bool, looks: int, clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, idle = Process(*spent_s), Process(0.0)
+    process.others, idle.others = others, False
+    cell = _cell(process)
+    monkeypatch.setattr(cell, "_clocks", lambda: (clock[0], process.used_s))
+
+    def rest(seconds: float) -> None:
+        clock[0] += seconds
+        process.rest()
+
+    monkeypatch.setattr(witness, "rest", rest)
+    settle([cell, _cell(idle)])
+    assert clock[0] == pytest.approx(looks * SETTLED_S, abs=SETTLED_S)
+    assert cell._restless == 0, "it is not accused"
 
 
 @pytest.mark.parametrize(
