@@ -17,9 +17,11 @@ from groupbench.tracker.ab.bench import AnswerError, Bench, Closing
 from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text.unchecked import Unchecked
 
 EvaluationVerdict = Literal["faster", "slower", "same", "unknown", "right", "wrong", "suspicious", "failed"]
 
+_TITLES = {"base": "against", "head": "candidate"}
 MIN_EFFECT = 0.01
 BUDGET_S = 15.0
 
@@ -33,6 +35,7 @@ class Evaluation:
     first_wrong  coordinates of the first wrong element
     speedup      time of `against` over the candidate's, with the interval low..high
     kernels      static facts of compiled Triton kernels: registers, spills, shared memory, config
+    unchecked    what could not be checked, of the candidate and of `against`
     to_try       commands that show more
     """
 
@@ -60,6 +63,7 @@ class Evaluation:
     seconds: float = 0.0
     note: str | None = None
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    unchecked: Unchecked = field(default_factory=dict)
     to_try: list[str] = field(default_factory=list)
 
 
@@ -81,8 +85,8 @@ class Evaluator(Closing):
     ) -> None:
         self.plugins, self.device, self.timeout_s = tuple(plugins), device, timeout_s
         self._bench = Bench(
-            AbSide("against"),
-            AbSide("candidate"),
+            AbSide(_TITLES["base"]),
+            AbSide(_TITLES["head"]),
             budget_s=budget_s,
             min_effect=min_effect,
             timeout_s=timeout_s,
@@ -209,6 +213,7 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
         seconds=round(result.seconds, 2),
         note="; ".join(_notes(result, verdict, defines_operator)) or None,
         kernels=facts.get("kernels") or [],
+        unchecked={_TITLES[side]: reasons for side, reasons in result.unchecked.items()},
         to_try=to_try(verdict, cell, device, candidate),
         **_speed(result, verdict),
     )

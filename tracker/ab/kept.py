@@ -49,6 +49,7 @@ def compared_of(
             "accuracy": [None if accuracy is None else msgspec.to_builtins(accuracy) for accuracy, _ in sides],
             "kernel_hash": [hash_ for _, hash_ in sides],
             "gpu_uuid": result.head_environment.get("gpu_uuid"),
+            **({"unchecked": result.unchecked} if result.unchecked else {}),
             **details,
         },
     )

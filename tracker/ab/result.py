@@ -15,6 +15,8 @@ from groupbench.tracker.ab.side import AbError, AbSide, Which
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.metrics import RMS, relative
 from groupbench.tracker.text.files import append_whole
+from groupbench.tracker.text.unchecked import Unchecked, unchecked_lines
+from groupbench.tracker.text.wording import counted, some
 
 if TYPE_CHECKING:
     from groupbench.tracker.stats.sequential import Rule
@@ -184,6 +186,7 @@ class AbResult:
     blocks      number of blocks
     *_hash      hashes of the compiled kernels; None without kernels
     bursts      the measured blocks, to be stored and resampled
+    unchecked   what could not be checked, by side
     head_facts  facts about head from before timing
     """
 
@@ -210,6 +213,7 @@ class AbResult:
     failed_side: Which | None = None
     failed_status: str | None = None  # error, oom, timeout, unavailable, usage
     bursts: tuple[Block, ...] = ()
+    unchecked: Unchecked = field(default_factory=dict)
     head_facts: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
@@ -285,6 +289,24 @@ def exit_code(results: Sequence[AbResult]) -> int:
     if not results or any(result.verdict in ("unknown", "failed") for result in results):
         return ExitCode.INCOMPLETE
     return ExitCode.OK
+
+
+def footnotes(results: Sequence[AbResult]) -> list[str]:
+    """Return a line for each thing that could not be checked, with the cells unless it is all of them."""
+    cells: dict[str, list[AbCell]] = {}
+    for result in results:
+        for line in unchecked_lines(result.unchecked):
+            cells.setdefault(line, []).append(result.cell)
+    return [f"{line}{_in_cells(each, len(results))}" for line, each in cells.items()]
+
+
+def _in_cells(cells: Sequence[AbCell], most: int) -> str:
+    if len(cells) == most:
+        return ""
+    if len(cells) == 1:
+        return f" ({cells[0]})"
+    backends = some([*dict.fromkeys(f"{cell.operator}/{cell.backend}" for cell in cells)])
+    return f" ({len(cells)} of {counted(most, 'cell')}: {backends})"
 
 
 class RecordsError(AbError):

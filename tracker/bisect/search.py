@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from groupbench.tracker.ab.result import LESS_ACCURATE, AbVerdict, AccuracyChange
+from groupbench.tracker.text.unchecked import merged
 
 Why = Literal["ends", "merge base", "step", "confirm", "branch", "rest"]
 Position = Literal["above", "below", "unclear", "failed"]
@@ -53,6 +54,7 @@ class AbFinding:
     least: float = 0.0  # smallest effect that is not called "same"
     kernels_differ: bool | None = None  # whether the hashes of the compiled kernels differ
     accuracy: AccuracyChange = "same"  # of head's result, when latency is searched
+    unchecked: dict[str, list[str]] = field(default_factory=dict)  # what could not be checked, by side
 
     @property
     def is_worse(self) -> bool:
@@ -129,6 +131,7 @@ class Trace:
     comparisons: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)  # commit: reason
     levels: dict[str, AbFinding] = field(default_factory=dict)  # commit: newest comparison with the good end
+    unchecked: dict[str, list[str]] = field(default_factory=dict)  # commit: what a comparison could not check of it
     seconds: float = 0.0
 
 
@@ -210,6 +213,7 @@ def pooled(one: AbFinding, two: AbFinding) -> AbFinding:
         low=effect - half,
         high=effect + half,
         blocks=one.blocks + two.blocks,
+        unchecked=merged([one.unchecked, two.unchecked]),
         seconds=one.seconds + two.seconds,
     )
 
@@ -229,6 +233,8 @@ def ask(question: ComparisonRequest, trace: Trace) -> Asking:
         finding = yield question
         trace.comparisons[question.why] += 1
         trace.seconds += finding.seconds
+        by_commit = {getattr(question, side): reasons for side, reasons in finding.unchecked.items()}
+        trace.unchecked = merged([trace.unchecked, by_commit])
         if finding.verdict != "failed":
             break
     return finding

@@ -216,6 +216,16 @@ def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
     assert (evaluation.verdict, evaluation.speedup, evaluation.note) == ("right", None, "accuracy alone was compared")
 
 
+def test_what_could_not_be_checked_names_the_candidate_and_its_rival() -> None:
+    busy = ["times, because other work kept the CPU busy"]
+    honest = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
+    facts = {"verdict": "different", "effect": -0.1, "low": -0.11, "high": -0.09, "head_facts": honest}
+    assert result(**facts).unchecked == {}
+    evaluation = result(**facts, unchecked={"base": busy, "head": busy})
+    assert (evaluation.verdict, evaluation.unchecked) == ("faster", {"against": busy, "candidate": busy})
+    assert f"  not checked in torch and the candidate: {busy[0]}" in lines_of(evaluation)
+
+
 # lower and upper end of log(candidate / against) at the end of the budget
 ENDS = {
     "slower by more than the threshold": (0.026, 0.029, "slower"),
