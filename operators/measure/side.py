@@ -133,7 +133,7 @@ class AbServer:
         self._moving, self._audited = reply.possible, None
         live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
         live.prepare()
-        if live.going and not live.problem and not live.interpreted:
+        if live.going and not live.problem:
             live.burst(new_secret(), drawn(31))
             live.finish(new_secret())
             live.repeat(1)

@@ -264,9 +264,14 @@ def off(given):
     run = prepare_triton(given)
     return lambda: run() + 1
 
-ALL = [Backend(f.__name__, f, "", kind="triton", operator="vector_add") for f in (prepare_triton, off)]
+def cached(given):
+    out = prepare_triton(given)()
+    return lambda: out.clone()
+
+ALL = [Backend(f.__name__, f, "", kind="triton", operator="vector_add") for f in (prepare_triton, off, cached)]
 """)
-    right, wrong = evaluator.evaluate(f"{candidate}:ALL", shapes=("M=17,N=33",), dtypes=("fp32",))
+    right, wrong, stale = evaluator.evaluate(f"{candidate}:ALL", shapes=("M=17,N=33",), dtypes=("fp32",))
     assert (right.verdict, right.right, right.speedup) == ("right", True, None)
     assert right.note is not None and "speed was not measured" in right.note
     assert (wrong.verdict, wrong.right, wrong.speedup) == ("wrong", False, None)
+    assert (stale.verdict, stale.honest) == ("suspicious", False) and "in a timed call" in (stale.problem or "")
