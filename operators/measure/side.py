@@ -137,7 +137,10 @@ class AbServer:
             live.burst(new_secret(), drawn(31))
             live.finish(new_secret())
             live.repeat(1)
-        if live.failure is None:
+        if not live.find_routing():
+            _end(self._checker)
+            self._checker = None
+        elif live.failure is None:
             live.ask("unload")
         if live.failure is not None:
             self._end_on_failure(live.failure)
@@ -152,6 +155,7 @@ class AbServer:
             "accuracy": msgspec.to_builtins(live.accuracy),
             "problem": live.problem,
             "suspicious": live.suspicious,
+            "dynamic": live.dynamic,
             "prepare_ms": live.prepared.prepare_ms,
             "kernels": msgspec.to_builtins(live.describe_kernels()),
         }

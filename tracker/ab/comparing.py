@@ -68,6 +68,8 @@ class RunningComparison:
             head_hash=_hash(head["kernels"]),
             base_environment=self.sides[0].facts["environment"],
             head_environment=self.sides[1].facts["environment"],
+            base_dynamic=base.get("dynamic"),
+            head_dynamic=head.get("dynamic"),
             head_facts=head,
         )
         ended = self._untimed(base, head) or self._measure()

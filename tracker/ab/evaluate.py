@@ -192,11 +192,11 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
     facts, cell = result.head_facts, result.cell
     accuracy = facts.get("accuracy") or {}
     judged = _judged(result)
-    verdict = judged.verdict
+    verdict, against = judged.verdict, cell.base_backend or cell.backend
     return Evaluation(
         operator=cell.operator,
         backend=cell.backend,
-        against=cell.base_backend or cell.backend,
+        against=against,
         shape=cell.shape,
         dtype=cell.dtype,
         mode=cell.mode,
@@ -211,7 +211,7 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
         prepare_ms=facts.get("prepare_ms"),
         blocks=result.blocks,
         seconds=round(result.seconds, 2),
-        note="; ".join(_notes(result, verdict, defines_operator)) or None,
+        note="; ".join(_notes(result, verdict, against, defines_operator)) or None,
         kernels=facts.get("kernels") or [],
         unchecked={_TITLES[side]: reasons for side, reasons in result.unchecked.items()},
         to_try=to_try(verdict, cell, device, candidate),
@@ -256,9 +256,10 @@ def _speed(result: AbResult, verdict: EvaluationVerdict) -> dict[str, float | No
     }
 
 
-def _notes(result: AbResult, verdict: EvaluationVerdict, defines_operator: bool) -> Iterator[str]:
+def _notes(result: AbResult, verdict: EvaluationVerdict, against: str, defines_operator: bool) -> Iterator[str]:
     if verdict in ("unknown", "right"):
         yield from filter(None, [result.message])
+    yield from filter(None, [result.routing(against, "the candidate")])
     if result.verdict == "unknown" and verdict in ("faster", "slower", "same"):
         yield "based on the 95 % interval at the end of the budget; a longer budget gives 99.9 %"
     if defines_operator:

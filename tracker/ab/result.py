@@ -185,6 +185,7 @@ class AbResult:
     effect      log(head / base), with the interval low..high on which the verdict is based
     blocks      number of blocks
     *_hash      hashes of the compiled kernels; None without kernels
+    *_dynamic   whether its callable follows another routing; None if that was not tried
     bursts      the measured blocks, to be stored and resampled
     unchecked   what could not be checked, by side
     head_facts  facts about head from before timing
@@ -205,6 +206,8 @@ class AbResult:
     head_accuracy: SideAccuracy | None = None
     base_hash: str | None = None
     head_hash: str | None = None
+    base_dynamic: bool | None = None
+    head_dynamic: bool | None = None
     message: str | None = None
     timing: str | None = None
     min_effect: float | None = None
@@ -261,6 +264,18 @@ class AbResult:
         opposed = self.direction == "faster" and self.accuracy_change in LESS_ACCURATE
         opposed |= self.direction == "slower" and self.accuracy_change in MORE_ACCURATE
         return f"{speed} {'but' if opposed else 'and'} {accuracy}"
+
+    @property
+    def note(self) -> str | None:
+        """The message and the remark on the routing."""
+        return "; ".join(filter(None, [self.message, self.routing()])) or None
+
+    def routing(self, base: str = "base", head: str = "head") -> str | None:
+        """Return a remark if one side alone was prepared for one routing, and so may do less work than the other."""
+        if self.base_dynamic is None or self.head_dynamic is None or self.base_dynamic == self.head_dynamic:
+            return None
+        fixed, other = (head, base) if self.base_dynamic else (base, head)
+        return f"{fixed} has a built-in routing, so it may do less work than {other}, which reads it in each call"
 
     @property
     def is_worse(self) -> bool:

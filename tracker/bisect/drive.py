@@ -254,6 +254,7 @@ def _facts(result: AbResult) -> AbFinding:
         at=result.failed_side or "",
         kernels_differ=result.base_hash != result.head_hash if hashed else None,
         unchecked=merged([result.unchecked]),
+        routing=result.routing() or "",
     )
 
 

@@ -132,7 +132,7 @@ def _culprit_lines(culprit: Culprit, history: History, metric: str, several: boo
     yield f"    measured again against its parent {short(culprit.parent)}: {_between(culprit.finding, metric)}"
     which = f"this {history.noun}" if culprit.named else "one of these"
     yield f"    probability that {which} is the cause: {_chance(culprit.confidence)}"
-    for text in (cause(culprit.finding), culprit.note):
+    for text in (cause(culprit.finding), culprit.finding.routing, culprit.note):
         if text:
             yield f"    {text}"
     if culprit.merges:
@@ -201,6 +201,7 @@ def finding_data(finding: AbFinding) -> dict[str, Any]:
         "before": finding.base_value,
         "after": finding.head_value,
         "accuracy": finding.accuracy,
+        "routing": finding.routing or None,
         "unchecked": finding.unchecked,
         "blocks": finding.blocks,
     }

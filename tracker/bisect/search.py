@@ -55,6 +55,7 @@ class AbFinding:
     kernels_differ: bool | None = None  # whether the hashes of the compiled kernels differ
     accuracy: AccuracyChange = "same"  # of head's result, when latency is searched
     unchecked: dict[str, list[str]] = field(default_factory=dict)  # what could not be checked, by side
+    routing: str = ""  # a remark if only one side was prepared for one routing
 
     @property
     def is_worse(self) -> bool:

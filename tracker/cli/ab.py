@@ -290,7 +290,7 @@ def as_row(result: AbResult) -> dict[str, Any]:
         "head_rms": result.head_accuracy and result.head_accuracy.rms,
         "blocks": result.blocks,
         "seconds": result.seconds,
-        "message": result.message,
+        "message": result.note,
     }
 
 

@@ -75,6 +75,16 @@ def test_a_cell_is_prepared_placed_and_timed(ask: Ask) -> None:
     assert "value" in ask("unload")
 
 
+def test_a_built_in_routing_is_found_and_costs_no_more_than_its_process(ask: Ask) -> None:
+    shape = {"shape": "G=4,M=64,N=16,K=16,routing=zipf(1.2)", "plugins": ["faulty_backends.ROUTED"]}
+    for backend, dynamic in (("torch_loop", False), ("reads_routing", True), ("dies_rerouted", False)):
+        value = prepare(ask, backend=backend, **shape)["value"]
+        assert (value["problem"], value["dynamic"]) == (None, dynamic), backend
+        assert ask("adopt", seed=0, samples=2) == {"value": "reloaded"}
+        assert len(ask("burst")["value"]) == 2
+    assert prepare(ask, shape="G=2,M_g=16,N=8,K=8,B=shared")["value"]["dynamic"] is None
+
+
 def test_a_backend_that_is_honest_where_it_is_checked_is_found_where_it_is_timed(ask: Ask) -> None:
     facts = {"backend": "forges_elsewhere", "shape": "G=2,M_g=512,N=256,K=256"}
     assert prepare(ask, plugins=["faulty_backends.ELSEWHERE"], **facts)["value"]["problem"] is None

@@ -28,7 +28,7 @@ from groupbench.tracker.ab.comparing import block_order
 from groupbench.tracker.ab.result import footnotes
 from groupbench.tracker.ab.side import CONTRACT, SideFailure, is_groupbench, make_layout
 from groupbench.tracker.cli import main
-from groupbench.tracker.cli.ab import _show, announced, left_out
+from groupbench.tracker.cli.ab import _show, announced, as_row, left_out
 from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.text import repro
@@ -134,6 +134,19 @@ def test_what_a_side_could_not_check_is_in_the_result(compare: Callable[..., AbR
 
 def test_what_could_not_be_checked_is_asked_where_nothing_is_timed(compare: Callable[..., AbResult]) -> None:
     assert compare({"unchecked": [STILL]}, {}, only_changed=True).unchecked == {"base": [STILL]}
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "fixed"),
+    [(True, False, "head"), (False, True, "base"), (False, False, None), (True, True, None), (None, False, None)],
+)
+def test_a_routing_that_only_one_side_has_built_in_is_named(
+    compare: Callable[..., AbResult], base: bool | None, head: bool, fixed: str | None
+) -> None:
+    result = compare({"prepared": {"dynamic": base}}, {"prepared": {"dynamic": head}})
+    assert (result.base_dynamic, result.head_dynamic) == (base, head)
+    note = as_row(result)["message"]
+    assert note is None if fixed is None else note.startswith(f"{fixed} has a built-in routing, so it may do less work")
 
 
 def of_backend(name: str, **unchecked: list[str]) -> AbResult:

@@ -226,6 +226,12 @@ def test_what_could_not_be_checked_names_the_candidate_and_its_rival() -> None:
     assert f"  not checked in torch and the candidate: {busy[0]}" in lines_of(evaluation)
 
 
+def test_a_routing_that_only_the_candidate_has_built_in_is_named() -> None:
+    facts = {"verdict": "different", "effect": -0.1, "low": -0.11, "high": -0.09, "base_dynamic": True}
+    assert (result(**facts, head_dynamic=False).note or "").startswith("the candidate has a built-in routing, so")
+    assert result(**facts, head_dynamic=True).note is None
+
+
 # lower and upper end of log(candidate / against) at the end of the budget
 ENDS = {
     "slower by more than the threshold": (0.026, 0.029, "slower"),

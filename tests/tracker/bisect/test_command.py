@@ -74,6 +74,7 @@ class Lab:
         self.asked: list[ComparisonRequest] = []
         self.stop_after = 10**6
         self.broken: set[str] = set()
+        self.routing = ""
         self.unaudited: set[str] = set()  # commits of which the times could not be checked
         self.spoilt: dict[str, SideAccuracy] = {}  # by the commit from which on results are so
 
@@ -97,6 +98,7 @@ class Lab:
             verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1.0 + effect, blocks=12,
             seconds=10.0, kernels_differ=True,
             accuracy=accuracy_change(self.result(question.base), self.result(question.head)),
+            routing=self.routing,
             unchecked={side: [BUSY] for side in ("base", "head") if getattr(question, side) in self.unaudited},
         )  # fmt: skip
 
@@ -170,6 +172,17 @@ def test_what_comparisons_could_not_check_is_part_of_the_answer(
     assert f"not checked in {names[0]} and {names[1]}: {BUSY}\n" in table.stderr
 
 
+def test_a_commit_that_builds_its_routing_in_is_told_so(
+    cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = line[1]
+    monkeypatch.setattr(lab, "routing", "head has a built-in routing")
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL)
+    assert result.stdout.count("    head has a built-in routing\n") == 1
+    (culprit,) = json.loads(cli("bisect", "--resume", "--json").stdout)["culprits"]
+    assert culprit["routing"] == "head has a built-in routing"
+
+
 def test_a_log_from_before_it_named_what_was_not_checked_is_read(tmp_path: Path) -> None:
     header = Header(
         repository="r", good="a", bad="b", cell={}, metric="latency", direction="worse", all=False, confidence=0.95
@@ -177,8 +190,8 @@ def test_a_log_from_before_it_named_what_was_not_checked_is_read(tmp_path: Path)
     question = ComparisonRequest("a", "b", "ends")
     Log(tmp_path / "l", header, resume=False).add(question, AbFinding("same"))
     text = (tmp_path / "l").read_text()
-    assert text.count(',"unchecked":{}') == 1
-    (tmp_path / "l").write_text(text.replace(',"unchecked":{}', ""))
+    assert text.count(',"unchecked":{},"routing":""') == 1
+    (tmp_path / "l").write_text(text.replace(',"unchecked":{},"routing":""', ""))
     assert Log(tmp_path / "l", header, resume=True).replay(question) == AbFinding("same")
 
 
