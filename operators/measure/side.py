@@ -17,7 +17,7 @@ Requests:
     adopt   seed, samples, fresh -> the same cell in the process that is timed, in a new one if fresh
     reload  seed, samples     -> the same cell at other addresses
     burst                     -> samples in ms
-    unchecked                 -> what could not be checked since `prepare`, each with its reason
+    unchecked                 -> checks since `prepare` that could not be made, each with its reason
     unload
     quit
 
@@ -211,7 +211,7 @@ class AbServer:
         return list(taken.samples_ms)
 
     def unchecked(self) -> list[str]:
-        """Return what could not be checked of the prepared cell and its bursts, each with its reason."""
+        """Return the checks of the prepared cell and its bursts that could not be made, each with its reason."""
         reasons = []
         if self._audited is False:
             reasons.append("times, because other work kept the CPU busy")

@@ -35,7 +35,7 @@ class Evaluation:
     first_wrong  coordinates of the first wrong element
     speedup      time of `against` over the candidate's, with the interval low..high
     kernels      static facts of compiled Triton kernels: registers, spills, shared memory, config
-    unchecked    what could not be checked, of the candidate and of `against`
+    unchecked    checks that could not be made, of `candidate` and `against`
     to_try       commands that show more
     """
 

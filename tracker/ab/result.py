@@ -187,7 +187,7 @@ class AbResult:
     *_hash      hashes of the compiled kernels; None without kernels
     *_dynamic   whether its callable follows another routing; None if that was not tried
     bursts      the measured blocks, to be stored and resampled
-    unchecked   what could not be checked, by side
+    unchecked   checks that could not be made, by side
     head_facts  facts about head from before timing
     """
 
@@ -307,7 +307,7 @@ def exit_code(results: Sequence[AbResult]) -> int:
 
 
 def footnotes(results: Sequence[AbResult]) -> list[str]:
-    """Return a line for each thing that could not be checked, with the cells unless it is all of them."""
+    """Return a line for each check that could not be made, with its cells unless these are all of them."""
     cells: dict[str, list[AbCell]] = {}
     for result in results:
         for line in unchecked_lines(result.unchecked):

@@ -106,7 +106,7 @@ def lines(result: BisectResult, history: History, trace: Trace, metric: str, cel
 
 
 def unchecked(trace: Trace) -> list[str]:
-    """Return a line for each thing that a comparison could not check, with the commits."""
+    """Return a line for each check that a comparison could not make, with the commits."""
     return unchecked_lines({short(name): reasons for name, reasons in trace.unchecked.items()})
 
 

@@ -54,7 +54,7 @@ class AbFinding:
     least: float = 0.0  # smallest effect that is not called "same"
     kernels_differ: bool | None = None  # whether the hashes of the compiled kernels differ
     accuracy: AccuracyChange = "same"  # of head's result, when latency is searched
-    unchecked: dict[str, list[str]] = field(default_factory=dict)  # what could not be checked, by side
+    unchecked: dict[str, list[str]] = field(default_factory=dict)  # checks that could not be made, by side
     routing: str = ""  # a remark if only one side was prepared for one routing
 
     @property
@@ -132,7 +132,7 @@ class Trace:
     comparisons: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)  # commit: reason
     levels: dict[str, AbFinding] = field(default_factory=dict)  # commit: newest comparison with the good end
-    unchecked: dict[str, list[str]] = field(default_factory=dict)  # commit: what a comparison could not check of it
+    unchecked: dict[str, list[str]] = field(default_factory=dict)  # commit: checks that could not be made
     seconds: float = 0.0
 
 

@@ -150,7 +150,7 @@ def _cells(bench: Bench, project: Project, device: str) -> list[AbCell]:
 
 
 def _comment(results: list[AbResult], code: int, base: str, head: str) -> str:
-    """Return the comment as Markdown: the verdict, a row for each cell, changes first, and what was not checked."""
+    """Return the comment as Markdown: the verdict, a row for each cell, changes first, and footnotes."""
     from groupbench.tracker.ab.result import footnotes
 
     conclusion = CONCLUSIONS.get(ExitCode(code), "not everything could be decided")

@@ -168,7 +168,7 @@ class _Judge:
 
 
 def _unchecked(row: Judged) -> str | None:
-    """Return what the A/B that decided a row could not check, or None."""
+    """Return the checks that the A/B of a row could not make, or None."""
     lines = () if row.compared is None else unchecked_lines(row.compared.unchecked)
     return f"A/B {'; '.join(lines)}" if lines else None
 

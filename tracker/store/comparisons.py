@@ -52,7 +52,7 @@ class Compared:
 
     @property
     def unchecked(self) -> Unchecked:
-        """What could not be checked, by side; empty in rows from before this was stored."""
+        """The checks that could not be made, by side; empty in rows from before these were stored."""
         sides: Unchecked = self.details.get("unchecked", {})
         return sides
 

@@ -330,7 +330,7 @@ class ABComparison(Base, kw_only=True):
     measured: Mapped[datetime] = mapped_column(doc="time of the measurement")
     message: Mapped[str | None] = mapped_column(doc="reason for the verdict failed or unknown")
     details: Mapped[dict[str, Any]] = mapped_column(
-        doc="both sides' accuracies, kernel hashes, software, and what was not checked"
+        doc="both sides' accuracies, kernel hashes, software, and checks that could not be made"
     )
 
 

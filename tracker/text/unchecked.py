@@ -1,7 +1,7 @@
-"""What an A/B comparison could not check, in the words that every command shows.
+"""The checks that an A/B comparison could not make, in the words that every command shows.
 
-operators/measure/side.py gives the reasons of a side. Results, records and rows of the database keep them as they are:
-a mapping of each side that has any to its reasons.
+A side (operators/measure/side.py) names each of its own with the reason. Results, records and rows of the database keep
+these texts by side.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from groupbench.tracker.text.wording import some
 
 Unchecked = Mapping[str, Sequence[str]]
-"""Reasons by side, or by commit."""
+"""The checks that could not be made, each with its reason, by side or by commit."""
 
 
 def unchecked_lines(unchecked: Unchecked) -> list[str]:
-    """Return a line for each reason: `not checked in base and head: times, because other work kept the CPU busy`."""
+    """Return a line for each check: `not checked in base and head: times, because other work kept the CPU busy`."""
     names: dict[str, list[str]] = {}
     for name, reasons in unchecked.items():
         for reason in reasons:
@@ -24,12 +24,12 @@ def unchecked_lines(unchecked: Unchecked) -> list[str]:
 
 
 def merged(parts: Sequence[Unchecked]) -> dict[str, list[str]]:
-    """Return the reasons of several comparisons, each once."""
+    """Return the checks of several comparisons, each once."""
     whole: dict[str, list[str]] = {}
     for part in parts:
         for name, reasons in part.items():
-            known = whole.setdefault(name, [])
-            known += [reason for reason in reasons if reason not in known]
+            earlier = whole.setdefault(name, [])
+            earlier += [reason for reason in reasons if reason not in earlier]
     return whole
 
 
