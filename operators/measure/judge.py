@@ -56,8 +56,8 @@ class OutputJudgement(msgspec.Struct, frozen=True, tag=True):
     size: int = 0
 
 
-class Rerouted(msgspec.Struct, frozen=True, tag=True):
-    """The reply to `can_reroute`."""
+class Possible(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `can_move` and `can_reroute`."""
 
     possible: bool
 
@@ -68,7 +68,7 @@ class Gauged(msgspec.Struct, frozen=True, tag=True):
     stretch: float
 
 
-JudgeAnswer = OutputJudgement | Rerouted | Gauged | Paced | Done | Failure
+JudgeAnswer = OutputJudgement | Possible | Gauged | Paced | Done | Failure
 
 
 def serve(connection: Connection, file: int) -> None:
@@ -167,12 +167,16 @@ class _Judge:
             )
         _CHECKED.add(job.operator)
 
-    def can_reroute(self, seed: int) -> Rerouted:
+    def can_move(self) -> Possible:
+        """Return whether this problem's inputs change between calls. If not, a stale result is not noticed."""
+        return Possible(self.moves.any)
+
+    def can_reroute(self, seed: int) -> Possible:
         """Return whether this problem has another routing."""
         held = moves.reroute(self.operator, self.shape, self.inputs, seed)
         for tensor, before in held or ():
             tensor.copy_(before)
-        return Rerouted(held is not None)
+        return Possible(held is not None)
 
     def compare(
         self,

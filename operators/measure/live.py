@@ -21,7 +21,7 @@ from groupbench.operators.measure import machine_code, profiler, seal, witness
 from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown, room_for
 from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import At, Gauged, OutputJudgement, Rerouted
+from groupbench.operators.measure.judge import At, Gauged, OutputJudgement, Possible
 from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import ATTEMPTS, CPU_BURST_S, timing_of
 from groupbench.operators.measure.worker import Judge, Worker
@@ -488,7 +488,7 @@ class Live:
             return True
         seed, secret = drawn(31), new_secret()
         possible = self._ask_judge(Request("can_reroute", arguments=(seed,)))
-        if not isinstance(possible, Rerouted) or not possible.possible:
+        if not isinstance(possible, Possible) or not possible.possible:
             return True
         shown = self.worker.ask(Request("reroute", arguments=(seed, secret)))
         self.dynamic = False

@@ -17,6 +17,7 @@ Requests:
     adopt   seed, samples, fresh -> the same cell in the process that is timed, in a new one if fresh
     reload  seed, samples     -> the same cell at other addresses
     burst                     -> samples in ms
+    unchecked                 -> checks since `prepare` that could not be made, each with its reason
     unload
     quit
 
@@ -73,6 +74,8 @@ class AbServer:
         self._live: Live | None = None
         self._is_right = True
         self._owed = 0  # attempts left to audit the timed process for the first time
+        self._audited: bool | None = None  # whether an audit found the cell's times plausible; None before the first
+        self._moving = True  # whether the cell's inputs change between calls
         self._checked: Live | None = None  # the cell in the checking process
         self._job: Job | None = None
         self._held_to: HeldTo | None = None
@@ -123,16 +126,22 @@ class AbServer:
             if isinstance(reply, Failure):
                 return self._end_on_failure(reply)
         reply = self._judging().receive()
+        if not isinstance(reply, Failure):
+            reply = self._judging().ask(Request("can_move"))
         if isinstance(reply, Failure):
             return self._end_on_failure(reply)
+        self._moving, self._audited = reply.possible, None
         live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
         live.prepare()
-        if live.going and not live.problem and not live.interpreted:
+        if live.going and not live.problem:
             settle([live])
             live.burst(new_secret(), drawn(31))
             live.finish(new_secret())
             live.repeat(1)
-        if live.failure is None:
+        if not live.find_routing():
+            _end(self._checker)
+            self._checker = None
+        elif live.failure is None:
             live.ask("unload")
         if live.failure is not None:
             self._end_on_failure(live.failure)
@@ -147,6 +156,7 @@ class AbServer:
             "accuracy": msgspec.to_builtins(live.accuracy),
             "problem": live.problem,
             "suspicious": live.suspicious,
+            "dynamic": live.dynamic,
             "prepare_ms": live.prepared.prepare_ms,
             "kernels": msgspec.to_builtins(live.describe_kernels()),
         }
@@ -195,12 +205,22 @@ class AbServer:
             while isinstance(audits[-1], Implausible) and len(audits) < ACCUSED:
                 audits.append(live.audit())
             fault = audits[-1]
+            self._audited = self._audited or fault is None
             self._owed = 0 if audits == [None] else max(self._owed - 1, 0)
             live.disturb()
         # A Failure is that of a busy machine, which the comparison copes with, or of a process that the next one names.
         if self._is_right and isinstance(fault, str):
             return Failure("wrong", str(fault))
         return list(taken.samples_ms)
+
+    def unchecked(self) -> list[str]:
+        """Return the checks of the prepared cell and its bursts that could not be made, each with its reason."""
+        reasons = []
+        if self._audited is False:
+            reasons.append("times, because other work kept the CPU busy")
+        if not self._moving:
+            reasons.append("stale results, because its inputs do not change between calls")
+        return reasons
 
     def _is_audited(self, bursts: int) -> bool:
         """Return whether the timed process's last burst of so many is followed by one that this process times.

@@ -346,3 +346,23 @@ def says_threads(inputs):
 
 
 THREADS = Backend("says_threads", says_threads, "a test", operator="vector_add")
+
+
+def reads_routing(inputs):
+    """Read the routing in each call."""
+    import torch
+
+    def run():
+        parts = inputs.a.tensor_split(inputs.offs[:-1].tolist())
+        return torch.cat([rows @ b for rows, b in zip(parts, inputs.b, strict=True)])
+
+    return run
+
+
+def dies_rerouted(inputs):
+    """End the process in a call with another routing."""
+    right, before = prepare_torch_loop(inputs), inputs.offs.clone()
+    return lambda: right() if inputs.offs.equal(before) else os._exit(7)
+
+
+ROUTED = tuple(Backend(f.__name__, f, "a test", operator="grouped_gemm") for f in (reads_routing, dies_rerouted))

@@ -24,7 +24,7 @@ from groupbench.operators.measure import machine_code, witness, worker
 from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restored, Shown
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import OutputJudgement, Rerouted
+from groupbench.operators.measure.judge import OutputJudgement, Possible
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run, decode, encode
@@ -281,7 +281,7 @@ class ScriptedJudge:
     def ask(self, request: executor.Request) -> object:
         if request.verb == "compare":
             return OutputJudgement(Accuracy(rms=0.0), None)
-        return Rerouted(False) if request.verb == "can_reroute" else Done(request.verb)
+        return Possible(False) if request.verb == "can_reroute" else Done(request.verb)
 
     def scheduling(self) -> None: ...
 

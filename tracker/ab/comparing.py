@@ -68,22 +68,14 @@ class RunningComparison:
             head_hash=_hash(head["kernels"]),
             base_environment=self.sides[0].facts["environment"],
             head_environment=self.sides[1].facts["environment"],
+            base_dynamic=base.get("dynamic"),
+            head_dynamic=head.get("dynamic"),
             head_facts=head,
         )
-        if bench.times_right_alone and head["problem"] is not None:
-            self._unload()
-            return self._ended("different", message="not timed: the result is wrong")
-        if interpreted:
-            self._unload()
-            equal = self.result.accuracy_change == "same"
-            verdict: AbVerdict = "same" if equal else "different"
-            return self._ended(verdict, message="speed was not measured: interpreted kernels have no latency")
-        if bench.only_changed and _same_code(base["kernels"], head["kernels"]):
-            self._unload()
-            return self._ended("same", message="not timed: the compiled kernels and their configs are equal")
-        result = self._measure()
+        ended = self._untimed(base, head) or self._measure()
+        answers = zip(("base", "head"), self._ask_both("unchecked"), strict=True)
         self._unload()
-        return result
+        return replace(ended, unchecked={side: reasons for side, reasons in answers if reasons})
 
     def failed(self, failure: SideFailure) -> AbResult:
         """Return the result of a comparison that a side's failure ended, and unload the cell on the other side."""
@@ -102,6 +94,18 @@ class RunningComparison:
                 "prepare", self.bench.timeout_s, cell=msgspec.to_builtins(cell), timeout_s=self.bench.timeout_s
             )
         return self._receive_both()
+
+    def _untimed(self, base: dict[str, Any], head: dict[str, Any]) -> AbResult | None:
+        """Return the result if the answers to `prepare` decide it, else None."""
+        if self.bench.times_right_alone and head["problem"] is not None:
+            return self._ended("different", message="not timed: the result is wrong")
+        if self.result.timing == "interpreted":
+            equal = self.result.accuracy_change == "same"
+            verdict: AbVerdict = "same" if equal else "different"
+            return self._ended(verdict, message="speed was not measured: interpreted kernels have no latency")
+        if self.bench.only_changed and _same_code(base["kernels"], head["kernels"]):
+            return self._ended("same", message="not timed: the compiled kernels and their configs are equal")
+        return None
 
     def _measure(self) -> AbResult:
         from groupbench.tracker.stats import sequential

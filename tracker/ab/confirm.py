@@ -268,7 +268,7 @@ def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
     """
     if result.head_environment:
         _check(row, environment_of(result.head_environment), pair)
-    message = result.message
+    message = result.note
     if result.failed_side == "both" and result.failed_status == "usage":
         message = f"{message}; backends from a plugin need --plugin here too"
     return compared_of(result, pair.base, pair.head, pair.details(row, software_of(result)), message)

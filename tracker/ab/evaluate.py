@@ -17,9 +17,11 @@ from groupbench.tracker.ab.bench import AnswerError, Bench, Closing
 from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text.unchecked import Unchecked
 
 EvaluationVerdict = Literal["faster", "slower", "same", "unknown", "right", "wrong", "suspicious", "failed"]
 
+_TITLES = {"base": "against", "head": "candidate"}
 MIN_EFFECT = 0.01
 BUDGET_S = 15.0
 
@@ -33,6 +35,7 @@ class Evaluation:
     first_wrong  coordinates of the first wrong element
     speedup      time of `against` over the candidate's, with the interval low..high
     kernels      static facts of compiled Triton kernels: registers, spills, shared memory, config
+    unchecked    checks that could not be made, of `candidate` and `against`
     to_try       commands that show more
     """
 
@@ -60,6 +63,7 @@ class Evaluation:
     seconds: float = 0.0
     note: str | None = None
     kernels: list[dict[str, Any]] = field(default_factory=list)
+    unchecked: Unchecked = field(default_factory=dict)
     to_try: list[str] = field(default_factory=list)
 
 
@@ -81,8 +85,8 @@ class Evaluator(Closing):
     ) -> None:
         self.plugins, self.device, self.timeout_s = tuple(plugins), device, timeout_s
         self._bench = Bench(
-            AbSide("against"),
-            AbSide("candidate"),
+            AbSide(_TITLES["base"]),
+            AbSide(_TITLES["head"]),
             budget_s=budget_s,
             min_effect=min_effect,
             timeout_s=timeout_s,
@@ -188,11 +192,11 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
     facts, cell = result.head_facts, result.cell
     accuracy = facts.get("accuracy") or {}
     judged = _judged(result)
-    verdict = judged.verdict
+    verdict, against = judged.verdict, cell.base_backend or cell.backend
     return Evaluation(
         operator=cell.operator,
         backend=cell.backend,
-        against=cell.base_backend or cell.backend,
+        against=against,
         shape=cell.shape,
         dtype=cell.dtype,
         mode=cell.mode,
@@ -207,8 +211,9 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
         prepare_ms=facts.get("prepare_ms"),
         blocks=result.blocks,
         seconds=round(result.seconds, 2),
-        note="; ".join(_notes(result, verdict, defines_operator)) or None,
+        note="; ".join(_notes(result, verdict, against, defines_operator)) or None,
         kernels=facts.get("kernels") or [],
+        unchecked={_TITLES[side]: reasons for side, reasons in result.unchecked.items()},
         to_try=to_try(verdict, cell, device, candidate),
         **_speed(result, verdict),
     )
@@ -251,9 +256,10 @@ def _speed(result: AbResult, verdict: EvaluationVerdict) -> dict[str, float | No
     }
 
 
-def _notes(result: AbResult, verdict: EvaluationVerdict, defines_operator: bool) -> Iterator[str]:
+def _notes(result: AbResult, verdict: EvaluationVerdict, against: str, defines_operator: bool) -> Iterator[str]:
     if verdict in ("unknown", "right"):
         yield from filter(None, [result.message])
+    yield from filter(None, [result.routing(against, "the candidate")])
     if result.verdict == "unknown" and verdict in ("faster", "slower", "same"):
         yield "based on the 95 % interval at the end of the budget; a longer budget gives 99.9 %"
     if defines_operator:

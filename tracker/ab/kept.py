@@ -28,7 +28,7 @@ def compared_of(
     base: str,  # hash of the commit
     head: str,
     details: Mapping[str, Any],  # facts about the software of both sides
-    message: str | None = None,
+    message: str | None,
 ) -> Compared:
     """Return the result of an A/B of two commits for the database."""
     sides = ((result.base_accuracy, result.base_hash), (result.head_accuracy, result.head_hash))
@@ -49,6 +49,7 @@ def compared_of(
             "accuracy": [None if accuracy is None else msgspec.to_builtins(accuracy) for accuracy, _ in sides],
             "kernel_hash": [hash_ for _, hash_ in sides],
             "gpu_uuid": result.head_environment.get("gpu_uuid"),
+            **({"unchecked": result.unchecked} if result.unchecked else {}),
             **details,
         },
     )
@@ -66,7 +67,7 @@ def keep(store: Store, result: AbResult, base: str, head: str) -> int:
     seen = least_effect(result.timing or "", result.base_ms)
     if result.verdict == SAME and (result.min_effect is None or result.min_effect > seen):
         return 0
-    compared = compared_of(result, base, head, {"software": software})
+    compared = compared_of(result, base, head, {"software": software}, result.note)
     with store.write() as session:
         series = _series_of(session, result)
         for row in series:

@@ -15,6 +15,8 @@ from groupbench.tracker.ab.side import AbError, AbSide, Which
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.metrics import RMS, relative
 from groupbench.tracker.text.files import append_whole
+from groupbench.tracker.text.unchecked import Unchecked, unchecked_lines
+from groupbench.tracker.text.wording import counted, some
 
 if TYPE_CHECKING:
     from groupbench.tracker.stats.sequential import Rule
@@ -183,7 +185,9 @@ class AbResult:
     effect      log(head / base), with the interval low..high on which the verdict is based
     blocks      number of blocks
     *_hash      hashes of the compiled kernels; None without kernels
+    *_dynamic   whether its callable follows another routing; None if that was not tried
     bursts      the measured blocks, to be stored and resampled
+    unchecked   checks that could not be made, by side
     head_facts  facts about head from before timing
     """
 
@@ -202,6 +206,8 @@ class AbResult:
     head_accuracy: SideAccuracy | None = None
     base_hash: str | None = None
     head_hash: str | None = None
+    base_dynamic: bool | None = None
+    head_dynamic: bool | None = None
     message: str | None = None
     timing: str | None = None
     min_effect: float | None = None
@@ -210,6 +216,7 @@ class AbResult:
     failed_side: Which | None = None
     failed_status: str | None = None  # error, oom, timeout, unavailable, usage
     bursts: tuple[Block, ...] = ()
+    unchecked: Unchecked = field(default_factory=dict)
     head_facts: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
@@ -259,6 +266,18 @@ class AbResult:
         return f"{speed} {'but' if opposed else 'and'} {accuracy}"
 
     @property
+    def note(self) -> str | None:
+        """The message and the remark on the routing."""
+        return "; ".join(filter(None, [self.message, self.routing()])) or None
+
+    def routing(self, base: str = "base", head: str = "head") -> str | None:
+        """Return a remark if one side alone was prepared for one routing, and so may do less work than the other."""
+        if self.base_dynamic is None or self.head_dynamic is None or self.base_dynamic == self.head_dynamic:
+            return None
+        fixed, other = (head, base) if self.base_dynamic else (base, head)
+        return f"{fixed} has a built-in routing, so it may do less work than {other}, which reads it in each call"
+
+    @property
     def is_worse(self) -> bool:
         """Return whether head is slower, less accurate, or wrong while base is right."""
         return self.direction == "slower" or self.accuracy_change in LESS_ACCURATE
@@ -285,6 +304,24 @@ def exit_code(results: Sequence[AbResult]) -> int:
     if not results or any(result.verdict in ("unknown", "failed") for result in results):
         return ExitCode.INCOMPLETE
     return ExitCode.OK
+
+
+def footnotes(results: Sequence[AbResult]) -> list[str]:
+    """Return a line for each check that could not be made, with its cells unless these are all of them."""
+    cells: dict[str, list[AbCell]] = {}
+    for result in results:
+        for line in unchecked_lines(result.unchecked):
+            cells.setdefault(line, []).append(result.cell)
+    return [f"{line}{_in_cells(each, len(results))}" for line, each in cells.items()]
+
+
+def _in_cells(cells: Sequence[AbCell], most: int) -> str:
+    if len(cells) == most:
+        return ""
+    if len(cells) == 1:
+        return f" ({cells[0]})"
+    backends = some([*dict.fromkeys(f"{cell.operator}/{cell.backend}" for cell in cells)])
+    return f" ({len(cells)} of {counted(most, 'cell')}: {backends})"
 
 
 class RecordsError(AbError):

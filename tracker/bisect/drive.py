@@ -21,6 +21,7 @@ from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Rates
 from groupbench.tracker.errors import TrackerError
 from groupbench.tracker.metrics import RMS, finite_or_none
 from groupbench.tracker.stats.thresholds import RMS_RATIO
+from groupbench.tracker.text.unchecked import merged
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Bench, SideAccuracy
@@ -252,6 +253,8 @@ def _facts(result: AbResult) -> AbFinding:
         message=result.message or "",
         at=result.failed_side or "",
         kernels_differ=result.base_hash != result.head_hash if hashed else None,
+        unchecked=merged([result.unchecked]),
+        routing=result.routing() or "",
     )
 
 

@@ -10,6 +10,7 @@ from groupbench.tracker.bisect.hunt import BisectResult, Culprit, History, short
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Trace
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.metrics import relative
+from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted
 
 _WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
@@ -95,12 +96,18 @@ def lines(result: BisectResult, history: History, trace: Trace, metric: str, cel
         yield f"{share:+.1f} % of the difference is not explained by this{hint}"
     for name, why in trace.skipped.items():
         yield f"skipped {short(name)}: {why}"
+    yield from unchecked(trace)
     path = history.first_parents(history.bad)[1]
     aside = len(history.inside) - len(path)
     branches = f" and {aside} on merged branches" if aside else ""
     searched = f"{counts(trace)}, {trace.seconds:.0f} s of measuring"
     where = " on the first-parent line" if history.noun == "commit" else ""
     yield f"{counted(len(path), history.noun)}{where}{branches}; {searched}"
+
+
+def unchecked(trace: Trace) -> list[str]:
+    """Return a line for each check that a comparison could not make, with the commits."""
+    return unchecked_lines({short(name): reasons for name, reasons in trace.unchecked.items()})
 
 
 def counts(trace: Trace) -> str:
@@ -125,7 +132,7 @@ def _culprit_lines(culprit: Culprit, history: History, metric: str, several: boo
     yield f"    measured again against its parent {short(culprit.parent)}: {_between(culprit.finding, metric)}"
     which = f"this {history.noun}" if culprit.named else "one of these"
     yield f"    probability that {which} is the cause: {_chance(culprit.confidence)}"
-    for text in (cause(culprit.finding), culprit.note):
+    for text in (cause(culprit.finding), culprit.finding.routing, culprit.note):
         if text:
             yield f"    {text}"
     if culprit.merges:
@@ -165,6 +172,7 @@ def as_data(result: BisectResult, history: History, trace: Trace, metric: str, c
         "comparisons": dict(trace.comparisons),
         "levels": [{"commit": name, **finding_data(finding)} for name, finding in trace.levels.items()],
         "skipped": [{"commit": name, "why": why} for name, why in trace.skipped.items()],
+        "unchecked": trace.unchecked,
         "seconds": trace.seconds,
     }
 
@@ -193,5 +201,7 @@ def finding_data(finding: AbFinding) -> dict[str, Any]:
         "before": finding.base_value,
         "after": finding.head_value,
         "accuracy": finding.accuracy,
+        "routing": finding.routing or None,
+        "unchecked": finding.unchecked,
         "blocks": finding.blocks,
     }

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from groupbench.tracker.ab.result import LESS_ACCURATE, AbVerdict, AccuracyChange
+from groupbench.tracker.text.unchecked import merged
 
 Why = Literal["ends", "merge base", "step", "confirm", "branch", "rest"]
 Position = Literal["above", "below", "unclear", "failed"]
@@ -53,6 +54,8 @@ class AbFinding:
     least: float = 0.0  # smallest effect that is not called "same"
     kernels_differ: bool | None = None  # whether the hashes of the compiled kernels differ
     accuracy: AccuracyChange = "same"  # of head's result, when latency is searched
+    unchecked: dict[str, list[str]] = field(default_factory=dict)  # checks that could not be made, by side
+    routing: str = ""  # a remark if only one side was prepared for one routing
 
     @property
     def is_worse(self) -> bool:
@@ -129,6 +132,7 @@ class Trace:
     comparisons: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)  # commit: reason
     levels: dict[str, AbFinding] = field(default_factory=dict)  # commit: newest comparison with the good end
+    unchecked: dict[str, list[str]] = field(default_factory=dict)  # commit: checks that could not be made
     seconds: float = 0.0
 
 
@@ -210,6 +214,7 @@ def pooled(one: AbFinding, two: AbFinding) -> AbFinding:
         low=effect - half,
         high=effect + half,
         blocks=one.blocks + two.blocks,
+        unchecked=merged([one.unchecked, two.unchecked]),
         seconds=one.seconds + two.seconds,
     )
 
@@ -229,6 +234,8 @@ def ask(question: ComparisonRequest, trace: Trace) -> Asking:
         finding = yield question
         trace.comparisons[question.why] += 1
         trace.seconds += finding.seconds
+        by_commit = {getattr(question, side): reasons for side, reasons in finding.unchecked.items()}
+        trace.unchecked = merged([trace.unchecked, by_commit])
         if finding.verdict != "failed":
             break
     return finding

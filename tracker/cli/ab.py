@@ -26,7 +26,7 @@ from groupbench.tracker.cli.options import (
     plugins_option,
     setup_option,
 )
-from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.metrics import relative
@@ -262,11 +262,13 @@ def _check_records(path: Path | None) -> None:
 
 def _show(results: list[AbResult], form: Format | None) -> None:
     from groupbench.tracker.ab.bench import as_json
+    from groupbench.tracker.ab.result import footnotes
 
     if form == "json":
         write_json([as_json(result) for result in results])
         return
     write_table(COLUMNS, [as_row(result) for result in results], form)
+    write_notes(footnotes(results), form)
 
 
 def as_row(result: AbResult) -> dict[str, Any]:
@@ -288,7 +290,7 @@ def as_row(result: AbResult) -> dict[str, Any]:
         "head_rms": result.head_accuracy and result.head_accuracy.rms,
         "blocks": result.blocks,
         "seconds": result.seconds,
-        "message": result.message,
+        "message": result.note,
     }
 
 

@@ -23,7 +23,7 @@ from groupbench.tracker.cli.options import (
     reading,
     setup_option,
 )
-from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.wording import counted, printable
@@ -314,6 +314,7 @@ def _write(form: Format | None, header: Header, result: Any, history: History, t
             for commit in culprit["commits"]
         ]
         write_table(COLUMNS, rows, form)
+        write_notes(report.unchecked(trace), form)
     else:
         for line in text:
             click.echo(line[: len(line) - len(line.lstrip())] + printable(line))

@@ -15,7 +15,7 @@ from groupbench.tracker.cli.options import (
     comparisons_option,
     device_option,
 )
-from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
+from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, milliseconds, percent
@@ -93,6 +93,7 @@ def calibrate(
 
     from groupbench.tracker.ab import calibrate as calibration
     from groupbench.tracker.ab.bench import AbSide, Bench
+    from groupbench.tracker.ab.result import footnotes
     from groupbench.tracker.cli.ab import _check_records, _interrupt, progress_line
 
     signal.signal(signal.SIGTERM, _interrupt)
@@ -111,11 +112,11 @@ def calibrate(
     for row in rows:
         row["latency_ms"] = None if math.isnan(row["latency_ms"]) else row["latency_ms"]
     if form == "json":
-        write_json(
-            {"alpha": alpha, "power": calibration.POWER, "budget_s": budget, "device": running_on, "classes": rows}
-        )
+        facts = {"alpha": alpha, "power": calibration.POWER, "budget_s": budget, "device": running_on}
+        write_json({**facts, "classes": rows, "notes": footnotes(results)})
     else:
         write_table(COLUMNS, rows, form)
+        write_notes(footnotes(results), form)
     if any(report.different for report in reports):
         context.exit(ExitCode.FAILED)
     incomplete = not any(report.blocks for report in reports) or any(report.failed for report in reports)

@@ -15,6 +15,7 @@ from groupbench.tracker.completion import RunId
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.metrics import relative
+from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import printable, signed_percent
 
 if TYPE_CHECKING:
@@ -86,9 +87,9 @@ def confirm(
             signed_percent(relative(value)) for value in (compared.effect, compared.low, compared.high)
         )
         change = f" {effect} ({low or '?'} .. {high or '?'})" if effect else ""
-        reason = f": {compared.message}" if compared.message else ""
+        reason = "; ".join([*filter(None, [compared.message]), *unchecked_lines(compared.unchecked)])
         commits = f"{compared.base[:10]}..{compared.head[:10]}"
-        click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason}"))
+        click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason and f': {reason}'}"))
 
     python = sys.executable if toolchain is None else interpreter_of(toolchain, project, say)
     others = [Path(python), *([] if base_python is None else [base_python])]

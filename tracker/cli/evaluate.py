@@ -22,6 +22,7 @@ from groupbench.tracker.cli.options import (
 from groupbench.tracker.cli.output import write_json
 from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.durations import Duration
+from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted, milliseconds, printable
 from groupbench.tracker.vocabulary import DTYPE_DEFAULT
 
@@ -131,6 +132,8 @@ def lines_of(evaluation: Evaluation) -> list[str]:
         against = f", {evaluation.against_rms:.2g} of {evaluation.against}" if evaluation.against_rms else ""
         lines.append(f"  rms error {evaluation.rms:.2g}{against}")
     lines += [f"  note: {evaluation.note}"] if evaluation.note else []
+    named = {"candidate": "the candidate", "against": str(evaluation.against)}
+    lines += [f"  {line}" for line in unchecked_lines({named[k]: why for k, why in evaluation.unchecked.items()})]
     for kernel in evaluation.kernels:
         facts = ", ".join(f"{name} {value}" for name, value in kernel.items() if name not in ("name", "hash", "config"))
         lines.append(f"  kernel {kernel['name']}: {facts}")

@@ -117,6 +117,12 @@ def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form:
         click.echo(_plain(columns, rows))
 
 
+def write_notes(lines: Sequence[str], form: Format | None) -> None:
+    """Write lines below a table; to stderr if it is CSV, which ends with its rows."""
+    for line in lines:
+        click.echo(f"\n{_escaped(printable(line))}" if form == "md" else printable(line), err=form == "csv")
+
+
 def say(text: str) -> None:
     """Write a message for the user to stderr."""
     click.echo(printable(text), err=True)
@@ -203,11 +209,13 @@ def _markdown(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cells) + " |"
 
-    def escape(text: str) -> str:
-        for char in "\\`*_[]<>|":
-            text = text.replace(char, "\\" + char if char not in "<>" else {"<": "&lt;", ">": "&gt;"}[char])
-        return text
-
     rule = ["---:" if column.right else "---" for column in columns]
-    body = [line([escape(cell) for cell in cells]) for cells in _cells(columns, rows)]
-    return "\n".join([line([escape(column.header) for column in columns]), line(rule), *body])
+    body = [line([_escaped(cell) for cell in cells]) for cells in _cells(columns, rows)]
+    return "\n".join([line([_escaped(column.header) for column in columns]), line(rule), *body])
+
+
+def _escaped(text: str) -> str:
+    """Return a text escaped for Markdown."""
+    for char in "\\`*_[]<>|":
+        text = text.replace(char, "\\" + char if char not in "<>" else {"<": "&lt;", ">": "&gt;"}[char])
+    return text

@@ -17,7 +17,7 @@ from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, prog
 from groupbench.tracker.cli.here import program_of, recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt
 from groupbench.tracker.cli.options import WAIT, cell_budget_option, min_effect_same_option, plan_device_option
-from groupbench.tracker.cli.output import say, write_table
+from groupbench.tracker.cli.output import say, write_notes, write_table
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
@@ -150,12 +150,15 @@ def _cells(bench: Bench, project: Project, device: str) -> list[AbCell]:
 
 
 def _comment(results: list[AbResult], code: int, base: str, head: str) -> str:
-    """Return the comment as Markdown: the verdict, then a row for each cell, changes first."""
+    """Return the comment as Markdown: the verdict, a row for each cell, changes first, and footnotes."""
+    from groupbench.tracker.ab.result import footnotes
+
     conclusion = CONCLUSIONS.get(ExitCode(code), "not everything could be decided")
     shown = sorted(results, key=lambda result: (result.verdict == "same", -(result.change or 0.0)))
     table = io.StringIO()
     with redirect_stdout(table):
         write_table([column for column in COLUMNS if column.key in KEPT], [as_row(each) for each in shown], "md")
+        write_notes(footnotes(results), "md")
     first = f"**groupbench: {conclusion}.** `{head[:10]}` compared with its merge base `{base[:10]}` on one device."
     return f"{first}\n\n{table.getvalue()}"
 

@@ -33,6 +33,7 @@ from groupbench.tracker.query.runs import previous_of_plan
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.record import Timing
 from groupbench.tracker.stats.thresholds import least_effect
+from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import Verdict
 
@@ -107,6 +108,7 @@ class _Judge:
     def rows(self) -> list[Judged]:
         """Return the rows of all points, in order."""
         rows = [row for point in self.data.points for row in self._rows(point)]
+        rows = [replace(row, note=joined(row.note, _unchecked(row))) for row in rows]
         author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
         return [
             replace(row, span=replace(row.span, author=author_of.get(row.span.head.commit))) if row.span else row
@@ -163,6 +165,12 @@ class _Judge:
         for name in sorted((alerted_metrics - covered) & set(METRICS)):
             rows.append(Judged(point.series, Verdict.OK, point, name))
         return [each for row in rows for each in self.alerts.rows(row, row.what)]
+
+
+def _unchecked(row: Judged) -> str | None:
+    """Return the checks that the A/B of a row could not make, or None."""
+    lines = () if row.compared is None else unchecked_lines(row.compared.unchecked)
+    return f"A/B {'; '.join(lines)}" if lines else None
 
 
 def _implausible(point: PointRow) -> str | None:

@@ -35,6 +35,7 @@ from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
+from groupbench.tracker.text.unchecked import merged
 from groupbench.tracker.text.wording import signed_percent
 from groupbench.tracker.verdicts import Verdict
 
@@ -147,9 +148,9 @@ class SeparatingComparisons:
         return {part: one for part, one in self.by_part.items() if one is not None and one.verdict == DIFFERENT}
 
     @property
-    def same(self) -> list[str]:
-        """The parts that make no difference."""
-        return [part for part, one in self.by_part.items() if one is not None and one.verdict == SAME]
+    def same(self) -> dict[str, Compared]:
+        """The comparisons that found no difference, by part."""
+        return {part: one for part, one in self.by_part.items() if one is not None and one.verdict == SAME}
 
     @property
     def undecided(self) -> dict[str, Compared | None]:
@@ -183,7 +184,7 @@ def separated(row: Judged, made: SeparatingComparisons) -> tuple[Judged, Cause |
     if made.different:
         return _with_parts(row, made, changed), None
     if not undecided:
-        row = replace(row, cause=cause_of(transition).word)
+        row = replace(row, cause=cause_of(transition).word, compared=_sum(same.values()))
         sides = "both toolchains" if len(same) == 1 else "toolchains and commits"
         return replace(row, verdict=Verdict.OK, note=joined(f"A/B of {sides}: no difference", changed)), None
     row = replace(row, compared=next((one for one in undecided.values() if one is not None), None))
@@ -220,7 +221,9 @@ def _sum(comparisons_made: Iterable[Compared]) -> Compared:
         return math.fsum(known_values) if len(known_values) == len(values) else None
 
     effect, low, high = total("effect"), total("low"), total("high")
-    return replace(each[0], effect=effect, low=low, high=high, pairs=sum(one.pairs or 0 for one in each))
+    details = {**each[0].details, "unchecked": merged([one.unchecked for one in each])}
+    pairs = sum(one.pairs or 0 for one in each)
+    return replace(each[0], effect=effect, low=low, high=high, pairs=pairs, details=details)
 
 
 # ---- another machine

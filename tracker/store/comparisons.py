@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.environment import digest
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import ABComparison, Series
+from groupbench.tracker.text.unchecked import Unchecked
 
 SAME, DIFFERENT, UNKNOWN, FAILED = "same", "different", "unknown", "failed"
 DECIDED = (SAME, DIFFERENT)
@@ -48,6 +49,12 @@ class Compared:
         """The versions that measured base and head, by package; None in rows from before these were stored."""
         sides = self.details.get("software")
         return None if sides is None else (sides[0], sides[1])
+
+    @property
+    def unchecked(self) -> Unchecked:
+        """The checks that could not be made, by side; empty in rows from before these were stored."""
+        sides: Unchecked = self.details.get("unchecked", {})
+        return sides
 
     @property
     def toolchain(self) -> str | None:

@@ -329,7 +329,9 @@ class ABComparison(Base, kw_only=True):
     seconds: Mapped[float | None] = mapped_column(doc="wall time of the comparison")
     measured: Mapped[datetime] = mapped_column(doc="time of the measurement")
     message: Mapped[str | None] = mapped_column(doc="reason for the verdict failed or unknown")
-    details: Mapped[dict[str, Any]] = mapped_column(doc="accuracies, kernels' hashes and software of the two sides")
+    details: Mapped[dict[str, Any]] = mapped_column(
+        doc="both sides' accuracies, kernel hashes, software, and checks that could not be made"
+    )
 
 
 class Alert(Base, kw_only=True):

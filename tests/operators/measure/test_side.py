@@ -75,6 +75,16 @@ def test_a_cell_is_prepared_placed_and_timed(ask: Ask) -> None:
     assert "value" in ask("unload")
 
 
+def test_a_built_in_routing_is_found_and_costs_no_more_than_its_process(ask: Ask) -> None:
+    shape = {"shape": "G=4,M=64,N=16,K=16,routing=zipf(1.2)", "plugins": ["faulty_backends.ROUTED"]}
+    for backend, dynamic in (("torch_loop", False), ("reads_routing", True), ("dies_rerouted", False)):
+        value = prepare(ask, backend=backend, **shape)["value"]
+        assert (value["problem"], value["dynamic"]) == (None, dynamic), backend
+        assert ask("adopt", seed=0, samples=2) == {"value": "reloaded"}
+        assert len(ask("burst")["value"]) == 2
+    assert prepare(ask, shape="G=2,M_g=16,N=8,K=8,B=shared")["value"]["dynamic"] is None
+
+
 def test_a_backend_that_is_honest_where_it_is_checked_is_found_where_it_is_timed(ask: Ask) -> None:
     facts = {"backend": "forges_elsewhere", "shape": "G=2,M_g=512,N=256,K=256"}
     assert prepare(ask, plugins=["faulty_backends.ELSEWHERE"], **facts)["value"]["problem"] is None
@@ -233,6 +243,9 @@ def audited(faults: list[Any]) -> tuple[side.AbServer, Mock]:
     return ab, live
 
 
+UNAUDITED = ["times, because other work kept the CPU busy"]
+
+
 @pytest.mark.parametrize(
     ("faults", "audits"),
     [([None], 1), ([STALL, None], 2), ([STALL, STALL], 2), (["wrong", None], 1)],
@@ -249,14 +262,62 @@ def test_processor_times_must_be_implausible_in_two_audits(
 
 
 @pytest.mark.parametrize(
-    ("faults", "audits"),
-    [([None], 1), ([BUSY, None], 2), ([STALL, None, None], 3), ([BUSY] * 9, side.MOST_OWED)],
-    ids=["clear", "busy machine", "contradiction", "always busy"],
+    ("faults", "audits", "unchecked"),
+    [
+        ([None], 1, []),
+        ([BUSY, None], 2, []),
+        ([STALL, None, None], 3, []),
+        ([BUSY] * 9, side.MOST_OWED, UNAUDITED),
+        ([STALL, BUSY] * 9, 2 * side.MOST_OWED, UNAUDITED),
+    ],
+    ids=["clear", "busy machine", "contradiction", "always busy", "always in doubt"],
 )
 def test_an_audit_without_a_result_is_tried_again_at_the_next_bursts(
-    faults: list[Failure | None], audits: int, monkeypatch: pytest.MonkeyPatch
+    faults: list[Failure | None], audits: int, unchecked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ab, live = audited(faults)
     monkeypatch.setattr(side, "_one_in", lambda number: False)
+    assert ab.unchecked() == []
     assert [ab.burst() for _ in range(9)] == [[1.0, 2.0]] * 9
     assert live.audit.call_count == audits
+    assert ab.unchecked() == unchecked
+
+
+def test_one_clear_audit_of_several_processes_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    ab, _ = audited([BUSY, BUSY, None, BUSY, BUSY])
+    monkeypatch.setattr(side, "_one_in", lambda number: False)
+    for _ in range(3):
+        for _ in range(5):
+            ab.burst()
+        ab._owed = side.MOST_OWED  # as in a new process
+    assert ab.unchecked() == []
+
+
+STILL = """
+import torch
+from groupbench.operators.define import operator
+
+
+@operator({"one": ["N=4"]})
+def still(N):
+    return {"n": N}
+
+
+@still.reference
+def counted(n):
+    return torch.arange(n, dtype=torch.float32)
+
+
+@still.backend
+def mine(n):
+    return torch.arange(n, dtype=torch.float32)
+"""
+
+
+def test_inputs_that_cannot_change_are_named(ask: Ask, tmp_path: Path) -> None:
+    assert "value" in prepare(ask)
+    assert ask("unchecked") == {"value": []}
+    (tmp_path / "still.py").write_text(STILL)
+    answer = prepare(ask, operator="still", backend="mine", shape="N=4", plugins=[str(tmp_path / "still.py")])
+    assert "value" in answer, answer
+    assert ask("unchecked") == {"value": ["stale results, because its inputs do not change between calls"]}

@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,9 +25,10 @@ from groupbench.tracker import device_lock
 from groupbench.tracker.ab import bench as ab
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench, Block, SideAccuracy
 from groupbench.tracker.ab.comparing import block_order
+from groupbench.tracker.ab.result import footnotes
 from groupbench.tracker.ab.side import CONTRACT, SideFailure, is_groupbench, make_layout
 from groupbench.tracker.cli import main
-from groupbench.tracker.cli.ab import announced, left_out
+from groupbench.tracker.cli.ab import _show, announced, as_row, left_out
 from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.text import repro
@@ -65,6 +67,8 @@ class Played:
         if self._verb == "prepare":
             facts = {"timing": "gpu", "accuracy": {"rms": 1e-4}, "problem": None, "kernels": [KERNEL]}
             return facts | play.get("prepared", {})
+        if self._verb == "unchecked":
+            return play.get("unchecked", [])
         return play["ms"]() if self._verb == "burst" else None
 
     def ask(self, verb: str, wait_s: float = 0.0, **arguments: Any) -> Any:
@@ -114,6 +118,76 @@ def test_unlike_sides_are_different(compare: Callable[..., AbResult], factor: fl
     printed = json.loads(msgspec.json.encode(ab.as_json(result)))
     numbers = ("effect", "low", "high", "change", "change_low", "change_high")
     assert all(isinstance(printed[name], float) for name in numbers)
+
+
+BUSY, STILL = "times, because other work kept the CPU busy", "stale results, because its inputs do not change"
+
+
+def test_what_a_side_could_not_check_is_in_the_result(compare: Callable[..., AbResult], tmp_path: Path) -> None:
+    assert compare({}, {}).unchecked == {}
+    result = compare({"unchecked": [BUSY, STILL]}, {"unchecked": [BUSY]}, records=tmp_path / "ab.jsonl")
+    assert (result.verdict, ab.exit_code([result])) == ("same", 0)
+    kept = json.loads((tmp_path / "ab.jsonl").read_text())
+    assert kept["unchecked"] == ab.as_json(result)["unchecked"] == {"base": [BUSY, STILL], "head": [BUSY]}
+    assert Played.requests.index(("head", "unchecked")) < Played.requests.index(("head", "unload"))
+
+
+def test_what_could_not_be_checked_is_asked_where_nothing_is_timed(compare: Callable[..., AbResult]) -> None:
+    assert compare({"unchecked": [STILL]}, {}, only_changed=True).unchecked == {"base": [STILL]}
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "fixed"),
+    [(True, False, "head"), (False, True, "base"), (False, False, None), (True, True, None), (None, False, None)],
+)
+def test_a_routing_that_only_one_side_has_built_in_is_named(
+    compare: Callable[..., AbResult], base: bool | None, head: bool, fixed: str | None
+) -> None:
+    result = compare({"prepared": {"dynamic": base}}, {"prepared": {"dynamic": head}})
+    assert (result.base_dynamic, result.head_dynamic) == (base, head)
+    note = as_row(result)["message"]
+    assert note is None if fixed is None else note.startswith(f"{fixed} has a built-in routing, so it may do less work")
+
+
+def of_backend(name: str, **unchecked: list[str]) -> AbResult:
+    return AbResult(replace(CELL, backend=name), BASE, HEAD, "same", unchecked=unchecked)
+
+
+@pytest.mark.parametrize(
+    ("results", "lines"),
+    [
+        ([of_backend("a")], []),
+        ([of_backend("a", base=[BUSY], head=[BUSY])], [f"not checked in base and head: {BUSY}"]),
+        (
+            [of_backend("a", base=[STILL], head=[BUSY])],
+            [f"not checked in base: {STILL}", f"not checked in head: {BUSY}"],
+        ),
+        ([of_backend("a", head=[BUSY]), of_backend("b", head=[BUSY])], [f"not checked in head: {BUSY}"]),
+        ([of_backend("a"), of_backend("b", head=[BUSY])], [f"not checked in head: {BUSY} (op/b N=1 fp16)"]),
+        (
+            [of_backend("a", head=[BUSY]), of_backend("b"), of_backend("c", head=[BUSY])],
+            [f"not checked in head: {BUSY} (2 of 3 cells: op/a, op/c)"],
+        ),
+    ],
+    ids=["all checked", "both sides", "two reasons", "all cells", "one cell", "several cells"],
+)
+def test_the_lines_below_the_table_name_sides_and_cells(results: list[AbResult], lines: list[str]) -> None:
+    assert footnotes(results) == lines
+
+
+@pytest.mark.parametrize("form", [None, "md", "csv", "json"])
+def test_what_could_not_be_checked_is_below_the_table(form: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    _show([of_backend("a_b", head=[BUSY]), of_backend("c")], form)
+    out, err = capsys.readouterr()
+    line = f"not checked in head: {BUSY} (op/a_b N=1 fp16)\n"
+    if form == "json":
+        assert [row["unchecked"] for row in json.loads(out)] == [{"head": [BUSY]}, {}]
+    elif form == "csv":  # whose lines are rows
+        assert (len(out.splitlines()), err) == (3, line)
+    elif form == "md":
+        assert out.endswith("|\n\n" + line.replace("_", r"\_"))
+    else:
+        assert out.endswith("\n" + line)
 
 
 def test_a_gpu_that_another_command_uses_is_named(

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from groupbench.tracker.ab import calibrate
-from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Block
+from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Bench, Block
+from groupbench.tracker.cli import main
 from groupbench.tracker.stats.sequential import Rule
 
 pytestmark = pytest.mark.usefixtures("warm_imports")
@@ -92,3 +96,13 @@ def test_each_cell_is_compared_at_least_once() -> None:
     assert bench.compared == todo
     ticks = iter(range(100))
     assert len(list(calibrate.measure(bench, todo, 6 / 60, clock=lambda: float(next(ticks))))) > len(todo)  # type: ignore[arg-type]
+
+
+def test_the_command_says_what_could_not_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    busy = "times, because other work kept the CPU busy"
+    made = [result(0.1, 0.003, 1), replace(result(0.1, 0.003, 2), unchecked={"base": [busy], "head": [busy]})]
+    monkeypatch.setattr(Bench, "start", lambda bench, device: "cpu")
+    monkeypatch.setattr(calibrate, "measure", lambda *_: iter(made))
+    line = f"not checked in base and head: {busy} (op/b N=1 bf16)"
+    assert CliRunner().invoke(main, ["calibrate"]).stdout.endswith(f"\n{line}\n")
+    assert json.loads(CliRunner().invoke(main, ["calibrate", "--json"]).stdout)["notes"] == [line]

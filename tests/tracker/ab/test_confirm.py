@@ -44,6 +44,7 @@ class FakeBench:
         self.trees: list[Path] = []
         self.pythons: list[tuple[str, str]] = []
         self.unknown: set[str] = set()
+        self.unchecked: Callable[[], dict[str, list[str]]] = dict
         self.now = 0.0
 
     def plan(self, verdict: str, effect: float | None = None, backend: str = "triton", **more: Any) -> None:
@@ -80,7 +81,7 @@ class FakeBench:
                 planned = fake.planned[cell.backend]
                 if planned["verdict"] == "raise":
                     raise AbError("no such device: cuda")
-                return AbResult(cell, self.base, self.head, seconds=50.0, **planned)
+                return AbResult(cell, self.base, self.head, seconds=50.0, **{"unchecked": fake.unchecked(), **planned})
 
         monkeypatch.setattr(confirming, "checkout", checkout)
         monkeypatch.setattr(confirming, "Bench", Bench)
@@ -121,6 +122,19 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
     assert row["now"] == pytest.approx(row["before"] * (1 + row["change"]), rel=1e-3)
     assert json.loads(cli("alerts", "--json").stdout)[0]["ab"] == "different"
     assert "nothing to confirm" in cli("confirm").stdout
+
+
+@pytest.mark.parametrize(("verdict", "effect"), [("different", 0.04), ("same", 0.001), ("unknown", 0.02)])
+def test_what_an_ab_could_not_check_stays_with_it(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, verdict: str, effect: float
+) -> None:
+    stored(suspect(make))
+    busy = "not checked in head: times, because other work kept the CPU busy"
+    bench.plan(verdict, effect, unchecked={"head": ["times, because other work kept the CPU busy"]})
+    (line,) = (line for line in cli("confirm").stdout.splitlines() if line.startswith(verdict))
+    assert line.endswith(f": {busy}")
+    assert f"A/B {busy}" in cli("gate", "--update").stdout
+    assert cli("gate", "--update", "--json").stdout.count(busy) == 1
 
 
 @pytest.mark.parametrize(
@@ -375,6 +389,19 @@ class TestToolchains:
         assert bench.pythons[1] == (sys.executable, sys.executable)
         (row,) = json.loads(cli("gate", "--json").stdout)["series"]
         assert (row["cause"], row["change"]) == ("code and toolchain", pytest.approx(0.05, abs=1e-3))
+
+    @pytest.mark.parametrize("verdict", ["different", "same"])
+    def test_what_both_could_not_check_is_named_once(
+        self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench, verdict: str
+    ) -> None:
+        stored([*suspect(make)[:6], make(6, ms=1.05, **self.NEW)])
+        sides = iter(({"base": ["x"], "head": ["x"]}, {"head": ["x", "y"]}))
+        bench.plan(verdict, 0.025 if verdict == "different" else 0.0)
+        bench.unchecked = lambda: next(sides)
+        self.confirmed(db, "3.7.1", "3.8.0")
+        (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+        assert (row["ab"], row["note"].count("x")) == (verdict, 1)
+        assert row["note"].endswith("A/B not checked in base and head: x; not checked in head: y")
 
     def test_an_interpreter_for_the_base_does_not_count_the_toolchain_twice(
         self, cli: Cli, stored: Stored, make: Any, db: Any, bench: FakeBench

@@ -216,6 +216,22 @@ def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
     assert (evaluation.verdict, evaluation.speedup, evaluation.note) == ("right", None, "accuracy alone was compared")
 
 
+def test_what_could_not_be_checked_names_the_candidate_and_its_rival() -> None:
+    busy = ["times, because other work kept the CPU busy"]
+    honest = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
+    facts = {"verdict": "different", "effect": -0.1, "low": -0.11, "high": -0.09, "head_facts": honest}
+    assert result(**facts).unchecked == {}
+    evaluation = result(**facts, unchecked={"base": busy, "head": busy})
+    assert (evaluation.verdict, evaluation.unchecked) == ("faster", {"against": busy, "candidate": busy})
+    assert f"  not checked in torch and the candidate: {busy[0]}" in lines_of(evaluation)
+
+
+def test_a_routing_that_only_the_candidate_has_built_in_is_named() -> None:
+    facts = {"verdict": "different", "effect": -0.1, "low": -0.11, "high": -0.09, "base_dynamic": True}
+    assert (result(**facts, head_dynamic=False).note or "").startswith("the candidate has a built-in routing, so")
+    assert result(**facts, head_dynamic=True).note is None
+
+
 # lower and upper end of log(candidate / against) at the end of the budget
 ENDS = {
     "slower by more than the threshold": (0.026, 0.029, "slower"),
@@ -254,9 +270,14 @@ def off(given):
     run = prepare_triton(given)
     return lambda: run() + 1
 
-ALL = [Backend(f.__name__, f, "", kind="triton", operator="vector_add") for f in (prepare_triton, off)]
+def cached(given):
+    out = prepare_triton(given)()
+    return lambda: out.clone()
+
+ALL = [Backend(f.__name__, f, "", kind="triton", operator="vector_add") for f in (prepare_triton, off, cached)]
 """)
-    right, wrong = evaluator.evaluate(f"{candidate}:ALL", shapes=("M=17,N=33",), dtypes=("fp32",))
+    right, wrong, stale = evaluator.evaluate(f"{candidate}:ALL", shapes=("M=17,N=33",), dtypes=("fp32",))
     assert (right.verdict, right.right, right.speedup) == ("right", True, None)
     assert right.note is not None and "speed was not measured" in right.note
     assert (wrong.verdict, wrong.right, wrong.speedup) == ("wrong", False, None)
+    assert (stale.verdict, stale.honest) == ("suspicious", False) and "in a timed call" in (stale.problem or "")

@@ -25,6 +25,7 @@ from groupbench.tracker.errors import TrackerError
 
 Cli = Callable[..., Result]
 CELL = ("--operator", "grouped_gemm", "--backend", "triton_pointer", "--shape", "2,64,32,16", "--dtype", "fp16")
+BUSY = "times, because other work kept the CPU busy"
 pytestmark = pytest.mark.sqlite
 
 
@@ -73,6 +74,8 @@ class Lab:
         self.asked: list[ComparisonRequest] = []
         self.stop_after = 10**6
         self.broken: set[str] = set()
+        self.routing = ""
+        self.unaudited: set[str] = set()  # commits of which the times could not be checked
         self.spoilt: dict[str, SideAccuracy] = {}  # by the commit from which on results are so
 
     def result(self, commit: str) -> SideAccuracy:
@@ -95,6 +98,8 @@ class Lab:
             verdict, effect, effect - 0.001, effect + 0.001, base_value=1.0, head_value=1.0 + effect, blocks=12,
             seconds=10.0, kernels_differ=True,
             accuracy=accuracy_change(self.result(question.base), self.result(question.head)),
+            routing=self.routing,
+            unchecked={side: [BUSY] for side in ("base", "head") if getattr(question, side) in self.unaudited},
         )  # fmt: skip
 
 
@@ -144,6 +149,57 @@ def test_json_holds_it_all(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]]
     assert printed["cell"]["seed"] == 0
     assert Path(printed["log"]).parent == (folder / ".git" / "groupbench")
     assert git(folder, "status", "--porcelain", "--untracked-files=no", ".git") == ""
+
+
+def test_what_comparisons_could_not_check_is_part_of_the_answer(
+    cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]]
+) -> None:
+    hashes = line[1]
+    search = ("bisect", hashes["c0"], hashes["c15"], *CELL, "--paths", "kernels")
+    assert "not checked" not in cli(*search).stdout
+    lab.unaudited = {hashes["c0"], hashes["c6"]}
+    result = cli(*search)
+    names = [hashes["c0"][:10], hashes["c6"][:10]]
+    assert result.exit_code == 1
+    assert f"not checked in {names[0]} and {names[1]}: {BUSY}\n" in result.stdout
+    resumed = cli("bisect", "--resume")
+    assert resumed.stdout == result.stdout
+    printed = json.loads(cli("bisect", "--resume", "--json").stdout)
+    assert printed["unchecked"] == {hashes["c0"]: [BUSY], hashes["c6"]: [BUSY]}
+    assert (printed["ends"]["unchecked"], printed["culprits"][0]["unchecked"]) == ({"base": [BUSY]}, {"head": [BUSY]})
+    table = cli("bisect", "--resume", "--csv")
+    assert "not checked" not in table.stdout
+    assert f"not checked in {names[0]} and {names[1]}: {BUSY}\n" in table.stderr
+
+
+def test_a_commit_that_builds_its_routing_in_is_told_so(
+    cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashes = line[1]
+    monkeypatch.setattr(lab, "routing", "head has a built-in routing")
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL)
+    assert result.stdout.count("    head has a built-in routing\n") == 1
+    (culprit,) = json.loads(cli("bisect", "--resume", "--json").stdout)["culprits"]
+    assert culprit["routing"] == "head has a built-in routing"
+
+
+def test_a_log_from_before_it_named_what_was_not_checked_is_read(tmp_path: Path) -> None:
+    header = Header(
+        repository="r", good="a", bad="b", cell={}, metric="latency", direction="worse", all=False, confidence=0.95
+    )
+    question = ComparisonRequest("a", "b", "ends")
+    Log(tmp_path / "l", header, resume=False).add(question, AbFinding("same"))
+    text = (tmp_path / "l").read_text()
+    assert text.count(',"unchecked":{},"routing":""') == 1
+    (tmp_path / "l").write_text(text.replace(',"unchecked":{},"routing":""', ""))
+    assert Log(tmp_path / "l", header, resume=True).replay(question) == AbFinding("same")
+
+
+def test_what_a_comparison_could_not_check_goes_into_its_finding() -> None:
+    sides = {"base_accuracy": SideAccuracy("ok", 1e-3), "head_accuracy": SideAccuracy("ok", 1e-3)}
+    cell, unchecked = AbCell("o", "b", "s", "fp32"), {"head": [BUSY]}
+    result = AbResult(cell, AbSide("a"), AbSide("b"), "same", effect=0.0, unchecked=unchecked, **sides)  # type: ignore[arg-type]
+    assert drive.finding_of_latency(result).unchecked == drive.finding_of_accuracy(result).unchecked == unchecked
 
 
 @pytest.mark.parametrize("form", ["--csv", "--md"])

@@ -114,6 +114,13 @@ def test_the_comment_begins_with_the_verdict_and_shows_changes_first() -> None:
     assert text.index("| slower |") < text.index("| same | N=1") if "| same | N=1" in text else "| slower |" in text
 
 
+def test_the_comment_says_what_could_not_be_checked() -> None:
+    side, busy = AbSide("x"), "times, because other work kept the CPU busy"
+    result = AbResult(AbCell("op", "b", "N=1", "fp32"), side, side, "same", unchecked={"base": [busy], "head": [busy]})
+    text = _comment([result], 0, "b" * 40, "c" * 40)
+    assert "nothing got worse" in text and text.endswith(f" |\n\nnot checked in base and head: {busy}\n")
+
+
 def worse(backend: str, effect: float, head: str = "ok") -> AbResult:
     accurate = {"base_accuracy": SideAccuracy("ok", 1e-7), "head_accuracy": SideAccuracy(head, 1e-7)}
     verdict: Any = "different" if effect else "same"
