@@ -256,6 +256,9 @@ class Scripted:
                 return Restored()
         return Done(request.verb)
 
+    def has_started_others(self) -> bool:
+        return False
+
     def processor_s(self) -> float:
         return 0.0
 
