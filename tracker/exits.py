@@ -23,8 +23,8 @@ class ExitCode(IntEnum):
     BUSY = 75
     """Another process uses the device; try again later (EX_TEMPFAIL of sysexits)."""
     INTERRUPTED = 130
-    """Ended by Ctrl-C or an equivalent signal."""
+    """Ended by Ctrl-C, or by a signal that the command treats like it, such as SIGTERM."""
     BROKEN_PIPE = 141
     """The reader closed the output."""
     TERMINATED = 143
-    """Ended by SIGTERM."""
+    """Ended by SIGTERM at once."""

@@ -235,7 +235,9 @@ def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float =
     )
     where = f", the first at {list(first_bad)}" if first_bad else ""
     if unwritten:
-        return accuracy, f"{_percent(unwritten)} of the output was never written or is NaN{where}"
+        # The memory of earlier outputs is overwritten, so a kept tensor looks like memory that was never written.
+        kept = " (so is an earlier output, if it is returned again)" if unwritten == 1 else ""
+        return accuracy, f"{_percent(unwritten)} of the output was never written or is NaN{where}{kept}"
     if rms > tolerance.rms:
         return accuracy, f"relative RMS error {rms:.2g} (allowed {tolerance.rms:.2g}){where}"
     if worst > local * tolerance.rms:

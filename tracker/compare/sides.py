@@ -47,9 +47,14 @@ class ComparedSide:
 
 
 def is_file(word: str) -> bool:
-    """Return whether a word names an existing file by a folder or a known suffix."""
-    named = os.sep in word or word.endswith(FILE_SUFFIXES)
-    return named and Path(word).is_file()
+    """Return whether a word names an existing file by a folder or a known suffix.
+
+    Raises QueryError for a word with such a suffix if there is no file.
+    """
+    is_there = Path(word).is_file()
+    if word.endswith(FILE_SUFFIXES) and not is_there:
+        raise QueryError(f"no such file: {word}")
+    return is_there and (os.sep in word or word.endswith(FILE_SUFFIXES))
 
 
 def find_side(session: Session | None, word: str, options: Options | None = None) -> ComparedSide:

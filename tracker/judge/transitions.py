@@ -299,14 +299,15 @@ def _directions(rows: Sequence[Judged]) -> str:
 
 def baselines(rows: Sequence[Judged]) -> list[str]:
     """Return a line for each baseline that moved, because speed-ups over it change while other backends do not."""
-    groups: dict[tuple[str, str], list[tuple[Judged, int, int]]] = {}
+    groups: dict[tuple[str, str], list[tuple[Judged, int, int]]] = {}  # with one row per problem
     problems: dict[tuple[str, ...], list[Judged]] = {}
     for row in rows:
         if row.point is not None and row.point.timed and row.what in (None, "latency"):
             problems.setdefault(row.series.problem, []).append(row)
     for problem_rows in problems.values():
-        for row in filter(_is_moved_baseline, problem_rows):
-            others = [one for one in problem_rows if one is not row]
+        moved = {row.series.pk: row for row in sorted(filter(_is_moved_baseline, problem_rows), key=_age)}
+        for row in moved.values():
+            others = [one for one in problem_rows if one.series.pk != row.series.pk]
             still = sum(not one.verdict.changed for one in others)
             if others:
                 why = "" if row.transition is None else some(row.transition.differences)
@@ -318,6 +319,11 @@ def _is_moved_baseline(row: Judged) -> bool:
     """Return whether a row is the recent change of a baseline's latency."""
     is_baseline = row.point is not None and row.point.baseline
     return is_baseline and row.verdict.changed and row.change is not None and row.news.since <= RECENT
+
+
+def _age(row: Judged) -> int:
+    """Return a key that sorts the newest change of a series last."""
+    return -row.news.since
 
 
 RECENT = 3

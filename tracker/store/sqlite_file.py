@@ -50,7 +50,11 @@ def no_database(path: Path, problem: str = "no such database") -> NoDatabaseErro
     """Return the error for a file that is not a database yet, with the command that makes it one."""
     from groupbench.tracker import project  # the rest of this module needs only the standard library
 
-    how = "`groupbench ingest FILE` creates one" if project.find() is None else "run `groupbench night` first"
+    how = (
+        "`groupbench init` and `night` create one, or `groupbench ingest FILE`"
+        if project.find() is None
+        else "run `groupbench night` first"
+    )
     return NoDatabaseError(f"{path}: {problem}", how)
 
 
