@@ -18,6 +18,8 @@ from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Backend, Operator, Target
 
 DYNAMO = "torch._dynamo"
+GLUON = "triton.experimental.gluon"
+"""What Triton imports at the first launch of a kernel."""
 USES_DYNAMO = re.compile(r"helion|torch\.compile|_dynamo|_inductor")
 """Text of a plugin that imports Dynamo, maybe only when it is called."""
 USES_TORCH = re.compile(r"\btorch\b")
@@ -72,10 +74,11 @@ def why_unavailable(operator: Operator, backend: str, target: Target) -> str | N
 def imports_of(backend: Backend, plugins: Sequence[str]) -> tuple[str, ...]:
     """Return the large modules that a backend's processes will import, so that the fork server can import them once.
 
-    Helion and torch.compile import Dynamo. A plugin's text is searched for them: a wrong guess only costs time.
+    Triton imports Gluon; Helion and torch.compile import Dynamo. A plugin's text is searched for the latter: a wrong
+    guess only costs time.
     """
     needs = backend.kind == "helion" or "compile" in backend.name or any(_mentions(p, USES_DYNAMO) for p in plugins)
-    return (DYNAMO,) if needs else ()
+    return (*((GLUON,) if backend.kind in ("triton", "helion") else ()), *((DYNAMO,) if needs else ()))
 
 
 def imports_to_count(home: Sequence[str]) -> tuple[str, ...]:
