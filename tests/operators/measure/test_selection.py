@@ -9,7 +9,7 @@ import pytest
 
 from groupbench.operators import executor
 from groupbench.operators.measure.cell import Job
-from groupbench.operators.measure.selection import DYNAMO, GLUON, imports_to_count
+from groupbench.operators.measure.selection import DYNAMO, GLUON, INDUCTOR, imports_to_count
 from groupbench.operators.registry import CATALOG, module_name
 
 OPERATOR = "groupbench.operators.catalog.grouped_gemm"
@@ -41,9 +41,10 @@ def test_large_modules_are_imported_ahead_where_a_backend_needs_them(
         ("eager", "lambda x: x.c", ()),
         ("compiled", "lambda x: torch.compile(x.c)", (DYNAMO,)),
         ("helions", "lambda x: importlib.import_module('helion').kernel(x.c)", (DYNAMO,)),
+        ("benchs", "lambda x: importlib.import_module('tritonbench.utils.triton_op').BenchmarkOperator", (INDUCTOR,)),
     ],
 )
-def test_a_plugin_is_searched_for_what_imports_dynamo(
+def test_a_plugin_is_searched_for_the_large_modules_that_it_imports(
     name: str, body: str, expected: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = f"import torch\nfrom groupbench.operators.operator import Backend\nB = Backend('{name}', {body}, '')\n"
