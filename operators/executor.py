@@ -28,7 +28,7 @@ from groupbench.operators.measure.live import Live, drawn, new_secret, settle
 from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.operators.operator import Operator, Target, runs_everywhere
-from groupbench.operators.registry import get_backend, get_operator, plugins_of
+from groupbench.operators.registry import CATALOG, get_backend, get_operator, module_name, plugins_of
 from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Code, Environment, Kernel, Latency, Record, Run, Status
 from groupbench.tracker.text.wording import counted
 
@@ -104,10 +104,13 @@ class Workers:
 
 
 def imports(jobs: list[Job]) -> tuple[str, ...]:
-    """Return the modules that the processes of these jobs will import."""
+    """Return the modules that the processes of these jobs will import: of all operators, if a plugin is checked."""
+    has_plugins, own = any(job.plugins for job in jobs), {job.operator for job in jobs}
+    operators = [name for name in CATALOG if has_plugins or name in own]
     cells = {(job.operator, job.plugins, job.mode, job.backend) for job in jobs}
     backends = [(get_backend(get_operator(name, plugins, mode), b), plugins) for name, plugins, mode, b in cells]
-    return tuple(dict.fromkeys(module for backend, plugins in backends for module in imports_of(backend, plugins)))
+    large = (module for backend, plugins in backends for module in imports_of(backend, plugins))
+    return tuple(dict.fromkeys((*map(module_name, operators), *large)))
 
 
 def probe(device: str) -> Machine:

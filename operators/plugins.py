@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -53,11 +53,17 @@ class Plugin:
     backends: tuple[Backend, ...] = ()
 
 
-@cache  # walks through every installed package: 1.3 ms with a hundred of them
+@cache  # reads a file of every installed package: 15 ms with a hundred of them
+def offered(group: str) -> tuple[EntryPoint, ...]:
+    """Return the entry points of installed packages in a group, without loading them."""
+    return tuple(entry_points(group=group))
+
+
+@cache
 def installed(group: str) -> tuple[Plugin, ...]:
     """Return the plugins of installed packages in a group of entry points. Raises UsageError if one does not load."""
     plugins = []
-    for entry_point in entry_points(group=group):
+    for entry_point in offered(group):
         try:
             with _sealed(entry_point.value):
                 loaded = entry_point.load()
@@ -100,11 +106,9 @@ def _sealed(path: str) -> Iterator[None]:
     seal.close()
     before, facts = seal.broken(), _catalog_facts()
     # Kept here, where the plugin cannot forget them: it may call `seal.renew`, or replace the functions of the seal.
-    look, functions = seal.watched, dict(seal.watched())
+    changed, places = seal.changed, seal.watched()
     yield
-    now = dict(look())
-    changed = (name for name, value in functions.items() if now.get(name) is not value)
-    if (name := next(changed, None) or seal.broken()) not in (None, before):
+    if (name := changed(places) or seal.broken()) not in (None, before):
         raise UsageError(f"plugin {path!r} replaces {name}, which measures it, when it is imported")
     for name, value in _catalog_facts().items():
         if value is not facts.get(name):

@@ -159,10 +159,15 @@ def _added_operators(plugins: tuple[str, ...]) -> dict[str, tuple[Operator, str]
     return added
 
 
-def _plugins(plugins: Iterable[str]) -> Iterator[Plugin]:
+def _plugins(plugins: tuple[str, ...]) -> Iterator[Plugin]:
     for group in plugin_sources.INSTALLED:
         yield from map(_without_imported, plugin_sources.installed(group))
-    yield from map(read, plugins)
+    yield from _read(plugins)
+
+
+@cache  # the seal is checked for each plugin
+def _read(plugins: tuple[str, ...]) -> tuple[Plugin, ...]:
+    return tuple(map(read, plugins))
 
 
 def read(path: str) -> Plugin:
@@ -188,7 +193,9 @@ def _is_of_catalog(operator: Operator) -> bool:
 
 def forget() -> None:
     """Resolve operators and installed plugins again when they are next asked for."""
+    plugin_sources.offered.cache_clear()
     plugin_sources.installed.cache_clear()
+    _read.cache_clear()
     _added_operators.cache_clear()
     _resolved.cache_clear()
 

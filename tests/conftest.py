@@ -14,6 +14,7 @@ import importlib.util
 import os
 import pkgutil
 import secrets
+import shlex
 import shutil
 import signal
 import subprocess
@@ -95,6 +96,11 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = Path(tempfile.gettempdir(), f"groupbench-warm-{secrets.token_hex(8)}-{os.getpid()}")
         os.environ["GROUPBENCH_TEST_WARM"] = str(folder)
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS  # a few tests may need none of the packages
+        if whole and os.environ.get("TRITON_INTERPRET") == "1" and config.getoption("tx", None):
+            start_warm_server(folder)
+            python = shlex.join([sys.executable, "-I", "-S", str(WARM / "start.py"), sys.executable])
+            config.option.tx = [f"popen//python={python}" for _ in config.option.tx]
     if config.getoption("exhaustive") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("exhaustive")
 

@@ -41,8 +41,8 @@ from groupbench.operators.executor import Machine
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import drive
 from groupbench.operators.fleet.batch import Batch, Card
-from groupbench.operators.measure import environment
 from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.environment import cpu_model
 from groupbench.operators.session import Session
 from groupbench.tracker.record import Accuracy, Commit, Environment, Latency, Record, Run, encode, read
 
@@ -60,7 +60,7 @@ BACKENDS = "torch_grouped_mm,triton_pointer,triton_contiguous"
 
 def look(device: str, dask_worker: Any = None) -> Card:
     """Return the worker's card without importing torch, which empty cells do not need."""
-    return Card(str(dask_worker.name), Machine(environment.detect("cpu"), None), batches.code())
+    return Card(str(dask_worker.name), Machine(Environment(device="cpu", cpu=cpu_model()), None), batches.code())
 
 
 def nothing(batch: Batch) -> list[Record]:

@@ -148,7 +148,7 @@ def detect(device: str) -> Environment:
         facts = {"cpu_threads": torch.get_num_threads()}
     return Environment(
         device="cuda" if device == "cuda" else "cpu",
-        cpu=_cpu(),
+        cpu=cpu_model(),
         cpu_count=os.cpu_count(),
         memory_mib=_memory_mib(),
         os=f"{platform.system()} {platform.release()}",
@@ -199,7 +199,8 @@ def _driver(nvml: Nvml) -> str | None:
     return driver.decode() if isinstance(driver, bytes) else driver
 
 
-def _cpu() -> str | None:
+def cpu_model() -> str | None:
+    """Return the name of this machine's processor, or else of its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -1,6 +1,7 @@
 """Prepare the fork server for the processes that it starts. Only the fork server imports this module.
 
-Before it starts a process, it imports the modules that its client has asked for (`worker.preload`).
+Before it starts a process, it imports the modules that its client has asked for (`worker.preload`). It looks up the
+entry points of installed packages, which each process needs.
 
 It is the parent of processes whose warden was killed, and it keeps quiet about a process that had nothing to do because
 an interrupt came before its client had sent any work. At its end it removes the folder of its socket, which a client
@@ -22,6 +23,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from types import TracebackType
 
+from groupbench.operators import plugins
 from groupbench.operators.measure import warden, worker
 
 
@@ -70,4 +72,6 @@ _place = _socket()
 if _place is not None:
     atexit.register(_remove, _place)
     os.register_at_fork(before=partial(_import_wanted, _place, os.getpid(), set()))
+for _group in plugins.INSTALLED:
+    plugins.offered(_group)
 sys.excepthook = _print_unless_abandoned

@@ -157,8 +157,8 @@ class Moves:
         if self._parts:
             device = self._parts[0].words.device
             generator = torch.Generator(device).manual_seed(secret)
-            size = (WINDOW_BYTES[device.type],)
-            noise = torch.randint(-128, 128, size, dtype=torch.int8, device=device, generator=generator)
+            noise = torch.empty(WINDOW_BYTES[device.type] // 8, dtype=torch.int64, device=device)
+            noise.random_(-(1 << 63), None, generator=generator)  # a number of 8 bytes costs no more than one of 1
             for part in self._parts:
                 if part.kind not in self._masks:
                     self._masks[part.kind] = noise.view(part.words.dtype) & part.bits

@@ -10,8 +10,8 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from collections.abc import Iterable, Mapping
+from multiprocessing import connection
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -31,6 +31,8 @@ MODULES = (
     *("builtins", "statistics", "random", "mmap", "os", "secrets", "gc", "msgspec.msgpack", "msgspec.structs"),
     *("multiprocessing.connection", "torch"),
 )
+TORCH = ("Tensor", "UntypedStorage", "cuda")
+"""Classes and a module of torch, which are watched like MODULES."""
 PACKAGES = ("groupbench.operators.", "groupbench.tracker.record", "groupbench.tracker.physics")
 """Packages in whose modules every function and method is watched."""
 
@@ -39,22 +41,28 @@ ATEN = ("copy_", "clone", "detach", "empty_like", "zero_", "bitwise_xor_.Tensor"
 KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "Autograd[alias]", "Composite")
 """Beginnings of the names of the dispatch keys under which their kernels are registered."""
 
+Place = tuple[str, Any, str, Any]
+"""Something that is watched: its label, the namespace, class or function that holds it, its name there, and itself."""
+
 _GONE = object()
-_first: dict[str, Any] = {}
+_first: dict[str, Place] = {}
 _first_hooks: dict[str, Any] = {}
 _first_kernels: dict[str, list[str]] = {}
 _used: set[str] = set()
+_read: set[str] = set()
+"""Modules of the harness whose names `_used` has."""
 
 
 def close() -> None:
     """Remember the current functions, before a plugin is imported. Does not replace remembered functions."""
     for module_name, module in list(sys.modules.items()):
-        if module_name.startswith(HARNESS):
-            for _, value in _functions(module_name, module):
+        if module_name.startswith(HARNESS) and module_name not in _read:
+            _read.add(module_name)
+            for _, _, _, value in _functions(module_name, module):
                 if isinstance(value, CodeType):
                     _used.update(_names(value))
-    for name, value in watched():
-        _first.setdefault(name, value)
+    for place in watched():
+        _first.setdefault(place[0], place)
     for name, hook in _set_hooks().items():
         _first_hooks.setdefault(name, hook)
     for name, kernels in _kernels().items():
@@ -71,11 +79,24 @@ def renew() -> None:
 
 def broken() -> str | None:
     """Return the name of a function that was replaced, or None."""
-    now = dict(watched())
-    for name, value in _first.items():
-        if now.get(name, _GONE) is not value:  # a function of another module in its place is not watched, hence gone
-            return name
-    return _hooks() or _modes() or _replaced_kernel()
+    return changed(_first.values()) or _hooks() or _modes() or _replaced_kernel()
+
+
+def changed(places: Iterable[Place]) -> str | None:
+    """Return the label of the first place that holds another object, or None.
+
+    It calls none of this module's functions, so that they cannot be replaced to make it blind.
+    """
+    for label, holder, name, value in places:
+        if isinstance(holder, dict):
+            now = holder.get(name)
+        elif isinstance(holder, type):  # without binding it
+            now = next((vars(base)[name] for base in holder.__mro__ if name in vars(base)), None)
+        else:
+            now = getattr(holder, name)
+        if now is not value:
+            return label
+    return None
 
 
 def problem() -> str | None:
@@ -146,28 +167,39 @@ def _modes() -> str | None:
     return None
 
 
-def watched() -> list[tuple[str, Any]]:
-    """Return (name, object) of everything that is watched; for a function, also its code."""
-    members: list[tuple[str, Any]] = [(f"time.{name}", getattr(time, name)) for name in CLOCKS]
-    for holder, label in _holders():
+def watched() -> list[Place]:
+    """Return everything that is watched; for a function, also its code."""
+    places: list[Place] = [(f"time.{name}", vars(time), name, getattr(time, name)) for name in CLOCKS]
+    for place in _holders():
+        label, _, _, holder = place
         names = sorted(_used.union(OPERATORS).intersection(dir(holder)).difference(RENEWED))
-        members += [(f"{label}.{name}", _of(holder, name)) for name in names]
+        of: Any = holder if isinstance(holder, type) else vars(holder)
+        places += [place, *((f"{label}.{name}", of, name, _of(holder, name)) for name in names)]
     for module_name, module in list(sys.modules.items()):
         if not module_name.startswith(PACKAGES) or ".catalog" in module_name or ".integrity" in module_name:
             continue
-        short = module_name.removeprefix("groupbench.")
-        members += [(f"{short}.{n}", vars(module)[n]) for n in OWN if n in vars(module)]
-        members += _functions(module_name, module)
-    return members
+        short, own = module_name.removeprefix("groupbench."), vars(module)
+        places.append((short, sys.modules, module_name, module))
+        places += [(f"{short}.{name}", own, name, own[name]) for name in OWN if name in own]
+        places += _functions(module_name, module)
+    return places
 
 
-def _functions(module_name: str, module: ModuleType) -> list[tuple[str, Any]]:
-    """Return (name, object) of the functions and classes that a module defines."""
-    members: list[tuple[str, Any]] = []
+def _functions(module_name: str, module: ModuleType) -> list[Place]:
+    """Return the functions and classes that a module defines."""
+    places: list[Place] = []
+    short = module_name.removeprefix("groupbench.")
     for name, value in list(vars(module).items()):
         if getattr(value, "__module__", None) == module_name and callable(value):
-            members += _inside(f"{module_name.removeprefix('groupbench.')}.{name}", value)
-    return members
+            label = f"{short}.{name}"
+            places.append((label, vars(module), name, value))
+            if isinstance(value, FunctionType):
+                places += _inside(label, value)
+            elif isinstance(value, type):
+                for member, method in list(vars(value).items()):
+                    if isinstance(method, FunctionType):
+                        places += [(f"{label}.{member}", value, member, method), *_inside(f"{label}.{member}", method)]
+    return places
 
 
 def _names(code: CodeType) -> set[str]:
@@ -176,27 +208,23 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _inside(label: str, value: Any) -> list[tuple[str, Any]]:
-    if isinstance(value, FunctionType):
-        return [(label, value), (f"{label}'s code", value.__code__), (f"{label}'s defaults", value.__defaults__)]
-    members = [(label, value)]
-    if isinstance(value, type):
-        for name, member in list(vars(value).items()):
-            if isinstance(member, FunctionType):
-                members += [(f"{label}.{name}", member), (f"{label}.{name}'s code", member.__code__)]
-    return members
-
-
-def _holders() -> list[tuple[Any, str]]:
-    """Return the modules and classes whose functions the harness uses, if they are imported."""
-    holders: list[tuple[Any, str]] = [
-        (module, name) for name in MODULES if (module := sys.modules.get(name)) is not None
+def _inside(label: str, function: FunctionType) -> list[Place]:
+    return [
+        (f"{label}'s code", function, "__code__", function.__code__),
+        (f"{label}'s defaults", function, "__defaults__", function.__defaults__),
     ]
-    holders += [(random.SystemRandom, "random.SystemRandom"), (Connection, "Connection")]
-    torch = sys.modules.get("torch")
+
+
+def _holders() -> list[Place]:
+    """Return the modules and classes whose functions the harness uses, if they are imported."""
+    imported = sys.modules
+    holders: list[Place] = [(name, imported, name, imported[name]) for name in MODULES if name in imported]
+    holders.append(("random.SystemRandom", vars(random), "SystemRandom", random.SystemRandom))
+    holders.append(("Connection", vars(connection), "Connection", connection.Connection))
+    torch = imported.get("torch")
     if torch is not None and hasattr(torch, "cuda"):
-        holders += [(torch.Tensor, "torch.Tensor"), (torch.UntypedStorage, "torch.UntypedStorage")]
-        holders += [(torch.cuda, "torch.cuda"), (torch.cuda.Event, "torch.cuda.Event")]
+        holders += [(f"torch.{name}", vars(torch), name, getattr(torch, name)) for name in TORCH]
+        holders.append(("torch.cuda.Event", vars(torch.cuda), "Event", torch.cuda.Event))
     return holders
 
 

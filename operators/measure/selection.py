@@ -18,9 +18,14 @@ from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Backend, Operator, Target
 
 DYNAMO = "torch._dynamo"
+GLUON = "triton.experimental.gluon"
+"""What Triton imports at the first launch of a kernel."""
+INDUCTOR = "torch._inductor.choices"
+"""What TritonBench imports. TritonBench itself asks for a GPU, which the fork server must not open."""
 USES_DYNAMO = re.compile(r"helion|torch\.compile|_dynamo|_inductor")
 """Text of a plugin that imports Dynamo, maybe only when it is called."""
 USES_TORCH = re.compile(r"\btorch\b")
+USES_INDUCTOR = re.compile(r"\bBenchmarkOperator\b")
 
 
 def select_mode(operator: Operator, mode: str) -> Operator:
@@ -72,10 +77,17 @@ def why_unavailable(operator: Operator, backend: str, target: Target) -> str | N
 def imports_of(backend: Backend, plugins: Sequence[str]) -> tuple[str, ...]:
     """Return the large modules that a backend's processes will import, so that the fork server can import them once.
 
-    Helion and torch.compile import Dynamo. A plugin's text is searched for them: a wrong guess only costs time.
+    Triton imports Gluon, Helion and torch.compile Dynamo, and TritonBench Inductor. A plugin's text is searched for the
+    latter two: a wrong guess only costs time.
     """
-    needs = backend.kind == "helion" or "compile" in backend.name or any(_mentions(p, USES_DYNAMO) for p in plugins)
-    return (DYNAMO,) if needs else ()
+    needs = {
+        GLUON: backend.kind in ("triton", "helion"),
+        DYNAMO: backend.kind == "helion"
+        or "compile" in backend.name
+        or any(_mentions(plugin, USES_DYNAMO) for plugin in plugins),
+        INDUCTOR: any(_mentions(plugin, USES_INDUCTOR) for plugin in plugins),
+    }
+    return tuple(name for name, needed in needs.items() if needed)
 
 
 def imports_to_count(home: Sequence[str]) -> tuple[str, ...]:

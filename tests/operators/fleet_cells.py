@@ -14,8 +14,8 @@ from groupbench.operators.executor import Machine
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Card
 from groupbench.operators.fleet.local import Slot
-from groupbench.operators.measure import environment
 from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.environment import cpu_model
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run
 
@@ -91,4 +91,4 @@ def look_at_slot(slot: Slot) -> Card:
 
 def look(device: str, dask_worker: object = None) -> Card:
     """Return the card of a Dask worker, without torch."""
-    return Card(str(dask_worker.name), Machine(environment.detect("cpu"), None), batches.code())  # type: ignore[union-attr, attr-defined]
+    return Card(str(dask_worker.name), machine(cpu_model() or ""), batches.code())  # type: ignore[union-attr, attr-defined]

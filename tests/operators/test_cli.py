@@ -20,6 +20,9 @@ from groupbench.operators.errors import GroupbenchError, PlanError
 from groupbench.tracker.record import read
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
+pytestmark = pytest.mark.usefixtures("warm_imports")
+COLD = {"GROUPBENCH_TEST_WARM": ""}
+"""Variables with which the command imports torch itself."""
 FAST = ("--host", "builtin", "--device", "cpu", "--bursts", "1", "--samples", "2")
 
 
@@ -417,7 +420,8 @@ def test_the_threads_asked_for_are_measured_with_and_recorded(
 ) -> None:
     records = tmp_path / "r.jsonl"
     args = ("--shapes", "N=5", "--only", "says_threads", "--plugin", "faulty_backends.THREADS", "--records", records)
-    tritonbench_apart("--op", "vector_add", *FAST, *args, **({"OMP_NUM_THREADS": str(count)} if count else {}))
+    environment = {"OMP_NUM_THREADS": str(count)} if count else {}
+    tritonbench_apart("--op", "vector_add", *FAST, *args, **environment, **COLD)
     ((_, record),) = read(records.read_bytes().splitlines(keepends=True))
     assert (record.message or "").startswith(f"RuntimeError: {count or 1} threads")
     assert record.environment.cpu_threads == (count or 1)
@@ -426,7 +430,7 @@ def test_the_threads_asked_for_are_measured_with_and_recorded(
 def test_processes_started_by_a_backend_do_not_hold_a_pipe(tritonbench_apart: Command, faulty: str) -> None:
     """The pipe is read to its end, which comes only after the last process with the other end has closed it."""
     args = ("--op", "grouped_gemm", *FAST, "--shapes", "single", "--only", "leaves_children", "--plugin", faulty)
-    assert tritonbench_apart(*args).returncode == 0
+    assert tritonbench_apart(*args, **COLD).returncode == 0
 
 
 def test_a_reader_that_leaves(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import ModuleType
 
 import msgspec
 import pytest
@@ -382,6 +384,25 @@ def test_every_method_of_a_tensor_that_the_harness_calls_is_watched(monkeypatch:
             replaced.setattr(torch.Tensor, name, lambda self: None)
             assert seal.broken() == f"torch.Tensor.{name}"
     assert seal.broken() is None
+
+
+@pytest.mark.parametrize(
+    "name", ["statistics", "groupbench.operators.measure.telemetry", "groupbench.operators.measure.exchange"]
+)
+def test_a_module_that_is_exchanged_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    importlib.import_module(name)
+    seal.renew()
+    copy = ModuleType(name)
+    vars(copy).update(vars(sys.modules[name]))
+    monkeypatch.setitem(sys.modules, name, copy)
+    assert seal.broken() == name.removeprefix("groupbench.")
+
+
+def test_a_class_of_torch_that_is_exchanged_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    seal.renew()
+    monkeypatch.setattr(torch, "Tensor", type("Tensor", (torch.Tensor,), {}))
+    assert seal.broken() == "torch.Tensor"
 
 
 def test_torch_itself_may_import_and_compile() -> None:

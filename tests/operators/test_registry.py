@@ -392,6 +392,7 @@ def test_unknown_names_are_reported_with_the_known_ones() -> None:
 
 
 BLIND = "from groupbench.operators.measure import seal; seal.broken = lambda: None"
+UNLIKE = "from groupbench.operators.measure import seal; seal.changed = lambda places: None"
 FORGETFUL = "from groupbench.operators.measure import seal; seal.renew()"
 
 
@@ -402,14 +403,15 @@ FORGETFUL = "from groupbench.operators.measure import seal; seal.renew()"
         ("from groupbench.operators.measure import witness; witness.watch = lambda *a: None", "witness.watch"),
         ("import statistics; statistics.median = min", "statistics.median"),
         ("import time; time.perf_counter = lambda: 0.0\n" + BLIND, "time.perf_counter"),
+        ("import time; time.perf_counter = lambda: 0.0\n" + UNLIKE, "time.perf_counter"),
         ("import time; time.perf_counter = lambda: 0.0\n" + FORGETFUL, "time.perf_counter"),
     ],
-    ids=["clock", "the parent's clock", "median", "the seal", "the memory of the seal"],
+    ids=["clock", "the parent's clock", "median", "the seal", "its comparison", "the memory of the seal"],
 )
 def test_a_plugin_that_replaces_the_timer_at_import_is_refused(statement: str, replaced: str, tmp_path: Path) -> None:
     """The process that times and records imports plugins too, but their replacements there do not reach a cell."""
     kept = time.perf_counter, witness.watch, statistics.median
-    broken = seal.broken
+    broken, changed = seal.broken, seal.changed
     plugin = tmp_path / "forging_plugin.py"
     plugin.write_text(statement + "\n")
     try:
@@ -417,6 +419,6 @@ def test_a_plugin_that_replaces_the_timer_at_import_is_refused(statement: str, r
             plugins.load(str(plugin))
     finally:
         time.perf_counter, witness.watch, statistics.median = kept  # type: ignore[assignment]
-        seal.broken = broken
+        seal.broken, seal.changed = broken, changed
         seal.renew()
     sys.modules.pop("forging_plugin", None)

@@ -21,8 +21,8 @@ REPLACED = ("_patch_lang", "_LangPatchScope", "GridExecutor", "tl", "_get_np_dty
 
 
 def patch_once() -> None:
-    """Change the interpreter of this process, unless this version of Triton has another one."""
-    if not all(hasattr(interpreter, name) for name in REPLACED):
+    """Change the interpreter of this process, unless it is changed or this version of Triton has another one."""
+    if not all(hasattr(interpreter, name) for name in REPLACED) or hasattr(interpreter._patch_lang, "__wrapped__"):
         return
     patch, call = interpreter._patch_lang, interpreter.GridExecutor.__call__
     whole = SimpleNamespace(__globals__={"tl": interpreter.tl, "core": interpreter.tl.core})

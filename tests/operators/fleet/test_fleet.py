@@ -315,6 +315,7 @@ def test_batches_not_begun_within_the_budget_are_skipped() -> None:
     assert {r.status for r in on(1, cells.instant, budget_s=0)} == {"skipped"}
 
 
+@pytest.mark.usefixtures("warm_imports")
 def test_a_fleet_measures_real_cells() -> None:
     fleet = local.LocalFleet(local.slots("0", "cpu"))
     records = list(drive.records(fleet, cells.work(1), Progress()))
@@ -457,6 +458,7 @@ def test_a_busy_card_is_skipped_with_a_message_unless_it_was_named(gpu: Card, mo
 COMMAND = ("--host", "builtin", "--device", "cpu", "--op", "canary", "--bursts", "1", "--samples", "1")
 
 
+@pytest.mark.usefixtures("warm_imports")
 def test_the_command_measures_on_two_cards_and_resumes(tritonbench: Callable[..., Any], tmp_path: Path) -> None:
     records = tmp_path / "r.jsonl"
     arguments = (*COMMAND, "--gpus", "0,1", "--commit", "abcdef12", "--records", records)

@@ -29,11 +29,11 @@ import fleet_marks as marks  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[marks.Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory, warm_imports: dict[str, str]) -> Iterator[marks.Engine]:
     """Start a scheduler and two workers by their commands."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("engine")
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")])))
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), warm_imports["PYTHONPATH"]]))
         patch.setenv("FLEET_MARK", str(folder / "mark"))
         with marks.engine() as started:
             yield started

@@ -21,9 +21,9 @@ import fleet_cells as cells  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warm_imports: dict[str, str]) -> None:
     here = str(Path(__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, warm_imports["PYTHONPATH"]]))
     monkeypatch.setenv("FLEET_MARK", str(tmp_path / "mark"))
     monkeypatch.setattr(submitit.core.core.Job, "_results_timeout_s", 1)
 

@@ -36,12 +36,10 @@ BRIEF = ("--num-inputs", "1", "--warmup", "1", "--rep", "1")
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command]:
+def warm(tmp_path_factory: pytest.TempPathFactory, warm_imports: dict[str, str]) -> Iterator[Command]:
     """Run the command in a fork of one process of this module: see warm.py."""
     env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
-    env["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(HERE.parent), str(HERE.parents[1] / "shared"), env.get("PYTHONPATH")])
-    )
+    env["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE.parents[1] / "shared"), warm_imports["PYTHONPATH"]])
     program = [sys.executable, str(HERE / "warm.py")]
     folder = tmp_path_factory.mktemp("warm")
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as server:

@@ -35,9 +35,9 @@ Ask = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def ask() -> Iterator[Ask]:
+def ask(warm_imports: dict[str, str]) -> Iterator[Ask]:
     folder = str(Path(__file__).parents[1])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, warm_imports["PYTHONPATH"]])}
     process = subprocess.Popen(
         [sys.executable, "-m", "groupbench.operators.measure.side"],
         stdin=subprocess.PIPE,
@@ -189,6 +189,7 @@ def test_all_processes_end_with_the_driver_or_the_side(killed: str, long: bool, 
         tmp_path.mkdir()
     paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TEST_MARK": mark, "TMPDIR": str(tmp_path)}
+    environment["GROUPBENCH_TEST_WARM"] = ""  # the fork server is among the processes
     command = [sys.executable, "-m", "groupbench.operators.measure.side"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdin is not None and process.stdout is not None

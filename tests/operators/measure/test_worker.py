@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from groupbench.operators import plugins
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.measure import worker
 
@@ -55,6 +56,11 @@ def test_the_fork_server_imports_what_is_asked_for_alone_and_while_it_runs(tmp_p
     )
     assert done.stdout.strip() == "[] [] ['torch._dynamo', 'wanted'] same server"
     assert done.stderr == ""
+
+
+def test_the_fork_server_looks_up_installed_plugins_once_for_its_processes() -> None:
+    looked_up = "__import__('sys').modules['groupbench.operators.plugins'].offered.cache_info().currsize"
+    assert worker.call(eval, looked_up) == len(plugins.INSTALLED)
 
 
 STACK = """Current thread 0x00007f58b30b2b80 [python] (most recent call first):

@@ -69,7 +69,8 @@ def become(request: dict[str, Any], files: list[int]) -> None:
     importlib.invalidate_caches()
     sys.dont_write_bytecode = "-B" in argv or bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.argv, sys.orig_argv = ["-c"], argv
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+    sys.stdin, sys.stdout = open(0), open(1, "w")  # noqa: SIM115
+    sys.stderr = open(2, "w", errors="backslashreplace")  # noqa: SIM115 - as the interpreter does
     random.seed()
     sys.modules["numpy"].random.seed()
 
