@@ -49,7 +49,7 @@ class ComparedSide:
 def is_file(word: str) -> bool:
     """Return whether a word names an existing file by a folder or a known suffix.
 
-    Raises QueryError for a word with such a suffix if there is no file.
+    Raises QueryError if a word has such a suffix and the file does not exist.
     """
     is_there = Path(word).is_file()
     if word.endswith(FILE_SUFFIXES) and not is_there:
