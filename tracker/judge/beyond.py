@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
+
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, moved
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.stats import young
-from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory
+from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory, newest_environment
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, Compared
 
@@ -15,7 +19,24 @@ def with_other_evidence(data: GateData, past: Past, history: SeriesHistory, find
     """Return the statistics' finding, or if it is no change, one that an A/B or a short history shows."""
     if moved(finding):
         return finding
-    return _measured_step(data, past, history) or young.find_step(history) or finding
+    measured = _measured_step(data, past, history)
+    if measured is None:
+        return young.find_step(history) or finding
+    return _with_later_step(history, measured)
+
+
+def _with_later_step(history: SeriesHistory, measured: SeriesFinding) -> SeriesFinding:
+    """Return a clear step after the one that an A/B measured, with this as what is left; without one, the latter."""
+    assert measured.first is not None and measured.last is not None and measured.effect is not None
+    later = young.find_step(history, since=measured.last)
+    if later is None or later.index is None:
+        return measured
+    place = newest_environment(history.environment)
+    first, last, stop = np.searchsorted(place, [measured.first, measured.last, later.index]).tolist()
+    earlier = young.step_between(history, first, last, stop=stop)
+    assert earlier.effect is not None
+    stays = earlier.effect * measured.effect > 0 and abs(earlier.effect) >= history.min_effect
+    return replace(later, left=earlier if stays else None)
 
 
 def _measured_step(data: GateData, past: Past, history: SeriesHistory) -> SeriesFinding | None:

@@ -29,11 +29,16 @@ NEWEST = 3
 """Number of newest results that show whether a level is still there."""
 
 
-def find_step(history: SeriesHistory) -> SeriesFinding | None:
-    """Return the clearest step to the newest level of a short history as a suspect, or None."""
+def find_step(history: SeriesHistory, since: int = 0) -> SeriesFinding | None:
+    """Return the clearest step to the newest level of a short history as a suspect, or None.
+
+    since  the first result after a known step, which two results suffice to contradict; 0 without one
+    """
     place = newest_environment(history.environment)
+    start = int(np.searchsorted(place, since))
+    place = place[start:]
     n = len(place)
-    if not FEWEST <= n < 2 * MIN_SEGMENT:
+    if not (2 if since else FEWEST) <= n < 2 * MIN_SEGMENT:
         return None
     state = history.state[place]
     ends = (k for k in range(1, n) if state[k - 1] != state[k] and (k < n - 1 or n < MIN_POINTS))
@@ -42,7 +47,9 @@ def find_step(history: SeriesHistory) -> SeriesFinding | None:
         return None
     k = max(steps)[1]
     before, after = f"{k} before", f"{n - k} since"
-    return step_between(history, k - 1, k, f"far outside the scatter of few results: {before}, {after}")
+    return step_between(
+        history, start + k - 1, start + k, f"far outside the scatter of few results: {before}, {after}", start=start
+    )
 
 
 def _clear_gap(history: SeriesHistory, place: NDArray[np.int64], k: int) -> float:
@@ -59,21 +66,24 @@ def _clear_gap(history: SeriesHistory, place: NDArray[np.int64], k: int) -> floa
     return gap if gap > max(far, SIGMAS * sigma, AGREE * scatter) else 0.0
 
 
-def step_between(history: SeriesHistory, first: int, last: int, reason: str = "") -> SeriesFinding:
+def step_between(
+    history: SeriesHistory, first: int, last: int, reason: str = "", *, start: int = 0, stop: int | None = None
+) -> SeriesFinding:
     """Return the step after one result and by another as a suspect.
 
     first, last  indices among the results in the newest environment
+    start, stop  of these results, those whose levels the step is between
     """
     place = newest_environment(history.environment)
     y, error = history.log_ms[place], history.error[place]
-    before, after = y[max(first + 1 - LEVEL, 0) : first + 1], y[last:]
+    before, after = y[max(first + 1 - LEVEL, start) : first + 1], y[last:stop]
     index = first + 1 + int(np.argmax(np.abs(np.diff(y[first : last + 1]))))
     scatter = np.concatenate([before - np.median(before), after - np.median(after)])
     sigma = max(float(np.std(scatter)), typical(error), history.floor)
     return SeriesFinding(
         "suspect", index=int(place[index]), first=int(place[first]), last=int(place[last]),
         effect=float(np.median(after) - np.median(before)), before=float(np.median(before)), sigma=sigma,
-        n_before=index, n_after=len(y) - index, reason=reason,
+        n_before=index - start, n_after=len(y) - index, reason=reason,
     )  # fmt: skip
 
 

@@ -161,6 +161,43 @@ def test_a_stored_comparison_decides_later_runs(
         assert row.news.since == 4 and row.note is not None and "A/B of" in row.note
 
 
+@pytest.mark.parametrize(
+    ("levels", "head", "since"),
+    [([1, 1.3, 2.6], 3, 1), ([1, 1.3, 1.31, 2.6], 4, 1), ([1, 1.01, 1.3, 2.6, 2.62, 2.59], 4, 3)],
+    ids=["at once", "soon", "three results ago"],
+)
+def test_a_step_after_one_that_an_ab_found_is_a_suspect_of_its_own(
+    levels: list[float], head: int, since: int, make: Any, stored: Any
+) -> None:
+    found = 3 if levels[1] == 1.01 else 2
+    newest, left = of_history(make, stored, levels, (found - 1, found, "different", math.log(1.3))).rows
+    if newest.verdict == "regressed":
+        newest, left = left, newest
+    assert newest.verdict == "suspect" and newest.news.since == since
+    assert newest.change == pytest.approx(1.0, abs=0.05)
+    assert newest.ab_base is not None and newest.ab_base.commit == make(head - 1).run.commit.hash
+    assert left.verdict == "regressed" and left.change == pytest.approx(0.3, abs=0.02)
+    assert left.span is not None and left.span.head.commit == make(found).run.commit.hash
+
+
+def test_an_acknowledged_step_does_not_hide_a_later_one(make: Any, stored: Any, cli: Any) -> None:
+    records = [make(1), make(2, 1.3), make(3, 2.6)]
+    location = stored(records[:2])
+    base, head = (record.run.commit.hash for record in records[:2])
+    with open_store(location, create=False) as store, store.write() as session:
+        comparison = Compared(base, head, "different", datetime(2026, 1, 9, tzinfo=UTC), *[math.log(1.3)] * 3)
+        comparisons.store(session, 1, comparison)
+    assert cli("gate", "--update").exit_code == 1
+    cli("ack", "1", "--reason", "known")
+    stored(records[2:])
+    done = cli("gate", "--json")
+    rows = json.loads(done.stdout)["series"]
+    assert (done.exit_code, sorted(row["verdict"] for row in rows)) == (3, ["regressed", "suspect"])
+    cli("expect", "1", "--reason", "accepted")
+    done = cli("gate", "--json")
+    assert (done.exit_code, [row["verdict"] for row in json.loads(done.stdout)["series"]]) == (3, ["suspect"])
+
+
 def test_a_row_says_when_its_earlier_level_was_not_measured(make: Any, stored: Any) -> None:
     """The results and the A/B point in opposite directions, so the row shows the A/B's effect."""
     row = judged(stored, [make(1), make(2, 0.5)], math.log(1.3), "different")
