@@ -244,9 +244,15 @@ class LatencyRule:
                 own = f"before is computed from the A/B; the runs' own results show {percent(moved)}"
                 row = replace(row, note=joined(own, _scatter(latency.past), row.note))
             return confirmed(replace(row, compared=compared))
-        if compared is None and abs(moved) > latency.least:
-            return self._to_confirm(row, base)
-        return row
+        if abs(moved) <= latency.least:
+            return row
+        if compared is not None:
+            effect = Effect(before_ms=math.exp(before), change=math.expm1(moved))
+            row = replace(row, what="latency", span=Span(base, self.data.run), news=News(1), effect=effect)
+            row = replace(
+                row, verdict=Verdict.UNRESOLVED, compared=compared, note=joined(_undecided(compared), row.note)
+            )
+        return self._to_confirm(row, base)
 
     def _is_accepted(self, past: Past, base: RunRow, compared: Compared | None) -> bool:
         """Return whether the change that an A/B found is accepted: the level before it is shifted by as much."""
@@ -327,9 +333,7 @@ class LatencyRule:
     def _undecided(self, row: Judged, latency: LatencyFinding, cause: Cause) -> Judged:
         """Judge by history alone, because no A/B comparison decided."""
         certain = latency.finding.verdict == "changed" or transitions.is_certain(row, cause)
-        undecided = ""
-        if row.compared is not None:
-            undecided = f"A/B {row.compared.verdict}" + (f": {row.compared.message}" if row.compared.message else "")
+        undecided = "" if row.compared is None else _undecided(row.compared)
         note = joined(undecided, cause.note)
         doubt = Verdict.UNRESOLVED if undecided else Verdict.SUSPECT
         # Only slowdowns raise an alarm. An improvement just names its cause.
@@ -389,6 +393,11 @@ class LatencyRule:
         if dirty is None:
             return replace(row, ab_base=base)
         return replace(row, note=joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again"))
+
+
+def _undecided(compared: Compared) -> str:
+    """Return why an A/B comparison did not decide."""
+    return f"A/B {compared.verdict}" + (f": {compared.message}" if compared.message else "")
 
 
 def _cause_by_ab(compared: Compared, before: Facts | None, after: Facts) -> Cause:

@@ -51,6 +51,14 @@ def test_the_comparison_is_the_verdict(effect: float, verdict: str, expected: st
         assert row.span is not None and row.span.head.commit == make(2).run.commit.hash
 
 
+@pytest.mark.parametrize("verdict", ["unknown", "failed"])
+def test_a_comparison_that_did_not_decide_leaves_it_open(verdict: str, make: Any, stored: Any) -> None:
+    row = judged(stored, [make(1), make(2, 1.5)], 0.2, verdict)
+    assert row.verdict == "unresolved" and row.ab_base is not None
+    assert row.note is not None and row.note.startswith(f"A/B {verdict}")
+    assert row.change == pytest.approx(0.5, abs=2e-3)
+
+
 def test_the_numbers_of_a_row_are_of_its_points(make: Any, stored: Any) -> None:
     """The A/B of an earlier night is in the note, with its commits, and not mixed with the newest point."""
     row = judged(stored, [make(1), make(2, 1.5)], math.log(1.8), "different")
