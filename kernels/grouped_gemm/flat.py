@@ -47,6 +47,7 @@ from groupbench.kernels.grouped_gemm.support import (
     illegal_roles,
     illegal_tile,
     no_tma,
+    padded,
     require_dense,
     require_runnable,
     stored_weights,
@@ -179,7 +180,7 @@ def configs_for(
         return [("default", default, None)]
     key = tuning_key(M, G, N, K, dtype, nk)
     configs = configs_in_order("flat", key, device, default, lambda config: illegal(config, dtype, device))
-    special = CONFIGS["specialized_192" if _padded(N, 192) <= 0.95 * _padded(N, 256) else "specialized"]
+    special = CONFIGS["specialized_192" if padded(N, 192) <= 0.95 * padded(N, 256) else "specialized"]
     waves = M * N / (special.block_m * special.block_n * device.sms)
     # A weight of 2 bytes takes 2 FLOPs per row of its expert. If memory limits experts with few rows, lockstep slows
     # the others down too: on an H100, by up to 17 % with 256 rows on average.
@@ -187,11 +188,6 @@ def configs_for(
     if mean_rows > device.ridge and waves >= SPECIALIZED_WAVES:
         configs.insert(-1, ("default", special, illegal(special, dtype, device)))
     return configs
-
-
-def _padded(N: int, columns: int) -> int:
-    """Return N rounded up to whole tiles of so many columns."""
-    return -(-N // columns) * columns
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> FlatConfig:

@@ -61,6 +61,11 @@ def illegal_tile(
     return None
 
 
+def padded(size: int, block: int) -> int:
+    """Return a size rounded up to whole tiles."""
+    return triton.cdiv(size, block) * block
+
+
 def illegal_roles(lockstep: int, dtype: torch.dtype, device: Device) -> str | None:
     """Return why no warp-specialised kernel with this `lockstep` can be compiled for a GPU, or None."""
     if device.vendor != "cpu" and not device.hopper:

@@ -46,6 +46,7 @@ from groupbench.kernels.grouped_gemm.support import (
     illegal_roles,
     illegal_tile,
     no_tma,
+    padded,
     require_dense,
     require_runnable,
     require_tensors,
@@ -59,9 +60,7 @@ from groupbench.kernels.variants import Variant, first_that_runs, specialized_or
 RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
 MOST_RANKED = 4096  # groups: each is compared with all others
-TALLER = (
-    1.01  # rows of all tiles of 192 rows, over those of tiles of 128, up to which an untuned problem takes the former
-)
+TALLER = 1.01  # rows of all tiles of 192 rows over those of tiles of 128, up to which untuned problems take the former
 
 
 @dataclass(frozen=True)
@@ -198,17 +197,13 @@ def configs_for(
     configs = configs_in_order("wgrad", key, device, default, lambda config: _illegal_for(config, G, dtype, device))
     special = CONFIGS["specialized_uneven" if M <= 1024 * G else "specialized"]
     taller = CONFIGS["specialized_192"]
-    if _padded(N if nk else K, taller) <= TALLER * _padded(N if nk else K, special):
+    P = N if nk else K
+    if padded(P, taller.block_p) <= TALLER * padded(P, special.block_p):
         special = taller
     waves = G * K * N / (special.block_p * special.block_q * device.sms)
     if device.hopper and M > 64 * G and waves >= SPECIALIZED_WAVES:
         configs.insert(-1, ("default", special, _illegal_for(special, G, dtype, device)))
     return configs
-
-
-def _padded(P: int, config: WgradConfig) -> int:
-    """Return the rows of all of a gradient's tiles."""
-    return triton.cdiv(P, config.block_p) * config.block_p
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> WgradConfig:

@@ -250,7 +250,7 @@ class LatencyRule:
             effect = Effect(before_ms=math.exp(before), change=math.expm1(moved))
             row = replace(row, what="latency", span=Span(base, self.data.run), news=News(1), effect=effect)
             row = replace(
-                row, verdict=Verdict.UNRESOLVED, compared=compared, note=joined(_undecided(compared), row.note)
+                row, verdict=Verdict.UNRESOLVED, compared=compared, note=joined(_why_undecided(compared), row.note)
             )
         return self._to_confirm(row, base)
 
@@ -333,7 +333,7 @@ class LatencyRule:
     def _undecided(self, row: Judged, latency: LatencyFinding, cause: Cause) -> Judged:
         """Judge by history alone, because no A/B comparison decided."""
         certain = latency.finding.verdict == "changed" or transitions.is_certain(row, cause)
-        undecided = "" if row.compared is None else _undecided(row.compared)
+        undecided = "" if row.compared is None else _why_undecided(row.compared)
         note = joined(undecided, cause.note)
         doubt = Verdict.UNRESOLVED if undecided else Verdict.SUSPECT
         # Only slowdowns raise an alarm. An improvement just names its cause.
@@ -395,7 +395,7 @@ class LatencyRule:
         return replace(row, note=joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again"))
 
 
-def _undecided(compared: Compared) -> str:
+def _why_undecided(compared: Compared) -> str:
     """Return why an A/B comparison did not decide."""
     return f"A/B {compared.verdict}" + (f": {compared.message}" if compared.message else "")
 
