@@ -448,7 +448,7 @@ def prepare_specialized(
     # Two groups have room for two buffers of 64 columns each, three for one of half the main part's.
     width, buffers = (64, 2) if groups == 2 else (main // 2, 1)
     programs = worker_count(a.device)
-    counter = arrivals(a.device)
+    counter = arrivals(a.device, programs)
     out_desc = Outputs(lambda out: ragged(out, [64, width]))
     launch = Launch(
         _flat_specialized_kernel,

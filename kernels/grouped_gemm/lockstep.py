@@ -6,8 +6,8 @@ every few steps: each adds 1 to a counter in global memory, some steps before it
 
 The wait is a hint, not a barrier. A program that polls in vain, since another kernel occupies an SM, goes on and never
 waits again in this launch. The counter is never reset: every program of every launch adds ARRIVALS in all, so the sum
-of the launches before is known. Launches that share a counter at the same time disturb each other's waits, not their
-results.
+of the launches before is known if all of them have the same number of programs. Launches that share a counter at the
+same time disturb each other's waits, not their results.
 
 The measurements that led to it are in docs/notes/kernels/grouped-gemm.md.
 """
@@ -58,13 +58,16 @@ def keep_step(
     return reached, until - 1, to_arrive, to_wait
 
 
-def arrivals(device: torch.device) -> Tensor:
-    """Return the device's counter, [1], int64; while a CUDA graph is captured, one that belongs to the graph."""
+def arrivals(device: torch.device, programs: int) -> Tensor:
+    """Return the counter of a device's launches with so many programs, [1], int64.
+
+    While a CUDA graph is captured, it belongs to the graph.
+    """
     if torch.cuda.is_current_stream_capturing():
         return torch.zeros(1, dtype=torch.int64, device=device)
-    return _counter(torch.cuda.current_device() if device.index is None else device.index)
+    return _counter(torch.cuda.current_device() if device.index is None else device.index, programs)
 
 
 @cache
-def _counter(index: int) -> Tensor:
+def _counter(index: int, programs: int) -> Tensor:
     return torch.zeros(1, dtype=torch.int64, device=torch.device("cuda", index))

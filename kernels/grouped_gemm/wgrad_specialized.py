@@ -314,7 +314,7 @@ def prepare_specialized(
     y_desc = ragged(y, [config.block_m, config.block_q])
     layout = gl.NVMMASharedLayout(128, 16, rank=3)
     programs = worker_count(x.device)
-    counter = arrivals(x.device)
+    counter = arrivals(x.device, programs)
     block_out = [1, 64, config.block_q // (4 if groups == 2 else 2)]
     out_desc = Outputs(lambda out: TensorDescriptor.from_tensor(out, block_out, layout))
     launch = Launch(

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from groupbench.operators.catalog import shapes
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
+from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Example, Operator, Run, Target
 from groupbench.operators.relayout import laid_out
 
@@ -269,6 +270,17 @@ def prepare_triton_flat(x: GroupedInputs) -> Run:
     return prepare_flat(aligned(x.a), x.b, x.offs)
 
 
+def prepare_cuda_cluster(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.cluster import prepare_cluster, unsuitable
+    from groupbench.kernels.grouped_gemm.support import stored_weights
+
+    a = aligned(x.a)
+    G, _, N = x.b.shape
+    if reason := unsuitable(a, stored_weights(x.b)[0], G, N):
+        raise Unavailable(reason)
+    return prepare_cluster(a, x.b, x.offs)
+
+
 def prepare_triton_contiguous(x: GroupedInputs) -> Run:
     from groupbench.kernels.grouped_gemm.contiguous import prepare_contiguous
 
@@ -326,6 +338,12 @@ def no_inductor_template(target: Target) -> str | None:
     return None
 
 
+def no_cluster(target: Target) -> str | None:
+    if target.device != "cuda" or (target.capability or (9, 0))[0] != 9:
+        return "its kernel is CUDA C++ for Hopper GPUs"
+    return None if BYTES[target.dtype] == 2 else f"its kernel multiplies fp16 or bf16, not {target.dtype}"
+
+
 def no_interpreted_bf16(target: Target) -> str | None:
     if target.interpreted and target.dtype == "bf16":
         return "Triton's interpreter computes tl.dot on bf16 wrongly; use --precision fp16"
@@ -374,6 +392,12 @@ GROUPED_GEMM = Operator(
             kind="triton",
             unavailable=no_interpreted_bf16,
             prepare_bwd=prepare_triton_flat_bwd,
+        ),
+        Backend(
+            "cuda_cluster",
+            prepare_cuda_cluster,
+            "CUDA C++ for Hopper: clusters of two SMs share loads of B by multicast; after CUTLASS",
+            unavailable=no_cluster,
         ),
         Backend(
             "triton_contiguous",

@@ -23,6 +23,7 @@ BACKENDS = (
     "torch_grouped_mm",
     "triton_pointer",
     "triton_flat",
+    "cuda_cluster",
     "helion_jagged",
     "helion_persistent",
     "helion_worklist",

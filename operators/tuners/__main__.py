@@ -19,7 +19,7 @@ import click
 
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.registry import get_operator
-from groupbench.operators.tuners import bias_add_permute, flat, fp8, helion, split_k, tuning, wgrad, worklist
+from groupbench.operators.tuners import bias_add_permute, cluster, flat, fp8, helion, split_k, tuning, wgrad, worklist
 from groupbench.operators.tuners import moe as gate_up
 from groupbench.tracker.text.wording import printable
 
@@ -50,6 +50,7 @@ def _fp8(shape: Any, dtype: str) -> Iterable[tuning.Search]:
 
 KERNELS = {
     "flat": Tunable("triton_flat", "grouped_gemm", _one(flat.search)),
+    "cluster": Tunable("cuda_cluster", "grouped_gemm", _one(cluster.search)),
     "wgrad": Tunable("triton_flat, the gradient of the weights", "grouped_gemm_wgrad", _one(wgrad.search)),
     "fp8": Tunable("triton_flat, each recipe", "grouped_gemm_fp8", _fp8),
     "worklist": Tunable("helion_worklist", "grouped_gemm", _one(worklist.search)),

@@ -241,7 +241,7 @@ def test_offsets_are_read_on_the_device_at_every_call(config, make_case, make_in
 def counter() -> Tensor:
     from groupbench.kernels.grouped_gemm.lockstep import arrivals
 
-    return arrivals(torch.device("cuda"))
+    return arrivals(torch.device("cuda"), device_of(torch.device("cuda")).sms)
 
 
 def launch() -> int:

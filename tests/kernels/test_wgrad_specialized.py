@@ -215,8 +215,9 @@ def test_every_launch_adds_the_same_to_the_counter(make_operands):
     """Later launches, of the forward kernel too, find their start in the sum of the earlier ones."""
     from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals
 
-    of_a_launch = int(ARRIVALS.value) * device_of(torch.device("cuda")).sms
-    counter = arrivals(torch.device("cuda"))
+    sms = device_of(torch.device("cuda")).sms
+    of_a_launch = int(ARRIVALS.value) * sms
+    counter = arrivals(torch.device("cuda"), sms)
     before = int(counter)
     assert before % of_a_launch == 0
     for count, rows in enumerate(((9000, 0, 31), (5,), (0, 1), (4000,) * 8), 1):

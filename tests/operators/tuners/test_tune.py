@@ -26,6 +26,7 @@ GPU = "NVIDIA H100 80GB HBM3"
 GROUPED = "G=3,M_g=5|0|1,N=48,K=64,W=nk"
 SHAPES = {
     "flat": GROUPED,
+    "cluster": GROUPED,
     "wgrad": GROUPED,
     "fp8": GROUPED,
     "worklist": GROUPED,
@@ -41,7 +42,8 @@ INPUTS = (
     *("grouped_gemm", "grouped_gemm_dgrad", "grouped_gemm_wgrad", "grouped_gemm_fp8", "moe_layer", "gemm_shapes"),
     "grouped_gemm_bias_add_permute",
 )
-HELION = {
+WITHOUT_INTERPRETER = {
+    "grouped_gemm.cluster": "prepare_cluster",
     "grouped_gemm.helion_worklist": "prepare_helion_worklist",
     "grouped_gemm.helion_jagged": "prepare_helion_jagged",
     "grouped_gemm.helion_persistent": "prepare_helion_persistent",
@@ -69,9 +71,10 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     make = SPLIT_K_MATMUL.make_inputs
     on_this_device = SimpleNamespace(make_inputs=lambda shape, dtype, device, seed: make(shape, dtype, DEVICE, seed))
     monkeypatch.setattr("groupbench.operators.tuners.split_k.SPLIT_K_MATMUL", on_this_device)
-    for module_name, function in HELION.items():  # it would query the GPU, which may be absent
+    for module_name, function in WITHOUT_INTERPRETER.items():  # it would query the GPU, which may be absent
         module = importlib.import_module(f"groupbench.kernels.{module_name}")
         monkeypatch.setattr(module, function, lambda *arguments: lambda: None)
+    monkeypatch.setattr("groupbench.kernels.grouped_gemm.cluster.illegal", lambda *arguments: None)
     times = [6.0, 5.0, 1.0, 1.0]
     monkeypatch.setattr(tuning, "burst_of", lambda run: partial(float, times.pop(0) if times else 7.0))
     return times
@@ -120,7 +123,7 @@ def test_a_shape_that_fails_does_not_stop_the_others(clock: list[float], monkeyp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("nope",), "no kernel nope; known: flat, wgrad"),
+        (("nope",), "no kernel nope; known: flat, cluster"),
         (("flat", "--suite", "nope"), "no suite nope; known: "),
         (("flat", "--shape", "nope"), "nope"),
         ((), "tuning needs the GPU to tune for; torch does not see one"),

@@ -1,0 +1,228 @@
+"""Test the CUDA C++ kernel with clusters of two SMs: which operands it takes and, on Hopper, its results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from groupbench.kernels import cuda_source
+from groupbench.kernels.device import KNOWN, device_of
+from groupbench.kernels.grouped_gemm import cluster
+from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
+
+HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the kernel with clusters. No Hopper GPU")
+WITHOUT_NVRTC = cuda_source.why_not_nvrtc()
+needs_nvrtc = pytest.mark.skipif(WITHOUT_NVRTC is not None, reason=f"NOT TESTED: CUDA C++. {WITHOUT_NVRTC}")
+H100 = KNOWN["sm_90"]
+
+
+# --- when it runs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", cluster.candidates(), ids=str)
+def test_every_candidate_is_legal_on_hopper_alone(config):
+    assert cluster.illegal(config, torch.bfloat16, H100) is None
+    assert "sm_80" in str(cluster.illegal(config, torch.bfloat16, KNOWN["sm_80"]))
+
+
+@pytest.mark.parametrize(
+    ("change", "of", "text"),
+    [
+        ({"stages": 5}, torch.float16, "5 stages and 2 buffers take"),
+        ({"buffers": 4}, torch.float16, "bytes of"),
+        ({"group_m": 0}, torch.float16, "at least 1"),
+        ({"lockstep": 3}, torch.float16, "lockstep must be 0, or at least 4"),
+        ({}, torch.float32, "not torch.float32"),
+    ],
+)
+def test_illegal_configs_have_a_reason(change, of, text):
+    assert text in str(cluster.illegal(replace(cluster.DEFAULT, **change), of, H100))
+
+
+def test_an_untuned_problem_takes_the_default():
+    untuned = replace(H100, name="untuned")
+    assert cluster.choose_config(32768, 8, 4096, 7168, torch.bfloat16, untuned, nk=True) == cluster.DEFAULT
+
+
+@pytest.mark.parametrize(
+    ("of", "G", "N", "text"),
+    [(torch.float32, 2, 64, "not torch.float32"), (torch.float16, 257, 64, "257 groups"), (torch.float16, 2, 64, "")],
+)
+def test_operands_that_it_cannot_take_have_a_reason(of, G, N, text):
+    assert text in str(cluster.unsuitable(torch.zeros(8, 64, dtype=of), torch.zeros(1, 64, N, dtype=of), G, N))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_it_does_not_run_without_a_gpu(make_case, make_inputs):
+    with pytest.raises(ValueError, match="needs a Hopper GPU"):
+        cluster.prepare_cluster(*make_inputs(make_case("two", (21, 40)), torch.float16))
+
+
+# --- compiled without a GPU -------------------------------------------------------------------------------------------
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("nk", [False, True])
+@pytest.mark.parametrize("of", cluster.DTYPES, ids=str)
+@pytest.mark.parametrize("lockstep", [0, 16])
+def test_it_compiles_without_spills(nk, of, lockstep):
+    config = replace(cluster.DEFAULT, lockstep=lockstep)
+    offsets = torch.int64 if nk else torch.int32
+    cubin, log = cuda_source.compile_with_log(
+        cluster.source(), cluster.constants(config, of, nk, not nk, offsets), "sm_90a"
+    )
+    assert cubin.startswith(b"\x7fELF")
+    assert " 0 bytes spill stores" in log
+    assert "wgmma" not in log  # ptxas warns if it serialises them
+    assert f"{cluster.STATIC_BYTES} bytes smem" in log
+
+
+@needs_nvrtc
+def test_source_that_does_not_compile_is_reported():
+    with pytest.raises(RuntimeError, match=r"kernel.cu\(2\): error"):
+        cuda_source.compile_cuda("void f() { missing(ONE); }", {"ONE": 1}, "sm_90a")
+
+
+# --- on a Hopper GPU --------------------------------------------------------------------------------------------------
+
+
+@needs_hopper
+@pytest.mark.parametrize("weights", ["rows", "columns", "shared"])
+@pytest.mark.parametrize(
+    ("rows", "n", "k", "tail"),
+    [
+        ((0, 300, 0, 129, 1, 128, 64, 193, 257, 65), 704, 1096, 5),  # tiles that end in M, N and K
+        ((0, 0, 0), 304, 256, 40),
+        ((5,) * 200, 264, 128, 0),
+        ((70_000,), 136, 48, 0),  # many tiles of one step
+        ((256 * 20,), 256, 4096, 0),
+        ((256 * 44, 256 * 22), 1024, 512, 0),  # full waves: no tile is cut
+        ((256 * 66 + 1,), 512, 192, 3),  # a last wave of two tiles, each with a single row
+        ((256 * 33 + 140,), 512, 192, 3),  # a last wave of two tiles, cut
+    ],
+    ids=["ragged", "no_rows", "many_groups", "one_step", "even", "full_waves", "one_row", "cut_wave"],
+)
+def test_results(weights, rows, n, k, tail, make_case, make_inputs, poisoned, check):
+    a, b, offs = make_inputs(make_case("case", rows, n=n, k=k, weights=weights, tail=tail), torch.bfloat16)
+    expected = grouped_gemm_reference(a, b, offs)
+    for config in (cluster.ClusterConfig(4, 0), cluster.ClusterConfig(2, 4), cluster.DEFAULT):
+        run = cluster.prepare_cluster(a, b, offs, config)
+        with poisoned():
+            out = run()
+        check(out, expected, torch.bfloat16)
+        for _ in range(5):  # a stage that is read too late, or given back too early, need not show the first time
+            assert torch.equal(run(), out)
+
+
+@needs_hopper
+@pytest.mark.parametrize("weights", ["rows", "columns"])
+def test_sums_are_those_of_the_flat_kernel(weights, make_case, make_inputs):
+    from groupbench.kernels.grouped_gemm import flat
+
+    a, b, offs = make_inputs(make_case("case", (3000, 0, 1111), n=1024, k=1000, weights=weights), torch.float16)
+    of_flat = flat.prepare_flat(a, b, offs, flat.CONFIGS["specialized"])()
+    assert torch.equal(cluster.prepare_cluster(a, b, offs.long())(), of_flat)
+
+
+@needs_hopper
+def test_every_expert_reads_its_own_weights_at_the_tails(make_case, make_inputs, check):
+    """NaN in the next expert's weights and rows must not leak through tiles that overhang in N, K and M."""
+    a, b, offs = make_inputs(make_case("two", (150, 140), n=200, k=104), torch.float16)
+    expected = grouped_gemm_reference(a, b, offs)[:150]
+    b[1] = float("nan")
+    a[150:] = float("nan")
+    out = cluster.prepare_cluster(a, b, offs)()
+    check(out[:150], expected, torch.float16)
+    assert out[150:].isnan().all()
+
+
+@needs_hopper
+def test_offsets_are_read_on_the_device_at_every_call(make_case, make_inputs, poisoned, check):
+    a, b, offs = make_inputs(make_case("three", (4000, 2400, 3600), n=512, k=640), torch.float16)
+    run = cluster.prepare_cluster(a, b, offs)
+    for ends in ((4000, 6400, 10000), (0, 0, 10000), (10000, 10000, 10000), (1, 2, 3), (0, 0, 0)):
+        offs.copy_(torch.tensor(ends))
+        with poisoned():
+            out = run()
+        check(out[: ends[-1]], grouped_gemm_reference(a, b, offs)[: ends[-1]], torch.float16)
+        assert (out[ends[-1] :] == 0).all()
+
+
+@needs_hopper
+def test_rows_past_the_groups_stay_as_they_are_if_asked(make_case, make_inputs, poisoned):
+    a, b, offs = make_inputs(make_case("two", (150, 140), n=200, k=104, tail=30), torch.float16)
+    with poisoned():
+        out = cluster.prepare_cluster(a, b, offs, zero_rest=False)()
+    assert out[290:].isnan().all()
+
+
+@needs_hopper
+def test_views_with_wide_rows(make_case, make_inputs, check):
+    a, b, offs = make_inputs(make_case("two", (500, 700), n=512, k=640), torch.bfloat16)
+    expected = grouped_gemm_reference(a, b, offs)
+    wide_a = torch.full((1200, 1024), float("nan"), dtype=a.dtype, device=a.device)
+    wide_b = torch.full((2, 1024, 512), float("nan"), dtype=a.dtype, device=a.device)
+    wide_a[:, 64:704], wide_b[:, 64:704] = a, b
+    check(cluster.prepare_cluster(wide_a[:, 64:704], wide_b[:, 64:704], offs)(), expected, torch.bfloat16)
+
+
+@needs_hopper
+def test_operands_that_tma_cannot_read_are_refused(make_case, make_inputs):
+    a, b, offs = make_inputs(make_case("two", (21, 40), n=45, k=33), torch.float16)
+    with pytest.raises(ValueError, match="multiples of 16 bytes"):
+        cluster.prepare_cluster(a, b, offs)
+
+
+def counter() -> Tensor:
+    from groupbench.kernels.grouped_gemm.lockstep import arrivals
+
+    device = torch.device("cuda")
+    return arrivals(device, device_of(device).sms // 2)
+
+
+@needs_hopper
+def test_every_launch_adds_the_same_to_the_counter(make_case, make_inputs):
+    """Later launches find their start in the sum of the earlier ones."""
+    from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS
+
+    before, launch = int(counter()), int(ARRIVALS.value) * (device_of(torch.device("cuda")).sms // 2)
+    assert before % launch == 0
+    for count, rows in enumerate(((9000, 0, 31), (5,), (0, 1), (4000,) * 8), 1):
+        a, b, offs = make_inputs(make_case("case", rows, n=2048, k=512), torch.bfloat16)
+        cluster.prepare_cluster(a, b, offs)()
+        assert int(counter()) == before + count * launch
+
+
+@needs_hopper
+def test_launches_on_two_streams_do_not_wait_for_each_other(make_case, make_inputs):
+    a, b, offs = make_inputs(make_case("case", (4000,) * 8, n=2048, k=512), torch.bfloat16)
+    run = cluster.prepare_cluster(a, b, offs)
+    expected = run()
+    outputs: list[Tensor] = []
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    for stream in streams:
+        stream.wait_stream(torch.cuda.current_stream())
+    for _ in range(10):
+        for stream in streams:
+            with torch.cuda.stream(stream):
+                outputs.append(run())
+    torch.cuda.synchronize()
+    assert all(torch.equal(out, expected) for out in outputs)
+
+
+@needs_hopper
+def test_a_graph_replays_it(make_case, make_inputs):
+    a, b, offs = make_inputs(make_case("case", (4000,) * 8, n=2048, k=512), torch.bfloat16)
+    expected = cluster.prepare_cluster(a, b, offs)()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = cluster.prepare_cluster(a, b, offs, trusted=True)()
+    before = int(counter())
+    for _ in range(3):
+        graph.replay()
+        assert torch.equal(out, expected)
+    assert int(counter()) == before
