@@ -173,7 +173,13 @@ class Tracker:
         with self._store.read() as session:
             run_row = find_run(session, run)
             return judge_run(
-                session, run_row, window=window, min_effect=min_effect, strict=strict, first_parents=git.first_parents
+                session,
+                run_row,
+                window=window,
+                min_effect=min_effect,
+                strict=strict,
+                first_parents=git.first_parents,
+                between=git.between,
             )
 
     def alerts(self, *, all: bool = False) -> Rows[AlertRow]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.ab.result import AbResult, timing_of
@@ -17,10 +18,12 @@ from groupbench.tracker.metrics import finite_or_none
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.query.series import find_series
+from groupbench.tracker.record import MEASURED
 from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DECIDED, SAME, Compared
 from groupbench.tracker.store.engine import Store, open_store
+from groupbench.tracker.store.schema import Commit, Point, Run
 
 
 def compared_of(
@@ -76,27 +79,59 @@ def keep(store: Store, result: AbResult, base: str, head: str) -> int:
 
 
 class ComparisonKeeper:
-    """Stores A/Bs in a database as they finish. If that fails once, says why and stores no more.
+    """Stores A/Bs of a search in a database as they finish. If that fails once, says why and stores no more.
 
     location  path or URL of the database
     say       prints a line
+    metric    latency or accuracy, which the search is about; A/Bs that only check the accuracy are not stored
     """
 
-    def __init__(self, location: str, say: Callable[[str], None]) -> None:
-        self._location, self._say = location, say
+    def __init__(self, location: str, say: Callable[[str], None], metric: str = "latency") -> None:
+        self._location, self._say, self._metric = location, say, metric
+        self._newest: AbResult | None = None
         self.stored = 0
         self._open = "://" in location or Path(location).exists()
 
     def __call__(self, result: AbResult, base: str, head: str) -> None:
         """Store an A/B of the commits with these hashes."""
+        self._newest = result
+        if self._metric == "latency":
+            self.stored += bool(self._kept(lambda store: keep(store, result, base, head)))
+
+    def name(self, answers: Callable[[Collection[str]], Sequence[Compared]]) -> int:
+        """Store the answers of the search for each series that it measured, and return the number of series.
+
+        answers  maps the commits that have results of a series to what to store
+        """
+        newest = self._newest
+        return 0 if newest is None else self._kept(lambda store: _name(store, newest, answers))
+
+    def _kept(self, write: Callable[[Store], int]) -> int:
         if not self._open:
-            return
+            return 0
         try:
             with open_store(self._location, create=False) as store:
-                self.stored += bool(keep(store, result, base, head))
+                return write(store)
         except StoreError as error:
             self._open = False
             self._say(f"the comparisons are not stored: {error.message}")
+            return 0
+
+
+def _name(store: Store, result: AbResult, answers: Callable[[Collection[str]], Sequence[Compared]]) -> int:
+    """Store answers for each series that an A/B of a search measured, and return the number of series."""
+    with store.write() as session:
+        series = _series_of(session, result)
+        for row in series:
+            for answer in answers(_measured(session, row.pk)):
+                comparisons.store(session, row.pk, answer)
+    return len(series)
+
+
+def _measured(session: Session, series: int) -> set[str]:
+    """Return the commits that have a right or wrong result of a series."""
+    query = select(Commit.hash).join(Run, Run.commit_id == Commit.id).join(Point, Point.run_id == Run.id)
+    return set(session.scalars(query.where(Point.series_id == series, Point.status.in_(MEASURED), ~Run.dirty)))
 
 
 def software_of(result: AbResult) -> Sequence[dict[str, str]] | None:

@@ -117,7 +117,7 @@ class AbComparator:
                 self._cell = self._resolved(running)
             result = running.compare(self._cell)
         finding = finding_of_latency(result) if only_latency else finding_of_accuracy(result)
-        if self._keep is not None and only_latency:
+        if self._keep is not None:
             self._keep(result, question.base, question.head)
         return finding
 

@@ -64,11 +64,13 @@ def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
 
     `gate --update` opens and closes them. JSON and CSV have one entry per alert, with every event.
     """
+    from groupbench.tracker import git
     from groupbench.tracker.judge import alerts as stored
     from groupbench.tracker.judge.alerts import AlertRow
 
     with reading(db) as session:
-        rows = stored.find(session, states=None if everything else stored.OPEN)
+        states = None if everything else stored.OPEN
+        rows = stored.find(session, states=states, first_parents=git.first_parents)
     if form in ("json", "csv"):
         write_table(plain(AlertRow.columns()), [alert.flat() for alert in rows], form)
     elif each:
@@ -87,7 +89,9 @@ def _groups(alerts: list[AlertRow]) -> list[dict[str, Any]]:
     """Return a row for each group of alerts of one commit, operator, backend and state."""
     groups: dict[tuple[Any, ...], list[AlertRow]] = {}
     for alert in alerts:
-        key = (alert.run.state, alert.metric, alert.series.operator, alert.series.backend, alert.state, alert.until)
+        series = alert.series
+        commits = alert.run.state, alert.commits, alert.span.remark
+        key = (commits, alert.metric, series.operator, series.backend, alert.state, alert.until)
         groups.setdefault(key, []).append(alert)
     rows = []
     for together in groups.values():
@@ -103,8 +107,8 @@ def _groups(alerts: list[AlertRow]) -> list[dict[str, Any]]:
                 "series": len(together),
                 "change": " to ".join(ends),
                 "cause": ", ".join(dict.fromkeys(alert.cause for alert in together if alert.cause)),
-                "commits": first.commits,
-                "subject": first.run.subject,
+                "commits": first.commits + (f" ({first.span.remark})" if first.span.remark else ""),
+                "subject": first.span.subject,
                 "until": first.until,
                 "last": first.events[-1].text if first.events else None,
             }

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import asdict
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +154,8 @@ def bisect(
     compared first. The search allows for wrong A/B results. Before it names a commit, it compares that commit with its
     parent again. Commits that fail twice are skipped. If the commit is a merge, the merged branch is searched too.
 
-    If the database has the series, the decided comparisons are stored with it, and the gate judges by them.
+    If the database has the series, the decided comparisons and the commit are stored with it. The gate judges by them,
+    and the gate, the report and alerts name the commit.
 
     With --package, the code stays the same and only the package changes. Each release is installed from the package
     index into its own environment, where it hides this interpreter's release. These environments are kept.
@@ -168,6 +171,7 @@ def bisect(
     from groupbench.tracker.bisect import drive, report
     from groupbench.tracker.bisect import history as bisect_git
     from groupbench.tracker.bisect import log as bisect_log
+    from groupbench.tracker.bisect.answers import answers
     from groupbench.tracker.bisect.hunt import hunt
     from groupbench.tracker.bisect.search import Trace
 
@@ -197,7 +201,7 @@ def bisect(
         say(report.step_line(question, finding, history, header.metric, next(numbers)))
 
     log = bisect_log.Log(path, header, resume=resume, replace=log_file is None)
-    keeper = ComparisonKeeper(context.obj, say)
+    keeper = ComparisonKeeper(context.obj, say, header.metric)
     with drive.open_comparator(repository, header, keeper) as comparator:
         say(_plan(history, header, path))
         hunting = hunt(history, drive.settings_of(header), trace)
@@ -208,6 +212,8 @@ def bisect(
             raise
     if keeper.stored:
         say(f"{counted(keeper.stored, 'comparison')} stored in the database; the gate judges by them")
+    if header.package is None and result.outcome in ("found", "narrowed"):
+        keeper.name(partial(answers, result, history, header.metric, datetime.now(UTC)))
     _write(form, header, result, history, trace, path)
     context.exit(report.exit_code(result))
 

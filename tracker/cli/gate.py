@@ -16,7 +16,6 @@ from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.text.wording import latency, milliseconds, printable, signed_percent
-from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -134,7 +133,13 @@ def gate(
     with open_store(context.obj, create=False) as store, store.write() if update else store.read() as session:
         run = find_run(session, run_id)
         judged = gates.judge_run(
-            session, run, window=window, min_effect=min_effect, strict=strict, first_parents=git.first_parents
+            session,
+            run,
+            window=window,
+            min_effect=min_effect,
+            strict=strict,
+            first_parents=git.first_parents,
+            between=git.between,
         )
         if update:
             from groupbench.tracker.judge import alert_moves
@@ -184,7 +189,8 @@ def _write(judged: Gate, form: Format | None, program: list[str]) -> None:
         alike, rest = judged.folded
         for line in alike:
             click.echo(printable(shortened(line)))
-        rows = [row.flat() | {"interval": interval(row), "was": was(row), "now": now(row)} for row in rest]
+        shown = ({"interval": interval(row), "was": was(row), "now": now(row), "commits": commits(row)} for row in rest)
+        rows = [row.flat() | cells for row, cells in zip(rest, shown, strict=True)]
         if rows:
             click.echo()
             write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
@@ -196,29 +202,29 @@ def _write(judged: Gate, form: Format | None, program: list[str]) -> None:
 
 
 def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
-    """Return a line for each range of several commits in which a series regressed: the command that finds the commit.
+    """Return a line for each range of several commits in which a series got worse: the command that finds the commit.
 
-    Ranges whose ends git does not know here are left out.
+    Ranges whose ends git does not know here are left out, and those in which a search has named a commit.
     """
-    from groupbench.tracker import git
     from groupbench.tracker.text import repro
 
-    commands: dict[tuple[str, str], str] = {}
+    commands: dict[tuple[object, ...], str] = {}
+    searched: set[tuple[object, ...]] = set()
     for row in rows:
-        span = row.span
-        if row.verdict is not Verdict.REGRESSED or row.what not in repro.SEARCHED or row.point is None or span is None:
+        span, metric = row.span, repro.SEARCH_OF.get(row.what or "")
+        if not row.verdict.fails or metric is None or row.point is None or span is None or span.base is None:
             continue
-        if span.base is None or span.base.dirty or span.head.dirty or row.series.host not in repro.HOSTS:
+        if (span.number or 0) < 2 or row.series.host not in repro.HOSTS:
             continue
         ends = span.base.commit, span.head.commit
+        change = (*ends, row.series.operator, row.series.backend, metric)
+        if span.named:
+            searched.add(change)
         environment = row.point.environment.facts
-        commands.setdefault(ends, repro.search(program, row.series.pk, *ends, row.what, environment))
-    lines = []
-    for ends, command in commands.items():
-        number = len(git.between(*ends) or ())
-        if number > 1:
-            lines.append(f"one of {number} commits: {command}")
-    return lines
+        line = f"one of {span.number} commits: {repro.search(program, row.series.pk, *ends, metric, environment)}"
+        commands.setdefault(change, line)
+    by_ends = {change[:2]: line for change, line in reversed(commands.items()) if change not in searched}
+    return list(reversed(by_ends.values()))
 
 
 def was(row: Judged) -> str:
@@ -237,6 +243,13 @@ def now(row: Judged) -> str:
     if row.point is None:
         return ""
     return latency(row.latency_now, row.point.timing)
+
+
+def commits(row: Judged) -> str:
+    """Return the commits between which the change is, and whether it is one of several or was named by a search."""
+    if row.span is None:
+        return ""
+    return row.span.text + (f" ({row.span.remark})" if row.span.remark else "")
 
 
 def interval(row: Judged) -> str:

@@ -54,7 +54,13 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
     except ModuleNotFoundError as error:
         raise ReportError(f"the report needs {error.name}: pip install -e '.[report]'") from error
     with reading(db) as session:
-        judged = judge_run(session, find_run(session, run), min_effect=min_effect, first_parents=git.first_parents)
+        judged = judge_run(
+            session,
+            find_run(session, run),
+            min_effect=min_effect,
+            first_parents=git.first_parents,
+            between=git.between,
+        )
         text = page.build(session, judged, limit=limit)
     if output == "-":
         click.echo(text)

@@ -94,7 +94,7 @@ class AlertRules:
 
     def _still(self, row: Judged, alert: AlertRow) -> Judged:
         """Return a regression that has become the series' normal level while its alert is open."""
-        span = Span(alert.base_run, alert.run, alert.author)
+        span = Span(alert.base_run, alert.run)
         note = joined("still there", self._text(alert))
         row = replace(row, verdict=Verdict.REGRESSED, alert=alert, note=note, ab_base=None, compared=alert.compared)
         return replace(row, what=alert.metric, cause=alert.cause, span=span, effect=_levels(row, alert))

@@ -15,7 +15,7 @@ never be expected.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -24,16 +24,19 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker import git
 from groupbench.tracker.identity import SHOWN
+from groupbench.tracker.judge.named import named_in
 from groupbench.tracker.judge.pasts import authors
+from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.metrics import METRICS, of_alert, relative
 from groupbench.tracker.query.ancestry import ancestors, commit_order
+from groupbench.tracker.query.lines import FirstParents, line_of
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import EnvironmentRow, RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.store.comparisons import Compared, NamedCommits
 from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Point
 from groupbench.tracker.text import repro
 
@@ -83,6 +86,7 @@ class AlertRow:
     author: str | None  # of the first commit after the change
     compared: Compared | None
     events: tuple[StateChange, ...] = field(default=())
+    named: tuple[NamedCommits, ...] = ()  # by a search, the largest change first
 
     @property
     def machine(self) -> str | None:
@@ -98,8 +102,13 @@ class AlertRow:
         return repro.measure(self.series, None if self.run.dirty else self.run.commit, environment, measured)
 
     @property
+    def span(self) -> Span:
+        """The runs between which the series changed, with the commit that a search named."""
+        return Span(self.base_run, self.run, self.author, named=self.named)
+
+    @property
     def commits(self) -> str:
-        return f"{'' if self.base_run is None else self.base_run.state}..{self.run.state}"
+        return self.span.text
 
     @property
     def change(self) -> float | None:
@@ -146,9 +155,9 @@ class AlertRow:
             **{name: getattr(self, name) for name in ("state", "metric", "cause", "commits", "before", "after")},
             **series,
             "alert": self.pk,
-            "commit": self.run.commit_text,
-            "subject": self.run.subject,
-            "author": self.author,
+            "commit": self.span.commit if self.named else self.run.commit_text,
+            "subject": self.span.subject,
+            "author": self.span.author,
             "change": self.change,
             "low": relative(self.low),
             "high": relative(self.high),
@@ -157,6 +166,7 @@ class AlertRow:
             "until": self.until,
             "last": self.events[-1].text if self.events else None,
             "repro": self.repro,
+            "named": [asdict(each) for each in self.named] or None,
             "events": [f"{event.at:%Y-%m-%d %H:%M} {event.text}" for event in self.events],
         }
 
@@ -168,6 +178,7 @@ def find(
     series: Collection[int] | None = None,
     states: Collection[str] | None = None,
     runs: Collection[int] | None = None,  # keys of the first run after the change
+    first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
 ) -> list[AlertRow]:
     """Return alerts in the order of commit, operator and backend, so that those of one change are adjacent."""
     statement = select(Alert).order_by(Alert.id)
@@ -187,11 +198,12 @@ def find(
             and (series is None or row.series_id in series)
             and (runs is None or row.run_id in runs)
         ],
+        first_parents,
     )
     return sorted(alerts, key=lambda alert: (alert.run.when, alert.series.operator, alert.series.backend, alert.pk))
 
 
-def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
+def _rows(session: Session, rows: Sequence[Alert], first_parents: FirstParents | None) -> list[AlertRow]:
     """Return stored alerts with their series, runs, events, comparison and environment, in a few queries for all."""
     of_series = series_rows(session, {row.series_id for row in rows})
     runs = run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
@@ -214,6 +226,15 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
         environment_of.update(((series, run), key) for series, run, key in session.execute(place_query))
     environments = environment_rows(session, set(environment_of.values()))
     author_of = authors(session, {runs[row.run_id].commit for row in rows})
+    searches = comparisons.named_of_series(session, {row.series_id for row in rows})
+
+    def named(row: Alert) -> tuple[NamedCommits, ...]:
+        if row.series_id not in searches:
+            return ()
+        run, base = runs[row.run_id], None if row.base_run_id is None else runs[row.base_run_id]
+        line = line_of(session, run, first_parents)
+        return named_in(session, searches[row.series_id], Span(base, run), row.metric, row.effect, line)
+
     return [
         AlertRow(
             pk=row.id,
@@ -229,6 +250,7 @@ def _rows(session: Session, rows: Sequence[Alert]) -> list[AlertRow]:
             until_commit=row.until_commit,
             author=author_of.get(runs[row.run_id].commit),
             compared=None if row.comparison_id is None else compared.get(row.comparison_id),
+            named=named(row),
             events=tuple(events.get(row.id, ())),
             **{name: getattr(row, name) for name in _LEVELS},
         )

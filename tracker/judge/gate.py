@@ -8,8 +8,9 @@ even when it has become the series' normal level.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from sqlalchemy.orm import Session
 
@@ -20,9 +21,11 @@ from groupbench.tracker.judge.further import FurtherRule, Moved
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.headline import summary
 from groupbench.tracker.judge.latency import LatencyRule
+from groupbench.tracker.judge.named import named_in
 from groupbench.tracker.judge.parts import joined
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
+from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Evidence, Gate, Judged, exit_code
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.physics import floor_ms, too_fast
@@ -42,6 +45,9 @@ __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 WINDOW = 100
 """Number of earlier results of a series that count: about three months of nightly runs."""
 
+CommitsBetween = Callable[[str, str], Collection[str] | None]
+"""Maps two commits to the hashes after the first, up to the second, or to None if unknown. Git answers."""
+
 _OF_THE_CELL = ("latency", "accuracy", "repeatability", "result")
 """Metrics of alerts that the latency and accuracy rules produce."""
 
@@ -54,6 +60,7 @@ def judge_run(
     min_effect: float | None = None,  # relative; None for the timing's default
     strict: bool = False,
     first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
+    between: CommitsBetween = lambda first, last: None,
 ) -> Gate:
     """Return the verdict on each series that a run contains or should contain. Only reads."""
     points = points_of_run(session, run)
@@ -62,7 +69,7 @@ def judge_run(
     expected = {} if previous is None else outcomes_of_run(session, previous)
     stored_alerts = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
     data = GateData.read(session, run, line, points, expected, stored_alerts, window, min_effect)
-    judge = _Judge(data)
+    judge = _Judge(data, between)
     rows = [*judge.rows(), *_absent(session, points, expected)]
     code = exit_code(rows, strict)
     same_commit = previous is not None and previous.state == run.state and not run.dirty
@@ -94,8 +101,8 @@ def _limits(rows: Sequence[Judged], min_effect: float | None) -> tuple[str, ...]
 class _Judge:
     """Applies every rule to every point."""
 
-    def __init__(self, data: GateData) -> None:
-        self.data = data
+    def __init__(self, data: GateData, between: CommitsBetween) -> None:
+        self.data, self.between = data, cache(between)
         self.further = FurtherRule(data)  # first: the pasts that it drops and those that the others keep do not add up
         self.latency, self.accuracy = LatencyRule(data), AccuracyRule(data)
         self.alerts, self.pins = AlertRules(data), PinRule(data)
@@ -111,9 +118,26 @@ class _Judge:
         rows = [replace(row, note=joined(row.note, _unchecked(row))) for row in rows]
         author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
         return [
-            replace(row, span=replace(row.span, author=author_of.get(row.span.head.commit))) if row.span else row
+            replace(row, span=self._described(row, row.span, author_of.get(row.span.head.commit))) if row.span else row
             for row in rows
         ]
+
+    def _described(self, row: Judged, span: Span, author: str | None) -> Span:
+        """Return a row's span with the facts about its commits."""
+        data = self.data
+        stored = data.named.get(row.series.pk, ())
+        named = named_in(data.session, stored, span, row.what, row.change, data.line)
+        number = None
+        if row.verdict.changed or row.verdict is Verdict.WRONG:
+            number = self._number(span)
+        return replace(span, head_author=author, number=number, named=named)
+
+    def _number(self, span: Span) -> int | None:
+        """Return the number of commits among which a change is, or None if unknown."""
+        if span.base is None or span.base.dirty or span.head.dirty:
+            return None
+        commits = self.between(span.base.commit, span.head.commit)
+        return None if commits is None else len(commits)
 
     def _rows(self, point: PointRow) -> list[Judged]:
         """Return the row of a point, or several rows if the series changed in several ways at different times."""

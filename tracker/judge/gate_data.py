@@ -36,6 +36,7 @@ class GateData:
     min_effect: float | None  # relative; None for the timing's default
     pasts: Pasts
     comparisons: Mapping[int, Sequence[Compared]]  # by series
+    named: Mapping[int, Sequence[Compared]]  # answers of searches, by series
     turns: Mapping[int, Turn]  # by series, for wrong results
     alerts: Mapping[int, Sequence[AlertRow]]  # of the run's toolchain, by series
     lapsed: frozenset[int]  # keys of expected alerts that have expired
@@ -75,6 +76,7 @@ class GateData:
             min_effect=min_effect,
             pasts=pasts,
             comparisons=comparisons.of_series(session, series),
+            named=comparisons.named_of_series(session, series),
             turns=turns,
             alerts=of_series,
             lapsed=frozenset(alert.pk for alert in stored if alerts.lapsed(session, alert, run)),

@@ -7,19 +7,53 @@ from dataclasses import dataclass
 from groupbench.tracker.environment import software_identity
 from groupbench.tracker.query.rows import RunRow
 from groupbench.tracker.record import Environment
+from groupbench.tracker.store.comparisons import NamedCommits
 
 
 @dataclass(frozen=True)
 class Span:
-    """The runs between which a series changed."""
+    """The runs between which a series changed, with facts about the commits between them."""
 
     base: RunRow | None  # the last run before the change, if any
     head: RunRow  # the first run certainly after it
-    author: str | None = None  # author of the head's commit
+    head_author: str | None = None
+    number: int | None = None  # number of commits after base, up to head; None if unknown
+    named: tuple[NamedCommits, ...] = ()  # by a search, the largest change first
 
     @property
     def text(self) -> str:
+        """The commits between which the change is, as far as known: `d92cfe6c31..dc1f6c2312`."""
+        if self.named:
+            return f"{self.named[0].parent[:10]}..{self.named[0].commits[-1]['hash'][:10]}"
         return f"{'' if self.base is None else self.base.state}..{self.head.state}"
+
+    @property
+    def commit(self) -> str:
+        """The hash of the commit to show: the one that a search named, or else the head's."""
+        return self.named[0].commits[-1]["hash"] if self.named else self.head.commit
+
+    @property
+    def label(self) -> str:
+        """The short form of that commit, with + for a dirty tree."""
+        return self.commit[:10] if self.named else str(self.head.state)
+
+    @property
+    def subject(self) -> str | None:
+        return self.named[0].commits[-1]["subject"] if self.named else self.head.subject
+
+    @property
+    def author(self) -> str | None:
+        return self.named[0].commits[-1]["author"] if self.named else self.head_author
+
+    @property
+    def remark(self) -> str:
+        """A remark on that commit: `named by bisect`, `one of 4 commits`; empty if it is the only one."""
+        if not self.named:
+            return f"one of {self.number} commits" if self.number is not None and self.number > 1 else ""
+        number = len(self.named[0].commits)
+        text = "named by bisect" if number == 1 else f"one of {number} commits left by bisect"
+        others = ", ".join(each.commits[-1]["hash"][:10] for each in self.named[1:])
+        return f"{text}, which also named {others}" if others else text
 
     def overlaps(self, other: Span) -> bool:
         """Return whether both changes may have happened at the same time: after a base, and by its head."""

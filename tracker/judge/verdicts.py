@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -107,7 +107,8 @@ class Judged:
             return repro.measure(self.series, commit, environment, self.metric)
         if base is None or self.span is None or base.commit == run.commit or run.dirty or base.dirty:
             return repro.measure(self.series, commit, environment)
-        return repro.compare(self.series, base.commit, self.span.head.commit, environment)
+        first = self.span.named[0].parent if self.span.named else base.commit
+        return repro.compare(self.series, first, self.span.commit, environment)
 
     @property
     def further(self) -> bool:
@@ -194,8 +195,10 @@ class Judged:
             "timing": _of(self.point, "timing"),
             "rms": _of(self.point, "rms"),
             "commits": _of(self.span, "text"),
-            "subject": None if self.span is None else self.span.head.subject,
+            "subject": _of(self.span, "subject"),
             "author": _of(self.span, "author"),
+            "one_of": _of(self.span, "number"),
+            "named": [asdict(each) for each in self.span.named] if self.span and self.span.named else None,
             "ab": _of(self.compared, "verdict"),
             "alert": _of(self.alert, "pk"),
             "before": self.level_before,

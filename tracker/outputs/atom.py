@@ -72,12 +72,14 @@ def _entry(event: StateChange, alerts: list[AlertRow], place: CiLocation) -> Ele
     _text(entry, "title", f"{event.state}: {shown(what, 200)}{number}")
     _text(entry, "updated", _when(event.at))
     _text(_text(entry, "author"), "name", shown(event.who, 200) or "unknown")
-    href = place.commit(first.run.commit)
+    span = first.span
+    href = place.commit(span.commit)
     if href:
         entry.append(_element("link", rel="alternate", href=href))
     entry.append(_element("category", term=event.state))
-    subject = f" {shown(first.run.subject, 200)}" if first.run.subject else ""
-    lines = [event.text, f"commits {first.commits}{subject}" + (f" by {first.author}" if first.author else "")]
+    commits = f"commits {span.text}" + (f" {shown(span.subject, 200)}" if span.subject else "")
+    commits += f" by {span.author}" if span.author else ""
+    lines = [event.text, commits + (f" ({span.remark})" if span.remark else "")]
     for alert in alerts[:_SERIES]:
         change = "" if alert.metric != "latency" else f" {signed_percent(alert.change)}"
         lines.append(f"alert {alert.pk}: {shown(str(alert.series), 300)}{change}")

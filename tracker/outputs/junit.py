@@ -114,7 +114,8 @@ def _details(row: Judged) -> str:
     if row.cause:
         lines.append(f"cause {row.cause}")
     if row.span is not None:
-        lines.append(f"commits {row.span.text} {printable(row.span.head.subject or '')}".rstrip())
+        lines.append(f"commits {row.span.text} {printable(row.span.subject or '')}".rstrip())
+        lines += [row.span.remark] if row.span.remark else []
         lines += [f"author {printable(row.span.author)}"] if row.span.author else []
     if row.note and len(row.note) > _NOTE:
         lines.append(row.note[:_LONGEST])

@@ -108,11 +108,12 @@ def group_line(group: ChangeGroup, place: CiLocation) -> str:
 
 
 def commit(span: Span, place: CiLocation) -> str:
-    """Return the first commit that is certainly after the change, as a link with its subject and author."""
-    text = link(code(str(span.head.state)), place.commit(span.head.commit))
-    if span.head.subject:
-        text += f" {code(shown(span.head.subject, _SUBJECT))}"
-    return text + (f" by {code(shown(span.author, _NAME))}" if span.author else "")
+    """Return the commit to show for a change, as a link with its subject, its author, and how it was found."""
+    text = link(code(span.label), place.commit(span.commit))
+    if span.subject:
+        text += f" {code(shown(span.subject, _SUBJECT))}"
+    text += f" by {code(shown(span.author, _NAME))}" if span.author else ""
+    return text + (f" ({span.remark})" if span.remark else "")
 
 
 def sections(page: MarkdownPage, result: GateResult, rows: Sequence[Judged]) -> None:
@@ -148,9 +149,16 @@ def _changed(row: Judged, result: GateResult) -> list[str]:
         signed_percent(row.change),
         interval,
         row.cause or "",
-        "" if row.span is None else link(code(row.span.text), result.place.commit(row.span.head.commit)),
+        _commits(row, result),
         "" if row.note is None else words(shown(row.note, _NOTE)),
     ]
+
+
+def _commits(row: Judged, result: GateResult) -> str:
+    if row.span is None:
+        return ""
+    text = link(code(row.span.text), result.place.commit(row.span.commit))
+    return text + (f" ({row.span.remark})" if row.span.remark else "")
 
 
 def every(page: MarkdownPage, result: GateResult) -> None:

@@ -159,8 +159,9 @@ def ci_place(environ: Mapping[str, str]) -> CiLocation:
 def _together(row: Judged) -> tuple[object, ...]:
     if row.verdict is Verdict.INCOMPARABLE:
         return (row.verdict, row.note)
-    series, head = row.series, None if row.span is None else row.span.head.state
-    return (row.verdict, row.acknowledged, row.what, series.operator, series.backend, head, row.cause)
+    series, span = row.series, row.span
+    commits = None if span is None else (span.head.state, span.commit, span.remark)
+    return (row.verdict, row.acknowledged, row.what, series.operator, series.backend, commits, row.cause)
 
 
 def _ends(values: list[float]) -> list[float]:

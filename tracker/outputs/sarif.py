@@ -106,7 +106,8 @@ def _result(row: Judged, result: GateResult, at: SourceLine) -> dict[str, Any]:
     series, span = row.series, row.span
     text = f"{series.operator} {series.backend}, {shown(result.label(series), 300)}: {message(row)}"
     if span is not None:
-        text += f"; since {span.text}" + (f" ({shown(span.head.subject, 200)})" if span.head.subject else "")
+        text += f"; since {span.text}" + (f" ({shown(span.subject, 200)})" if span.subject else "")
+        text += f", {span.remark}" if span.remark else ""
     entry: dict[str, Any] = {
         "ruleId": f"groupbench/{what}",
         "ruleIndex": list(_RULES).index(what),

@@ -67,10 +67,11 @@ def _line(group: ChangeGroup, place: CiLocation) -> str:
 
 
 def _commit(span: Span, place: CiLocation) -> str:
-    url, state = place.commit(span.head.commit), slack(shown(str(span.head.state), 20))
+    url, state = place.commit(span.commit), slack(shown(span.label, 20))
     text = state if url is None or len(url) > 300 else f"<{url}|{state}>"
-    text += f" {slack_code(shown(span.head.subject, 80))}" if span.head.subject else ""
-    return text + (f" by {slack_code(shown(span.author, 40))}" if span.author else "")
+    text += f" {slack_code(shown(span.subject, 80))}" if span.subject else ""
+    text += f" by {slack_code(shown(span.author, 40))}" if span.author else ""
+    return text + (f" ({span.remark})" if span.remark else "")
 
 
 def _foot(result: GateResult) -> str:

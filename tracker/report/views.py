@@ -67,7 +67,7 @@ def facts(report: Report) -> dict[str, str | None]:
 
 def changed(rows: Sequence[Judged], addresses: Addresses) -> Table:
     """Return the table of changes. Series that are missing for the same reason share a row."""
-    titles = ("verdict", "series", "effect", "before", "now", "cause", "first commit", "note")
+    titles = ("verdict", "series", "effect", "before", "now", "cause", "commit", "note")
     groups = _together(rows)
     lines = [_change(group, addresses) for group in groups[:ROWS]]
     table = Table("What changed", "changed", titles, lines, left_out=len(groups) - len(lines), cards=True)
@@ -127,14 +127,14 @@ def _with_unit(value: float | None, unit: str) -> TableCell:
 
 
 def _first_commit(row: Judged) -> TableCell:
-    """Return the first commit that certainly follows the change, with its subject and author."""
+    """Return the commit to show for a change, with its subject, its author, and how it was found."""
     span = row.span
     if span is None:
         return TableCell("")
-    head = span.head
-    text = f"{head.state} {head.subject or ''}".strip()
-    base = "" if span.base is None else f"last before: {span.base.state}"
-    return TableCell(text, "message", more=", ".join(filter(None, [span.author and f"by {span.author}", base])) or None)
+    text = f"{span.label} {span.subject or ''}".strip()
+    base = "" if span.base is None or span.named else f"last before: {span.base.state}"
+    more = [span.author and f"by {span.author}", span.remark, base]
+    return TableCell(text, "message", more=", ".join(filter(None, more)) or None)
 
 
 def _interval(row: Judged) -> str:

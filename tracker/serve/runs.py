@@ -168,6 +168,9 @@ def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
         **alert.flat(),
         "series": alert.series.pk,
         "run": alert.run.id,
+        "label": alert.span.label,
+        "remark": alert.span.remark,
+        "head_commit": alert.run.commit_text,
         "base_commit": None if alert.base_run is None else alert.base_run.commit_text,
         "events": events,
     }

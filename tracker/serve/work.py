@@ -79,6 +79,8 @@ def judge(location: str, run: str) -> RunVerdict:
                 "since": row.news.since,
                 "head": _head(row),
                 "base": _base(row),
+                "label": None if row.span is None else row.span.label,
+                "remark": None if row.span is None else row.span.remark,
                 "head_run": None if row.span is None else row.span.head.id,
             }
             for row in rest

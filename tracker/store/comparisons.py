@@ -1,4 +1,8 @@
-"""Store A/B comparisons of a series, and find the one that spans a change."""
+"""Store A/B comparisons of a series, and find the one that spans a change.
+
+A search for a commit ends with a row of its own, whose verdict is `named`: two measured commits, and the commit between
+them that made the change.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import digest
@@ -16,9 +20,20 @@ from groupbench.tracker.store.schema import ABComparison, Series
 from groupbench.tracker.text.unchecked import Unchecked
 
 SAME, DIFFERENT, UNKNOWN, FAILED = "same", "different", "unknown", "failed"
+NAMED = "named"
 DECIDED = (SAME, DIFFERENT)
 
 _FACTS = ("base", "head", "verdict", "effect", "low", "high", "base_ms", "head_ms", "pairs", "seconds")
+
+
+@dataclass(frozen=True)
+class NamedCommits:
+    """The commit that a search named, or several that it could not separate."""
+
+    commits: tuple[dict[str, str], ...]  # hash, subject and author, oldest first
+    parent: str  # hash of the commit before them
+    metric: str  # latency or accuracy
+    confidence: float  # probability that the cause is among the commits
 
 
 @dataclass(frozen=True)
@@ -27,7 +42,7 @@ class Compared:
 
     base: str  # hash of the commit
     head: str
-    verdict: str  # same, different, unknown, failed
+    verdict: str  # same, different, unknown, failed, named
     measured: datetime
     effect: float | None = None
     low: float | None = None
@@ -43,6 +58,12 @@ class Compared:
     @property
     def decided(self) -> bool:
         return self.verdict in DECIDED
+
+    @property
+    def named(self) -> NamedCommits | None:
+        """The answer of a search, if the row is one."""
+        facts = self.details.get(NAMED)
+        return None if facts is None else NamedCommits(**{**facts, "commits": tuple(facts["commits"])})
 
     @property
     def software(self) -> tuple[dict[str, str], dict[str, str]] | None:
@@ -96,10 +117,19 @@ def content_of(series: str | None, compared: Compared) -> str:
 
 
 def of_series(session: Session, series: Collection[int]) -> dict[int, list[Compared]]:
-    """Return all comparisons of some series, by key, newest first."""
+    """Return all A/Bs of some series, by key, newest first."""
+    return _read(session, series, ABComparison.verdict != NAMED)
+
+
+def named_of_series(session: Session, series: Collection[int]) -> dict[int, list[Compared]]:
+    """Return the answers of all searches in some series, by key, newest first."""
+    return _read(session, series, ABComparison.verdict == NAMED)
+
+
+def _read(session: Session, series: Collection[int], condition: ColumnElement[bool]) -> dict[int, list[Compared]]:
     by_series: dict[int, list[Compared]] = {}
     for chunk in chunks(series):
-        query = select(ABComparison).where(ABComparison.series_id.in_(chunk))
+        query = select(ABComparison).where(ABComparison.series_id.in_(chunk), condition)
         for row in session.scalars(query.order_by(ABComparison.measured.desc(), ABComparison.id.desc())):
             by_series.setdefault(row.series_id, []).append(from_row(row))
     return by_series

@@ -310,7 +310,10 @@ TIMED_POINT = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.tim
 
 
 class ABComparison(Base, kw_only=True):
-    """An A/B comparison of one series: two commits measured alternately on one machine."""
+    """An A/B comparison of one series: two commits measured alternately on one machine.
+
+    A row with the verdict `named` is the answer of a search: it names the commit between base and head.
+    """
 
     __tablename__ = "comparison"
 
@@ -319,7 +322,7 @@ class ABComparison(Base, kw_only=True):
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True, doc="series whose cell was measured")
     base: Mapped[str] = mapped_column(doc="hash of the commit before")
     head: Mapped[str] = mapped_column(doc="hash of the commit after")
-    verdict: Mapped[str] = mapped_column(doc="same, different, unknown or failed")
+    verdict: Mapped[str] = mapped_column(doc="same, different, unknown, failed, or named by a search")
     effect: Mapped[float | None] = mapped_column(doc="log(head / base) of the latencies")
     low: Mapped[float | None] = mapped_column(doc="lower end of the effect's interval")
     high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
@@ -330,7 +333,7 @@ class ABComparison(Base, kw_only=True):
     measured: Mapped[datetime] = mapped_column(doc="time of the measurement")
     message: Mapped[str | None] = mapped_column(doc="reason for the verdict failed or unknown")
     details: Mapped[dict[str, Any]] = mapped_column(
-        doc="both sides' accuracies, kernel hashes, software, and checks that could not be made"
+        doc="both sides' accuracies, kernel hashes, software, and checks that could not be made; or the named commit"
     )
 
 

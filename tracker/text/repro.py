@@ -89,6 +89,9 @@ def compare(cell: Measurable, base: str, head: str, environment: Environment | N
 SEARCHED = ("latency", "accuracy")
 """The metrics whose change `groupbench bisect` finds."""
 
+SEARCH_OF = {"latency": "latency", "accuracy": "accuracy", "result": "accuracy"}
+"""The metric whose search finds a change, by the metric that changed. A wrong result is worse than any correct one."""
+
 
 def search(program: list[str], series: int, base: str, head: str, metric: str, environment: Environment) -> str:
     """Return the command that finds the commit in `base..head` that changed a stored series.

@@ -141,7 +141,7 @@ def test_series_that_are_missing_alike_are_one_line(page: Any, stored: Any, make
     assert changed.count("absent from this one") == 2
     for expected in ("grouped_gemm a: 3 series", "grouped_gemm b: 4 series", "G=4,N=4"):
         assert expected in changed, expected
-    for empty in ("effect", "before", "now", "first commit"):  # a column of nothing
+    for empty in ("effect", "before", "now", "cause"):  # a column of nothing
         assert empty not in changed, empty
     assert sum(link.startswith("#op-grouped_gemm/s") for link in html.links) == 7 + 1  # and the result's own
     assert "grouped_gemm" + "8" + "1" + "7 missing" in html.text  # series, results in this run, verdicts

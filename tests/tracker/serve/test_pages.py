@@ -6,6 +6,8 @@ import html
 import json
 import re
 from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,6 +15,9 @@ from click.testing import Result
 from starlette.testclient import TestClient
 
 from groupbench.tracker.report.figures import burst_plot, history_plots, speedup_map
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import NAMED, Compared, NamedCommits
+from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
@@ -245,3 +250,18 @@ def test_figures_are_drawn_for_html_alone(nights: Any, serve: Client, monkeypatc
         assert drawn == []
         assert client.get(path).status_code == 200
         assert figure in drawn
+
+
+def test_pages_show_the_commit_that_a_search_named(nights: Any, serve: Client, db: Any) -> None:
+    first, last, cause = (f"{number:03x}" + "c" * 37 for number in (5, 6, 0xABC))
+    commit = {"hash": cause, "subject": "Use one tile", "author": "Grace"}
+    named = NamedCommits((commit,), first, "latency", 0.99)
+    answer = Compared(first, last, NAMED, datetime.now(UTC), 0.05, details={NAMED: asdict(named)})
+    client = serve()
+    with open_store(str(db), create=False) as store, store.write() as session:
+        series = client.get("/alerts/1.json").json()["alert"]["series"]
+        comparisons.store(session, series, answer)
+    run = client.get("/overview.json").json()["run"]["run"]
+    for page in ("/", "/alerts", "/alerts/1", f"/runs/{run}", f"/series/{series}"):
+        text = client.get(page).text
+        assert f"{cause[:10]}</code>" in text and "Use one tile" in text and "named by bisect" in text, page

@@ -1,0 +1,192 @@
+"""Test that the answer of a search is stored, and that the gate, alerts and pages show it as the cause."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from repositories import git
+
+from groupbench.tracker.ab.result import AbCell, AbResult, AbVerdict, SideAccuracy, accuracy_change
+from groupbench.tracker.ab.side import AbSide
+from groupbench.tracker.bisect import drive
+from groupbench.tracker.bisect.log import Header
+from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
+from groupbench.tracker.serve.work import judge
+
+Cli = Callable[..., Result]
+H100 = {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "python": "3.11.9", "torch": "2.13.0", "triton": "3.7.1"}
+RIGHT, WRONG = SideAccuracy("ok", 2e-3), SideAccuracy("wrong", 0.5, "12 % outside")
+pytestmark = [pytest.mark.sqlite, pytest.mark.usefixtures("plain_statistics")]
+
+
+class Bench:
+    """Simulate the A/Bs of a search from a planted commit, and hand them to the keeper like a real comparator."""
+
+    def __init__(self, commits: list[str]) -> None:
+        self.commits = commits
+        self.planted = 5  # the commit that is slower, and wrong
+        self.effect = 0.05
+        self.broken: set[int] = set()
+
+    def __call__(self, question: ComparisonRequest) -> AbFinding:
+        base, head = (self.commits.index(commit) for commit in (question.base, question.head))
+        if head in self.broken:
+            return AbFinding("failed", message="SyntaxError", at="head")
+        effect = self.effect * ((head >= self.planted) - (base >= self.planted))
+        verdict: AbVerdict = "different" if effect else "same"
+        sides = [WRONG if at >= self.planted else RIGHT for at in (base, head)]
+        cell = AbCell("grouped_gemm", "triton", "G=4,N=1024,K=1024", "bf16")
+        result = AbResult(
+            cell, AbSide("a"), AbSide("b"), verdict, effect, low=effect - 0.001, high=effect + 0.001, base_ms=1.0,
+            timing="gpu", min_effect=0.003, base_environment=H100, head_environment=H100,
+        )  # fmt: skip
+        self.keep(result, question.base, question.head)
+        if self.metric == "latency":
+            return AbFinding(verdict, effect, effect - 0.001, effect + 0.001, 1.0, 1.0 + effect)
+        spoilt = accuracy_change(*sides)
+        log = {"wrong": 5.0}.get(spoilt, 0.0)
+        return AbFinding("different" if log else "same", log, log - 0.1, log + 0.1, sides[0].rms, sides[1].rms)
+
+
+@pytest.fixture
+def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Ten commits in a new repository that is the current folder, each of which changes a file."""
+    folder = tmp_path / "repository"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    git(folder, "init", "-q")
+    commits = []
+    for number in range(10):
+        (folder / "k.py").write_text(str(number))
+        git(folder, "add", "k.py")
+        git(folder, "commit", "-q", "-m", f"Change {number}", "--author", "Ada <a@b.c>")
+        commits.append(git(folder, "rev-parse", "HEAD"))
+    made = Bench(commits)
+
+    @contextmanager
+    def opened(repository: Path, header: Header, keep: Any) -> Iterator[Bench]:
+        made.keep, made.metric = keep, header.metric
+        yield made
+
+    monkeypatch.setattr(drive, "open_comparator", opened)
+    return made
+
+
+@pytest.fixture
+def slower(bench: Bench, stored: Any, make: Any) -> Bench:
+    """Six nights at commit 1, and three slower ones at commit 8."""
+    facts = {"commit_facts": {"subject": "Change 8", "author": "Bob"}}
+    nights = [make(n, commit=bench.commits[1]) for n in range(6)]
+    stored([*nights, *(make(n, ms=1.05, commit=bench.commits[8], **facts) for n in (6, 7, 8))])
+    return bench
+
+
+def hints(result: Result) -> list[str]:
+    return [line for line in result.stdout.splitlines() if line.startswith("one of ")]
+
+
+def row_of(cli: Cli, *run: str) -> dict[str, Any]:
+    (row,) = json.loads(cli("gate", "--json", *run).stdout)["series"]
+    return row
+
+
+def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: Path, tmp_path: Path) -> None:
+    commits, files = slower.commits, {name: tmp_path / name for name in ("junit", "sarif", "summary")}
+    cli("gate", "--update")
+    before = cli("gate")
+    assert len(hints(before)) == 1 and "named by bisect" not in before.stdout
+    found = cli("bisect", commits[1], commits[8], "--series", "1")
+    assert found.stdout.startswith(f"{commits[5][:10]} made ")
+    writes = [word for name, path in files.items() for word in ("-o", f"{name}={path}")]
+    gate = cli("gate", *writes)
+    assert not hints(gate)
+    assert f"{commits[4][:10]}..{commits[5][:10]} (named by bisect)" in " ".join(gate.stdout.split())
+    for name in ("junit", "sarif", "summary"):
+        text = files[name].read_text()
+        assert "Change 5" in text and commits[5][:10] in text and "named by bisect" in text, name
+        assert "since `{commits[8][:10]}`" not in text, name
+    row = row_of(cli)
+    assert (row["subject"], row["author"], row["one_of"]) == ("Change 5", "Ada", 7)
+    assert f"ab {commits[4]} {commits[5]} " in row["repro"]
+    (named,) = row["named"]
+    assert named["commits"] == [{"hash": commits[5], "subject": "Change 5", "author": "Ada"}]
+    assert (named["parent"], named["metric"]) == (commits[4], "latency") and named["confidence"] > 0.99
+    (alert,) = json.loads(cli("alerts", "--json").stdout)
+    assert (alert["commit"], alert["subject"], alert["author"]) == (commits[5], "Change 5", "Ada")
+    assert "(named by bisect)" in cli("alerts").stdout
+    (served,) = judge(str(db), "run-008").rows
+    assert (served["label"], served["remark"]) == (commits[5][:10], "named by bisect")
+    page = tmp_path / "report.html"
+    assert cli("report", "-o", page).exit_code == 0
+    assert "Change 5" in page.read_text() and "named by bisect" in page.read_text()
+    assert cli("verify").exit_code == 0
+
+
+def test_wider_ends_name_it_too(cli: Cli, slower: Bench) -> None:
+    commits = slower.commits
+    cli("bisect", commits[0], commits[9], "--series", "1")
+    assert row_of(cli)["named"][0]["parent"] == commits[4]
+    assert not hints(cli("gate"))
+
+
+def test_an_alert_of_a_wider_range_names_it_too(cli: Cli, slower: Bench, stored: Any, make: Any) -> None:
+    commits = slower.commits
+    cli("gate", "--update")
+    stored([make(9, ms=1.05, commit=commits[6])])  # such as by a backfill
+    cli("bisect", commits[1], commits[6], "--series", "1")
+    (alert,) = json.loads(cli("alerts", "--json").stdout)
+    assert alert["commit"] == commits[5]
+    assert row_of(cli, "--run", "run-008")["subject"] == "Change 5"
+
+
+def test_a_search_elsewhere_says_nothing_about_the_change(cli: Cli, slower: Bench, stored: Any, make: Any) -> None:
+    commits = slower.commits
+    stored([make(n, backend="other", commit=commits[1 if n < 6 else 8], ms=1.0 if n < 6 else 1.05) for n in range(9)])
+    cli("bisect", commits[1], commits[8], "--series", "1")
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    assert rows["triton"]["named"] and not rows["other"]["named"]
+    assert "--series 2 " in hints(cli("gate"))[0]
+    slower.planted = 9
+    cli("bisect", commits[8], commits[9], "--series", "1")
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    assert rows["triton"]["subject"] == "Change 5" and not rows["other"]["named"]
+
+
+def test_a_search_for_an_improvement_does_not_explain_a_regression(cli: Cli, slower: Bench) -> None:
+    slower.effect = -0.05
+    found = cli("bisect", slower.commits[1], slower.commits[8], "--series", "1", "--direction", "better")
+    assert found.stdout.startswith(f"{slower.commits[5][:10]} made ")
+    assert row_of(cli)["named"] is None
+
+
+def test_a_narrowed_range_is_called_so(cli: Cli, slower: Bench) -> None:
+    commits = slower.commits
+    slower.broken = {4, 5}
+    result = cli("bisect", commits[1], commits[8], "--series", "1")
+    assert result.stdout.startswith("narrowed to one of 3 commits")
+    row = row_of(cli)
+    assert [each["hash"] for each in row["named"][0]["commits"]] == commits[4:7]
+    assert row["commits"] == f"{commits[3][:10]}..{commits[6][:10]}"
+    gate = cli("gate")
+    assert "one of 3 commits left by bisect" in " ".join(gate.stdout.split())
+    assert not hints(gate)
+
+
+def test_a_wrong_result_has_its_own_search(cli: Cli, bench: Bench, stored: Any, make: Any) -> None:
+    commits = bench.commits
+    wrong = [make(n, status="wrong", message="12 % outside", commit=commits[8]) for n in (6, 7)]
+    stored([*(make(n, commit=commits[1]) for n in range(6)), *wrong])
+    before = cli("gate")
+    (hint,) = hints(before)
+    assert hint.startswith("one of 7 commits: ") and "--metric accuracy" in hint
+    assert "(one of 7 commits)" in " ".join(before.stdout.split())
+    assert cli("bisect", commits[1], commits[8], "--series", "1", "--metric", "accuracy").exit_code == 1
+    row = row_of(cli)
+    assert (row["verdict"], row["subject"], row["named"][0]["metric"]) == ("wrong", "Change 5", "accuracy")
+    assert not hints(cli("gate"))
