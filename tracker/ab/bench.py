@@ -70,7 +70,7 @@ class AnswerError(AbError):
 class Bench(Closing):
     """Compares two sides, with one long-lived process for each. A context manager.
 
-    budget_s      wall time for one comparison, including preparation
+    budget_s      time for measuring one comparison, without its preparation; 0 measures nothing
     min_effect    relative change below which the sides are the same; None: by device and latency, see `defaults`
     alpha         false-positive rate per comparison
     timeout_s     time within which a side must answer

@@ -110,6 +110,8 @@ class RunningComparison:
     def _measure(self) -> AbResult:
         from groupbench.tracker.stats import sequential
 
+        if not self.bench.budget_s:
+            return self._ended("unknown", message="not timed: the budget is 0 s")
         timing = self.result.timing or "cpu"
         latency_ms, burst_s, reload_s = self._scout()
         plan = defaults(timing, latency_ms)
@@ -122,17 +124,17 @@ class RunningComparison:
         shares_rest = self.bench.rest == "block" or (self.bench.rest == "auto" and burst_s <= SHORT_BURST_S)
         bursts = bursts_a_side(reload_s, burst_s, idle_s, shares_rest)
         decision = sequential.decide([], rule)
+        self.measuring = time.monotonic()
+        self._keep(before_measuring_s=round(self.measuring - self.started, 3))
         while decision.verdict == "continue" and len(self.blocks) < sequential.MAX_BLOCKS and self._has_time():
             self._block(samples, bursts, idle_s, shares_rest)
             decision = sequential.decide([block.difference for block in self.blocks], rule)
             self.bench.progress(f"{self.cell}: block {len(self.blocks)}, {100 * math.expm1(decision.effect):+.2f} %")
         self._keep(bursts=tuple(self.blocks), blocks=len(self.blocks), **_levels(self.blocks))
         self._refuse_implausible()
-        if not self.blocks:
-            return self._ended("unknown", message=f"preparation took the whole budget of {self.bench.budget_s:g} s")
         if decision.verdict == "continue":
             effect, low, high = sequential.estimate([b.difference for b in self.blocks], 0.95, rule.resolution)
-            message = f"not resolved within {self.bench.budget_s:g} s; the interval is a 95 % interval"
+            message = f"not resolved within {self.bench.budget_s:g} s of measuring; the interval is a 95 % interval"
             return self._ended("unknown", message, effect=effect, low=finite_or_none(low), high=finite_or_none(high))
         return self._ended(decision.verdict, effect=decision.effect, low=decision.low, high=decision.high)
 
@@ -216,7 +218,7 @@ class RunningComparison:
             self._receive_both()
 
     def _has_time(self) -> bool:
-        return time.monotonic() - self.started < self.bench.budget_s
+        return time.monotonic() - self.measuring < self.bench.budget_s
 
     def _keep(self, **facts: Any) -> None:
         self.result = replace(self.result, **facts)

@@ -35,6 +35,8 @@ class Evaluation:
     first_wrong  coordinates of the first wrong element
     speedup      time of `against` over the candidate's, with the interval low..high
     kernels      static facts of compiled Triton kernels: registers, spills, shared memory, config
+    seconds      wall time, of which before_measuring_s prepared the processes
+    ran_out      the limit that ended the evaluation, if any: budget, which counts measuring alone, or timeout
     unchecked    checks that could not be made, of `candidate` and `against`
     to_try       commands that show more
     """
@@ -61,6 +63,8 @@ class Evaluation:
     prepare_ms: float | None = None
     blocks: int = 0
     seconds: float = 0.0
+    before_measuring_s: float | None = None
+    ran_out: Literal["budget", "timeout"] | None = None
     note: str | None = None
     kernels: list[dict[str, Any]] = field(default_factory=list)
     unchecked: Unchecked = field(default_factory=dict)
@@ -211,6 +215,8 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
         prepare_ms=facts.get("prepare_ms"),
         blocks=result.blocks,
         seconds=round(result.seconds, 2),
+        before_measuring_s=result.before_measuring_s,
+        ran_out="timeout" if result.failed_status == "timeout" else "budget" if result.verdict == "unknown" else None,
         note="; ".join(_notes(result, verdict, against, defines_operator)) or None,
         kernels=facts.get("kernels") or [],
         unchecked={_TITLES[side]: reasons for side, reasons in result.unchecked.items()},
@@ -261,7 +267,7 @@ def _notes(result: AbResult, verdict: EvaluationVerdict, against: str, defines_o
         yield from filter(None, [result.message])
     yield from filter(None, [result.routing(against, "the candidate")])
     if result.verdict == "unknown" and verdict in ("faster", "slower", "same"):
-        yield "based on the 95 % interval at the end of the budget; a longer budget gives 99.9 %"
+        yield "based on the 95 % interval at the end of the budget; a longer --budget gives 99.9 %"
     if defines_operator:
         yield "the candidate defines the operator, so its own reference was trusted"
 

@@ -184,6 +184,7 @@ class AbResult:
                 ended first, failed if a side failed; `message` then names the side and the reason
     effect      log(head / base), with the interval low..high on which the verdict is based
     blocks      number of blocks
+    seconds     wall time, of which before_measuring_s prepared the sides
     *_hash      hashes of the compiled kernels; None without kernels
     *_dynamic   whether its callable follows another routing; None if that was not tried
     bursts      the measured blocks, to be stored and resampled
@@ -202,6 +203,7 @@ class AbResult:
     head_ms: float | None = None
     blocks: int = 0
     seconds: float = 0.0
+    before_measuring_s: float | None = None  # None if it did not get that far
     base_accuracy: SideAccuracy | None = None
     head_accuracy: SideAccuracy | None = None
     base_hash: str | None = None

@@ -232,7 +232,7 @@ def announced(cells: int, device: str, budget_s: float) -> str:
     """Return a line with the number of cells, the expected time if it is below the limit, and the limit."""
     expected_s, most_s = EXPECTED_S[device] * cells, budget_s * cells
     estimate = f"about {duration(expected_s)}, " if expected_s < most_s else ""
-    return f"{counted(cells, 'cell')} on {device}, {estimate}at most {duration(most_s)}"
+    return f"{counted(cells, 'cell')} on {device}, {estimate}at most {duration(most_s)} of measuring"
 
 
 def left_out(notes: list[str]) -> list[str]:

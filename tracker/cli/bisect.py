@@ -110,7 +110,8 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 @click.option(
     "--budget",
     type=Duration(least=1, most=86_400),
-    help="Stop one comparison after this time. A number without a unit is in seconds. Default: 120s.",
+    help="Stop measuring one comparison after this time, without its preparation. A number without a unit is in "
+    "seconds. Default: 120s.",
 )
 @click.option("--only-changed", is_flag=True, help="Do not time commits whose compiled kernels did not change.")
 @click.option(

@@ -80,7 +80,8 @@ if TYPE_CHECKING:
     type=Duration(least=1, most=1e6),
     default="120s",
     show_default=True,
-    help="Fail a cell that does not answer within this time. A number without a unit is in seconds.",
+    help="Fail a cell that does not answer within this time, such as while it is prepared. A number without a unit is "
+    "in seconds.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @click.pass_context
@@ -96,7 +97,7 @@ def evaluate(context: click.Context, candidate: str, as_json: bool, **options: A
     0  correct, and faster or the same
     1  wrong, suspicious or slower
     2  usage error
-    3  the candidate failed, or was not resolved within its budget
+    3  the candidate failed or timed out, or was not resolved within its budget
     """
     from groupbench.tracker.ab.evaluate import Evaluator, exit_code
 

@@ -87,7 +87,10 @@ class When(click.ParamType[datetime]):
 MIN_EFFECT = "Ignore changes below this size, in percent: 2 or 2%."
 MIN_EFFECT_SAME = 'Report "same" once the change is certainly below this size, in percent: 2 or 2%.'
 MIN_EFFECT_DEFAULT = "Default: 10 on a CPU; on a GPU 0.3, or 1 for latencies below 90 us and 2 below 40 us."
-CELL_BUDGET = "Stop measuring a cell after this time. A number without a unit is in seconds."
+CELL_BUDGET = (
+    "Stop measuring a cell after this time, without its preparation: imports, compiling and a first burst. "
+    "A number without a unit is in seconds."
+)
 WAIT = "Wait up to this long for another run on this device to end. A number without a unit is in seconds."
 
 # Options that several commands share.

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import click
@@ -23,6 +24,7 @@ from repositories import git
 
 from groupbench.tracker import device_lock
 from groupbench.tracker.ab import bench as ab
+from groupbench.tracker.ab import comparing
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench, Block, SideAccuracy
 from groupbench.tracker.ab.comparing import block_order
 from groupbench.tracker.ab.result import footnotes
@@ -210,8 +212,25 @@ def test_a_clock_without_noise(compare: Callable[..., AbResult]) -> None:
 
 def test_noise_without_end_is_unknown(compare: Callable[..., AbResult]) -> None:
     result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=0.05)
-    assert result.verdict == "unknown" and "not resolved within 0.05 s" in (result.message or "")
+    assert result.verdict == "unknown" and "not resolved within 0.05 s of measuring" in (result.message or "")
     assert ab.exit_code([result]) == 3
+
+
+def test_the_budget_counts_measuring_alone(compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(comparing, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    play = Played.receive
+
+    def receive(self: Played) -> Any:
+        now[0] += 30 if self._verb in ("prepare", "adopt") else 0.1
+        return play(self)
+
+    monkeypatch.setattr(Played, "receive", receive)
+    result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=2)
+    assert result.before_measuring_s == pytest.approx(120, abs=2) and 120 < result.seconds < 125
+    assert result.blocks >= 2 and (result.message or "").startswith("not resolved within 2 s of measuring")
+    untimed = compare({}, {}, budget_s=0)
+    assert (untimed.verdict, untimed.blocks, untimed.message) == ("unknown", 0, "not timed: the budget is 0 s")
 
 
 @pytest.mark.parametrize("verb", ["prepare", "reload", "burst", "hello"])
@@ -258,10 +277,10 @@ def test_the_coin_decides_who_is_first(compare: Callable[..., AbResult]) -> None
 @pytest.mark.parametrize(
     ("cells", "device", "budget", "says"),
     [
-        (1, "cpu", 60, "1 cell on cpu, about 15 s, at most 60 s"),
-        (1, "cpu", 10, "1 cell on cpu, at most 10 s"),
-        (2, "cuda", 10, "2 cells on cuda, at most 20 s"),
-        (40, "cuda", 60, "40 cells on cuda, about 7 min, at most 40 min"),
+        (1, "cpu", 60, "1 cell on cpu, about 15 s, at most 60 s of measuring"),
+        (1, "cpu", 10, "1 cell on cpu, at most 10 s of measuring"),
+        (2, "cuda", 10, "2 cells on cuda, at most 20 s of measuring"),
+        (40, "cuda", 60, "40 cells on cuda, about 7 min, at most 40 min of measuring"),
     ],
 )
 def test_the_time_announced_is_within_the_budget(cells: int, device: str, budget: float, says: str) -> None:

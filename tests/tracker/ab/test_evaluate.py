@@ -249,7 +249,7 @@ def test_at_the_end_of_the_budget_the_interval_decides(low: float | None, high: 
     evaluation = result(
         verdict="unknown", head_facts=facts, effect=0.0, low=low, high=high, min_effect=0.01, message="not resolved"
     )
-    assert evaluation.verdict == verdict
+    assert (evaluation.verdict, evaluation.ran_out) == (verdict, "budget")
     assert ("95 %" in (evaluation.note or "")) == (verdict != "unknown")
 
 
