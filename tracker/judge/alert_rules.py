@@ -100,7 +100,7 @@ class AlertRules:
         return replace(row, what=alert.metric, cause=alert.cause, span=span, effect=_levels(row, alert))
 
     def _text(self, alert: AlertRow) -> str:
-        return alert.text + ("; expired" if alert.pk in self.data.lapsed else "")
+        return "; ".join(filter(None, [alert.text, "expired" if alert.pk in self.data.lapsed else None, alert.advice]))
 
 
 def _long_ago(row: Judged) -> Judged:

@@ -14,6 +14,7 @@ never be expected.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -39,11 +40,15 @@ from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import Compared, NamedCommits
 from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Point
 from groupbench.tracker.text import repro
+from groupbench.tracker.text.wording import date
 
 STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
 OPEN = ("new", "acknowledged", "expected")
 ITSELF = "groupbench"
 """The author of changes that no person made."""
+
+_AT_RUN = re.compile(r"(: )?run \S+ at \S+$")
+"""The end of a reason that names the run, as `alert_moves` writes it."""
 
 _MAX_KEYS = 500
 _LEVELS = ("before", "after", "effect", "low", "high")
@@ -132,12 +137,24 @@ class AlertRow:
 
     @property
     def text(self) -> str:
-        """The alert in the gate's output: `alert 3 acknowledged by Ada: on it`."""
+        """The alert in the gate's output: `alert 3 acknowledged by Ada: on it`, `alert 3 new since 2026-01-31`."""
         last = self.events[-1] if self.events else None
         who = f" by {last.who}" if last is not None and last.who != ITSELF else ""
         until = f", until {self.until}" if self.state == "expected" and self.until else ""
-        why = f": {last.reason}" if last is not None and last.reason else ""
-        return f"alert {self.pk} {self.state}{who}{until}{why}"
+        since = f" since {date(last.at)}" if last is not None and self.state == "new" else ""
+        why = "" if last is None or last.reason is None else last.reason
+        if not who:  # the run that changed the state is in the list of events
+            why = _AT_RUN.sub("", why)
+        return f"alert {self.pk} {self.state}{since}{who}{until}{': ' if why else ''}{why}"
+
+    @property
+    def advice(self) -> str | None:
+        """The commands that handle the alert if it is new, else None."""
+        if self.state != "new":
+            return None
+        return f"handle it with `groupbench ack {self.pk}`" + (
+            "" if self.metric == "result" else f" or `groupbench expect {self.pk}`"
+        )
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:

@@ -56,7 +56,7 @@ class ChangeEvidence:
 
     alerts: Sequence[AlertRow] = ()
     comparisons: Sequence[Compared] = ()
-    judged: Judged | None = None
+    judged: Sequence[Judged] = ()
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ def _changes_by_verdicts(evidence: ChangeEvidence, past: Past) -> Iterator[tuple
     """Yield the changes that alerts and the gate's own verdict place between two runs."""
     place = {run: at for at, run in enumerate(past.run.tolist())}
     spans = [(alert.base_run, alert.run) for alert in evidence.alerts if alert.metric == "latency"]
-    row = evidence.judged
-    if row is not None and row.verdict in (Verdict.REGRESSED, Verdict.IMPROVED) and row.what == "latency" and row.span:
-        spans.append((row.span.base, row.span.head))
+    for row in evidence.judged:
+        if row.verdict in (Verdict.REGRESSED, Verdict.IMPROVED) and row.what == "latency" and row.span:
+            spans.append((row.span.base, row.span.head))
     for base, head in spans:
         at = place.get(head.pk)
         if at:

@@ -74,8 +74,8 @@ def confirmed(row: Judged) -> Judged:
     """Return a row with the verdict of the A/B comparison that found a difference.
 
     The row's numbers stay those of the points that were judged, so that they agree with each other and with the plots.
-    The A/B, which may be of an earlier run, is in the note. If the points alone show no change, the A/B's effect is
-    the row's.
+    The A/B, which may be of an earlier run, is in the note, which tells the two apart if they disagree. If the points
+    alone show no change, the A/B's effect is the row's.
     """
     compared = row.compared
     assert compared is not None and compared.effect is not None and row.point is not None
@@ -90,8 +90,17 @@ def confirmed(row: Judged) -> Judged:
         effect = replace(
             effect, before_ms=before, change=change, low=relative(compared.low), high=relative(compared.high)
         )
+    elif _is_outside(effect.change, compared):
+        note = joined(ab_text(compared), f"estimated from the history: {signed_percent(effect.change)}", row.note)
     verdict = Verdict.REGRESSED if compared.effect > 0 else Verdict.IMPROVED
     return replace(row, verdict=verdict, effect=effect, note=note, ab_base=None)
+
+
+def _is_outside(change: float, compared: Compared) -> bool:
+    """Return whether a relative change is outside the interval of an A/B."""
+    low = -math.inf if compared.low is None else compared.low
+    high = math.inf if compared.high is None else compared.high
+    return not low <= math.log1p(change) <= high
 
 
 def ab_text(compared: Compared) -> str:
@@ -103,4 +112,4 @@ def ab_text(compared: Compared) -> str:
     if compared.low is not None and compared.high is not None and math.isfinite(compared.low + compared.high):
         ends = f" ({percent(compared.low)} to {percent(compared.high)})"
     blocks = f" in {counted(compared.pairs, 'block')}" if compared.pairs else ""
-    return f"A/B{commits}: {percent(compared.effect)}{ends}{blocks}"
+    return f"measured by an A/B{commits}: {percent(compared.effect)}{ends}{blocks}"

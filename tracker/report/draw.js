@@ -65,7 +65,7 @@ const groupbenchFigures = (() => {
       hoverlabel: { bgcolor: colour("--raised"), bordercolor: colour("--line"), font: { color: colour("--text") }, align: "left" },
       dragmode: touch ? false : "zoom",
       ...themed(rest), xaxis: axis(xaxis, runs), yaxis: axis(yaxis, runs),
-    }, { displayModeBar: false, responsive: true });
+    }, { displayModeBar: false });
     document.getElementById("js-plotly-tester")?.setAttribute("aria-hidden", "true");  // where plotly measures texts
     return drawn;
   }
@@ -134,6 +134,22 @@ const groupbenchFigures = (() => {
 
   // Into an empty <figure>: the plot, and below it the same in figures, made when it is opened.
   const shown = new Map();
+  // A box also changes its width without the window, or with it while its page is hidden: plotly would miss both.
+  const sizes = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      for (const held of shown.values()) {
+        if (held.canvas.parentElement !== target) continue;
+        clearTimeout(held.waits);
+        held.waits = setTimeout(() => follow(held), 60);
+      }
+    }
+  });
+  function follow(held) {
+    const width = held.canvas.parentElement.clientWidth;
+    if (!width || width === held.width) return;
+    fit(held);
+    Plotly.Plots.resize(held.canvas);
+  }
   function show(place, figure, runs) {
     let held = shown.get(place);
     if (!held) {
@@ -159,6 +175,7 @@ const groupbenchFigures = (() => {
         if (details.open) inner.replaceChildren(dataTable(held.figure, held.runs));
       });
       shown.set(place, held);
+      sizes.observe(box);
     }
     Object.assign(held, { figure, runs });
     held.canvas.setAttribute("aria-label", figure.layout.meta.alt);
@@ -166,8 +183,10 @@ const groupbenchFigures = (() => {
     return fit(held);
   }
 
-  function fit({ canvas, figure, runs }) {
-    const fitted = fitting(figure, canvas.parentElement.clientWidth);
+  function fit(held) {
+    const { canvas, figure, runs } = held;
+    held.width = canvas.parentElement.clientWidth;
+    const fitted = fitting(figure, held.width);
     const { kind, min_width: least } = fitted.layout.meta;
     if (least) canvas.parentElement.tabIndex = 0;  // it may have to be scrolled
     canvas.style.minWidth = least ? least + "px" : "";
@@ -189,8 +208,6 @@ const groupbenchFigures = (() => {
       fit(held);
     });
   }
-  matchMedia("(max-width: " + NARROW + "px)").addEventListener("change", redraw);
-
   // Drawn once it comes near the window; until then it takes its room.
   const waiting = new Map();
   const watcher = new IntersectionObserver((entries) => {

@@ -34,7 +34,7 @@ class HistoryContext:
 
     levels: Mapping[int, Levels]
     alerts: Mapping[int, Sequence[AlertRow]] = field(default_factory=dict)
-    judged: Mapping[int, Judged] = field(default_factory=dict)
+    judged: Mapping[int, Sequence[Judged]] = field(default_factory=dict)
     bursts: Mapping[int, tuple[ResultBursts, ...]] = field(default_factory=dict)
 
 
@@ -47,7 +47,9 @@ def read_context(
     judged: Iterable[Judged] = (),
 ) -> HistoryContext:
     """Return the context of `histories`. Levels are those that the gate would judge by."""
-    rows = {row.series.pk: row for row in judged}
+    rows: dict[int, list[Judged]] = {}
+    for row in judged:
+        rows.setdefault(row.series.pk, []).append(row)
     of_series: dict[int, list[AlertRow]] = {}
     for alert in alerts:
         of_series.setdefault(alert.series.pk, []).append(alert)
@@ -76,7 +78,7 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: His
         marks = _environment_marks(series_points, at, lines)
         marks += _change_marks(levels, where)
         marks += _alert_marks(context.alerts.get(key, ()), where)
-        marks += _verdict_marks(context.judged.get(key), marks, where)
+        marks += _verdict_marks(context.judged.get(key, ()), marks, where)
         not_ok = {i: point for i, point in enumerate(series_points) if point.status != "ok"}
         rows.append(ShownHistory(
             series=series_points[0].series,
@@ -151,7 +153,7 @@ def _read_levels(
     points: Sequence[PointRow],
     runs: Sequence[RunRow],
     alerts: Mapping[int, Sequence[AlertRow]],
-    judged: Mapping[int, Judged],
+    judged: Mapping[int, Sequence[Judged]],
 ) -> dict[int, Levels]:
     """Return the levels of each series that has a speed, by its key."""
     timed = {point.series.pk: point for point in points if point.timed}  # the newest of each
@@ -168,7 +170,7 @@ def _read_levels(
             ChangeEvidence(
                 alerts.get(past.series, ()),
                 _on_its_line(compared.get(past.series, ()), pasts, past),
-                judged.get(past.series),
+                judged.get(past.series, ()),
             )
             for past in stretches
         ],
@@ -248,14 +250,29 @@ def _alert_marks(stored: Iterable[AlertRow], where: Mapping[int, int]) -> list[M
     return marks
 
 
-def _verdict_marks(row: Judged | None, marks: Sequence[Mark], where: Mapping[int, int]) -> list[Mark]:
-    """Return the gate's verdict on the newest change, unless history shows that change already."""
-    if row is None or not row.verdict.changed or row.span is None or row.what != "latency" or row.change is None:
-        return []
-    at = where.get(row.span.head.pk)
-    if at is None or any(mark.kind == "change" and mark.at == at for mark in marks):
-        return []
-    return [Mark("verdict", at, f"{row.verdict} {100 * row.change:+.1f}%", good=row.change < 0)]
+def _verdict_marks(rows: Iterable[Judged], marks: Sequence[Mark], where: Mapping[int, int]) -> list[Mark]:
+    """Return each change that the gate lists, unless history shows that change already."""
+    return verdict_marks(
+        [
+            (row.verdict, row.change, where.get(row.span.head.pk))
+            for row in rows
+            if row.verdict.changed and row.what == "latency" and row.span is not None
+        ],
+        marks,
+    )
+
+
+def verdict_marks(
+    changes: Iterable[tuple[str, float | None, int | None]],  # verdict, relative change, place of its run
+    marks: Sequence[Mark],
+) -> list[Mark]:
+    """Return a mark for each change of latency that the gate lists, without those that have one already."""
+    places = {mark.at for mark in marks if mark.kind == "change"}
+    return [
+        Mark("verdict", at, f"{verdict} {100 * change:+.1f}%", good=change < 0)
+        for verdict, change, at in changes
+        if change is not None and at is not None and at not in places
+    ]
 
 
 def _further(points: Sequence[PointRow]) -> dict[str, tuple[float | None, ...]]:

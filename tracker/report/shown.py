@@ -19,8 +19,8 @@ NOISY = 0.05
 
 MarkKind = Literal["change", "environment", "alert", "closed", "verdict"]
 """change: the series reached a new level. environment: the machine or the toolchain changed.
-alert: an open alert. closed: a closed alert. verdict: the gate's verdict on the newest change, if history alone shows
-no change yet."""
+alert: an open alert. closed: a closed alert. verdict: a change that the gate lists, if history alone shows none there
+yet."""
 
 
 class RunLabel(NamedTuple):

@@ -18,8 +18,8 @@ from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, RunRow, SeriesRow
 from groupbench.tracker.report.figures import burst_plot, history_plots
-from groupbench.tracker.report.histories import histories, places, read_context
-from groupbench.tracker.report.shown import Mark, ResultBursts, RunLabel, ShownHistory, label_of
+from groupbench.tracker.report.histories import histories, places, read_context, verdict_marks
+from groupbench.tracker.report.shown import ResultBursts, RunLabel, ShownHistory, label_of
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.jobs import Known
 from groupbench.tracker.serve.parameters import NotFound, Parameters
@@ -159,16 +159,17 @@ def _latency_histories(
 
 
 def _with_verdict(history: ShownHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> ShownHistory:
-    """Return the history with a mark at the gate's change, if the history has no mark there yet."""
-    verdict_rows = verdict["rows"] if verdict else []
-    row = next((row for row in verdict_rows if row["metric"] == "latency" and Verdict(row["verdict"]).changed), None)
-    if row is None or row["change"] is None:
-        return history
-    at = next((place for place, label in enumerate(labels) if label.run == row["head_run"]), None)
-    if at is None or any(mark.kind == "change" and mark.at == at for mark in history.marks):
-        return history
-    mark = Mark("verdict", at, f"{row['verdict']} {100 * row['change']:+.1f}%", good=row["change"] < 0)
-    return replace(history, marks=tuple(sorted((*history.marks, mark), key=lambda mark: mark.at)))
+    """Return the history with a mark at each change that the gate lists, unless the history has one there."""
+    at = {label.run: place for place, label in enumerate(labels)}
+    marks = verdict_marks(
+        [
+            (row["verdict"], row["change"], at.get(row["head_run"]))
+            for row in (verdict["rows"] if verdict else ())
+            if row["metric"] == "latency" and Verdict(row["verdict"]).changed
+        ],
+        history.marks,
+    )
+    return replace(history, marks=tuple(sorted((*history.marks, *marks), key=lambda mark: mark.at)))
 
 
 def point_data(row: HistoryRow) -> dict[str, Any]:

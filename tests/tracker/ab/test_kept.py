@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,20 @@ def test_the_gate_judges_by_it(cli: Cli, stored: Stored, make: Any, db: Any) -> 
         assert keep(store, result(effect=0.34), commit(0), commit(1)) == 1
     judged = cli("gate")
     assert (judged.exit_code, judged.stdout.startswith("GATE regression: 1 series regressed")) == (1, True)
-    assert "A/B of 000ccccccc..001ccccccc: +40.5%" in judged.stdout
+    assert "measured by an A/B of 000ccccccc..001ccccccc: +40.5%" in judged.stdout
+
+
+@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.parametrize(("effect", "labelled"), [(0.27, True), (0.336, False)])
+def test_its_size_is_kept_apart_from_that_of_the_history(
+    cli: Cli, stored: Stored, make: Any, db: Any, effect: float, labelled: bool
+) -> None:
+    stored([*(make(night) for night in range(5)), *(make(night, ms=1.4) for night in range(5, 8))])
+    with open_store(db, create=False) as store:
+        assert keep(store, result(effect=effect), commit(4), commit(5)) == 1
+    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    assert row["change"] == pytest.approx(0.4, abs=0.01)
+    assert ("estimated from the history: +40.0%" in row["note"]) == labelled
 
 
 @pytest.mark.sqlite

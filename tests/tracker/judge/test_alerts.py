@@ -85,7 +85,8 @@ def test_one_change_is_one_alert_however_many_nights_see_it(slower: Cli, stored:
         stored([make(night, ms=1.05)])
         result = slower("gate", "--update")
         assert (result.exit_code, "alerts: nothing new" in result.stderr) == (1, True)
-    assert "alert 1 new" in result.stdout
+    assert "alert 1 new since 20" in result.stdout and "run-0" not in result.stdout
+    assert "handle it with `groupbench ack 1` or `groupbench expect 1`" in " ".join(result.stdout.split())
     assert len(listed(slower, "--all")) == 1
 
 

@@ -326,7 +326,15 @@ class TestAB:
         ("same_commit", "toolchains", "commits", "verdict", "cause", "change", "noted"),
         [
             (True, ("same", 0.0), None, "ok", "toolchain", 0.05, "A/B of both toolchains: no difference"),
-            (True, ("different", 0.06), None, "regressed", "toolchain", 0.05, "(+6.1% to +6.3%) in 12 blocks; triton"),
+            (
+                True,
+                ("different", 0.06),
+                None,
+                "regressed",
+                "toolchain",
+                0.05,
+                "(+6.1% to +6.3%) in 12 blocks; estimated from the history: +5.0%; triton",
+            ),
             (True, ("unknown", 0.02), None, "suspect", "toolchain", 0.05, ""),
             (True, None, None, "suspect", "toolchain", 0.05, ""),
             (

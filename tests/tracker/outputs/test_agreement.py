@@ -174,7 +174,7 @@ def test_the_level_lines_of_a_chart_step_as_the_verdict_does(log: Floats) -> Non
         if one.verdict != "changed":
             continue
         row = judged(log, one)
-        (levels,) = levels_of([past], ["gpu"], [False], [ChangeEvidence(judged=row)], {})
+        (levels,) = levels_of([past], ["gpu"], [False], [ChangeEvidence(judged=[row])], {})
         assert row.span is not None and row.span.base is not None and row.change is not None
         starts = [level.first for level in levels.levels]
         before = [level for level in levels.levels if level.last <= row.span.base.pk]

@@ -274,6 +274,25 @@ def test_a_phone_needs_no_sideways_scrolling(browse: Browse, report: Path) -> No
     assert page.evaluate("visualViewport.scale") == 1
 
 
+def test_plots_follow_the_width_of_the_page(browse: Browse, report: Path) -> None:
+    page = browse(report, viewport={"width": 1300, "height": 900})
+    page.goto(at(report, "op-grouped_gemm"))
+    card = page.locator("#op-grouped_gemm article").first
+    card.locator("summary").first.click()
+    plot = card.locator(".latency .js-plotly-plot")
+    plot.locator(".point").first.wait_for()
+    fits = """() => { const plot = document.querySelector("#op-grouped_gemm article .latency .js-plotly-plot");
+        return Math.abs(plot.querySelector(".main-svg").getBoundingClientRect().width - plot.clientWidth) < 2; }"""
+    page.set_viewport_size({"width": 800, "height": 900})
+    page.wait_for_function(fits)
+    page.goto(at(report, "overview"))
+    page.set_viewport_size({"width": 1200, "height": 900})  # while the plot is hidden
+    page.goto(at(report, "op-grouped_gemm"))
+    page.wait_for_function(fits)
+    page.evaluate("document.body.style.maxWidth = '500px'")  # without the window
+    page.wait_for_function(fits)
+
+
 def test_a_change_is_read_on_a_phone_without_scrolling(browse: Browse, report: Path) -> None:
     page = browse(report, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     box = page.locator("#changed").locator("xpath=..")

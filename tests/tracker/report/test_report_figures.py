@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from click.testing import Result
 from hypothesis import given
@@ -338,7 +339,17 @@ def test_what_the_gate_says_of_a_young_change_is_marked_and_its_alert(
     assert cli("gate", "--update").exit_code == 1
     (shown,) = report().pages[0].histories
     assert [mark.kind for mark in shown.marks] == ["alert", "verdict"]
-    assert shown.marks[0].text.startswith("alert 1 new")
+    assert shown.marks[0].text.startswith("alert 1 new since 20")
+
+
+def test_every_change_that_the_gate_lists_is_marked(cli: Cli, stored: Any, make: Any, report: Any) -> None:
+    rng = np.random.default_rng(8)
+    levels = [1.0] * 30 + [1.2] * 4 + [1.1] * 3
+    stored([make(night, ms=float(ms * np.exp(rng.normal(0, 0.002)))) for night, ms in enumerate(levels)])
+    rows = [row for row in report().gate.rows if row.verdict.changed]
+    assert sorted(row.change > 0 for row in rows) == [False, True]
+    (shown,) = report().pages[0].histories
+    assert {30, 34} <= {mark.at for mark in shown.marks if mark.kind in ("change", "verdict")}
 
 
 def test_speeds_are_of_one_run_and_environment(stored: Any, make: Any, report: Any) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import Result
 from starlette.testclient import TestClient
@@ -250,6 +251,17 @@ def test_figures_are_drawn_for_html_alone(nights: Any, serve: Client, monkeypatc
         assert drawn == []
         assert client.get(path).status_code == 200
         assert figure in drawn
+
+
+def test_every_change_that_the_gate_lists_is_marked(stored: Any, make: Any, serve: Client) -> None:
+    rng = np.random.default_rng(8)
+    levels = [1.0] * 30 + [1.2] * 4 + [1.1] * 3
+    stored([make(night, ms=float(ms * np.exp(rng.normal(0, 0.002)))) for night, ms in enumerate(levels)])
+    client = serve()
+    rows = client.get("/overview.json").json()["verdict"]["rows"]
+    assert sorted(row["change"] > 0 for row in rows) == [False, True]
+    marks = client.get(f"/series/{rows[0]['series']}.json").json()["marks"]
+    assert {"run-030", "run-034"} <= {mark["run"] for mark in marks}
 
 
 def test_pages_show_the_commit_that_a_search_named(nights: Any, serve: Client, db: Any) -> None:
