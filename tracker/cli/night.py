@@ -38,6 +38,12 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
 @click.command(context_settings={"ignore_unknown_options": True})
 @plan_device_option
 @click.option(
+    "--budget",
+    type=Duration(most=6e6, above=True, was_minutes=True),
+    help="Start no further cell after this time. A number without a unit is in seconds. Default: `budget` of "
+    "groupbench.toml, or no limit.",
+)
+@click.option(
     "--wait",
     type=Duration(most=6e5, was_minutes=True),
     help=f"{WAIT} Default: GROUPBENCH_WAIT_MINUTES, `wait` of groupbench.toml, or 0.",
@@ -58,6 +64,7 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
 def night(
     context: click.Context,
     device: str | None,
+    budget: float | None,
     wait: float | None,
     confirm: float | None,
     toolchain: str | None,
@@ -122,7 +129,8 @@ def night(
     if git.ask(project.folder, "status", "--porcelain", "--untracked-files=no"):
         say("groupbench: uncommitted changes: no commit has this code, so a change cannot be confirmed; commit first")
     files = NightFiles(places.records, lock.stem, toolchain)
-    run = Night(context, project, places, files, ["--device", device, *rest], toolchain, python)
+    limit = [] if budget is None else ["--budget", f"{budget!r}s"]
+    run = Night(context, project, places, files, ["--device", device, *limit, *rest], toolchain, python)
     confirm_s = _seconds("GROUPBENCH_CONFIRM_MINUTES", confirm, settings.confirm)
     try:
         code = run(confirm_s)

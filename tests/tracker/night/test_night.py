@@ -182,6 +182,24 @@ def test_options_that_are_not_for_a_night(option: str, says: str, tritonbench: T
     assert not tritonbench.commands
 
 
+@pytest.mark.parametrize("budget", ["1x", "0", "-1h"])
+def test_a_budget_is_checked_before_the_device_is_locked(
+    budget: str, tritonbench: Tritonbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "ensure_alone", lambda *arguments: pytest.fail("it was locked"))
+    with pytest.raises(click.BadParameter) as refused:
+        run("night", "--samples", "3", "--budget", budget)
+    assert refused.value.exit_code == 2 and budget in refused.value.message
+    assert not tritonbench.commands
+
+
+def test_a_budget_is_that_of_the_measurement(tritonbench: Tritonbench, make: Callable[..., Record]) -> None:
+    tritonbench.records = [[make(1)]]
+    run("night", "--budget", "1h30m")
+    (arguments,) = tritonbench.commands
+    assert arguments[arguments.index("--budget") + 1] == "5400.0s"
+
+
 def test_without_a_file_it_says_what_to_do(tritonbench: Tritonbench, tmp_path: Path) -> None:
     (tmp_path / "groupbench.toml").unlink()
     with pytest.raises(Exception, match="groupbench init"):
