@@ -33,7 +33,7 @@ def show(options: dict[str, Any]) -> None:
         from groupbench.operators import table
 
         for name, (meaning, _) in table.metrics_of_tables().items():
-            print(f"{name}: {meaning}")
+            print(f"{name}: {meaning}" + ("; not in `groupbench history`" if name in table.OF_TABLES else ""))
 
 
 def _show_operator(operator: Operator) -> None:

@@ -91,7 +91,10 @@ _OWN = {
     "compile_time": "ms, TritonBench's name for compile_ms",
     "gpu_peak_mem": "GB, TritonBench's name for device memory of inputs, output, preparation and a call",
 }
-"""Meanings of the metrics that only a table has. The others are in `tracker/metrics.py`."""
+"""Meanings of the metrics that are not in `tracker/metrics.py`."""
+
+OF_TABLES = ("best_config", "compile_time", "gpu_peak_mem")
+"""TritonBench's metrics, which only a table has. The database has all others."""
 
 _VALUES: dict[str, Callable[[Record, Record | None], Value]] = {
     "latency": lambda r, b: None if r.latency is None or _interpreted(r) else median_ms(r.latency),
@@ -101,7 +104,9 @@ _VALUES: dict[str, Callable[[Record, Record | None], Value]] = {
     "accuracy": lambda r, b: None if r.accuracy is None else r.status != "wrong",
     "rms": _accuracy("rms"),
     "max_abs": _accuracy("max_abs"),
+    "worst_block_rms": _accuracy("worst_block_rms"),
     "mismatch": _accuracy("mismatch"),
+    "unwritten": _accuracy("unwritten"),
     "repeatable": _accuracy("repeatable"),
     "prepare_ms": _latency("prepare_ms"),
     "enqueue_ms": _latency("enqueue_ms"),

@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from groupbench.operators import cli, table
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError, PlanError
+from groupbench.tracker.cli.history import known_metrics
 from groupbench.tracker.record import read
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -69,6 +70,10 @@ def test_lists(invoke: Callable[..., Result]) -> None:
     assert "canary:" in invoke("--list-backends").output
     metrics = invoke("--list-metrics").output
     assert [line.partition(":")[0] for line in metrics.splitlines()] == list(table.metrics_of_tables())
+    elsewhere = {
+        line.partition(":")[0] for line in metrics.splitlines() if line.endswith("not in `groupbench history`")
+    }
+    assert set(table.metrics_of_tables()) - elsewhere == set(known_metrics())
 
 
 OP = ("--op", "grouped_gemm", "--device", "cpu", "--host", "builtin")

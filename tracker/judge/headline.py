@@ -57,7 +57,8 @@ def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
     if not measured(rows):
         return "nothing was measured"
     headlines = _headlines(rows, ExitCode.INCOMPLETE, strict)
-    return (headlines or f"--strict: {_not_judged(count(rows))}") + _advice(rows, strict)
+    required = f"--strict requires a verdict on every series ({_not_judged(count(rows))})"
+    return (headlines or required) + _advice(rows, strict)
 
 
 def _advice(rows: Sequence[Judged], strict: bool) -> str:

@@ -117,13 +117,15 @@ def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
     """Return the figures of an operator: heat maps by baseline, the roofline, and those of each series."""
     verdicts = report.gate.by_series
     points = {row.series.pk: row.point for row in report.gate.rows if row.point is not None}
-    ceilings, shared = page.roofline.ceilings, _shared(page)
+    roofline, shared = page.roofline, _shared(page)
     return {
         "maps": [
             {name: speedup_map.speedup_heatmap(one.rows, one.backends, name) for name in baselines(one)}
             for one in page.speeds
         ],
-        "roofline": None if ceilings is None else roofline_plot.roofline(page.roofline.points, ceilings),
+        "roofline": roofline_plot.roofline(roofline.points, roofline.ceilings)
+        if roofline is not None and roofline.ceilings is not None
+        else None,
         # Encoded one by one, because the figures of all series as Python objects take ten times as much memory as JSON.
         "series": [
             msgspec.Raw(

@@ -13,19 +13,15 @@ def find_roofline(
     points: Sequence[PointRow],  # of one operator, in any runs
     canaries: Sequence[PointRow],  # of the same runs
     run: RunRow,  # the run that the page is about
-) -> Roofline:
+) -> Roofline | None:
     """Return the roofline of the newest run that has both results with known work and canaries in one environment.
 
-    If there is no such run, the roofline has only the reason, in `missing`.
+    If there is no such run, the roofline has only the reason, in `missing`. Returns None for the canaries, and for an
+    operator without a latency whose `flops` and `min_bytes` are known.
     """
-    if all(point.series.operator == CANARY for point in points):
-        return Roofline(missing="Canaries measure the ceilings, so they have no roofline.")
-    timed = [point for point in points if point.timed]
-    if not timed:
-        return Roofline(missing="No result has a speed.")
-    timed = [point for point in timed if point.series.flops and point.series.min_bytes]
-    if not timed:
-        return Roofline(missing="No result has both flops and min_bytes. An operator that states both gets a roofline.")
+    timed = [point for point in points if point.timed and point.series.flops and point.series.min_bytes]
+    if not timed or all(point.series.operator == CANARY for point in points):
+        return None
     places, measured = _by_place(timed), _by_place(point for point in canaries if point.timed)
     for place in sorted(places, key=lambda place: places[place][0].run.when, reverse=True):
         alike = places[place]

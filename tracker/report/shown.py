@@ -206,5 +206,5 @@ class OperatorPage:
 
     name: str
     speeds: tuple[SpeedMap, ...]
-    roofline: Roofline
+    roofline: Roofline | None  # None if the operator cannot have one
     histories: tuple[ShownHistory, ...]

@@ -286,7 +286,8 @@ def test_a_noisy_latency_is_not_judged(cli: Cli, stored: Stored, make: Any) -> N
         "GATE not judged: no latency was judged (1 too noisy). 1 noisy",
     )
     strict = cli("gate", "--strict")
-    assert (strict.exit_code, first_line(strict)) == (3, "GATE incomplete: --strict: 1 too noisy. 1 noisy")
+    required = "GATE incomplete: --strict requires a verdict on every series (1 too noisy). 1 noisy"
+    assert (strict.exit_code, first_line(strict)) == (3, required)
     output = json.loads(cli("gate", "--json").stdout)
     assert (output["latencies"], output["counts"]) == ({"judged": 0, "measured": 1}, {"noisy": 1})
     assert "±" in output["series"][0]["note"]

@@ -459,7 +459,7 @@ def test_ceilings_are_of_the_same_run_and_environment(stored: Any, make: Any, re
     assert first.roofline.ceilings.gbps == pytest.approx(2000, rel=0.01)
     assert "newest run with canaries: 000ccccccc" in first.roofline.note
     assert canary.name == "canary"
-    assert canary.roofline.missing == "Canaries measure the ceilings, so they have no roofline."
+    assert canary.roofline is None
 
 
 @pytest.mark.parametrize(
@@ -467,8 +467,6 @@ def test_ceilings_are_of_the_same_run_and_environment(stored: Any, make: Any, re
     [
         pytest.param(lambda make: [make(**WORK)], "No ceilings were measured", id="no canary"),
         pytest.param(lambda make: [make(**WORK), canaries(make, 0)[0]], "No ceilings were measured", id="only a copy"),
-        pytest.param(lambda make: [make(), *canaries(make, 0)], "both flops and min_bytes", id="no flops"),
-        pytest.param(lambda make: [make(timing="interpreted", **WORK), *canaries(make, 0)], "speed", id="interpreted"),
     ],
 )
 def test_without_ceilings_or_work_it_says_so(stored: Any, make: Any, report: Any, records: Any, missing: str) -> None:
@@ -476,6 +474,16 @@ def test_without_ceilings_or_work_it_says_so(stored: Any, make: Any, report: Any
     page = next(page for page in report().pages if page.name == "grouped_gemm")
     assert page.roofline.ceilings is None
     assert missing in page.roofline.missing
+
+
+@pytest.mark.parametrize("fields", [{}, {"timing": "interpreted", **WORK}], ids=["no flops", "interpreted"])
+def test_an_operator_that_cannot_have_a_roofline_has_no_section(
+    cli: Cli, stored: Any, make: Any, report: Any, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    stored([make(**fields), *canaries(make, 0)])
+    assert [page.roofline for page in report().pages] == [None, None]
+    assert cli("report", "-o", tmp_path / "report.html").exit_code == 0
+    assert "<h3>Roofline</h3>" not in (tmp_path / "report.html").read_text()
 
 
 def test_another_dtype_than_the_ceiling_s_is_told(stored: Any, make: Any, report: Any) -> None:
