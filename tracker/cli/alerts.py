@@ -70,7 +70,7 @@ def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
 
     with reading(db) as session:
         states = None if everything else stored.OPEN
-        rows = stored.find(session, states=states, first_parents=git.first_parents)
+        rows = stored.find(session, states=states, first_parents=git.first_parents, between=git.between)
     if form in ("json", "csv"):
         write_table(plain(AlertRow.columns()), [alert.flat() for alert in rows], form)
     elif each:

@@ -18,6 +18,7 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from sqlalchemy import and_, select
@@ -25,12 +26,12 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker import git
 from groupbench.tracker.identity import SHOWN
-from groupbench.tracker.judge.named import named_in
+from groupbench.tracker.judge.named import named_in, number_of_commits
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.metrics import METRICS, of_alert, relative
 from groupbench.tracker.query.ancestry import ancestors, commit_order
-from groupbench.tracker.query.lines import FirstParents, line_of
+from groupbench.tracker.query.lines import CommitsBetween, FirstParents, line_of
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import EnvironmentRow, RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
@@ -92,6 +93,7 @@ class AlertRow:
     compared: Compared | None
     events: tuple[StateChange, ...] = field(default=())
     named: tuple[NamedCommits, ...] = ()  # by a search, the largest change first
+    number: int | None = None  # number of commits among which the change is; None if unknown
 
     @property
     def machine(self) -> str | None:
@@ -109,7 +111,7 @@ class AlertRow:
     @property
     def span(self) -> Span:
         """The runs between which the series changed, with the commit that a search named."""
-        return Span(self.base_run, self.run, self.author, named=self.named)
+        return Span(self.base_run, self.run, self.author, self.number, self.named)
 
     @property
     def commits(self) -> str:
@@ -196,6 +198,7 @@ def find(
     states: Collection[str] | None = None,
     runs: Collection[int] | None = None,  # keys of the first run after the change
     first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
+    between: CommitsBetween = lambda first, last: None,
 ) -> list[AlertRow]:
     """Return alerts in the order of commit, operator and backend, so that those of one change are adjacent."""
     statement = select(Alert).order_by(Alert.id)
@@ -216,11 +219,14 @@ def find(
             and (runs is None or row.run_id in runs)
         ],
         first_parents,
+        cache(between),
     )
     return sorted(alerts, key=lambda alert: (alert.run.when, alert.series.operator, alert.series.backend, alert.pk))
 
 
-def _rows(session: Session, rows: Sequence[Alert], first_parents: FirstParents | None) -> list[AlertRow]:
+def _rows(
+    session: Session, rows: Sequence[Alert], first_parents: FirstParents | None, between: CommitsBetween
+) -> list[AlertRow]:
     """Return stored alerts with their series, runs, events, comparison and environment, in a few queries for all."""
     of_series = series_rows(session, {row.series_id for row in rows})
     runs = run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
@@ -245,12 +251,14 @@ def _rows(session: Session, rows: Sequence[Alert], first_parents: FirstParents |
     author_of = authors(session, {runs[row.run_id].commit for row in rows})
     searches = comparisons.named_of_series(session, {row.series_id for row in rows})
 
+    def span(row: Alert) -> Span:
+        return Span(None if row.base_run_id is None else runs[row.base_run_id], runs[row.run_id])
+
     def named(row: Alert) -> tuple[NamedCommits, ...]:
         if row.series_id not in searches:
             return ()
-        run, base = runs[row.run_id], None if row.base_run_id is None else runs[row.base_run_id]
-        line = line_of(session, run, first_parents)
-        return named_in(session, searches[row.series_id], Span(base, run), row.metric, row.effect, line)
+        line = line_of(session, runs[row.run_id], first_parents)
+        return named_in(session, searches[row.series_id], span(row), row.metric, row.effect, line)
 
     return [
         AlertRow(
@@ -268,6 +276,7 @@ def _rows(session: Session, rows: Sequence[Alert], first_parents: FirstParents |
             author=author_of.get(runs[row.run_id].commit),
             compared=None if row.comparison_id is None else compared.get(row.comparison_id),
             named=named(row),
+            number=number_of_commits(span(row), between),
             events=tuple(events.get(row.id, ())),
             **{name: getattr(row, name) for name in _LEVELS},
         )

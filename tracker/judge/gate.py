@@ -8,7 +8,7 @@ even when it has become the series' normal level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 
@@ -21,7 +21,7 @@ from groupbench.tracker.judge.further import FurtherRule, Moved
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.headline import summary
 from groupbench.tracker.judge.latency import LatencyRule
-from groupbench.tracker.judge.named import named_in
+from groupbench.tracker.judge.named import named_in, number_of_commits
 from groupbench.tracker.judge.parts import joined
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
@@ -29,7 +29,7 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Evidence, Gate, Judged, exit_code
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.physics import floor_ms, too_fast
-from groupbench.tracker.query.lines import CommitLine, FirstParents, line_of
+from groupbench.tracker.query.lines import CommitLine, CommitsBetween, FirstParents, line_of
 from groupbench.tracker.query.points import outcomes_of_run, points_of_run
 from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
 from groupbench.tracker.query.runs import previous_of_plan
@@ -44,9 +44,6 @@ __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 
 WINDOW = 100
 """Number of earlier results of a series that count: about three months of nightly runs."""
-
-CommitsBetween = Callable[[str, str], Collection[str] | None]
-"""Maps two commits to the hashes after the first, up to the second, or to None if unknown. Git answers."""
 
 _OF_THE_CELL = ("latency", "accuracy", "repeatability", "result")
 """Metrics of alerts that the latency and accuracy rules produce."""
@@ -127,17 +124,10 @@ class _Judge:
         data = self.data
         stored = data.named.get(row.series.pk, ())
         named = named_in(data.session, stored, span, row.what, row.change, data.line)
-        number = None
-        if row.verdict.changed or row.verdict is Verdict.WRONG:
-            number = self._number(span)
-        return replace(span, head_author=author, number=number, named=named)
-
-    def _number(self, span: Span) -> int | None:
-        """Return the number of commits among which a change is, or None if unknown."""
-        if span.base is None or span.base.dirty or span.head.dirty:
-            return None
-        commits = self.between(span.base.commit, span.head.commit)
-        return None if commits is None else len(commits)
+        counts = row.verdict.changed or row.verdict is Verdict.WRONG
+        return replace(
+            span, head_author=author, named=named, number=number_of_commits(span, self.between) if counts else None
+        )
 
     def _rows(self, point: PointRow) -> list[Judged]:
         """Return the row of a point, or several rows if the series changed in several ways at different times."""

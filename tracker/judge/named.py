@@ -8,7 +8,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.query.lines import CommitLine
+from groupbench.tracker.query.lines import CommitLine, CommitsBetween
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import Compared, NamedCommits
 from groupbench.tracker.store.schema import Commit, Run
@@ -30,6 +30,14 @@ def named_in(
     inside = [one for one in stored if _is_of(one, metric, change) and _is_inside(one, span, place)]
     together = [one for one in inside if one.measured == inside[0].measured]
     return tuple(_named(sorted(together, key=lambda one: -abs(one.effect or 0.0))))
+
+
+def number_of_commits(span: Span, between: CommitsBetween) -> int | None:
+    """Return the number of commits among which a change is, or None if unknown."""
+    if span.base is None or span.base.dirty or span.head.dirty:
+        return None
+    commits = between(span.base.commit, span.head.commit)
+    return None if commits is None else len(commits)
 
 
 def _named(rows: Sequence[Compared]) -> Iterator[NamedCommits]:

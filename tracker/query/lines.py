@@ -8,7 +8,7 @@ place are ordered by time and counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -25,6 +25,9 @@ FirstParents = Callable[[str], tuple[Sequence[str], bool] | None]
 
 Git also answers for a branch and for `HEAD`.
 """
+
+CommitsBetween = Callable[[str, str], Collection[str] | None]
+"""Maps two commits to the hashes after the first, up to the second, or to None if unknown."""
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,7 @@ def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: P
     cli("gate", "--update")
     before = cli("gate")
     assert len(hints(before)) == 1 and "named by bisect" not in before.stdout
+    assert "(one of 7 commits)" in cli("alerts").stdout
     found = cli("bisect", commits[1], commits[8], "--series", "1")
     assert found.stdout.startswith(f"{commits[5][:10]} made ")
     writes = [word for name, path in files.items() for word in ("-o", f"{name}={path}")]
