@@ -129,7 +129,7 @@ def night(
     if git.ask(project.folder, "status", "--porcelain", "--untracked-files=no"):
         say("groupbench: uncommitted changes: no commit has this code, so a change cannot be confirmed; commit first")
     files = NightFiles(places.records, lock.stem, toolchain)
-    limit = [] if budget is None else ["--budget", f"{budget!r}s"]
+    limit = [] if budget is None else ["--budget", f"{budget:.6f}s"]
     run = Night(context, project, places, files, ["--device", device, *limit, *rest], toolchain, python)
     confirm_s = _seconds("GROUPBENCH_CONFIRM_MINUTES", confirm, settings.confirm)
     try:

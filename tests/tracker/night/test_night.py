@@ -197,7 +197,7 @@ def test_a_budget_is_that_of_the_measurement(tritonbench: Tritonbench, make: Cal
     tritonbench.records = [[make(1)]]
     run("night", "--budget", "1h30m")
     (arguments,) = tritonbench.commands
-    assert arguments[arguments.index("--budget") + 1] == "5400.0s"
+    assert arguments[arguments.index("--budget") + 1] == "5400.000000s"
 
 
 def test_without_a_file_it_says_what_to_do(tritonbench: Tritonbench, tmp_path: Path) -> None:
