@@ -54,13 +54,13 @@ def slots(gpus: str, device: str) -> list[Slot]:
     if device == "cpu":
         if gpus == "all":
             raise UsageError("--gpus all: no GPU is visible; --gpus 0,1 runs two processes in parallel")
-        numbers = _numbers(gpus)
+        numbers = numbered(gpus)
         return _share([Slot(f"cpu {number}", "cpu", {}) for number in numbers])
     visible = visible_gpus()
     if not visible:
         reason = "no GPU is visible (CUDA_VISIBLE_DEVICES can hide them)"
         raise UsageError(f"--gpus {gpus}: {reason}; use --device cpu to measure without one")
-    numbers = list(range(len(visible))) if gpus == "all" else _numbers(gpus)
+    numbers = list(range(len(visible))) if gpus == "all" else numbered(gpus)
     for number in numbers:
         if number >= len(visible):
             here = counted(len(visible), "GPU")
@@ -88,7 +88,8 @@ def visible_gpus() -> list[str]:
     return [uuid.decode() if isinstance(uuid, bytes) else uuid for uuid in uuids]
 
 
-def _numbers(gpus: str) -> list[int]:
+def numbered(gpus: str) -> list[int]:
+    """Return the numbers of `--gpus`, which need not exist. Raises UsageError."""
     texts = [text.strip() for text in gpus.split(",")]
     if not all(text.isascii() and text.isdecimal() for text in texts):
         raise UsageError(f"--gpus {gpus!r} is neither all nor numbers joined by commas")

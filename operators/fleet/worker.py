@@ -88,6 +88,8 @@ def main() -> None:
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
     arguments = parser.parse_args()
     try:
+        if arguments.gpus and arguments.gpus != "all":
+            local.numbered(arguments.gpus)  # first: the address needs Dask, which takes a second to import
         check_address(arguments.scheduler)
         asyncio.run(serve(arguments.scheduler, local.look(arguments.gpus, arguments.device)))
     except ModuleNotFoundError as error:

@@ -240,19 +240,13 @@ def test_the_workers_help_explains_gpus_on_a_cpu() -> None:
     assert "on a CPU, 0,1 starts two workers as a trial [0]" in " ".join(text.split())
 
 
-def test_bad_gpu_numbers_are_a_usage_error() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "groupbench.operators.fleet.worker",
-            "tcp://127.0.0.1:1",
-            "--gpus",
-            "a",
-            "--device",
-            "cpu",
-        ],
-        capture_output=True,
-        text=True,
+def test_bad_gpu_numbers_are_a_usage_error_before_dask_is_imported() -> None:
+    code = (
+        "import sys; from groupbench.operators.fleet.worker import main\n"
+        "try: main()\n"
+        "finally: print(sorted({'dask', 'distributed', 'torch'}.intersection(sys.modules)))"
     )
-    assert (done.returncode, done.stderr) == (2, "groupbench: --gpus 'a' is neither all nor numbers joined by commas\n")
+    command = [sys.executable, "-c", code, "tcp://127.0.0.1:1", "--gpus", "a", "--device", "cpu"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "[]\n")
+    assert done.stderr == "groupbench: --gpus 'a' is neither all nor numbers joined by commas\n"
