@@ -31,11 +31,9 @@ from torch import Tensor
 from groupbench.kernels.cuda_source import CudaKernel, compile_cuda, move_map, tensor_map, why_not_nvrtc
 from groupbench.kernels.device import Device, device_of
 from groupbench.kernels.grouped_gemm.support import (
-    group_ends,
     illegal_roles,
     no_tma,
-    require_dense,
-    require_runnable,
+    require_operands,
     stored_weights,
 )
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
@@ -125,11 +123,7 @@ def prepare_cluster(
     The callable reads `offs` on the device, so it follows later changes of its values. It must not be called by two
     threads at once. Raises ValueError for operands or a config that the kernel cannot take, OSError without NVRTC.
     """
-    require_runnable(a, b)
-    if trusted:
-        require_dense(offs)
-    else:
-        group_ends(a, b, offs)
+    require_operands(a, b, offs, trusted)
     (M, K), (G, _, N) = a.shape, b.shape
     weights, nk, shared = stored_weights(b)
     if reason := unsuitable(a, weights, G, N):

@@ -43,13 +43,11 @@ from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zer
 from groupbench.kernels.grouped_gemm.flat_pointers import grouped_gemm_pointers
 from groupbench.kernels.grouped_gemm.support import (
     SPECIALIZED_WAVES,
-    group_ends,
     illegal_roles,
     illegal_tile,
     no_tma,
     padded,
-    require_dense,
-    require_runnable,
+    require_operands,
     stored_weights,
     worker_count,
 )
@@ -359,11 +357,7 @@ def prepare_flat(
     the same loop reads by pointers (flat_pointers.py) and ignores `config`. Raises ValueError for operands or a config
     that the kernel cannot take.
     """
-    require_runnable(a, b)
-    if trusted:
-        require_dense(offs)
-    else:
-        group_ends(a, b, offs)
+    require_operands(a, b, offs, trusted)
     (M, K), (G, _, N) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)

@@ -139,6 +139,20 @@ def group_ends(
     return ends
 
 
+def require_operands(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    offs: Tensor,  # [G], int32 or int64
+    trusted: bool,  # leave out shapes and offsets, whose check synchronises with the device
+) -> None:
+    """Raise ValueError or TypeError unless a kernel that reads `offs` on the device can run with these operands."""
+    require_runnable(a, b)
+    if trusted:
+        require_dense(offs)
+    else:
+        group_ends(a, b, offs)
+
+
 def require_dense(offs: Tensor) -> None:
     """Raise ValueError for offsets with gaps between them, such as a table's column: kernels would read the gaps."""
     if offs.numel() > 1 and offs.stride(0) != 1:
