@@ -111,7 +111,7 @@ class RunningComparison:
         from groupbench.tracker.stats import sequential
 
         if not self.bench.budget_s:
-            return self._ended("unknown", message="not timed: the budget is 0 s")
+            return self._ended("unknown", message="not timed: the budget is 0 s", ran_out="budget")
         timing = self.result.timing or "cpu"
         latency_ms, burst_s, reload_s = self._scout()
         plan = defaults(timing, latency_ms)
@@ -134,8 +134,16 @@ class RunningComparison:
         self._refuse_implausible()
         if decision.verdict == "continue":
             effect, low, high = sequential.estimate([b.difference for b in self.blocks], 0.95, rule.resolution)
-            message = f"not resolved within {self.bench.budget_s:g} s of measuring; the interval is a 95 % interval"
-            return self._ended("unknown", message, effect=effect, low=finite_or_none(low), high=finite_or_none(high))
+            out_of_blocks = len(self.blocks) == sequential.MAX_BLOCKS
+            limit = f"{sequential.MAX_BLOCKS} blocks" if out_of_blocks else f"{self.bench.budget_s:g} s of measuring"
+            return self._ended(
+                "unknown",
+                f"not resolved within {limit}; the interval is a 95 % interval",
+                effect=effect,
+                low=finite_or_none(low),
+                high=finite_or_none(high),
+                ran_out="blocks" if out_of_blocks else "budget",
+            )
         return self._ended(decision.verdict, effect=decision.effect, low=decision.low, high=decision.high)
 
     def _refuse_implausible(self) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from groupbench.tracker.ab.bench import AnswerError, Bench, Closing
-from groupbench.tracker.ab.result import AbCell, AbResult
+from groupbench.tracker.ab.result import AbCell, AbResult, RanOut
 from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.unchecked import Unchecked
@@ -36,7 +36,7 @@ class Evaluation:
     speedup      time of `against` over the candidate's, with the interval low..high
     kernels      static facts of compiled Triton kernels: registers, spills, shared memory, config
     seconds      wall time, of which before_measuring_s prepared the processes
-    ran_out      the limit that ended the evaluation, if any: budget, which counts measuring alone, or timeout
+    ran_out      the limit that ended the evaluation, if any: budget, which counts measuring alone, blocks or timeout
     unchecked    checks that could not be made, of `candidate` and `against`
     to_try       commands that show more
     """
@@ -64,7 +64,7 @@ class Evaluation:
     blocks: int = 0
     seconds: float = 0.0
     before_measuring_s: float | None = None
-    ran_out: Literal["budget", "timeout"] | None = None
+    ran_out: RanOut | None = None
     note: str | None = None
     kernels: list[dict[str, Any]] = field(default_factory=list)
     unchecked: Unchecked = field(default_factory=dict)
@@ -216,7 +216,7 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
         blocks=result.blocks,
         seconds=round(result.seconds, 2),
         before_measuring_s=result.before_measuring_s,
-        ran_out="timeout" if result.failed_status == "timeout" else "budget" if result.verdict == "unknown" else None,
+        ran_out="timeout" if result.failed_status == "timeout" else result.ran_out,
         note="; ".join(_notes(result, verdict, against, defines_operator)) or None,
         kernels=facts.get("kernels") or [],
         unchecked={_TITLES[side]: reasons for side, reasons in result.unchecked.items()},
@@ -267,7 +267,8 @@ def _notes(result: AbResult, verdict: EvaluationVerdict, against: str, defines_o
         yield from filter(None, [result.message])
     yield from filter(None, [result.routing(against, "the candidate")])
     if result.verdict == "unknown" and verdict in ("faster", "slower", "same"):
-        yield "based on the 95 % interval at the end of the budget; a longer --budget gives 99.9 %"
+        longer = "; a longer --budget gives 99.9 %" if result.ran_out == "budget" else ""
+        yield f"based on the 95 % interval at the end of the {result.ran_out}{longer}"
     if defines_operator:
         yield "the candidate defines the operator, so its own reference was trusted"
 

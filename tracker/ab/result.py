@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from groupbench.tracker.stats.sequential import Rule
 
 AbVerdict = Literal["same", "different", "unknown", "failed"]
+RanOut = Literal["budget", "blocks", "timeout"]
 AccuracyChange = Literal["same", "less accurate", "more accurate", "wrong", "fixed", "both wrong"]
 LESS_ACCURATE: tuple[AccuracyChange, ...] = ("wrong", "less accurate")
 MORE_ACCURATE: tuple[AccuracyChange, ...] = ("fixed", "more accurate")
@@ -185,6 +186,7 @@ class AbResult:
     effect      log(head / base), with the interval low..high on which the verdict is based
     blocks      number of blocks
     seconds     wall time, of which before_measuring_s prepared the sides
+    ran_out     the limit that ended it undecided: budget, which counts measuring alone, blocks or timeout
     *_hash      hashes of the compiled kernels; None without kernels
     *_dynamic   whether its callable follows another routing; None if that was not tried
     bursts      the measured blocks, to be stored and resampled
@@ -204,6 +206,7 @@ class AbResult:
     blocks: int = 0
     seconds: float = 0.0
     before_measuring_s: float | None = None  # None if it did not get that far
+    ran_out: RanOut | None = None
     base_accuracy: SideAccuracy | None = None
     head_accuracy: SideAccuracy | None = None
     base_hash: str | None = None

@@ -213,7 +213,17 @@ def test_a_clock_without_noise(compare: Callable[..., AbResult]) -> None:
 def test_noise_without_end_is_unknown(compare: Callable[..., AbResult]) -> None:
     result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=0.05)
     assert result.verdict == "unknown" and "not resolved within 0.05 s of measuring" in (result.message or "")
+    assert result.ran_out == "budget"
     assert ab.exit_code([result]) == 3
+
+
+def test_a_comparison_that_runs_out_of_blocks_does_not_blame_the_budget(
+    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("groupbench.tracker.stats.sequential.MAX_BLOCKS", 3)
+    result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=600)
+    assert (result.verdict, result.blocks, result.ran_out) == ("unknown", 3, "blocks")
+    assert (result.message or "").startswith("not resolved within 3 blocks;")
 
 
 def test_the_budget_counts_measuring_alone(compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import pytest
@@ -244,13 +244,18 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("low", "high", "verdict"), ENDS.values(), ids=ENDS)
-def test_at_the_end_of_the_budget_the_interval_decides(low: float | None, high: float, verdict: str) -> None:
+@pytest.mark.parametrize("limit", ["budget", "blocks"])
+def test_at_the_end_of_a_limit_the_interval_decides(
+    low: float | None, high: float, verdict: str, limit: Literal["budget", "blocks"]
+) -> None:
     facts = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
     evaluation = result(
-        verdict="unknown", head_facts=facts, effect=0.0, low=low, high=high, min_effect=0.01, message="not resolved"
-    )
-    assert (evaluation.verdict, evaluation.ran_out) == (verdict, "budget")
+        verdict="unknown", head_facts=facts, effect=0.0, low=low, high=high, min_effect=0.01, message="not resolved",
+        ran_out=limit,
+    )  # fmt: skip
+    assert (evaluation.verdict, evaluation.ran_out) == (verdict, limit)
     assert ("95 %" in (evaluation.note or "")) == (verdict != "unknown")
+    assert ("--budget" in (evaluation.note or "")) == (verdict != "unknown" and limit == "budget")
 
 
 @pytest.mark.parametrize("verdict", ["wrong", "suspicious", "failed", "unknown", "faster"])
