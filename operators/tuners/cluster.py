@@ -14,11 +14,13 @@ ABOUT = "cuda_cluster's fastest config by problem, of the candidates in cluster.
 
 def search(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuning.Search:
     """Return the search over every legal candidate for a problem on this GPU."""
-    from groupbench.kernels.grouped_gemm.cluster import DEFAULT, candidates, illegal, prepare_cluster
+    from groupbench.kernels.grouped_gemm.cluster import candidates, default_config, illegal, prepare_cluster
 
     x, device, key = product.problem_of(shape, dtype, dgrad)
     legal = [config for config in candidates() if illegal(config, x.a.dtype, device) is None]
-    return tuning.Search(key, DEFAULT, legal, (lambda config: prepare_cluster(x.a, x.b, x.offs, config),))
+    G, K, _ = x.b.shape
+    default = default_config(x.a.size(0), G, K)
+    return tuning.Search(key, default, legal, (lambda config: prepare_cluster(x.a, x.b, x.offs, config),))
 
 
 main = product.command("cuda_cluster", ABOUT, search)

@@ -18,6 +18,7 @@ needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the kernel wit
 WITHOUT_NVRTC = cuda_source.why_not_nvrtc()
 needs_nvrtc = pytest.mark.skipif(WITHOUT_NVRTC is not None, reason=f"NOT TESTED: CUDA C++. {WITHOUT_NVRTC}")
 H100 = KNOWN["sm_90"]
+TILES = (cluster.LONG, cluster.LONGEST, cluster.SHORT, cluster.NARROW)
 
 
 # --- when it runs -----------------------------------------------------------------------------------------------------
@@ -33,6 +34,11 @@ def test_every_candidate_is_legal_on_hopper_alone(config):
     ("change", "of", "text"),
     [
         ({"stages": 5}, torch.float16, "5 stages and 2 buffers take"),
+        ({"rows": 96}, torch.float16, "a tile of 96 x 256"),
+        ({"rows": 128, "columns": 96}, torch.float16, "a tile of 128 x 96"),
+        ({"rows": 256}, torch.float16, "2 parts of 256 columns do not fit"),
+        ({"rows": 320, "columns": 64, "in_turns": True}, torch.float16, "5 parts of 64 columns do not fit"),
+        ({"shared": "both"}, torch.float16, "not 'both'"),
         ({"buffers": 4}, torch.float16, "bytes of"),
         ({"group_m": 0}, torch.float16, "at least 1"),
         ({"lockstep": 3}, torch.float16, "lockstep must be 0, or at least 4"),
@@ -40,12 +46,22 @@ def test_every_candidate_is_legal_on_hopper_alone(config):
     ],
 )
 def test_illegal_configs_have_a_reason(change, of, text):
-    assert text in str(cluster.illegal(replace(cluster.DEFAULT, **change), of, H100))
+    assert text in str(cluster.illegal(replace(cluster.LONG, **change), of, H100))
 
 
-def test_an_untuned_problem_takes_the_default():
+@pytest.mark.parametrize(
+    ("M", "G", "K", "expected"),
+    [
+        (32768, 8, 7168, cluster.LONG),
+        (32768, 8, 2048, cluster.SHORT),
+        (32768, 128, 7168, cluster.SHORT),
+        (1024, 256, 2048, cluster.LONG),
+    ],
+    ids=["long", "short", "small_groups", "few_rows"],
+)
+def test_an_untuned_problem_takes_a_default(M, G, K, expected):
     untuned = replace(H100, name="untuned")
-    assert cluster.choose_config(32768, 8, 4096, 7168, torch.bfloat16, untuned, nk=True) == cluster.DEFAULT
+    assert cluster.choose_config(M, G, 4096, K, torch.bfloat16, untuned, nk=True) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,12 +84,12 @@ def test_it_does_not_run_without_a_gpu(make_case, make_inputs):
 @needs_nvrtc
 @pytest.mark.parametrize("nk", [False, True])
 @pytest.mark.parametrize("of", cluster.DTYPES, ids=str)
-@pytest.mark.parametrize("lockstep", [0, 16])
-def test_it_compiles_without_spills(nk, of, lockstep):
-    config = replace(cluster.DEFAULT, lockstep=lockstep)
+@pytest.mark.parametrize(("tile", "lockstep"), [*((tile, 16) for tile in TILES), (cluster.LONG, 0)], ids=str)
+def test_it_compiles_without_spills(nk, of, tile, lockstep):
+    config = replace(tile, lockstep=lockstep)
     offsets = torch.int64 if nk else torch.int32
     cubin, log = cuda_source.compile_with_log(
-        cluster.source(), cluster.constants(config, of, nk, not nk, offsets), "sm_90a"
+        cluster.source(tile.columns), cluster.constants(config, of, nk, not nk, offsets), "sm_90a"
     )
     assert cubin.startswith(b"\x7fELF")
     assert " 0 bytes spill stores" in log
@@ -109,7 +125,7 @@ def test_source_that_does_not_compile_is_reported():
 def test_results(weights, rows, n, k, tail, make_case, make_inputs, poisoned, check):
     a, b, offs = make_inputs(make_case("case", rows, n=n, k=k, weights=weights, tail=tail), torch.bfloat16)
     expected = grouped_gemm_reference(a, b, offs)
-    for config in (cluster.ClusterConfig(4, 0), cluster.ClusterConfig(2, 4), cluster.DEFAULT):
+    for config in (*TILES, replace(cluster.LONG, group_m=4, lockstep=0), replace(cluster.SHORT, group_m=2, lockstep=4)):
         run = cluster.prepare_cluster(a, b, offs, config)
         with poisoned():
             out = run()

@@ -1,0 +1,286 @@
+// Products of tiles on Hopper by persistent programs, in clusters of two: what the kernels in CUDA C++ share.
+//
+// A program has three groups of four warps. One warp of the first loads operands into stages of shared memory; the other
+// two groups multiply. They share a tile, each with every other part of 64 rows; or they take turns, each with a tile of
+// its own, and one stores while the other multiplies. The programs of a cluster multiply neighbouring tiles. Each loads
+// half of the operand that the tiles share, for both.
+//
+// Constants:
+//
+//     A_IS_MK, B_IS_NK   1 if K is contiguous in the operand, 0 if rows of A or columns of B are
+//     PARTS_EACH         parts of 64 rows that a group of warps multiplies
+//     COLUMNS            of a program's tile, a multiple of 64
+//     TAKE_TURNS         1 if each group of warps has a tile of its own
+//     CLUSTER_M, CLUSTER_N   programs of a cluster along rows and columns; one of them is 2, the other 1
+//     GROUP_M            cluster tile rows of a block (tile_order.serpentine)
+//     LOCKSTEP           steps of K between two waits (lockstep.py); 0: none
+//     STAGES             of shared memory, each with the operands of one step
+//     BUFFERS            for the output, of 16 rows and 64 columns, for each warp that multiplies
+//     LEAD, ARRIVALS, POLLS   the constants of lockstep.py
+
+constexpr int ROWS = 64;                    // of a part: the least that wgmma multiplies
+constexpr int BLOCK_K = 64;                 // 128 bytes, the widest swizzle
+constexpr int BOX_BYTES = 64 * BLOCK_K * 2; // 64 rows or columns of an operand
+constexpr int WORKERS = 2;                  // groups of warps that multiply
+constexpr int PARTS = TAKE_TURNS ? PARTS_EACH : WORKERS * PARTS_EACH;  // of a program's tile
+constexpr int APART = TAKE_TURNS ? 1 : WORKERS;                        // parts from one of a worker's to its next
+constexpr int PROGRAMS = CLUSTER_M * CLUSTER_N;
+constexpr int ITEM_PARTS = CLUSTER_M * PARTS;  // of a cluster's tile
+constexpr int ITEM_COLUMNS = CLUSTER_N * COLUMNS;
+constexpr int A_BYTES = PARTS * BOX_BYTES;
+constexpr int B_BYTES = COLUMNS / 64 * BOX_BYTES;
+constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr int OUT_ROWS = 16, OUT_COLUMNS = 64;
+constexpr int OUT_BYTES = OUT_ROWS * OUT_COLUMNS * 2;
+constexpr int LOAD_REGISTERS = 40, MULTIPLY_REGISTERS = 232;  // 40 + 2 * 232 = 3 * 168, what a launch of 384 threads gets
+
+// From one wgmma of 16 of K to the next, and from 64 columns to the next 64 (unused if K is contiguous), in 16 bytes.
+constexpr int A_NEXT = A_IS_MK ? 2 : 128, B_NEXT = B_IS_NK ? 2 : 128, B_LEAD = B_IS_NK ? 1 : BOX_BYTES / 16;
+
+struct Place {
+  int cluster, clusters;
+  int program_m, program_n;         // this program's row and column within the cluster
+  unsigned short for_row, for_column;  // masks of the programs that share its rows, or its columns; 0: none but itself
+};
+
+__device__ __forceinline__ Place place_of_program() {
+  const int program = program_of_cluster();
+  Place place;
+  place.cluster = blockIdx.x / PROGRAMS;
+  place.clusters = gridDim.x / PROGRAMS;
+  place.program_m = CLUSTER_M > 1 ? program : 0;
+  place.program_n = CLUSTER_N > 1 ? program : 0;
+  place.for_row = CLUSTER_N > 1 ? 3 : 0;
+  place.for_column = CLUSTER_M > 1 ? 3 : 0;
+  return place;
+}
+
+// A program's part of an item, a cluster's tile.
+struct Tile {
+  int group, start, size;  // a group, its first row and its number of rows
+  int row, column;         // the first of the program's tile, within the output of the group
+  int parts;               // of 64 rows that the program has; 0 to PARTS
+  bool inside;             // whether it has columns
+  int steps;               // of K
+};
+
+// Order an item's cluster tile within a group's output: see tile_order.serpentine. Return its row and its column.
+__device__ __forceinline__ int2 serpentine(int inside, int tiles_m, int tiles_n) {
+  const int blocks = max((tiles_m + GROUP_M / 2) / GROUP_M, 1);
+  const int height = (tiles_m + blocks - 1) / blocks;
+  const int block = inside / (height * tiles_n);
+  inside -= block * height * tiles_n;
+  const int rows = min(tiles_m - block * height, height);
+  const int column = inside / rows;
+  return make_int2(block * height + inside % rows, column + block % 2 * (tiles_n - 1 - 2 * column));
+}
+
+// The stages in shared memory, and the position of a group of warps among them.
+struct Stages {
+  u32 operands, full, empty;  // addresses; a barrier has 8 bytes
+  int stage;
+  u32 phase;
+
+  __device__ __forceinline__ u32 here() const { return operands + stage * STAGE_BYTES; }
+  __device__ __forceinline__ u32 is_full() const { return full + 8 * stage; }
+  __device__ __forceinline__ u32 is_empty() const { return empty + 8 * stage; }
+
+  __device__ __forceinline__ void next() {
+    if (++stage == STAGES) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+
+  __device__ __forceinline__ void skip(int steps) {
+    const int ahead = stage + steps;
+    phase ^= ahead / STAGES & 1;
+    stage = ahead % STAGES;
+  }
+};
+
+// Set the stages up. All threads of the cluster must synchronise before they are used.
+__device__ __forceinline__ Stages set_up_stages() {
+  extern __shared__ __align__(1024) unsigned char memory[];
+  __shared__ u64 full[STAGES], empty[STAGES];
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < STAGES; ++stage) {
+      set_up_barrier(shared_address(&full[stage]), 1);
+      set_up_barrier(shared_address(&empty[stage]), PROGRAMS * (TAKE_TURNS ? 1 : WORKERS));
+    }
+    publish_barriers();
+  }
+  return {shared_address(memory), shared_address(full), shared_address(empty), 0, 0};
+}
+
+// See lockstep.py. A cluster's first program waits for those of other clusters, its second one for the first.
+struct Lockstep {
+  u64* arrivals;
+  int clusters;
+  u64 reached;
+  int to_arrive, to_wait, until;
+
+  __device__ __forceinline__ Lockstep(u64* arrivals, int clusters) : arrivals(arrivals), clusters(clusters) {
+    const u64 launch = (u64)ARRIVALS * clusters;
+    reached = *(volatile u64*)arrivals / launch * launch;
+    to_arrive = to_wait = ARRIVALS;
+    until = LOCKSTEP;
+  }
+
+  __device__ __forceinline__ void keep_step() {
+    if (until == LEAD && to_arrive > 0) {
+      atomicAdd(arrivals, 1ull);
+      --to_arrive;
+    }
+    if (until == 0) {
+      until = LOCKSTEP;
+      reached += clusters;
+      int polls = 0;
+      if (to_wait > 0)
+        while (polls < POLLS && *(volatile u64*)arrivals < reached) ++polls;
+      to_wait = polls < POLLS ? to_wait - 1 : 0;
+    }
+    --until;
+  }
+
+  __device__ __forceinline__ void finish() { atomicAdd(arrivals, (u64)to_arrive); }
+};
+
+template <class Product>
+__device__ __forceinline__ void load_tiles(const Product& product, const Place& place, Stages stages, u64* arrivals) {
+  const bool leads = LOCKSTEP && place.program_m + place.program_n == 0;
+  Lockstep lockstep(arrivals, place.clusters);
+  int g = 0;
+  stages.phase = 1;
+  for (int item = place.cluster; item < product.items; item += place.clusters) {
+    const Tile tile = product.tile_of(item, g, place);
+    for (int step = 0; step < tile.steps; ++step) {
+      if (leads) lockstep.keep_step();
+      wait_for(stages.is_empty(), stages.phase);
+      expect(stages.is_full(), (tile.parts ? A_BYTES : 0) + (tile.inside ? B_BYTES : 0));
+      if (tile.parts) product.load_a(tile, step, place, stages.here(), stages.is_full());
+      if (tile.inside) product.load_b(tile, step, place, stages.here() + A_BYTES, stages.is_full());
+      stages.next();
+    }
+  }
+  if (leads) lockstep.finish();
+}
+
+// A group of warps that multiplies.
+struct Worker {
+  Stages stages;
+  int thread;
+  int held;  // the stage that unfinished products read
+
+  // Let both programs write into a stage again.
+  __device__ __forceinline__ void give_back(int stage) {
+    if (thread < PROGRAMS) arrive_at(stages.empty + 8 * stage, thread);
+  }
+
+  __device__ __forceinline__ void pass(int steps) {
+    for (int step = 0; step < steps; ++step) {
+      wait_for(stages.is_full(), stages.phase);
+      give_back(stages.stage);
+      stages.next();
+    }
+  }
+
+  // Multiply the first `count` of the worker's parts, from `part` on. The last products may be unfinished.
+  template <int count>
+  __device__ __forceinline__ void multiply_steps(float (&sums)[PARTS_EACH][COLUMNS / 2], int part, int steps) {
+    for (int step = 0; step < steps; ++step) {
+      wait_for(stages.is_full(), stages.phase);
+      const u64 a = described(stages.here() + part * BOX_BYTES, 1);
+      const u64 b = described(stages.here() + A_BYTES, B_LEAD);
+      start_products();
+#pragma unroll
+      for (int i = 0; i < BLOCK_K / 16; ++i)
+#pragma unroll
+        for (int e = 0; e < count; ++e)
+          multiply(sums[e], a + e * APART * (BOX_BYTES / 16) + A_NEXT * i, b + B_NEXT * i, step | i);
+      commit_products();
+      wait_for_products<1>();
+      if (step > 0) give_back(held);
+      held = stages.stage;
+      stages.next();
+    }
+  }
+};
+
+template <class Product>
+__device__ __forceinline__ void multiply_tiles(const Product& product, const Place& place, const Stages& stages,
+                                               int number) {
+  const int thread = threadIdx.x % 128, lane = thread % 32, warp = uniform(thread / 32);
+  Worker worker = {stages, thread, 0};
+  const u64 policy = leaves_first();
+  const u32 buffers = stages.operands + STAGES * STAGE_BYTES + (number * 4 + warp) * BUFFERS * OUT_BYTES;
+  float sums[PARTS_EACH][COLUMNS / 2];
+  int g = 0;
+  int item = place.cluster;
+  if (TAKE_TURNS && number && item < product.items) {
+    worker.stages.skip(product.steps_of(item));
+    item += place.clusters;
+  }
+  for (; item < product.items; item += (TAKE_TURNS ? 2 : 1) * place.clusters) {
+    const Tile tile = product.tile_of(item, g, place);
+    const int part = TAKE_TURNS ? 0 : number, steps = uniform(tile.steps);
+    const int count = uniform(tile.inside ? (tile.parts + APART - 1 - part) / APART : 0);
+    if (TAKE_TURNS && item >= place.clusters) wait_for_group(1 + number);
+    if (count == PARTS_EACH)
+      worker.multiply_steps<PARTS_EACH>(sums, part, steps);
+    else if (PARTS_EACH > 2 && count == 2)
+      worker.multiply_steps<2>(sums, part, steps);
+    else if (PARTS_EACH > 1 && count == 1)
+      worker.multiply_steps<1>(sums, part, steps);
+    else
+      worker.pass(steps);
+    if (TAKE_TURNS && item + place.clusters < product.items) {
+      let_group_go(2 - number);
+      worker.stages.skip(product.steps_of(item + place.clusters));
+    }
+    wait_for_products<0>();
+    if (count) worker.give_back(worker.held);
+
+    // Each warp stores its 16 rows of a part by itself, 64 columns at once. The buffers are swizzled.
+    const int line = lane % 16;
+#pragma unroll
+    for (int e = 0; e < PARTS_EACH; ++e) {
+      if (e < count) {
+        const int row = tile.row + (part + e * APART) * ROWS + warp * OUT_ROWS;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / OUT_COLUMNS; ++i) {
+          const u32 buffer = buffers + (e * (COLUMNS / OUT_COLUMNS) + i) % BUFFERS * OUT_BYTES;
+          if (lane == 0) wait_for_reads<BUFFERS - 1>();
+          __syncwarp();
+#pragma unroll
+          for (int j = 0; j < 4; ++j)
+            write_sums(buffer + line * 128 + ((2 * j + lane / 16 ^ line & 7) << 4), &sums[e][i * 32 + j * 8]);
+          publish_to_tma();
+          __syncwarp();
+          if (lane == 0) product.store(tile, row, tile.column + i * OUT_COLUMNS, buffer, policy);
+        }
+      }
+    }
+  }
+  if (lane == 0) wait_for_stores();
+}
+
+// Multiply all items of a product. It must have:
+//
+//     items                              of all clusters
+//     tile_of(item, g, place)            this program's tile; g is a group not after the item's, and becomes it
+//     steps_of(item)                     the steps of K of an item
+//     load_a, load_b(tile, step, place, to, ready)   load this program's share of an operand
+//     store(tile, row, column, from, policy)         store OUT_ROWS x OUT_COLUMNS from shared memory
+template <class Product>
+__device__ __forceinline__ void multiply_all(const Product& product, const Place& place, const Stages& stages,
+                                             u64* arrivals) {
+  const int role = uniform(threadIdx.x / 128);
+  if (role == 0) {
+    give_up_registers<LOAD_REGISTERS>();
+    if (threadIdx.x == 0) load_tiles(product, place, stages, arrivals);
+  } else {
+    claim_registers<MULTIPLY_REGISTERS>();
+    multiply_tiles(product, place, stages, role - 1);
+  }
+}

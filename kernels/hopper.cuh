@@ -1,0 +1,163 @@
+// Hopper's instructions for kernels in CUDA C++: barriers, TMA, wgmma's operands, stores. Source: the PTX manual.
+//
+// Shared memory is addressed as the 32 bits that these instructions take. IS_BF16 is 1 for bfloat16, 0 for float16.
+// hopper_source.py adds `multiply`, the wgmma of a number of columns.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+struct alignas(64) TensorMap { u64 words[16]; };
+
+#if IS_BF16
+#define TYPE "bf16"
+#else
+#define TYPE "f16"
+#endif
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return (u32)__cvta_generic_to_shared(pointer);
+}
+
+// Return the value of a warp's first thread. It tells the compiler that the whole warp has the same value, so that
+// branches on it do not diverge and addresses from it are computed once per warp.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
+
+// --- barriers --------------------------------------------------------------------------------------------------------
+
+__device__ __forceinline__ void set_up_barrier(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
+}
+
+__device__ __forceinline__ void publish_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+__device__ __forceinline__ void wait_for(u32 barrier, u32 phase) {
+  asm volatile(
+      "{\n.reg .pred done;\nAGAIN:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@done bra END;\nbra AGAIN;\nEND:\n}" ::"r"(barrier), "r"(phase) : "memory");
+}
+
+// Arrive at the same barrier of one of the cluster's programs. The default scope is right: only the other program's
+// loads follow, and they are ordered by the barrier. `.release.cluster` would flush all writes, a third of the time.
+__device__ __forceinline__ void arrive_at(u32 barrier, u32 program) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(program) : "memory");
+}
+
+__device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+__device__ __forceinline__ u32 program_of_cluster() {
+  u32 program;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(program));
+  return program;
+}
+
+// --- TMA -------------------------------------------------------------------------------------------------------------
+
+// Load a box into the same place of every program in `programs`, a mask, or of this one alone if it is 0.
+__device__ __forceinline__ void load_2d(u32 to, const TensorMap* map, int x, int y, u32 ready, unsigned short programs) {
+  if (programs)
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3}], [%4], %5;" ::
+        "r"(to), "l"(map), "r"(x), "r"(y), "r"(ready), "h"(programs) : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::
+        "r"(to), "l"(map), "r"(x), "r"(y), "r"(ready) : "memory");
+}
+
+__device__ __forceinline__ void load_3d(u32 to, const TensorMap* map, int x, int y, int z, u32 ready,
+                                        unsigned short programs) {
+  if (programs)
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3, %4}], [%5], %6;" ::
+        "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(ready), "h"(programs) : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4}], [%5];" ::
+        "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(ready) : "memory");
+}
+
+// Data that is not read again should leave L2 before the rest does.
+__device__ __forceinline__ u64 leaves_first() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ void store_4d(const TensorMap* map, int x, int y, int z, int w, u32 from, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2, %3, %4}], [%5], %6;\n"
+      "cp.async.bulk.commit_group;" ::
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(from), "l"(policy) : "memory");
+}
+
+// Wait until at most PENDING of this thread's stores still read shared memory.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_reads() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ void wait_for_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+// Make writes to shared memory visible to TMA.
+__device__ __forceinline__ void publish_to_tma() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// --- products --------------------------------------------------------------------------------------------------------
+
+// Describe a tile with the 128-byte swizzle to wgmma. `lead` is in units of 16 bytes. An address within a cluster has the
+// program's number in its upper bits.
+__device__ __forceinline__ u64 described(u32 address, u32 lead) {
+  return (u64)((address & 0x3ffff) >> 4) | (u64)lead << 16 | 64ull << 32 | 1ull << 62;
+}
+
+__device__ __forceinline__ void start_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// Wait until at most PENDING committed groups of products are unfinished.
+template <int PENDING>
+__device__ __forceinline__ void wait_for_products() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+__device__ __forceinline__ u32 two(float first, float second) {
+  u32 both;
+#if IS_BF16
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+#else
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+#endif
+  return both;
+}
+
+// Write 16 rows and 16 columns of a warp's sums, eight for each thread; each thread addresses 16 bytes of a row.
+__device__ __forceinline__ void write_sums(u32 to, const float* s) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::
+               "r"(to), "r"(two(s[0], s[1])), "r"(two(s[2], s[3])), "r"(two(s[4], s[5])), "r"(two(s[6], s[7])) : "memory");
+}
+
+// --- groups of warps -------------------------------------------------------------------------------------------------
+
+template <int REGISTERS>
+__device__ __forceinline__ void give_up_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void claim_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+// Two groups of four warps meet at a numbered barrier: one waits, the other goes on.
+__device__ __forceinline__ void wait_for_group(int barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
+
+__device__ __forceinline__ void let_group_go(int barrier) { asm volatile("bar.arrive %0, 256;" ::"r"(barrier) : "memory"); }

@@ -1,0 +1,31 @@
+"""CUDA C++ for Hopper that kernels share: hopper.cuh, and the wgmma of a number of columns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def instructions(columns: int) -> str:
+    """Return hopper.cuh and a function `multiply`, which starts the product of 64 rows, 16 of K and `columns` columns.
+
+    `columns` is a multiple of 8 up to 256. The source must define TRANSPOSE_A and TRANSPOSE_B: 1 if the operand's
+    rows or columns, not K, are contiguous in shared memory.
+    """
+    return Path(__file__).with_name("hopper.cuh").read_text() + _multiply(columns)
+
+
+def _multiply(columns: int) -> str:
+    """Return the function: PTX names each of a thread's sums, half as many as columns."""
+    count = columns // 2
+    names = ", ".join(f"%{i}" for i in range(count))
+    sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    return f"""
+// sums = a @ b, or sums += a @ b if `add`. The caller commits and waits.
+__device__ __forceinline__ void multiply(float (&sums)[{count}], u64 a, u64 b, int add) {{
+  asm volatile(
+      "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32." TYPE "." TYPE
+      " {{{names}}}, %{count}, %{count + 1}, add, 1, 1, %{count + 3}, %{count + 4};\\n}}"
+      : {sums} : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
+}}
+"""
