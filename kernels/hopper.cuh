@@ -86,11 +86,32 @@ __device__ __forceinline__ void load_3d(u32 to, const TensorMap* map, int x, int
         "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(ready) : "memory");
 }
 
+__device__ __forceinline__ void load_4d(u32 to, const TensorMap* map, int x, int y, int z, int w, u32 ready,
+                                        unsigned short programs) {
+  if (programs)
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::
+        "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(ready), "h"(programs) : "memory");
+  else
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::
+        "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(ready) : "memory");
+}
+
 // Data that is not read again should leave L2 before the rest does.
 __device__ __forceinline__ u64 leaves_first() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
+}
+
+__device__ __forceinline__ void store_3d(const TensorMap* map, int x, int y, int z, u32 from, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint [%0, {%1, %2, %3}], [%4], %5;\n"
+      "cp.async.bulk.commit_group;" ::
+      "l"(map), "r"(x), "r"(y), "r"(z), "r"(from), "l"(policy) : "memory");
 }
 
 __device__ __forceinline__ void store_4d(const TensorMap* map, int x, int y, int z, int w, u32 from, u64 policy) {

@@ -2,13 +2,7 @@
 //
 //     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 //
-// Constants besides those of tiles.cuh:
-//
-//     SHARED_B      1 if all groups share one matrix
-//     OFFSET        type of the end offsets: int or long long
-//     MOST_GROUPS   that fit in shared memory
-
-constexpr int BILLION = 0x40000000;  // of the ragged output's tensor map, as in triton.tools.ragged_tma
+// Besides the constants of tiles.cuh, SHARED_B is 1 if all groups share one matrix.
 
 struct Forward {
   const TensorMap *a, *b, *out;

@@ -153,6 +153,22 @@ def require_operands(
         group_ends(a, b, offs)
 
 
+def require_gradient_operands(
+    a: Tensor,  # [M, K]
+    dc: Tensor,  # [M, N]
+    offs: Tensor,  # [G], int32 or int64
+    trusted: bool,  # leave out the offsets, whose check synchronises with the device
+) -> None:
+    """Raise ValueError or TypeError unless a kernel that sums over the rows of groups can run with these operands."""
+    if not trusted:
+        require_tensors(a=a, dc=dc, offs=offs)
+        group_ends(a, a.new_empty(offs.numel(), *a.shape[-1:], 0), offs)
+    require_runnable(a, dc)
+    require_dense(offs)
+    if dc.ndim != 2 or dc.size(0) != a.size(0):
+        raise ValueError(f"expected dc [{a.size(0)}, N] with a row for each of a's, got {tuple(dc.shape)}")
+
+
 def require_dense(offs: Tensor) -> None:
     """Raise ValueError for offsets with gaps between them, such as a table's column: kernels would read the gaps."""
     if offs.numel() > 1 and offs.stride(0) != 1:

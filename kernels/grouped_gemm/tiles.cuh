@@ -17,6 +17,8 @@
 //     STAGES             of shared memory, each with the operands of one step
 //     BUFFERS            for the output, of 16 rows and 64 columns, for each warp that multiplies
 //     LEAD, ARRIVALS, POLLS   the constants of lockstep.py
+//     OFFSET             type of the groups' end offsets: int or long long
+//     MOST_GROUPS        that fit in shared memory
 
 constexpr int ROWS = 64;                    // of a part: the least that wgmma multiplies
 constexpr int BLOCK_K = 64;                 // 128 bytes, the widest swizzle
@@ -33,6 +35,8 @@ constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int OUT_ROWS = 16, OUT_COLUMNS = 64;
 constexpr int OUT_BYTES = OUT_ROWS * OUT_COLUMNS * 2;
 constexpr int LOAD_REGISTERS = 40, MULTIPLY_REGISTERS = 232;  // 40 + 2 * 232 = 3 * 168, what a launch of 384 threads gets
+
+constexpr int BILLION = 0x40000000;  // of maps that are ragged along M, as in triton.tools.ragged_tma
 
 // From one wgmma of 16 of K to the next, and from 64 columns to the next 64 (unused if K is contiguous), in 16 bytes.
 constexpr int A_NEXT = A_IS_MK ? 2 : 128, B_NEXT = B_IS_NK ? 2 : 128, B_LEAD = B_IS_NK ? 1 : BOX_BYTES / 16;

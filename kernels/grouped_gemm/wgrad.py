@@ -42,14 +42,11 @@ from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.support import (
     SPECIALIZED_WAVES,
     TRITON,
-    group_ends,
     illegal_roles,
     illegal_tile,
     no_tma,
     padded,
-    require_dense,
-    require_runnable,
-    require_tensors,
+    require_gradient_operands,
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
@@ -375,8 +372,7 @@ def prepare_wgrad(
     The callable reads `offs` on the device, so it follows later changes of its values. Rows past offs[-1] are not read.
     Raises ValueError for operands or a config that the kernel cannot take.
     """
-    require_tensors(a=a, dc=dc, offs=offs)
-    group_ends(a, a.new_empty(offs.numel(), *a.shape[-1:], 0), offs)
+    require_gradient_operands(a, dc, offs, trusted=False)
     return wgrad_launcher(a, dc, offs, nk, config)
 
 
@@ -391,10 +387,7 @@ def wgrad_launcher(
 
     Raises ValueError for operands or a config that the kernel cannot take.
     """
-    require_runnable(a, dc)
-    require_dense(offs)
-    if dc.ndim != 2 or dc.size(0) != a.size(0):
-        raise ValueError(f"expected dc [{a.size(0)}, N] with a row for each of a's, got {tuple(dc.shape)}")
+    require_gradient_operands(a, dc, offs, trusted=True)
     (M, K), N, G = a.shape, dc.size(1), offs.numel()
     x, y = (dc, a) if nk else (a, dc)
     P, Q = x.size(1), y.size(1)

@@ -15,11 +15,13 @@ from groupbench.operators.catalog.grouped_gemm import (
     flops,
     group_bounds,
     make_backward_inputs,
+    no_cluster,
     no_interpreted_bf16,
     reroute,
 )
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES
+from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Operator, Run
 
 if TYPE_CHECKING:
@@ -93,6 +95,15 @@ def prepare_triton_flat(x: WgradInputs) -> Run:
     return prepare_wgrad(aligned(x.a), aligned(x.dc), x.offs, x.nk)
 
 
+def prepare_cuda_cluster(x: WgradInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.cluster_wgrad import prepare_cluster_wgrad, unsuitable
+
+    a, dc = aligned(x.a), aligned(x.dc)
+    if reason := unsuitable(*_by_layout(x, a, dc), len(x.rows)):
+        raise Unavailable(reason)
+    return prepare_cluster_wgrad(a, dc, x.offs, x.nk)
+
+
 def prepare_helion_jagged(x: WgradInputs) -> Run:
     from groupbench.kernels.grouped_gemm.helion_wgrad import prepare_helion_wgrad
 
@@ -124,6 +135,12 @@ GROUPED_GEMM_WGRAD = Operator(
             "persistent programs over the tiles of all groups, ragged TMA loads; heavy groups first if that is faster",
             kind="triton",
             unavailable=no_interpreted_bf16,
+        ),
+        Backend(
+            "cuda_cluster",
+            prepare_cuda_cluster,
+            "CUDA C++ for Hopper: clusters of two SMs share loads by multicast; groups of warps take turns",
+            unavailable=no_cluster,
         ),
         Backend(
             "helion_jagged",

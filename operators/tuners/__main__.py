@@ -51,6 +51,9 @@ def _fp8(shape: Any, dtype: str) -> Iterable[tuning.Search]:
 KERNELS = {
     "flat": Tunable("triton_flat", "grouped_gemm", _one(flat.search)),
     "cluster": Tunable("cuda_cluster", "grouped_gemm", _one(cluster.search)),
+    "cluster_wgrad": Tunable(
+        "cuda_cluster, the gradient of the weights", "grouped_gemm_wgrad", _one(wgrad.search_cluster)
+    ),
     "wgrad": Tunable("triton_flat, the gradient of the weights", "grouped_gemm_wgrad", _one(wgrad.search)),
     "fp8": Tunable("triton_flat, each recipe", "grouped_gemm_fp8", _fp8),
     "worklist": Tunable("helion_worklist", "grouped_gemm", _one(worklist.search)),

@@ -9,12 +9,13 @@ from __future__ import annotations
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.tuners import product, tuning
 
-ABOUT = "cuda_cluster's fastest config by problem, of the candidates in cluster.py"
+ABOUT = "cuda_cluster's fastest config by problem, of the candidates in cluster_tiles.py"
 
 
 def search(shape: GroupedShape, dtype: str, dgrad: bool = False) -> tuning.Search:
     """Return the search over every legal candidate for a problem on this GPU."""
-    from groupbench.kernels.grouped_gemm.cluster import candidates, default_config, illegal, prepare_cluster
+    from groupbench.kernels.grouped_gemm.cluster import default_config, illegal, prepare_cluster
+    from groupbench.kernels.grouped_gemm.cluster_tiles import candidates
 
     x, device, key = product.problem_of(shape, dtype, dgrad)
     legal = [config for config in candidates() if illegal(config, x.a.dtype, device) is None]

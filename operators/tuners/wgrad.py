@@ -2,6 +2,7 @@
 
     python -m groupbench.operators.tuners.wgrad -o kernels/grouped_gemm/configs/wgrad_h100.json
     python -m groupbench.operators.tuners.wgrad -o wgrad.json --suite moe --limit 300
+    python -m groupbench.operators.tuners.wgrad --cluster -o kernels/grouped_gemm/configs/cluster_wgrad_h100.json
     python -m groupbench.operators.tuners.wgrad --helion dsv3_gu_ep32 --limit 120
 
 Runs on the GPU to tune for, in one process, about five seconds per problem. An existing output file keeps the configs
@@ -20,6 +21,7 @@ from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.tuners import tuning
 
 ABOUT = "fastest configs of the weights' gradient by problem, of the candidates in wgrad.py"
+ABOUT_CLUSTER = "cuda_cluster's fastest configs of the weights' gradient by problem, of those in cluster_tiles.py"
 
 
 def search(shape: GroupedShape, dtype: str) -> tuning.Search:
@@ -41,6 +43,22 @@ def search(shape: GroupedShape, dtype: str) -> tuning.Search:
     return tuning.Search(key, default, legal, (lambda config: prepare_wgrad(x.a, x.dc, x.offs, x.nk, config),))
 
 
+def search_cluster(shape: GroupedShape, dtype: str) -> tuning.Search:
+    """Return the search over every legal candidate of cuda_cluster for a problem on this GPU."""
+    from groupbench.kernels.device import device_of
+    from groupbench.kernels.grouped_gemm.cluster_tiles import candidates
+    from groupbench.kernels.grouped_gemm.cluster_wgrad import default_config, illegal, prepare_cluster_wgrad
+    from groupbench.kernels.grouped_gemm.tuned import tuning_key
+    from groupbench.operators.catalog.grouped_gemm_wgrad import make_inputs
+
+    x = make_inputs(shape, dtype, "cuda", seed=0)
+    device = device_of(x.a.device)
+    legal = [config for config in candidates() if illegal(config, x.a.dtype, device) is None]
+    key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
+    default = default_config(shape.M, shape.G)
+    return tuning.Search(key, default, legal, (lambda config: prepare_cluster_wgrad(x.a, x.dc, x.offs, x.nk, config),))
+
+
 def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:
     """Return Helion's best config for a problem as text, after a search of about limit_s seconds."""
     import os
@@ -60,9 +78,16 @@ def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:
 @tuning.shape_option
 @tuning.dtype_option
 @tuning.limit_option(1200)
+@click.option("--cluster", is_flag=True, help="Tune cuda_cluster, not triton_flat.")
 @click.option("--helion", help="Let Helion search for this shape instead.")
 def main(
-    output: Path | None, suites: tuple[str, ...], texts: tuple[str, ...], dtype: str, limit: float, helion: str | None
+    output: Path | None,
+    suites: tuple[str, ...],
+    texts: tuple[str, ...],
+    dtype: str,
+    limit: float,
+    cluster: bool,
+    helion: str | None,
 ) -> None:
     """Tune the weights' gradient for this GPU."""
     if helion is not None:
@@ -73,9 +98,9 @@ def main(
     of_suites = shapes.weight_gradient_suites()
     tuning.tune(
         output,
-        ABOUT,
+        ABOUT_CLUSTER if cluster else ABOUT,
         tuning.chosen(shapes.parse, texts, (shape for suite in suites for shape in of_suites[suite])),
-        lambda shape: search(shape, dtype).keyed_times(),
+        lambda shape: (search_cluster if cluster else search)(shape, dtype).keyed_times(),
         limit_s=limit,
         rate=lambda shape, ms: f" {2e-9 * shape.M * shape.N * shape.K / ms:6.1f} TFLOP/s",
         sort=True,

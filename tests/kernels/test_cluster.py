@@ -10,7 +10,7 @@ from torch import Tensor
 
 from groupbench.kernels import cuda_source
 from groupbench.kernels.device import KNOWN, device_of
-from groupbench.kernels.grouped_gemm import cluster
+from groupbench.kernels.grouped_gemm import cluster, cluster_tiles
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
 HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
@@ -18,16 +18,16 @@ needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the kernel wit
 WITHOUT_NVRTC = cuda_source.why_not_nvrtc()
 needs_nvrtc = pytest.mark.skipif(WITHOUT_NVRTC is not None, reason=f"NOT TESTED: CUDA C++. {WITHOUT_NVRTC}")
 H100 = KNOWN["sm_90"]
-TILES = (cluster.LONG, cluster.LONGEST, cluster.SHORT, cluster.NARROW)
+TILES = cluster_tiles.TILES
 
 
 # --- when it runs -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("config", cluster.candidates(), ids=str)
+@pytest.mark.parametrize("config", cluster_tiles.candidates(), ids=str)
 def test_every_candidate_is_legal_on_hopper_alone(config):
-    assert cluster.illegal(config, torch.bfloat16, H100) is None
-    assert "sm_80" in str(cluster.illegal(config, torch.bfloat16, KNOWN["sm_80"]))
+    assert cluster_tiles.illegal(config, torch.bfloat16, H100) is None
+    assert "sm_80" in str(cluster_tiles.illegal(config, torch.bfloat16, KNOWN["sm_80"]))
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,16 @@ def test_every_candidate_is_legal_on_hopper_alone(config):
     ],
 )
 def test_illegal_configs_have_a_reason(change, of, text):
-    assert text in str(cluster.illegal(replace(cluster.LONG, **change), of, H100))
+    assert text in str(cluster_tiles.illegal(replace(cluster_tiles.LONG, **change), of, H100))
 
 
 @pytest.mark.parametrize(
     ("M", "G", "K", "expected"),
     [
-        (32768, 8, 7168, cluster.LONG),
-        (32768, 8, 2048, cluster.SHORT),
-        (32768, 128, 7168, cluster.SHORT),
-        (1024, 256, 2048, cluster.LONG),
+        (32768, 8, 7168, cluster_tiles.LONG),
+        (32768, 8, 2048, cluster_tiles.SHORT),
+        (32768, 128, 7168, cluster_tiles.SHORT),
+        (1024, 256, 2048, cluster_tiles.LONG),
     ],
     ids=["long", "short", "small_groups", "few_rows"],
 )
@@ -83,18 +83,20 @@ def test_it_does_not_run_without_a_gpu(make_case, make_inputs):
 
 @needs_nvrtc
 @pytest.mark.parametrize("nk", [False, True])
-@pytest.mark.parametrize("of", cluster.DTYPES, ids=str)
-@pytest.mark.parametrize(("tile", "lockstep"), [*((tile, 16) for tile in TILES), (cluster.LONG, 0)], ids=str)
+@pytest.mark.parametrize("of", cluster_tiles.DTYPES, ids=str)
+@pytest.mark.parametrize(("tile", "lockstep"), [*((tile, 16) for tile in TILES), (cluster_tiles.LONG, 0)], ids=str)
 def test_it_compiles_without_spills(nk, of, tile, lockstep):
     config = replace(tile, lockstep=lockstep)
     offsets = torch.int64 if nk else torch.int32
     cubin, log = cuda_source.compile_with_log(
-        cluster.source(tile.columns), cluster.constants(config, of, nk, not nk, offsets), "sm_90a"
+        cluster_tiles.source("cluster.cu", tile.columns),
+        cluster.named_constants(config, of, nk, not nk, offsets),
+        "sm_90a",
     )
     assert cubin.startswith(b"\x7fELF")
     assert " 0 bytes spill stores" in log
     assert "wgmma" not in log  # ptxas warns if it serialises them
-    assert f"{cluster.STATIC_BYTES} bytes smem" in log
+    assert f"{cluster_tiles.STATIC_BYTES} bytes smem" in log
 
 
 @needs_nvrtc
@@ -125,7 +127,11 @@ def test_source_that_does_not_compile_is_reported():
 def test_results(weights, rows, n, k, tail, make_case, make_inputs, poisoned, check):
     a, b, offs = make_inputs(make_case("case", rows, n=n, k=k, weights=weights, tail=tail), torch.bfloat16)
     expected = grouped_gemm_reference(a, b, offs)
-    for config in (*TILES, replace(cluster.LONG, group_m=4, lockstep=0), replace(cluster.SHORT, group_m=2, lockstep=4)):
+    for config in (
+        *TILES,
+        replace(cluster_tiles.LONG, group_m=4, lockstep=0),
+        replace(cluster_tiles.SHORT, group_m=2, lockstep=4),
+    ):
         run = cluster.prepare_cluster(a, b, offs, config)
         with poisoned():
             out = run()

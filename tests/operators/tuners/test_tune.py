@@ -27,6 +27,7 @@ GROUPED = "G=3,M_g=5|0|1,N=48,K=64,W=nk"
 SHAPES = {
     "flat": GROUPED,
     "cluster": GROUPED,
+    "cluster_wgrad": GROUPED,
     "wgrad": GROUPED,
     "fp8": GROUPED,
     "worklist": GROUPED,
@@ -44,6 +45,7 @@ INPUTS = (
 )
 WITHOUT_INTERPRETER = {
     "grouped_gemm.cluster": "prepare_cluster",
+    "grouped_gemm.cluster_wgrad": "prepare_cluster_wgrad",
     "grouped_gemm.helion_worklist": "prepare_helion_worklist",
     "grouped_gemm.helion_jagged": "prepare_helion_jagged",
     "grouped_gemm.helion_persistent": "prepare_helion_persistent",
@@ -74,7 +76,9 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     for module_name, function in WITHOUT_INTERPRETER.items():  # it would query the GPU, which may be absent
         module = importlib.import_module(f"groupbench.kernels.{module_name}")
         monkeypatch.setattr(module, function, lambda *arguments: lambda: None)
-    monkeypatch.setattr("groupbench.kernels.grouped_gemm.cluster.illegal", lambda *arguments: None)
+    for module_name in ("cluster", "cluster_wgrad"):
+        module = importlib.import_module(f"groupbench.kernels.grouped_gemm.{module_name}")
+        monkeypatch.setattr(module, "illegal", lambda *arguments: None)
     times = [6.0, 5.0, 1.0, 1.0]
     monkeypatch.setattr(tuning, "burst_of", lambda run: partial(float, times.pop(0) if times else 7.0))
     return times

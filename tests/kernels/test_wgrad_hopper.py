@@ -1,26 +1,48 @@
-"""Test the weights' gradient with specialised warps: when it runs and, on Hopper, its results."""
+"""Test the kernels of the weights' gradient for Hopper: with specialised warps, and with clusters in CUDA C++."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
+from groupbench.kernels import cuda_source
 from groupbench.kernels.device import KNOWN, device_of
-from groupbench.kernels.grouped_gemm import wgrad
+from groupbench.kernels.grouped_gemm import cluster_tiles, cluster_wgrad, wgrad
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
 
 LOCKSTEP, UNEVEN, TALLER = (wgrad.CONFIGS[f"specialized{name}"] for name in ("", "_uneven", "_192"))
 HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the specialized bf16 wgrad kernel. No Hopper GPU")
-KINDS = pytest.mark.parametrize("config", [LOCKSTEP, UNEVEN, TALLER], ids=["lockstep", "uneven", "taller"])
+needs_nvrtc = pytest.mark.skipif(
+    cuda_source.why_not_nvrtc() is not None, reason=f"NOT TESTED: CUDA C++. {cuda_source.why_not_nvrtc()}"
+)
+
+
+def prepare_with(*configs: wgrad.WgradConfig | cluster_tiles.ClusterConfig) -> list[Callable]:
+    """Return a function for each config, as wgrad.prepare_wgrad without its config."""
+    return [
+        partial(
+            wgrad.prepare_wgrad if isinstance(config, wgrad.WgradConfig) else cluster_wgrad.prepare_cluster_wgrad,
+            config=config,
+        )
+        for config in configs
+    ]
+
+
+KINDS = pytest.mark.parametrize(
+    "prepare",
+    prepare_with(LOCKSTEP, UNEVEN, TALLER, cluster_tiles.LONGEST, cluster_tiles.NARROW),
+    ids=["lockstep", "uneven", "taller", "cluster_longest", "cluster_narrow"],
+)
 EVERY = pytest.mark.parametrize(
-    "config",
-    [
+    "prepare",
+    prepare_with(
         LOCKSTEP,
         UNEVEN,
         replace(LOCKSTEP, lockstep=4),
@@ -29,8 +51,14 @@ EVERY = pytest.mark.parametrize(
         TALLER,
         replace(TALLER, dynamic=False, lockstep=16),
         replace(TALLER, dynamic=False),
+        *cluster_tiles.TILES,
+        replace(cluster_tiles.SHORT, group_m=2, lockstep=4),
+        replace(cluster_tiles.NARROW, lockstep=0, stages=4, buffers=3),
+    ),
+    ids=[
+        *("lockstep", "uneven", "close", "dynamic", "short_steps", "taller", "taller_lockstep", "taller_static"),
+        *("cluster_long", "cluster_longest", "cluster_short", "cluster_narrow", "cluster_close", "cluster_alone"),
     ],
-    ids=["lockstep", "uneven", "close", "dynamic", "short_steps", "taller", "taller_lockstep", "taller_static"],
 )
 
 
@@ -147,6 +175,40 @@ def test_operands_that_tma_cannot_read_have_a_reason(make_operands):
         wgrad.prepare_wgrad(a, dc, offs, config=LOCKSTEP)
 
 
+@pytest.mark.parametrize(
+    ("M", "G", "expected"),
+    [(65536, 8, cluster_tiles.LONG), (65536, 128, cluster_tiles.NARROW)],
+    ids=["many_rows", "few_rows"],
+)
+def test_an_untuned_problem_takes_a_default_cluster(M, G, expected):
+    untuned = replace(KNOWN["sm_90"], name="untuned")
+    assert cluster_wgrad.choose_config(M, G, 4096, 7168, torch.bfloat16, untuned, nk=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("of", "G", "text"),
+    [(torch.float32, 2, "not torch.float32"), (torch.float16, 257, "257 groups"), (torch.float16, 2, "")],
+)
+def test_operands_that_clusters_cannot_take_have_a_reason(of, G, text):
+    assert text in str(cluster_wgrad.unsuitable(torch.zeros(8, 64, dtype=of), torch.zeros(8, 48, dtype=of), G))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_clusters_need_a_gpu(make_operands):
+    with pytest.raises(ValueError, match="needs a Hopper GPU"):
+        cluster_wgrad.prepare_cluster_wgrad(*make_operands((21, 40), 48, 64, dtype=torch.float16))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("of", cluster_tiles.DTYPES, ids=str)
+@pytest.mark.parametrize("tile", cluster_tiles.TILES, ids=str)
+def test_clusters_compile_without_spills(of, tile):
+    named = cluster_tiles.constants(tile, of, False, False, torch.int32)
+    _, log = cuda_source.compile_with_log(cluster_tiles.source("cluster_wgrad.cu", tile.columns), named, "sm_90a")
+    assert " 0 bytes spill stores" in log
+    assert "wgmma" not in log  # ptxas warns if it serialises them
+
+
 # --- on a Hopper GPU --------------------------------------------------------------------------------------------------
 
 
@@ -165,10 +227,10 @@ def test_operands_that_tma_cannot_read_have_a_reason(make_operands):
     ],
     ids=["ragged", "no_rows", "many_groups", "one_tile", "waves", "one_row"],
 )
-def test_results(config, nk, rows, n, k, tail, make_operands, poisoned, check):
+def test_results(prepare, nk, rows, n, k, tail, make_operands, poisoned, check):
     a, dc, offs = make_operands(rows, n, k, tail)
     expected = grouped_gemm_wgrad_reference(a, dc, offs)
-    run = wgrad.prepare_wgrad(a, dc, offs, nk, config)
+    run = prepare(a, dc, offs, nk)
     with poisoned():
         out = run()
     check(out, expected, torch.bfloat16)
@@ -179,20 +241,20 @@ def test_results(config, nk, rows, n, k, tail, make_operands, poisoned, check):
 @needs_hopper
 @KINDS
 @pytest.mark.parametrize("where", ["a", "dc"])
-def test_nan_stays_in_its_group(config, where, make_operands, check):
+def test_nan_stays_in_its_group(prepare, where, make_operands, check):
     a, dc, offs = make_operands((150, 140, 70), 200, 104, dtype=torch.float16)
     expected = grouped_gemm_wgrad_reference(a, dc, offs)
     (a if where == "a" else dc)[150:290] = float("nan")
-    out = wgrad.prepare_wgrad(a, dc, offs, config=config)()
+    out = prepare(a, dc, offs)()
     check(out[[0, 2]], expected[[0, 2]], torch.float16)
     assert out[1].isnan().all()
 
 
 @needs_hopper
 @KINDS
-def test_offsets_are_read_on_the_device_at_every_call(config, make_operands, poisoned, check):
+def test_offsets_are_read_on_the_device_at_every_call(prepare, make_operands, poisoned, check):
     a, dc, offs = make_operands((4000, 2400, 3600), 512, 640)
-    run = wgrad.prepare_wgrad(a, dc, offs, config=config)
+    run = prepare(a, dc, offs)
     for ends in ((4000, 6400, 10000), (0, 0, 10000), (10000, 10000, 10000), (1, 2, 3), (0, 0, 0)):
         offs.copy_(torch.tensor(ends))
         with poisoned():
@@ -202,27 +264,31 @@ def test_offsets_are_read_on_the_device_at_every_call(config, make_operands, poi
 
 @needs_hopper
 @KINDS
-def test_views_with_wide_rows(config, make_operands, check):
+def test_views_with_wide_rows(prepare, make_operands, check):
     a, dc, offs = make_operands((500, 700), 512, 640)
     wide = torch.full((1200, 1024), float("nan"), dtype=a.dtype, device=a.device)
     wide[:, 64:704] = a
-    out = wgrad.prepare_wgrad(wide[:, 64:704], dc, offs, config=config)()
+    out = prepare(wide[:, 64:704], dc, offs)()
     check(out, grouped_gemm_wgrad_reference(a, dc, offs), torch.bfloat16)
 
 
 @needs_hopper
-def test_every_launch_adds_the_same_to_the_counter(make_operands):
+@pytest.mark.parametrize(
+    ("config", "sms_each"), [(LOCKSTEP, 1), (cluster_tiles.LONG, 2)], ids=["specialized", "cluster"]
+)
+def test_every_launch_adds_the_same_to_the_counter(config, sms_each, make_operands):
     """Later launches, of the forward kernel too, find their start in the sum of the earlier ones."""
     from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals
 
-    sms = device_of(torch.device("cuda")).sms
-    of_a_launch = int(ARRIVALS.value) * sms
-    counter = arrivals(torch.device("cuda"), sms)
+    (prepare,) = prepare_with(config)
+    programs = device_of(torch.device("cuda")).sms // sms_each
+    of_a_launch = int(ARRIVALS.value) * programs
+    counter = arrivals(torch.device("cuda"), programs)
     before = int(counter)
     assert before % of_a_launch == 0
     for count, rows in enumerate(((9000, 0, 31), (5,), (0, 1), (4000,) * 8), 1):
         a, dc, offs = make_operands(rows, 2048, 1024)
-        wgrad.prepare_wgrad(a, dc, offs, config=LOCKSTEP)()
+        prepare(a, dc, offs)()
         assert int(counter) == before + count * of_a_launch
 
 

@@ -1,0 +1,169 @@
+"""What the kernels in CUDA C++ for grouped products share: their configs, constants and tensor maps. See tiles.cuh.
+
+A product is out = a @ b, with a [M, K] and b [K, N] for each group. Two groups of four warps multiply. There are two
+schedules:
+
+    together   the groups share a tile of 128 x 256 or 256 x 192. It reads the fewest bytes per product, which counts if
+               K is long
+    in turns   each group has a tile of its own, 192 x 128 or 128 x 192, and one stores while the other multiplies. That
+               hides the stores, which counts if K is short, and small groups waste fewer rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from groupbench.kernels.cuda_source import CudaKernel, TensorMap, compile_cuda, tensor_map
+from groupbench.kernels.device import Device
+from groupbench.kernels.grouped_gemm.support import illegal_roles
+from groupbench.kernels.hopper_source import instructions
+
+DTYPES = (torch.bfloat16, torch.float16)
+MOST_GROUPS = 256  # the kernels keep their ends in shared memory
+PART, BLOCK_K = 64, 64  # rows of a part, and of K; see tiles.cuh
+BOX = 64  # rows or columns of an operand whose K is not contiguous, for one access
+MOST_SUMS = 192  # of a thread
+THREADS = 384
+BILLION = 1 << 30  # as in triton.tools.ragged_tma
+BUFFER_ROWS, BUFFER_COLUMNS = 16, 64
+STATIC_BYTES = 3 * 1024  # barriers and the ends of groups
+
+
+@dataclass(frozen=True)
+class ClusterConfig:
+    """Launch options of the cluster kernel; `illegal` decides which combinations run."""
+
+    rows: int = 128  # of a program's tile
+    columns: int = 256
+    in_turns: bool = False  # each of the two groups of warps has a tile of its own, and they take turns
+    shared: str = "columns"  # what the tiles of a cluster have in common: "columns" or "rows"
+    group_m: int = 8  # tile rows of a block, those of a cluster's tile; see tile_order.serpentine
+    lockstep: int = 16  # steps of K after which clusters wait for each other; 0: never
+    stages: int = 4  # of operands in shared memory
+    buffers: int = 2  # for the output of each warp
+
+    @property
+    def parts_each(self) -> int:
+        """Parts of 64 rows that a group of warps multiplies."""
+        return self.rows // (PART if self.in_turns else 2 * PART)
+
+    @property
+    def dynamic_bytes(self) -> int:
+        """Shared memory of the stages and buffers."""
+        stage = (self.rows + self.columns) * BLOCK_K * 2
+        return self.stages * stage + 8 * self.buffers * BUFFER_ROWS * BUFFER_COLUMNS * 2
+
+    @property
+    def tiles_along(self) -> tuple[int, int]:
+        """Tiles of a cluster along the rows and along the columns."""
+        return (2, 1) if self.shared == "columns" else (1, 2)
+
+
+LONG = ClusterConfig()
+LONGEST = ClusterConfig(256, 192, shared="rows", stages=3, buffers=3)
+SHORT = ClusterConfig(192, 128, in_turns=True, shared="rows", group_m=16, stages=5, buffers=1)
+NARROW = ClusterConfig(128, 192, in_turns=True, stages=5, buffers=1)
+TILES = (LONG, LONGEST, SHORT, NARROW)
+
+
+def candidates() -> list[ClusterConfig]:
+    """Return the configs that tuning tries."""
+    orders = ((LONG, (4, 6, 8, 12)), (LONGEST, (6, 8, 12)), (SHORT, (8, 12, 16, 20)), (NARROW, (6, 8, 12)))
+    return [
+        *(replace(tile, group_m=group_m) for tile, most in orders for group_m in most),
+        *(replace(tile, lockstep=lockstep) for tile in TILES for lockstep in (0, 8)),
+        # With few steps of K, a store takes as long as the products that hide it. It is faster with more buffers.
+        *(replace(tile, stages=4, buffers=3, lockstep=lockstep) for tile in (SHORT, NARROW) for lockstep in (0, 16)),
+    ]
+
+
+def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | None:
+    """Return why the kernel cannot run a config in a dtype on a GPU, or None if it can."""
+    if not device.hopper:
+        return f"its instructions are Hopper's, and this GPU is {device.arch}"
+    if config.shared not in ("columns", "rows"):
+        return f'a cluster shares "columns" or "rows", not {config.shared!r}'
+    parts, columns = config.parts_each, config.columns
+    if config.rows != parts * (1 if config.in_turns else 2) * PART or columns % 64 or not 64 <= columns <= 256:
+        return f"a tile of {config.rows} x {columns} does not consist of parts of 64 rows and 64 columns"
+    if parts < 1 or parts * columns // 2 > MOST_SUMS or config.rows > 256:
+        return f"{parts} parts of {columns} columns do not fit in the registers of a group of warps"
+    if min(config.stages, config.buffers, config.group_m) < 1:
+        return "stages, buffers and group_m must be at least 1"
+    shared = config.dynamic_bytes + STATIC_BYTES
+    if shared > device.shared_bytes:
+        return f"{config.stages} stages and {config.buffers} buffers take {shared} bytes of {device.shared_bytes}"
+    return illegal_roles(config.lockstep, dtype, device)
+
+
+def source(name: str, columns: int) -> str:
+    """Return the CUDA C++ of a kernel, a file of this folder, for tiles of a number of columns."""
+    here = Path(__file__)
+    return instructions(columns) + "".join(here.with_name(file).read_text() for file in ("tiles.cuh", name))
+
+
+def constants(
+    config: ClusterConfig, dtype: torch.dtype, a_is_mk: bool, b_is_nk: bool, offsets: torch.dtype
+) -> dict[str, object]:
+    """Return the constants that every kernel needs, by name.
+
+    a_is_mk, b_is_nk  whether K is contiguous in the operand
+    offsets           dtype of the end offsets
+    """
+    from groupbench.kernels.grouped_gemm import lockstep
+
+    along_m, along_n = config.tiles_along
+    return {
+        "A_IS_MK": int(a_is_mk),
+        "B_IS_NK": int(b_is_nk),
+        "TRANSPOSE_A": int(not a_is_mk),
+        "TRANSPOSE_B": int(not b_is_nk),
+        "IS_BF16": int(dtype == torch.bfloat16),
+        "OFFSET": "long long" if offsets == torch.int64 else "int",
+        "PARTS_EACH": config.parts_each,
+        "COLUMNS": config.columns,
+        "TAKE_TURNS": int(config.in_turns),
+        "CLUSTER_M": along_m,
+        "CLUSTER_N": along_n,
+        "GROUP_M": config.group_m,
+        "LOCKSTEP": config.lockstep,
+        "STAGES": config.stages,
+        "BUFFERS": config.buffers,
+        "MOST_GROUPS": MOST_GROUPS,
+        **{name: getattr(lockstep, name).value for name in ("LEAD", "ARRIVALS", "POLLS")},
+    }
+
+
+def kernel(name: str, function: str, config: ClusterConfig, named: Mapping[str, object]) -> CudaKernel:
+    """Return a kernel of a file with its constants, compiled once per process and loaded once per device."""
+    return _kernel(name, function, config, tuple(named.items()), torch.cuda.current_device())
+
+
+@cache
+def _kernel(
+    name: str, function: str, config: ClusterConfig, named: Iterable[tuple[str, object]], device: int
+) -> CudaKernel:
+    return CudaKernel(_cubin(name, config.columns, named), function, config.dynamic_bytes)
+
+
+@cache
+def _cubin(name: str, columns: int, named: Iterable[tuple[str, object]]) -> bytes:
+    return compile_cuda(source(name, columns), dict(named), "sm_90a")
+
+
+def ragged_map(tensor: Tensor, columns: int, stride: int, box: Sequence[int]) -> TensorMap:
+    """Return the map of rows of groups: [rows, columns], `stride` elements from row to row.
+
+    box  columns and rows of an access
+
+    An access names the end of a group's rows and the place before it, so that the hardware reads zeros for rows past
+    the end and does not write them: (column, BILLION - rows of the group + row, end, BILLION).
+    """
+    sizes = [columns, BILLION, BILLION, BILLION + 1]
+    return tensor_map(tensor, sizes, [stride, stride, (1 << 34) - stride], [*box, 1, 1])

@@ -1,0 +1,117 @@
+"""Gradient of a grouped GEMM's weights with clusters of two SMs, in CUDA C++ for Hopper: backend `cuda_cluster`.
+
+    a [M, K]   dc [M, N]   ->   db [G, K, N]        stored as [G, K, N], or as [G, N, K] if the weights are
+
+With weights stored as [G, N, K] the operands change places, as in wgrad.py. In the kernel they are x [M, P] and
+y [M, Q], and out[g] = x^T @ y. cluster_tiles.py describes the tiles and their schedules. A gradient is summed over the
+rows of a group, a few hundred in fine-grained experts. Then a tile takes as long to write as to compute, and groups of
+warps that take turns hide one behind the other.
+
+Both operands are read through maps that are ragged along M: rows past a group's last are read as zeros. Tiles follow
+each other group by group, so every cluster has tiles of almost every group, and uneven groups do little harm.
+
+The kernel is in cluster_wgrad.cu and tiles.cuh. Without a GPU, tests compile it but cannot run it.
+docs/notes/kernels/clusters.md has measurements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from groupbench.kernels.cuda_source import move_map, tensor_map, why_not_nvrtc
+from groupbench.kernels.device import Device, device_of
+from groupbench.kernels.grouped_gemm.cluster_tiles import (
+    BLOCK_K,
+    BOX,
+    BUFFER_COLUMNS,
+    BUFFER_ROWS,
+    DTYPES,
+    LONG,
+    MOST_GROUPS,
+    NARROW,
+    THREADS,
+    ClusterConfig,
+    constants,
+    illegal,
+    kernel,
+    ragged_map,
+)
+from groupbench.kernels.grouped_gemm.support import no_tma, require_gradient_operands
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
+
+
+def default_config(M: int, G: int) -> ClusterConfig:
+    """Return the config of an untuned problem: tiles in turns hide the stores unless groups have many rows."""
+    return LONG if M > 2048 * G else NARROW
+
+
+def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> ClusterConfig:
+    """Return this problem's tuned config on this GPU, else the default."""
+    key = tuning_key(M, G, N, K, dtype, nk)
+    default = default_config(M, G)
+    return first_legal(configs_in_order("cluster_wgrad", key, device, default, lambda c: illegal(c, dtype, device)))
+
+
+def prepare_cluster_wgrad(
+    a: Tensor,  # [M, K] in 16 bits
+    dc: Tensor,  # [M, N], likewise
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    nk: bool = False,  # the weights, and so their gradient, are stored as [G, N, K]
+    config: ClusterConfig | None = None,
+) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
+    """Compile the kernel and describe the operands; the returned callable allocates the output and launches once.
+
+    The callable reads `offs` on the device, so it follows later changes of its values. Rows past offs[-1] are not read.
+    It must not be called by two threads at once. Raises ValueError for operands or a config that the kernel cannot
+    take, OSError without NVRTC.
+    """
+    require_gradient_operands(a, dc, offs, trusted=False)
+    (M, K), N, G = a.shape, dc.size(1), offs.numel()
+    x, y = (dc, a) if nk else (a, dc)
+    if reason := unsuitable(x, y, G):
+        raise ValueError(reason)
+    P, Q = x.size(1), y.size(1)
+
+    def as_weights(out: Tensor) -> Tensor:
+        return out.transpose(1, 2) if nk else out
+
+    if M == 0 or N == 0 or K == 0:
+        return lambda: as_weights(torch.zeros(G, P, Q, dtype=a.dtype, device=a.device))
+    device = device_of(a.device)
+    config = config or choose_config(M, G, N, K, a.dtype, device, nk)
+    if reason := illegal(config, a.dtype, device):
+        raise ValueError(f"{config}: {reason}")
+    from groupbench.kernels.grouped_gemm.lockstep import arrivals
+
+    named = constants(config, a.dtype, False, False, offs.dtype)
+    multiply = kernel("cluster_wgrad.cu", "cluster_wgrad_kernel", config, named)
+    # Each program loads its share of what the tiles of the cluster have in common.
+    along_m, along_n = config.tiles_along
+    x_map = ragged_map(x, P, x.stride(0), [BOX, BLOCK_K // along_n])
+    y_map = ragged_map(y, Q, y.stride(0), [BOX, BLOCK_K // along_m])
+    # Each call moves it to its output.
+    out_map = tensor_map(a, [Q, P, G], [Q, P * Q], [BUFFER_COLUMNS, BUFFER_ROWS, 1])
+    grid = device.sms // 2 * 2
+    counter = arrivals(a.device, grid // 2)
+
+    def run() -> Tensor:
+        out = torch.empty(G, P, Q, dtype=a.dtype, device=a.device)
+        move_map(out_map, out)
+        multiply(grid, THREADS, [x_map, y_map, out_map, offs, counter, G, P, Q])
+        return as_weights(out)
+
+    return run
+
+
+def unsuitable(x: Tensor, y: Tensor, G: int) -> str | None:
+    """Return why the kernel cannot take these operands, or None if it can."""
+    if x.dtype not in DTYPES:
+        return f"the kernel multiplies float16 or bfloat16, not {x.dtype}"
+    if G > MOST_GROUPS:
+        return f"{G} groups are more than {MOST_GROUPS}"
+    if x.device.type != "cuda":
+        return "the kernel needs a Hopper GPU"
+    return no_tma(y.size(1), x=x, y=y) or why_not_nvrtc()
