@@ -97,7 +97,7 @@ def prepare_cluster(
 
     named = named_constants(config, a.dtype, nk, shared, offs.dtype)
     multiply = kernel("cluster.cu", "cluster_kernel", config, named)
-    # Each program loads its share of what the tiles of the cluster have in common.
+    # Each program loads its share of the rows or columns that the tiles of the cluster share.
     along_m, along_n = config.tiles_along
     a_map = tensor_map(a, [K, M], [a.stride(0)], [BLOCK_K, config.rows // along_n])
     box = [BLOCK_K, config.columns // along_m, 1] if nk else [BOX, BLOCK_K // along_m, 1]

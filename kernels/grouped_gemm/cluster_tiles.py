@@ -1,4 +1,4 @@
-"""What the kernels in CUDA C++ for grouped products share: their configs, constants and tensor maps. See tiles.cuh.
+"""Configs, constants and tensor maps of the kernels in CUDA C++ for grouped products. See tiles.cuh.
 
 A product is out = a @ b, with a [M, K] and b [K, N] for each group. Two groups of four warps multiply. There are two
 schedules:
@@ -42,7 +42,7 @@ class ClusterConfig:
     rows: int = 128  # of a program's tile
     columns: int = 256
     in_turns: bool = False  # each of the two groups of warps has a tile of its own, and they take turns
-    shared: str = "columns"  # what the tiles of a cluster have in common: "columns" or "rows"
+    shared: str = "columns"  # by the tiles of a cluster: "columns" or "rows"
     group_m: int = 8  # tile rows of a block, those of a cluster's tile; see tile_order.serpentine
     lockstep: int = 16  # steps of K after which clusters wait for each other; 0: never
     stages: int = 4  # of operands in shared memory

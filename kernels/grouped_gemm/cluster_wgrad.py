@@ -88,7 +88,7 @@ def prepare_cluster_wgrad(
 
     named = constants(config, a.dtype, False, False, offs.dtype)
     multiply = kernel("cluster_wgrad.cu", "cluster_wgrad_kernel", config, named)
-    # Each program loads its share of what the tiles of the cluster have in common.
+    # Each program loads its share of the rows or columns that the tiles of the cluster share.
     along_m, along_n = config.tiles_along
     x_map = ragged_map(x, P, x.stride(0), [BOX, BLOCK_K // along_n])
     y_map = ragged_map(y, Q, y.stride(0), [BOX, BLOCK_K // along_m])

@@ -1,4 +1,4 @@
-// Products of tiles on Hopper by persistent programs, in clusters of two: what the kernels in CUDA C++ share.
+// Products of tiles on Hopper by persistent programs, in clusters of two: the code that the kernels in CUDA C++ share.
 //
 // A program has three groups of four warps. One warp of the first loads operands into stages of shared memory; the other
 // two groups multiply. They share a tile, each with every other part of 64 rows; or they take turns, each with a tile of
