@@ -11,7 +11,7 @@ schedules:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -147,13 +147,13 @@ def kernel(name: str, function: str, config: ClusterConfig, named: Mapping[str, 
 
 @cache
 def _kernel(
-    name: str, function: str, config: ClusterConfig, named: Iterable[tuple[str, object]], device: int
+    name: str, function: str, config: ClusterConfig, named: tuple[tuple[str, object], ...], device: int
 ) -> CudaKernel:
     return CudaKernel(_cubin(name, config.columns, named), function, config.dynamic_bytes)
 
 
 @cache
-def _cubin(name: str, columns: int, named: Iterable[tuple[str, object]]) -> bytes:
+def _cubin(name: str, columns: int, named: tuple[tuple[str, object], ...]) -> bytes:
     return compile_cuda(source(name, columns), dict(named), "sm_90a")
 
 

@@ -17,6 +17,7 @@ from groupbench.operators.catalog import grouped_gemm_wgrad as wgrad
 from groupbench.operators.catalog import shapes
 from groupbench.operators.catalog.canary import CANARY
 from groupbench.operators.catalog.shapes import GroupedShape, listed, uniform
+from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure import accuracy
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.tolerances import TOLERANCES
@@ -67,9 +68,13 @@ def test_backend_is_right_on_smoke_shapes(kind: str, name: str) -> None:
     # The kernels of dgrad are those of the forward pass, and tested there.
     for shape in [shapes.SUITES["smoke"]["ragged"]] if kind == "dgrad" else shapes.SUITES["smoke"].values():
         x = operator.make_inputs(shape, "fp16", DEVICE, 0)
-        measured, problem = accuracy.check(
-            operator.backend(name).prepare(x), operator.reference(x), TOLERANCES["fp16"], torch.float16
-        )
+        try:
+            run = operator.backend(name).prepare(x)
+        except Unavailable:  # such as for rows that TMA cannot read
+            if DEVICE == "cpu":
+                raise
+            continue
+        measured, problem = accuracy.check(run, operator.reference(x), TOLERANCES["fp16"], torch.float16)
         assert problem is None, f"{shape}: {problem}"
         assert measured.repeatable
         assert measured.unwritten == 0
@@ -91,8 +96,10 @@ def test_torch_backends_take_odd_strides(kind: str, name: str, text: str) -> Non
 def test_gradients_of_weights_have_their_layout() -> None:
     for nk in (False, True):
         x = wgrad.make_inputs(listed((3, 0, 5), 16, 24, nk=nk), "fp16", DEVICE, 0)
-        for backend in wgrad.GROUPED_GEMM_WGRAD.backends:
-            assert backend.prepare(x)().stride() == ((384, 1, 24) if nk else (384, 16, 1)), backend.name
+        for kind, name in RUNNABLE:
+            if kind == "wgrad":
+                out = wgrad.GROUPED_GEMM_WGRAD.backend(name).prepare(x)()
+                assert out.stride() == ((384, 1, 24) if nk else (384, 16, 1)), name
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
