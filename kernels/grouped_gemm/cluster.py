@@ -45,6 +45,7 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     kernel,
     ragged_map,
 )
+from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
 from groupbench.kernels.grouped_gemm.support import no_tma, require_operands, stored_weights
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 
@@ -93,8 +94,6 @@ def prepare_cluster(
     config = config or choose_config(M, G, N, K, a.dtype, device, nk)
     if reason := illegal(config, a.dtype, device):
         raise ValueError(f"{config}: {reason}")
-    from groupbench.kernels.grouped_gemm.lockstep import arrivals
-
     named = named_constants(config, a.dtype, nk, shared, offs.dtype)
     multiply = kernel("cluster.cu", "cluster_kernel", config, named)
     # Each program loads its share of the rows or columns that the tiles of the cluster share.

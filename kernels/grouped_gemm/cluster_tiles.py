@@ -21,6 +21,7 @@ from torch import Tensor
 
 from groupbench.kernels.cuda_source import CudaKernel, TensorMap, compile_cuda, tensor_map
 from groupbench.kernels.device import Device
+from groupbench.kernels.grouped_gemm import lockstep_counter
 from groupbench.kernels.grouped_gemm.support import illegal_roles
 from groupbench.kernels.hopper_source import instructions
 
@@ -116,8 +117,6 @@ def constants(
     a_is_mk, b_is_nk  whether K is contiguous in the operand
     offsets           dtype of the end offsets
     """
-    from groupbench.kernels.grouped_gemm import lockstep
-
     along_m, along_n = config.tiles_along
     return {
         "A_IS_MK": int(a_is_mk),
@@ -136,7 +135,7 @@ def constants(
         "STAGES": config.stages,
         "BUFFERS": config.buffers,
         "MOST_GROUPS": MOST_GROUPS,
-        **{name: getattr(lockstep, name).value for name in ("LEAD", "ARRIVALS", "POLLS")},
+        **{name: getattr(lockstep_counter, name) for name in ("LEAD", "ARRIVALS", "POLLS")},
     }
 
 

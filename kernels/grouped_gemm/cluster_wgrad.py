@@ -39,6 +39,7 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     kernel,
     ragged_map,
 )
+from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
 from groupbench.kernels.grouped_gemm.support import no_tma, require_gradient_operands
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 
@@ -84,8 +85,6 @@ def prepare_cluster_wgrad(
     config = config or choose_config(M, G, N, K, a.dtype, device, nk)
     if reason := illegal(config, a.dtype, device):
         raise ValueError(f"{config}: {reason}")
-    from groupbench.kernels.grouped_gemm.lockstep import arrivals
-
     named = constants(config, a.dtype, False, False, offs.dtype)
     multiply = kernel("cluster_wgrad.cu", "cluster_wgrad_kernel", config, named)
     # Each program loads its share of the rows or columns that the tiles of the cluster share.

@@ -65,7 +65,8 @@ from groupbench.kernels.grouped_gemm.gluon_tiles import (
     store_rows,
     zero_past,
 )
-from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals, arrivals_before, keep_step
+from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals_before, keep_step
+from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
 from groupbench.kernels.grouped_gemm.support import worker_count
 from groupbench.kernels.launch import Launch, Outputs
 

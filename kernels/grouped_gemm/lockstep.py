@@ -14,16 +14,14 @@ The measurements that led to it are in docs/notes/kernels/grouped-gemm.md.
 
 from __future__ import annotations
 
-from functools import cache
-
-import torch
-from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-LEAD = gl.constexpr(4)  # steps between a program's arrival and its wait, so that the counter's latency is hidden
-ARRIVALS = gl.constexpr(1 << 14)  # that each program adds to the counter in a launch; it waits no more often
-POLLS = gl.constexpr(32)  # about 1 us each; then another kernel occupies an SM
+from groupbench.kernels.grouped_gemm import lockstep_counter
+
+LEAD = gl.constexpr(lockstep_counter.LEAD)
+ARRIVALS = gl.constexpr(lockstep_counter.ARRIVALS)
+POLLS = gl.constexpr(lockstep_counter.POLLS)
 
 
 @gluon.jit
@@ -56,18 +54,3 @@ def keep_step(
                 polls += 1
         to_wait = gl.where(polls < POLLS, to_wait - 1, 0)
     return reached, until - 1, to_arrive, to_wait
-
-
-def arrivals(device: torch.device, programs: int) -> Tensor:
-    """Return the counter of a device's launches with so many programs, [1], int64.
-
-    While a CUDA graph is captured, it belongs to the graph.
-    """
-    if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(1, dtype=torch.int64, device=device)
-    return _counter(torch.cuda.current_device() if device.index is None else device.index, programs)
-
-
-@cache
-def _counter(index: int, programs: int) -> Tensor:
-    return torch.zeros(1, dtype=torch.int64, device=torch.device("cuda", index))

@@ -16,11 +16,11 @@ import triton
 from torch import Tensor
 
 from groupbench.kernels.device import INTERPRETER, Device, device_of
+from groupbench.kernels.grouped_gemm.lockstep_counter import LEAD
 
 TRITON = tuple(int(part) for part in triton.__version__.split(".")[:2])  # e.g. (3, 7)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
-LEAST_LOCKSTEP = 4  # lockstep.LEAD, for configs where Gluon cannot be imported
 SPECIALIZED_WAVES = 8  # tiles per SM; with 4, one order of tiles is 8 % slower than the plain kernel
 
 TMA_BYTES = 16  # the tensor memory accelerator needs addresses and strides that are multiples of this
@@ -72,8 +72,8 @@ def illegal_roles(lockstep: int, dtype: torch.dtype, device: Device) -> str | No
         return f"its instructions are Hopper's, and this GPU is {device.arch}"
     if dtype.itemsize != 2:
         return f"specialized multiplies 16-bit operands, not {dtype}"
-    if lockstep and lockstep < LEAST_LOCKSTEP:
-        return f"programs arrive some steps before they wait: lockstep must be 0, or at least {LEAST_LOCKSTEP}"
+    if lockstep and lockstep < LEAD:
+        return f"programs arrive some steps before they wait: lockstep must be 0, or at least {LEAD}"
     return None
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from groupbench.kernels import cuda_source
 from groupbench.kernels.device import KNOWN, device_of
 from groupbench.kernels.grouped_gemm import cluster, cluster_tiles
+from groupbench.kernels.grouped_gemm.lockstep_counter import ARRIVALS, arrivals
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
 HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
@@ -200,8 +201,6 @@ def test_operands_that_tma_cannot_read_are_refused(make_case, make_inputs):
 
 
 def counter() -> Tensor:
-    from groupbench.kernels.grouped_gemm.lockstep import arrivals
-
     device = torch.device("cuda")
     return arrivals(device, device_of(device).sms // 2)
 
@@ -209,9 +208,7 @@ def counter() -> Tensor:
 @needs_hopper
 def test_every_launch_adds_the_same_to_the_counter(make_case, make_inputs):
     """Later launches find their start in the sum of the earlier ones."""
-    from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS
-
-    before, launch = int(counter()), int(ARRIVALS.value) * (device_of(torch.device("cuda")).sms // 2)
+    before, launch = int(counter()), ARRIVALS * (device_of(torch.device("cuda")).sms // 2)
     assert before % launch == 0
     for count, rows in enumerate(((9000, 0, 31), (5,), (0, 1), (4000,) * 8), 1):
         a, b, offs = make_inputs(make_case("case", rows, n=2048, k=512), torch.bfloat16)

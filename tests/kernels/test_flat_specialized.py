@@ -16,6 +16,7 @@ from torch import Tensor
 
 from groupbench.kernels.device import KNOWN, device_of
 from groupbench.kernels.grouped_gemm import flat
+from groupbench.kernels.grouped_gemm.lockstep_counter import ARRIVALS, arrivals
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 from groupbench.kernels.grouped_gemm.tile_order import serpentine
 from groupbench.kernels.moe import gate_up
@@ -134,12 +135,6 @@ def test_illegal_configs_have_a_reason(change, text):
     assert text in reason
 
 
-def test_no_lockstep_is_shorter_than_the_lead():
-    from groupbench.kernels.grouped_gemm import lockstep, support
-
-    assert lockstep.LEAD.value == support.LEAST_LOCKSTEP
-
-
 def test_only_hopper_and_16_bits_are_legal():
     assert "sm_80" in str(flat.illegal(SPECIALIZED, torch.bfloat16, KNOWN["sm_80"]))
     assert "float32" in str(flat.illegal(SPECIALIZED, torch.float32, KNOWN["sm_90"]))
@@ -239,16 +234,12 @@ def test_offsets_are_read_on_the_device_at_every_call(config, make_case, make_in
 
 
 def counter() -> Tensor:
-    from groupbench.kernels.grouped_gemm.lockstep import arrivals
-
     return arrivals(torch.device("cuda"), device_of(torch.device("cuda")).sms)
 
 
 def launch() -> int:
     """Return the arrivals of all programs in one launch."""
-    from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS
-
-    return int(ARRIVALS.value) * device_of(torch.device("cuda")).sms
+    return ARRIVALS * device_of(torch.device("cuda")).sms
 
 
 @needs_hopper

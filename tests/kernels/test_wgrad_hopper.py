@@ -14,6 +14,7 @@ from torch import Tensor
 from groupbench.kernels import cuda_source
 from groupbench.kernels.device import KNOWN, device_of
 from groupbench.kernels.grouped_gemm import cluster_tiles, cluster_wgrad, wgrad
+from groupbench.kernels.grouped_gemm.lockstep_counter import ARRIVALS, arrivals
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_wgrad_reference
 
 LOCKSTEP, UNEVEN, TALLER = (wgrad.CONFIGS[f"specialized{name}"] for name in ("", "_uneven", "_192"))
@@ -278,11 +279,9 @@ def test_views_with_wide_rows(prepare, make_operands, check):
 )
 def test_every_launch_adds_the_same_to_the_counter(config, sms_each, make_operands):
     """Later launches, of the forward kernel too, find their start in the sum of the earlier ones."""
-    from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals
-
     (prepare,) = prepare_with(config)
     programs = device_of(torch.device("cuda")).sms // sms_each
-    of_a_launch = int(ARRIVALS.value) * programs
+    of_a_launch = ARRIVALS * programs
     counter = arrivals(torch.device("cuda"), programs)
     before = int(counter)
     assert before % of_a_launch == 0

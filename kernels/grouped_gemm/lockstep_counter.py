@@ -1,0 +1,27 @@
+"""The counter of lockstep.py, and the numbers that its kernels in Triton and in CUDA C++ agree on."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+
+LEAD = 4  # steps between a program's arrival and its wait, so that the counter's latency is hidden
+ARRIVALS = 1 << 14  # that each program adds to the counter in a launch; it waits no more often
+POLLS = 32  # about 1 us each; then another kernel occupies an SM
+
+
+def arrivals(device: torch.device, programs: int) -> Tensor:
+    """Return the counter of a device's launches with so many programs, [1], int64.
+
+    While a CUDA graph is captured, it belongs to the graph.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(1, dtype=torch.int64, device=device)
+    return _counter(torch.cuda.current_device() if device.index is None else device.index, programs)
+
+
+@cache
+def _counter(index: int, programs: int) -> Tensor:
+    return torch.zeros(1, dtype=torch.int64, device=torch.device("cuda", index))
