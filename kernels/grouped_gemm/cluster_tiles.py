@@ -79,7 +79,7 @@ def candidates() -> list[ClusterConfig]:
     return [
         *(replace(tile, group_m=group_m) for tile, most in orders for group_m in most),
         *(replace(tile, lockstep=lockstep) for tile in TILES for lockstep in (0, 8)),
-        # With few steps of K, a store takes as long as the products that hide it. It is faster with more buffers.
+        # With few steps of K, a store takes as long as the products that hide it, so more buffers may pay.
         *(replace(tile, stages=4, buffers=3, lockstep=lockstep) for tile in (SHORT, NARROW) for lockstep in (0, 16)),
     ]
 
