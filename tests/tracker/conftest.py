@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import Engine, create_engine, inspect, make_url
+from sqlalchemy import Connection, Engine, create_engine, inspect, make_url
 
 from groupbench.tracker.cli import main
 from groupbench.tracker.exits import ExitCode
@@ -217,18 +217,21 @@ def reader(db: Database, backend: str) -> Iterator[Callable[..., Database]]:
         return
     url = make_url(str(db))
     engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    with engine.connect() as connection:
+    made: list[Connection] = []
 
-        def made(rights: str = "") -> str:
-            connection.exec_driver_sql("CREATE ROLE reader LOGIN")
-            connection.exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO reader")
-            if rights:
-                connection.exec_driver_sql(rights)
-            return url.set(username="reader").render_as_string()
+    def make_role(rights: str = "") -> str:
+        made.append(engine.connect())  # not sooner: a database with a connection is not replaced by a copy
+        made[0].exec_driver_sql("CREATE ROLE reader LOGIN")
+        made[0].exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO reader")
+        if rights:
+            made[0].exec_driver_sql(rights)
+        return url.set(username="reader").render_as_string()
 
-        yield made
+    yield make_role
+    for connection in made:
         connection.exec_driver_sql("DROP OWNED BY reader")
         connection.exec_driver_sql("DROP ROLE reader")
+        connection.close()
     engine.dispose()
 
 
