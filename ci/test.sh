@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run the checks that a change must pass before it lands: style, types, layers, tests.
 #
-#   bash ci/test.sh                         as many tests at once as there are cores
+#   bash ci/test.sh                         three tests at once for every two cores
 #   bash ci/test.sh --exhaustive            also run the long tests: full products of parameters, more seeds
 #   bash ci/test.sh -n 0 -x tests/tracker   arguments go to pytest
 #   bash ci/test.sh --toolchain NAME [--compile-only]   test with other versions of torch and Triton; see toolchain.sh

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -41,7 +41,15 @@ CANDIDATES: dict[str, tuple[FusedConfig, str, str, bool]] = {
     f"candidate_{op}_{i}": (c, op, "bf16", True) for op in ("none", "mul") for i, c in enumerate(candidates(op))
 }
 ALL = CASES | CANDIDATES
-NAMES = [*CASES, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in CANDIDATES)]
+# These combine what other cases compile apart: an operation, and whether sizes are multiples.
+COMBINED = {"none_ragged", "mul", "pointers_ragged", "specialized_none_ragged", "specialized_mul"}
+LONGER = COMBINED | CANDIDATES.keys()
+
+
+def all_of(names: Collection[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.exhaustive if name in LONGER else ()) for name in names]
+
+
 # fused_specialized.py's: op, dtype, whether every size is a multiple of the tile's
 SPECIALIZED: dict[str, tuple[str, str, bool]] = {
     "specialized_none": ("none", "bf16", True),
@@ -79,13 +87,15 @@ def specialized_inputs_of(op: str, dtype: str, even: bool) -> tuple[Any, dict[st
 
 @pytest.fixture(scope="module")
 def built(compile_for_hopper: Callable[..., Any], pytestconfig: pytest.Config) -> dict[str, dict[str, Any]]:
-    names = ALL if pytestconfig.getoption("exhaustive") else CASES
+    names = ALL.keys() | SPECIALIZED.keys()
+    if not pytestconfig.getoption("exhaustive"):
+        names -= LONGER
     rows: dict[str, dict[str, Any]] = compile_for_hopper(__file__, *names)
-    assert rows.keys() == names.keys() | SPECIALIZED.keys()
+    assert rows.keys() == names
     return rows
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", all_of(ALL))
 def test_compiles_for_hopper_without_local_memory(
     name: str, built: dict[str, dict[str, Any]], spills: dict[str, int]
 ) -> None:
@@ -102,7 +112,7 @@ def test_compiles_for_hopper_without_local_memory(
     assert all(load.endswith(".v4.b32") for load in row["once_loads"]), row
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "fp32_ragged"])
+@pytest.mark.parametrize("name", all_of([name for name in ALL if name != "fp32_ragged"]))
 def test_shared_memory_matches_the_legality_check(name: str, built: dict[str, dict[str, Any]]) -> None:
     """Legality counts all shared memory except barriers, which take 64 bytes at most."""
     config, op, _, _ = ALL[name]
@@ -112,7 +122,7 @@ def test_shared_memory_matches_the_legality_check(name: str, built: dict[str, di
     assert counted <= built[name]["shared_bytes"] <= counted + 64
 
 
-@pytest.mark.parametrize("name", SPECIALIZED)
+@pytest.mark.parametrize("name", all_of(SPECIALIZED))
 def test_the_specialised_kernel_compiles_for_hopper_without_local_memory(
     name: str, built: dict[str, dict[str, Any]]
 ) -> None:
@@ -130,8 +140,10 @@ def test_the_specialised_kernel_compiles_for_hopper_without_local_memory(
 def main() -> None:
     from compiling import compiled
 
-    rows = {name: compiled(*inputs_of(*ALL[name])) for name in sys.argv[1:]}
-    rows |= {name: compiled(*specialized_inputs_of(*case)) for name, case in SPECIALIZED.items()}
+    rows = {}
+    for name in sys.argv[1:]:
+        inputs = specialized_inputs_of(*SPECIALIZED[name]) if name in SPECIALIZED else inputs_of(*ALL[name])
+        rows[name] = compiled(*inputs)
     print(json.dumps(rows))
 
 

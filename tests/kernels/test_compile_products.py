@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,15 @@ OUTER_K = {
     "outer_k_fp32": ProductCase(4096, 4096, 4096, "fp32", nk=False),
 }
 NAMES = (*SPLIT_K, *STREAM, *OUTER_K, "sum", "add_bf16", "add_fp32", "helion_barrier")
+# Other sizes of cases that remain.
+SIZES = {
+    *("seed_long", "square", "decode_32", "stream_router", "stream_long", "stream_long_64", "stream_narrow"),
+    "stream_decode",
+}
+
+
+def all_of(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.exhaustive if name in SIZES else ()) for name in names]
 
 
 def config_of(name: str) -> Any:
@@ -139,7 +149,7 @@ def main() -> None:
         num_warps: int
         num_stages: int = 1
 
-    rows: dict[str, Any] = {name: compiled(*inputs_of(name)) for name in (*SPLIT_K, *STREAM, *OUTER_K)}
+    rows: dict[str, Any] = {name: compiled(*inputs_of(name)) for name in sys.argv[1:]}
     tile = {"SPLITS": 64, "PDL": True, "BLOCK_M": 64, "BLOCK_N": 64, "PART": 256, "CHUNK": 32}
     rows["sum"] = compiled(tiled._sum_kernel, {"slots_ptr": "*i32", "out_ptr": "*bf16"}, tile, Plain(4))
     add = elementwise.CONFIGS["flat"]
@@ -155,11 +165,12 @@ def main() -> None:
 
 
 @pytest.fixture(scope="module")
-def built(compile_for_hopper: Callable[[str], Any]) -> dict[str, Any]:
-    return compile_for_hopper(__file__)
+def built(compile_for_hopper: Callable[..., Any], pytestconfig: pytest.Config) -> dict[str, Any]:
+    names = SPLIT_K.keys() | STREAM.keys() | OUTER_K.keys()
+    return compile_for_hopper(__file__, *(names if pytestconfig.getoption("exhaustive") else names - SIZES))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", all_of(NAMES))
 def test_compiles_for_hopper_without_spills(name: str, built: dict[str, Any], spills: dict[str, int]) -> None:
     row = built["rows"][name]
     assert row["spilled_bytes"] <= spills.get(name, 0), row
@@ -168,13 +179,13 @@ def test_compiles_for_hopper_without_spills(name: str, built: dict[str, Any], sp
     assert row["shared_bytes"] <= HOPPER.room(programs), row
 
 
-@pytest.mark.parametrize("name", [*SPLIT_K, *OUTER_K])
+@pytest.mark.parametrize("name", all_of([*SPLIT_K, *OUTER_K]))
 def test_wgmma_unless_fp32_or_few_rows(name: str, built: dict[str, Any]) -> None:
     case = SPLIT_K.get(name) or OUTER_K[name]
     assert (built["rows"][name]["wgmma"] > 0) == (case.M >= 64 and case.dtype != "fp32")
 
 
-@pytest.mark.parametrize("name", STREAM)
+@pytest.mark.parametrize("name", all_of(STREAM))
 def test_a_stream_passes_through_registers_alone(name: str, built: dict[str, Any]) -> None:
     """Loads take 16 bytes, those of B are marked, and only the sums of the warps use shared memory."""
     row, config = built["rows"][name], config_of(name)
@@ -185,7 +196,7 @@ def test_a_stream_passes_through_registers_alone(name: str, built: dict[str, Any
     assert row["local_bytes"] == 0
 
 
-@pytest.mark.parametrize("name", SPLIT_K)
+@pytest.mark.parametrize("name", all_of(SPLIT_K))
 def test_streamed_loads_are_marked_for_the_l2_to_drop(name: str, built: dict[str, Any]) -> None:
     """Triton drops the policy of loads that it makes asynchronous copies, as those of A remain."""
     row = built["rows"][name]

@@ -29,7 +29,7 @@ BF16 = torch.bfloat16
 ARCHS = ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120", "gfx942")
 # The kernels that the default run compiles, by architecture: those that come closest to its limit.
 FEW = {
-    "sm_80": ("contiguous", "split_k_128"),
+    "sm_80": ("split_k_128",),
     "sm_86": ("contiguous",),
     "sm_89": ("pointer",),
     "sm_100": ("fp8_rowwise_fast_plain", "flat_large"),
