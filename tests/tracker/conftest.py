@@ -25,6 +25,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from sqlalchemy import Connection, Engine, create_engine, inspect, make_url
+from sqlalchemy.engine.default import DefaultDialect
+from sqlalchemy.util import LRUCache
 
 from groupbench.tracker.cli import main
 from groupbench.tracker.exits import ExitCode
@@ -85,6 +87,23 @@ def build(night: int = 0, ms: float | None = 1.0, **fields: Any) -> Record:
 def late_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the clock so that all nights of the tests are in the past."""
     monkeypatch.setattr("groupbench.tracker.store.checked.clock", lambda: datetime(2030, 1, 1, tzinfo=UTC))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_statements() -> Iterator[None]:
+    """Share compiled statements among all engines: each command has a new one, which would compile them again."""
+    shared = LRUCache[Any, Any](2000)
+    make = Engine.__init__
+
+    def make_with_shared(self: Engine, *args: Any, **named: Any) -> None:
+        make(self, *args, **named)
+        self._compiled_cache = shared
+
+    with pytest.MonkeyPatch.context() as patch:  # the engine's dialect is part of a statement's key
+        patch.setattr(DefaultDialect, "__eq__", lambda self, other: type(self) is type(other))
+        patch.setattr(DefaultDialect, "__hash__", lambda self: hash(type(self)))
+        patch.setattr(Engine, "__init__", make_with_shared)
+        yield
 
 
 MIGRATE = ("test_durability", "test_migrations", "test_schema", "test_store")
