@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
 from groupbench.tracker.stats.fdr import adjusted
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=50))
 def test_as_scipy_has_it(p: list[float]) -> None:
+    from scipy import stats  # takes half a second in each process that collects tests
+
     np.testing.assert_allclose(adjusted(p), stats.false_discovery_control(p))
 
 
