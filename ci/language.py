@@ -154,7 +154,7 @@ def _below(folder: Path) -> Iterator[Path]:
     """Give the files below a folder, without entering those to skip: an environment has a hundred thousand."""
     for parent, folders, names in os.walk(folder):
         folders[:] = set(folders) - _SKIPPED
-        yield from (Path(parent, name) for name in names)
+        yield from (Path(parent, name) for name in names if name not in _SKIPPED)
 
 
 def texts(path: Path) -> list[Text]:

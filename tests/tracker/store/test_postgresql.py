@@ -229,7 +229,7 @@ def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
     if before is not None:
         assert cli(*before).exit_code in (0, 1)
     words = [word.format(more=more, other=other) for word in command]
-    step = 11 if command[0] in ("ingest", "gate", "prune", "merge") else 3
+    step = 13 if command[0] in ("ingest", "gate", "prune", "merge") else 4
     tables = ("point", "run", "alert", "alert_event", "pin", "pin WHERE ended IS NULL")
     real, exchanges, lost_at = psycopg.Connection.wait, 0, 1
 
