@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -313,12 +314,17 @@ def _postgresql_programs() -> Path | None:
     return programs[-1].parent if programs else Path(on_path).parent if on_path else None
 
 
-def _psql(server: str, statement: str) -> int:
-    """Run a statement, and return the number of its rows."""
+@cache
+def _administrator(server: str) -> Any:
+    """Return the session's connection that makes databases: a new one for each statement takes longer than many do."""
     import psycopg
 
-    with psycopg.connect(host=server, user="groupbench", dbname="postgres", autocommit=True) as connection:
-        return connection.execute(statement.encode()).rowcount
+    return psycopg.connect(host=server, user="groupbench", dbname="postgres", autocommit=True)
+
+
+def _psql(server: str, statement: str) -> int:
+    """Run a statement, and return the number of its rows."""
+    return _administrator(server).execute(statement.encode()).rowcount
 
 
 @pytest.fixture
