@@ -95,8 +95,11 @@ def test_it_runs_by_its_command_and_ends_when_asked_to(
         with socket.create_connection(("127.0.0.1", int(address[0].rpartition(":")[2])), 30) as raw:
             raw.sendall(b"GET /series?q=" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert raw.recv(100).startswith(b"HTTP/1.1 400 ")
-        busy = subprocess.run([*command[:-3], "--port", address[0].rpartition(":")[2]], capture_output=True, text=True)
-        assert (busy.returncode, "give another" in busy.stderr) == (2, True)
+        if number == signal.SIGINT:  # one more start is enough for both
+            busy = subprocess.run(
+                [*command[:-3], "--port", address[0].rpartition(":")[2]], capture_output=True, text=True
+            )
+            assert (busy.returncode, "give another" in busy.stderr) == (2, True)
         process.send_signal(number)
         assert process.wait(30) in codes
         rest = process.stderr.read()
