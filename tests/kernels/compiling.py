@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Collection
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -15,6 +16,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.cache import get_cache_manager
+
+# As conftest.py does: Helion imports scikit-learn for a search that no test runs.
+sys.modules.setdefault("sklearn", None)  # type: ignore[arg-type]
 
 LOG = "ptxas.log"
 """A file of Triton's cache that these functions add to the kernel's own."""
