@@ -48,7 +48,7 @@ for _name in [n for n in os.environ if n.startswith(_OF_THE_CALLER) and not n.st
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# There are as many processes as cores, so more threads would only compete. Besides, threads do not survive a fork.
+# There are more processes than cores, so more threads would only compete. Besides, threads do not survive a fork.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Helion imports scikit-learn, which takes 2 s, for a search that no test runs. It works without it.
