@@ -254,7 +254,8 @@ def parse(text: str) -> GroupedShape:
             raise ValueError(f"{odd[0]!r} is neither the name of a shape nor a whole number")
         if len(numbers) != 4:
             raise ValueError(counted(len(numbers), "number"))
-        return uniform(*map(int, numbers))
+        G, M_g, N, K = map(int, numbers)
+        return uniform(G, within("M", M_g, MAX_SIZE, 0), N, K)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
 

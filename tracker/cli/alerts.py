@@ -125,12 +125,20 @@ def _who(command: F) -> F:
     )(command)
 
 
+def _not_blank(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not text.strip():
+        raise click.BadParameter("it must not be blank, since it is recorded with the change")
+    return None if text is None else text.strip()
+
+
+def _reason(help: str, required: bool = False) -> Callable[[F], F]:
+    return click.option("--reason", required=required, metavar="TEXT", callback=_not_blank, help=help)
+
+
 @click.command()
 @click.argument("ids", type=click.IntRange(min=1), nargs=-1, metavar="[ID...]")
 @click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
-@click.option(
-    "--reason", metavar="TEXT", help="Why the alerts are acknowledged, or the planned action. Required with ID."
-)
+@_reason("Why the alerts are acknowledged, or the planned action. Required with ID.")
 @_who
 @click.pass_obj
 def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, who: str | None) -> None:
@@ -161,7 +169,7 @@ def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
 
 @click.command("accept-transition")
 @click.argument("run", required=False, type=RunId())
-@click.option("--reason", metavar="TEXT", help="Why the new levels are right. Default: a list of the changes.")
+@_reason("Why the new levels are right. Default: a list of the changes.")
 @_who
 @click.pass_obj
 def accept_transition(db: str, run: str | None, reason: str | None, who: str | None) -> None:
@@ -198,7 +206,7 @@ def accept_transition(db: str, run: str | None, reason: str | None, who: str | N
     metavar="DATE|COMMIT",
     help='Make the alert "new" again on this date, after this time (30d), or at this commit.',
 )
-@click.option("--reason", required=True, metavar="TEXT", help="Why the new level is right.")
+@_reason("Why the new level is right.", required=True)
 @_who
 @click.pass_obj
 def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: str | None) -> None:
@@ -221,7 +229,7 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: s
     required=True,
     help="fixed: the old level is back. invalid: the code is not the cause; accept the new level.",
 )
-@click.option("--reason", required=True, metavar="TEXT", help="Why the alerts are closed.")
+@_reason("Why the alerts are closed.", required=True)
 @_who
 @click.pass_obj
 def close(db: str, ids: tuple[int, ...], state: str, reason: str, who: str | None) -> None:

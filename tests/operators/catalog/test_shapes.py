@@ -110,6 +110,7 @@ BAD = {
     "no group": ("G=0,M=4,N=4,K=4", "G=0"),
     "no group of numbers": ("0,4,4,4", "G=0"),
     "negative rows": ("G=2,M=-4,N=4,K=4", "M=-4"),
+    "negative rows of each group": ("4,-1,2,3", "M=-1 is out of range: 0 to"),
     "negative M_g": ("G=2,M_g=-4,N=4,K=4", "M_g=-4 is out of range: 0 to"),
     "one negative M_g": ("G=2,M_g=-4|8,N=4,K=4", "M_g=-4 is out of range: 0 to"),
     "no columns": ("G=2,M=4,N=0,K=4", "N=0"),

@@ -124,6 +124,19 @@ def test_acknowledged_is_listed_and_passes(slower: Cli) -> None:
     assert (strict.exit_code, "GATE regression: 1 series" in strict.stdout) == (1, True)
 
 
+@pytest.mark.parametrize("reason", ["", " \t"])
+@pytest.mark.parametrize(
+    "words",
+    [("ack", "1"), ("expect", "1"), ("close", "1", "--as", "fixed"), ("ack", "--improvements"), ("accept-transition",)],
+    ids=" ".join,
+)
+@pytest.mark.sqlite
+def test_a_reason_is_not_blank(slower: Cli, words: tuple[str, ...], reason: str) -> None:
+    result = slower(*words, "--reason", reason, *WHO)
+    assert (result.exit_code, "'--reason': it must not be blank" in result.stderr) == (2, True), result.stderr
+    assert slower("gate").exit_code == 1
+
+
 @pytest.mark.parametrize(("option", "longest"), [("--who", LONGEST_NAME), ("--reason", LONGEST_TEXT)])
 def test_who_and_why_have_limits(slower: Cli, option: str, longest: int) -> None:
     options = {"--who": "Ada", "--reason": "on it"}

@@ -52,6 +52,7 @@ def test_alerts_are_dealt_with_by_token(
         ({"who": ""}, "missing `who`"),
         ({"reason": ""}, "acknowledge needs a reason"),
         ({"action": "expect", "reason": ""}, "expect needs a reason"),
+        ({"reason": " \u00a0"}, "acknowledge needs a reason"),
         ({"action": "expect", "reason": "r", "until": "HEAD"}, "no commit or branch"),
         ({"action": "expect", "reason": "r", "until": "2020-01-01"}, "is in the past"),
         ({"until": "30d"}, "goes with expect"),
