@@ -83,6 +83,7 @@ def test_it_does_not_run_without_a_gpu(make_case, make_inputs):
 
 
 @needs_nvrtc
+@pytest.mark.pairwise
 @pytest.mark.parametrize("nk", [False, True])
 @pytest.mark.parametrize("of", cluster_tiles.DTYPES, ids=str)
 @pytest.mark.parametrize(("tile", "lockstep"), [*((tile, 16) for tile in TILES), (cluster_tiles.LONG, 0)], ids=str)
