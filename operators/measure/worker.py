@@ -91,10 +91,10 @@ def preload(*modules: str) -> None:
     """
     file = _socket_folder() / WANTED
     before = file.read_text().split() if file.exists() else []
-    if not set(modules) <= set(before):
-        new = file.with_suffix(".new")
-        new.write_text(" ".join(dict.fromkeys([*before, *modules])))
-        new.replace(file)
+    more = [name for name in dict.fromkeys(modules) if name not in before]
+    if more:
+        with file.open("a") as wanted:  # the threads of a fleet may ask at once, so no write replaces another
+            wanted.write("".join(f"{name}\n" for name in more))
 
 
 @cache

@@ -11,6 +11,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -56,6 +57,22 @@ def test_the_fork_server_imports_what_is_asked_for_alone_and_while_it_runs(tmp_p
     )
     assert done.stdout.strip() == "[] [] ['torch._dynamo', 'wanted'] same server"
     assert done.stderr == ""
+
+
+def test_threads_that_ask_for_imports_at_once_are_all_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_socket_folder", lambda: tmp_path)
+    names = [[f"module_{thread}_{number}" for number in range(50)] for thread in range(8)]
+
+    def ask(mine: list[str]) -> None:
+        for name in mine:
+            worker.preload(name, "torch")
+
+    with ThreadPoolExecutor(len(names)) as threads:
+        list(threads.map(ask, names))
+    worker.preload(*names[0])
+    wanted = (tmp_path / worker.WANTED).read_text().split()
+    assert set(wanted) == {"torch", *(name for mine in names for name in mine)}
+    assert [wanted.count(name) for name in names[0]] == [1] * 50
 
 
 def test_the_fork_server_looks_up_installed_plugins_once_for_its_processes() -> None:
