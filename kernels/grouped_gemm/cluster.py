@@ -27,16 +27,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from groupbench.kernels.cuda_source import move_map, tensor_map, why_not_nvrtc
+from groupbench.kernels.cuda_source import move_map, tensor_map
 from groupbench.kernels.device import Device, device_of
 from groupbench.kernels.grouped_gemm.cluster_tiles import (
     BLOCK_K,
     BOX,
     BUFFER_COLUMNS,
     BUFFER_ROWS,
-    DTYPES,
     LONG,
-    MOST_GROUPS,
     SHORT,
     THREADS,
     ClusterConfig,
@@ -44,9 +42,10 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     illegal,
     kernel,
     ragged_map,
+    unsuitable,
 )
 from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
-from groupbench.kernels.grouped_gemm.support import no_tma, require_operands, stored_weights
+from groupbench.kernels.grouped_gemm.support import require_operands, stored_weights
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 
 
@@ -86,7 +85,7 @@ def prepare_cluster(
     require_operands(a, b, offs, trusted)
     (M, K), (G, _, N) = a.shape, b.shape
     weights, nk, shared = stored_weights(b)
-    if reason := unsuitable(a, weights, G, N):
+    if reason := unsuitable(N, G, a=a, b=weights):
         raise ValueError(reason)
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
@@ -114,14 +113,3 @@ def prepare_cluster(
         return out
 
     return run
-
-
-def unsuitable(a: Tensor, weights: Tensor, G: int, N: int) -> str | None:
-    """Return why the kernel cannot take these operands, or None if it can."""
-    if a.dtype not in DTYPES:
-        return f"the kernel multiplies float16 or bfloat16, not {a.dtype}"
-    if G > MOST_GROUPS:
-        return f"{G} groups are more than {MOST_GROUPS}"
-    if a.device.type != "cuda":
-        return "the kernel needs a Hopper GPU"
-    return no_tma(N, a=a, b=weights) or why_not_nvrtc()

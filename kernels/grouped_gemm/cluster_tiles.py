@@ -19,10 +19,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from groupbench.kernels.cuda_source import CudaKernel, TensorMap, compile_cuda, tensor_map
+from groupbench.kernels.cuda_source import CudaKernel, TensorMap, compile_cuda, tensor_map, why_not_nvrtc
 from groupbench.kernels.device import Device
 from groupbench.kernels.grouped_gemm import lockstep_counter
-from groupbench.kernels.grouped_gemm.support import illegal_roles
+from groupbench.kernels.grouped_gemm.support import illegal_roles, no_tma
 from groupbench.kernels.hopper_source import instructions
 
 DTYPES = (torch.bfloat16, torch.float16)
@@ -101,6 +101,21 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
     if shared > device.shared_bytes:
         return f"{config.stages} stages and {config.buffers} buffers take {shared} bytes of {device.shared_bytes}"
     return illegal_roles(config.lockstep, dtype, device)
+
+
+def unsuitable(columns: int, G: int, **operands: Tensor) -> str | None:
+    """Return why the kernels cannot take these operands of G groups, or None if they can.
+
+    columns  of the output
+    """
+    some = next(iter(operands.values()))
+    if some.dtype not in DTYPES:
+        return f"the kernel multiplies float16 or bfloat16, not {some.dtype}"
+    if G > MOST_GROUPS:
+        return f"{G} groups are more than {MOST_GROUPS}"
+    if some.device.type != "cuda":
+        return "the kernel needs a Hopper GPU"
+    return no_tma(columns, **operands) or why_not_nvrtc()
 
 
 def source(name: str, columns: int) -> str:

@@ -21,16 +21,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from groupbench.kernels.cuda_source import move_map, tensor_map, why_not_nvrtc
+from groupbench.kernels.cuda_source import move_map, tensor_map
 from groupbench.kernels.device import Device, device_of
 from groupbench.kernels.grouped_gemm.cluster_tiles import (
     BLOCK_K,
     BOX,
     BUFFER_COLUMNS,
     BUFFER_ROWS,
-    DTYPES,
     LONG,
-    MOST_GROUPS,
     NARROW,
     THREADS,
     ClusterConfig,
@@ -38,9 +36,10 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     illegal,
     kernel,
     ragged_map,
+    unsuitable,
 )
 from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
-from groupbench.kernels.grouped_gemm.support import no_tma, require_gradient_operands
+from groupbench.kernels.grouped_gemm.support import require_gradient_operands
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 
 
@@ -72,9 +71,9 @@ def prepare_cluster_wgrad(
     require_gradient_operands(a, dc, offs, trusted=False)
     (M, K), N, G = a.shape, dc.size(1), offs.numel()
     x, y = (dc, a) if nk else (a, dc)
-    if reason := unsuitable(x, y, G):
-        raise ValueError(reason)
     P, Q = x.size(1), y.size(1)
+    if reason := unsuitable(Q, G, a=a, dc=dc):
+        raise ValueError(reason)
 
     def as_weights(out: Tensor) -> Tensor:
         return out.transpose(1, 2) if nk else out
@@ -103,14 +102,3 @@ def prepare_cluster_wgrad(
         return as_weights(out)
 
     return run
-
-
-def unsuitable(x: Tensor, y: Tensor, G: int) -> str | None:
-    """Return why the kernel cannot take these operands, or None if it can."""
-    if x.dtype not in DTYPES:
-        return f"the kernel multiplies float16 or bfloat16, not {x.dtype}"
-    if G > MOST_GROUPS:
-        return f"{G} groups are more than {MOST_GROUPS}"
-    if x.device.type != "cuda":
-        return "the kernel needs a Hopper GPU"
-    return no_tma(y.size(1), x=x, y=y) or why_not_nvrtc()

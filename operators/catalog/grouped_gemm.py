@@ -271,12 +271,13 @@ def prepare_triton_flat(x: GroupedInputs) -> Run:
 
 
 def prepare_cuda_cluster(x: GroupedInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.cluster import prepare_cluster, unsuitable
+    from groupbench.kernels.grouped_gemm.cluster import prepare_cluster
+    from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
     from groupbench.kernels.grouped_gemm.support import stored_weights
 
     a = aligned(x.a)
     G, _, N = x.b.shape
-    if reason := unsuitable(a, stored_weights(x.b)[0], G, N):
+    if reason := unsuitable(N, G, a=a, b=stored_weights(x.b)[0]):
         raise Unavailable(reason)
     return prepare_cluster(a, x.b, x.offs)
 

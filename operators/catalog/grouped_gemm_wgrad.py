@@ -96,10 +96,12 @@ def prepare_triton_flat(x: WgradInputs) -> Run:
 
 
 def prepare_cuda_cluster(x: WgradInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.cluster_wgrad import prepare_cluster_wgrad, unsuitable
+    from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
+    from groupbench.kernels.grouped_gemm.cluster_wgrad import prepare_cluster_wgrad
 
     a, dc = aligned(x.a), aligned(x.dc)
-    if reason := unsuitable(*_by_layout(x, a, dc), len(x.rows)):
+    _, right = _by_layout(x, a, dc)
+    if reason := unsuitable(right.size(1), len(x.rows), a=a, dc=dc):
         raise Unavailable(reason)
     return prepare_cluster_wgrad(a, dc, x.offs, x.nk)
 

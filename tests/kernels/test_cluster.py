@@ -70,7 +70,9 @@ def test_an_untuned_problem_takes_a_default(M, G, K, expected):
     [(torch.float32, 2, 64, "not torch.float32"), (torch.float16, 257, 64, "257 groups"), (torch.float16, 2, 64, "")],
 )
 def test_operands_that_it_cannot_take_have_a_reason(of, G, N, text):
-    assert text in str(cluster.unsuitable(torch.zeros(8, 64, dtype=of), torch.zeros(1, 64, N, dtype=of), G, N))
+    assert text in str(
+        cluster_tiles.unsuitable(N, G, a=torch.zeros(8, 64, dtype=of), b=torch.zeros(1, 64, N, dtype=of))
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -186,14 +186,6 @@ def test_an_untuned_problem_takes_a_default_cluster(M, G, expected):
     assert cluster_wgrad.choose_config(M, G, 4096, 7168, torch.bfloat16, untuned, nk=True) == expected
 
 
-@pytest.mark.parametrize(
-    ("of", "G", "text"),
-    [(torch.float32, 2, "not torch.float32"), (torch.float16, 257, "257 groups"), (torch.float16, 2, "")],
-)
-def test_operands_that_clusters_cannot_take_have_a_reason(of, G, text):
-    assert text in str(cluster_wgrad.unsuitable(torch.zeros(8, 64, dtype=of), torch.zeros(8, 48, dtype=of), G))
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_clusters_need_a_gpu(make_operands):
     with pytest.raises(ValueError, match="needs a Hopper GPU"):
