@@ -68,6 +68,7 @@ class TensorMap(ctypes.Structure):
     """The description of a tensor that TMA reads or writes, a kernel argument of 128 bytes."""
 
     _fields_ = [("words", ctypes.c_uint64 * 16)]
+    tensor: Tensor
 
 
 def tensor_map(
@@ -78,10 +79,12 @@ def tensor_map(
 ) -> TensorMap:
     """Return the map for boxes with the 128-byte swizzle; accesses past the sizes read zero and write nothing.
 
-    Raises RuntimeError if the driver refuses it, such as for strides that are not multiples of 16 bytes.
+    The map keeps the tensor's memory. Raises RuntimeError if the driver refuses it, such as for strides that are not
+    multiples of 16 bytes.
     """
     count = len(sizes)
     made = _aligned_map()
+    made.tensor = tensor
     _check(
         _driver().cuTensorMapEncodeTiled(
             ctypes.byref(made),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,6 +81,17 @@ def test_operands_that_it_cannot_take_have_a_reason(of, G, N, text):
 def test_it_does_not_run_without_a_gpu(make_case, make_inputs):
     with pytest.raises(ValueError, match="needs a Hopper GPU"):
         cluster.prepare_cluster(*make_inputs(make_case("two", (21, 40)), torch.float16))
+
+
+def test_a_map_keeps_the_memory_that_it_describes(monkeypatch):
+    monkeypatch.setattr(cuda_source, "_driver", lambda: SimpleNamespace(cuTensorMapEncodeTiled=lambda *arguments: 0))
+    rows = torch.zeros(8, 64, dtype=torch.float16)
+    alive = weakref.ref(rows)
+    described = cuda_source.tensor_map(rows, [64, 8], [64], [64, 8])
+    del rows
+    assert alive() is not None
+    del described
+    assert alive() is None
 
 
 # --- compiled without a GPU -------------------------------------------------------------------------------------------

@@ -63,15 +63,15 @@ def test_threads_that_ask_for_imports_at_once_are_all_heard(tmp_path: Path, monk
     monkeypatch.setattr(worker, "_socket_folder", lambda: tmp_path)
     names = [[f"module_{thread}_{number}" for number in range(50)] for thread in range(8)]
 
-    def ask(mine: list[str]) -> None:
-        for name in mine:
+    def ask(part: list[str]) -> None:
+        for name in part:
             worker.preload(name, "torch")
 
     with ThreadPoolExecutor(len(names)) as threads:
         list(threads.map(ask, names))
     worker.preload(*names[0])
     wanted = (tmp_path / worker.WANTED).read_text().split()
-    assert set(wanted) == {"torch", *(name for mine in names for name in mine)}
+    assert set(wanted) == {"torch", *(name for part in names for name in part)}
     assert [wanted.count(name) for name in names[0]] == [1] * 50
 
 
