@@ -124,7 +124,7 @@ struct Lockstep {
   u64 reached;
   int to_arrive, to_wait, until;
 
-  __device__ __forceinline__ Lockstep(u64* arrivals, int clusters) : arrivals(arrivals), clusters(clusters) {
+  __device__ __forceinline__ void start() {
     const u64 launch = (u64)ARRIVALS * clusters;
     reached = *(volatile u64*)arrivals / launch * launch;
     to_arrive = to_wait = ARRIVALS;
@@ -153,7 +153,8 @@ struct Lockstep {
 template <class Product>
 __device__ __forceinline__ void load_tiles(const Product& product, const Place& place, Stages stages, u64* arrivals) {
   const bool leads = LOCKSTEP && place.program_m + place.program_n == 0;
-  Lockstep lockstep(arrivals, place.clusters);
+  Lockstep lockstep = {arrivals, place.clusters};
+  if (leads) lockstep.start();
   int g = 0;
   stages.phase = 1;
   for (int item = place.cluster; item < product.items; item += place.clusters) {
