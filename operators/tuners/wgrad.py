@@ -13,6 +13,7 @@ shape instead and prints its config, for helion_wgrad.py.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,43 +21,48 @@ from groupbench.operators.catalog import shapes
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.tuners import tuning
 
+if TYPE_CHECKING:
+    from groupbench.kernels.device import Device
+    from groupbench.operators.catalog.grouped_gemm_wgrad import WgradInputs
+
 ABOUT = "fastest configs of the weights' gradient by problem, of the candidates in wgrad.py"
 ABOUT_CLUSTER = "cuda_cluster's fastest configs of the weights' gradient by problem, of those in cluster_tiles.py"
 
 
 def search(shape: GroupedShape, dtype: str) -> tuning.Search:
     """Return the search over every legal candidate for a problem on this GPU."""
-    from groupbench.kernels.device import device_of
-    from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.kernels.grouped_gemm.wgrad import MOST_RANKED, candidates, default_config, illegal, prepare_wgrad
-    from groupbench.operators.catalog.grouped_gemm_wgrad import make_inputs
 
-    x = make_inputs(shape, dtype, "cuda", seed=0)
-    device = device_of(x.a.device)
+    x, device, key = _problem_of(shape, dtype)
     legal = [
         config
         for config in candidates(shape.M / shape.G)
         if illegal(config, x.a.dtype, device) is None and not (config.dynamic and shape.G > MOST_RANKED)
     ]
-    key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
     default = default_config(shape.M, shape.G, shape.N, shape.K, x.a.dtype, device)
     return tuning.Search(key, default, legal, (lambda config: prepare_wgrad(x.a, x.dc, x.offs, x.nk, config),))
 
 
 def search_cluster(shape: GroupedShape, dtype: str) -> tuning.Search:
     """Return the search over every legal candidate of cuda_cluster for a problem on this GPU."""
-    from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm.cluster_tiles import candidates
     from groupbench.kernels.grouped_gemm.cluster_wgrad import default_config, illegal, prepare_cluster_wgrad
+
+    x, device, key = _problem_of(shape, dtype)
+    legal = [config for config in candidates() if illegal(config, x.a.dtype, device) is None]
+    default = default_config(shape.M, shape.G)
+    return tuning.Search(key, default, legal, (lambda config: prepare_cluster_wgrad(x.a, x.dc, x.offs, x.nk, config),))
+
+
+def _problem_of(shape: GroupedShape, dtype: str) -> tuple[WgradInputs, Device, str]:
+    """Return (inputs, GPU, key in files of tuned configs)."""
+    from groupbench.kernels.device import device_of
     from groupbench.kernels.grouped_gemm.tuned import tuning_key
     from groupbench.operators.catalog.grouped_gemm_wgrad import make_inputs
 
     x = make_inputs(shape, dtype, "cuda", seed=0)
-    device = device_of(x.a.device)
-    legal = [config for config in candidates() if illegal(config, x.a.dtype, device) is None]
     key = tuning_key(shape.M, shape.G, shape.N, shape.K, x.a.dtype, shape.nk)
-    default = default_config(shape.M, shape.G)
-    return tuning.Search(key, default, legal, (lambda config: prepare_cluster_wgrad(x.a, x.dc, x.offs, x.nk, config),))
+    return x, device_of(x.a.device), key
 
 
 def tune_helion(shape: GroupedShape, dtype: str, limit_s: float) -> str:
