@@ -191,6 +191,23 @@ def check() -> Callable[[Tensor, Tensor, torch.dtype], None]:
     return compare
 
 
+@pytest.fixture
+def check_calls(poisoned: Any, check: Any) -> Callable[[Callable[[], Tensor], Tensor, torch.dtype], None]:
+    """Return a function that checks a call's output, its unwritten elements included, and that later calls repeat it.
+
+    A stage of shared memory that is read too late, or given back too early, need not show the first time.
+    """
+
+    def compare(run: Callable[[], Tensor], expected: Tensor, dtype: torch.dtype) -> None:
+        with poisoned():
+            out = run()
+        check(out, expected, dtype)
+        for _ in range(5):
+            assert torch.equal(run(), out)
+
+    return compare
+
+
 @pytest.fixture(scope="session")
 def spills() -> dict[str, int]:
     """Return the bytes per thread that the installed Triton may spill, by test case."""

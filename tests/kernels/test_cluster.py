@@ -141,7 +141,7 @@ def test_source_that_does_not_compile_is_reported():
     ],
     ids=["ragged", "no_rows", "many_groups", "one_step", "even", "full_waves", "one_row", "cut_wave"],
 )
-def test_results(weights, rows, n, k, tail, make_case, make_inputs, poisoned, check):
+def test_results(weights, rows, n, k, tail, make_case, make_inputs, check_calls):
     a, b, offs = make_inputs(make_case("case", rows, n=n, k=k, weights=weights, tail=tail), torch.bfloat16)
     expected = grouped_gemm_reference(a, b, offs)
     for config in (
@@ -149,12 +149,7 @@ def test_results(weights, rows, n, k, tail, make_case, make_inputs, poisoned, ch
         replace(cluster_tiles.LONG, group_m=4, lockstep=0),
         replace(cluster_tiles.SHORT, group_m=2, lockstep=4),
     ):
-        run = cluster.prepare_cluster(a, b, offs, config)
-        with poisoned():
-            out = run()
-        check(out, expected, torch.bfloat16)
-        for _ in range(5):  # a stage that is read too late, or given back too early, need not show the first time
-            assert torch.equal(run(), out)
+        check_calls(cluster.prepare_cluster(a, b, offs, config), expected, torch.bfloat16)
 
 
 @needs_hopper
