@@ -42,15 +42,24 @@ def compile_cuda(source: str, constants: Mapping[str, object], arch: str) -> byt
 
     Raises OSError without NVRTC, and RuntimeError with the compiler's messages if the source does not compile.
     """
-    cubin, _ = compile_with_log(source, constants, arch)
+    cubin, _ = _compile(source, constants, arch)
     return cubin
 
 
 def compile_with_log(source: str, constants: Mapping[str, object], arch: str) -> tuple[bytes, str]:
     """Do as `compile_cuda`, and also return the report of ptxas: registers, spills, warnings."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check_nvrtc(_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+    # From CUDA 12.9 on, NVRTC finds compiled kernels in a cache of the driver, which holds no reports.
+    caches = (major.value, minor.value) >= (12, 9)
+    return _compile(source, constants, arch, *["--no-cache"] * caches)
+
+
+def _compile(source: str, constants: Mapping[str, object], arch: str, *options: str) -> tuple[bytes, str]:
+    """Return (machine code, report)."""
     nvrtc, program = _nvrtc(), ctypes.c_void_p()
     defined = "".join(f"#define {name} {value}\n" for name, value in constants.items())
-    arguments = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v"]
+    arguments = [f"--gpu-architecture={arch}", "--std=c++17", "-default-device", "--ptxas-options=-v", *options]
     encoded = (ctypes.c_char_p * len(arguments))(*[argument.encode() for argument in arguments])
     text = (defined + source).encode()
     _check_nvrtc(nvrtc.nvrtcCreateProgram(ctypes.byref(program), text, b"kernel.cu", 0, None, None))
