@@ -21,6 +21,15 @@ __device__ __forceinline__ u32 shared_address(const void* pointer) {
 // branches on it do not diverge and addresses from it are computed once per warp.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
+// Return true for one thread of a converged warp, always the same. Prefer it to a comparison of threadIdx around TMA: the
+// compiler knows that a single thread is active. Else it makes each TMA instruction a loop over the active threads, some
+// 100 cycles.
+__device__ __forceinline__ bool elected() {
+  u32 yes;
+  asm volatile("{\n.reg .pred yes;\nelect.sync _|yes, 0xffffffff;\nselp.u32 %0, 1, 0, yes;\n}" : "=r"(yes));
+  return yes;
+}
+
 // --- barriers --------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void set_up_barrier(u32 barrier, u32 arrivals) {
@@ -41,6 +50,10 @@ __device__ __forceinline__ void arrive_at(u32 barrier, u32 program) {
   asm volatile(
       "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
       "mbarrier.arrive.shared::cluster.b64 _, [there];\n}" ::"r"(barrier), "r"(program) : "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
@@ -100,10 +113,16 @@ __device__ __forceinline__ void load_4d(u32 to, const TensorMap* map, int x, int
         "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(ready) : "memory");
 }
 
-// Data that is not read again should leave L2 before the rest does.
+// Policies for L2: data that is not read again may leave before the rest does, or stay like the rest.
 __device__ __forceinline__ u64 leaves_first() {
   u64 policy;
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
+__device__ __forceinline__ u64 stays() {
+  u64 policy;
+  asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
 

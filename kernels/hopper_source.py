@@ -1,27 +1,35 @@
-"""CUDA C++ for Hopper that kernels share: hopper.cuh, and the wgmma of a number of columns."""
+"""CUDA C++ for Hopper that kernels share: hopper.cuh, and the wgmma of several numbers of columns."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
+DECLARED = """
+// sums = a @ b, or sums += a @ b if `add`: 64 rows, 16 of K. A thread has half as many sums as there are columns. The
+// caller commits and waits.
+template <int columns>
+__device__ __forceinline__ void multiply(float* sums, u64 a, u64 b, int add);
+"""
 
-def instructions(columns: int) -> str:
-    """Return hopper.cuh and a function `multiply`, which starts the product of 64 rows, 16 of K and `columns` columns.
 
-    `columns` is a multiple of 8 up to 256. The source must define TRANSPOSE_A and TRANSPOSE_B: 1 if the operand's
-    rows or columns, not K, are contiguous in shared memory.
+def instructions(columns: Iterable[int]) -> str:
+    """Return hopper.cuh and a function `multiply<columns>` for each number of columns, multiples of 8 up to 256.
+
+    The source must define TRANSPOSE_A and TRANSPOSE_B: 1 if the operand's rows or columns, not K, are contiguous in
+    shared memory.
     """
-    return Path(__file__).with_name("hopper.cuh").read_text() + _multiply(columns)
+    return Path(__file__).with_name("hopper.cuh").read_text() + DECLARED + "".join(map(_multiply, columns))
 
 
 def _multiply(columns: int) -> str:
-    """Return the function: PTX names each of a thread's sums, half as many as columns."""
+    """Return the function: PTX names each of a thread's sums."""
     count = columns // 2
     names = ", ".join(f"%{i}" for i in range(count))
     sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
     return f"""
-// sums = a @ b, or sums += a @ b if `add`. The caller commits and waits.
-__device__ __forceinline__ void multiply(float (&sums)[{count}], u64 a, u64 b, int add) {{
+template <>
+__device__ __forceinline__ void multiply<{columns}>(float* sums, u64 a, u64 b, int add) {{
   asm volatile(
       "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
       "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32." TYPE "." TYPE

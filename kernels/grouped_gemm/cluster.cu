@@ -10,7 +10,7 @@ struct Forward {
   int N, steps, tiles_n;
   int items, whole;        // items from `whole` on are halves of tiles
 
-  __device__ __forceinline__ int steps_of(int) const { return steps; }
+  __device__ __forceinline__ u64 policy() const { return leaves_first(); }
 
   __device__ __forceinline__ Tile tile_of(int item, int& g, const Place& place) const {
     const bool cut = item >= whole;
@@ -33,8 +33,7 @@ struct Forward {
     const int of_first = (parts + CLUSTER_M - 1) / CLUSTER_M;
     tile.parts = place.program_m ? parts - of_first : of_first;
     tile.row = (first + place.program_m * of_first) * ROWS;
-    tile.column = at.y * ITEM_COLUMNS + place.program_n * COLUMNS;
-    tile.inside = tile.column < N;
+    set_columns(tile, at.y, N, place);
     tile.steps = steps;
     return tile;
   }
@@ -71,7 +70,7 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
                    int G, int M, int N, int K) {           // M: rows to set to zero past the last group; 0: none
   __shared__ int last[MOST_GROUPS], offs[MOST_GROUPS];
   const Place place = place_of_program();
-  const Stages stages = set_up_stages();
+  const Shared shared = set_up();
   const int tiles_n = (N + ITEM_COLUMNS - 1) / ITEM_COLUMNS;
   for (int g = threadIdx.x; g < G; g += blockDim.x) offs[g] = (int)end_offsets[g];
   __syncthreads();
@@ -97,7 +96,7 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
   const bool cut = 2 * in_last_wave <= place.clusters;
   const Forward product = {&a, &b, &out, last, offs, N, (K + BLOCK_K - 1) / BLOCK_K, tiles_n,
                            cut ? tiles + in_last_wave : tiles, cut ? tiles - in_last_wave : tiles};
-  multiply_all(product, place, stages, arrivals);
+  multiply_all(product, place, shared, arrivals);
 
   // Rows past the last group belong to none. A row is a multiple of 16 bytes.
   for (long long row = offs[G - 1] + blockIdx.x; row < M; row += gridDim.x)

@@ -33,7 +33,7 @@ MOST_SUMS = 192  # of a thread
 THREADS = 384
 BILLION = 1 << 30  # as in triton.tools.ragged_tma
 BUFFER_ROWS, BUFFER_COLUMNS = 16, 64
-STATIC_BYTES = 3 * 1024  # barriers and the ends of groups
+STATIC_BYTES = 3 * 1024  # barriers, the plan, two numbers of each group
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,10 @@ TILES = (LONG, LONGEST, SHORT, NARROW)
 
 def candidates() -> list[ClusterConfig]:
     """Return the configs that tuning tries."""
-    orders = ((LONG, (4, 6, 8, 12)), (LONGEST, (6, 8, 12)), (SHORT, (8, 12, 16, 20)), (NARROW, (6, 8, 12)))
+    orders = ((LONG, (4, 8, 12)), (LONGEST, (8, 12)), (SHORT, (8, 16)), (NARROW, (6, 8)))
     return [
         *(replace(tile, group_m=group_m) for tile, most in orders for group_m in most),
         *(replace(tile, lockstep=lockstep) for tile in TILES for lockstep in (0, 8)),
-        # With few steps of K, a store takes as long as the products that hide it, so more buffers may pay.
-        *(replace(tile, stages=4, buffers=3, lockstep=lockstep) for tile in (SHORT, NARROW) for lockstep in (0, 16)),
     ]
 
 
@@ -121,7 +119,9 @@ def unsuitable(columns: int, G: int, **operands: Tensor) -> str | None:
 def source(name: str, columns: int) -> str:
     """Return the CUDA C++ of a kernel, a file of this folder, for tiles of a number of columns."""
     here = Path(__file__)
-    return instructions(columns) + "".join(here.with_name(file).read_text() for file in ("tiles.cuh", name))
+    return instructions(range(BOX, columns + 1, BOX)) + "".join(
+        here.with_name(file).read_text() for file in ("tiles.cuh", name)
+    )
 
 
 def constants(

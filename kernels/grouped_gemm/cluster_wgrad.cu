@@ -6,30 +6,26 @@
 
 struct Gradient {
   const TensorMap *x, *y, *out;
-  const int* offs;  // of each group: rows up to its end
+  const int *offs, *order;  // of each group: rows up to its end; the groups, large ones first
   int P, Q;
   int tiles_p, tiles_q;
   int items;
 
   __device__ __forceinline__ int size_of(int g) const { return offs[g] - (g ? offs[g - 1] : 0); }
 
-  // A group without rows takes one step of zeros.
-  __device__ __forceinline__ int steps_of(int item) const {
-    return max((size_of(item / (tiles_p * tiles_q)) + BLOCK_K - 1) / BLOCK_K, 1);
-  }
+  __device__ __forceinline__ u64 policy() const { return stays(); }
 
   __device__ __forceinline__ Tile tile_of(int item, int&, const Place& place) const {
     const int tiles = tiles_p * tiles_q;
     Tile tile;
-    tile.group = item / tiles;
+    tile.group = order[item / tiles];
     tile.size = size_of(tile.group);
     tile.start = offs[tile.group] - tile.size;
     const int2 at = serpentine(item % tiles, tiles_p, tiles_q);
     tile.row = (at.x * ITEM_PARTS + place.program_m * PARTS) * ROWS;
-    tile.column = at.y * ITEM_COLUMNS + place.program_n * COLUMNS;
     tile.parts = max(min((P - tile.row + ROWS - 1) / ROWS, PARTS), 0);
-    tile.inside = tile.column < Q;
-    tile.steps = steps_of(item);
+    set_columns(tile, at.y, Q, place);
+    tile.steps = max((tile.size + BLOCK_K - 1) / BLOCK_K, 1);  // one of zeros for a group without rows
     return tile;
   }
 
@@ -62,16 +58,26 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
                          const OFFSET* end_offsets,              // [G]
                          u64* arrivals,                          // lockstep.arrivals
                          int G, int P, int Q) {
-  __shared__ int offs[MOST_GROUPS];
+  __shared__ int offs[MOST_GROUPS], order[MOST_GROUPS];
   const Place place = place_of_program();
-  const Stages stages = set_up_stages();
+  const Shared shared = set_up();
   for (int g = threadIdx.x; g < G; g += blockDim.x) offs[g] = (int)end_offsets[g];
+  __syncthreads();
+  for (int g = threadIdx.x; g < G; g += blockDim.x) {
+    const int size = offs[g] - (g ? offs[g - 1] : 0);
+    int before = 0;  // groups before it in the order
+    for (int h = 0, start = 0; h < G; start = offs[h++]) {
+      const int other = offs[h] - start;
+      before += other > size || (other == size && h < g);
+    }
+    order[before] = g;
+  }
   __syncthreads();
   cluster_sync();
   const int tiles_p = (P + ITEM_PARTS * ROWS - 1) / (ITEM_PARTS * ROWS);
   const int tiles_q = (Q + ITEM_COLUMNS - 1) / ITEM_COLUMNS;
-  const Gradient product = {&x, &y, &out, offs, P, Q, tiles_p, tiles_q, G * tiles_p * tiles_q};
-  multiply_all(product, place, stages, arrivals);
+  const Gradient product = {&x, &y, &out, offs, order, P, Q, tiles_p, tiles_q, G * tiles_p * tiles_q};
+  multiply_all(product, place, shared, arrivals);
   __syncthreads();
   cluster_sync();  // a program's shared memory must outlive what the other one sends to it
 }

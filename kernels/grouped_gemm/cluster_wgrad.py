@@ -8,7 +8,8 @@ rows of a group, a few hundred in fine-grained experts. Then a tile takes as lon
 warps that take turns hide one behind the other.
 
 Both operands are read through maps that are ragged along M: rows past a group's last are read as zeros. Tiles follow
-each other group by group, so every cluster has tiles of almost every group, and uneven groups do little harm.
+each other group by group, large groups first. So the tiles that clusters multiply at the same time have about as many
+rows, and uneven groups do little harm.
 
 The kernel is in cluster_wgrad.cu and tiles.cuh. Without a GPU, tests compile it but cannot run it.
 docs/notes/kernels/clusters.md has measurements.

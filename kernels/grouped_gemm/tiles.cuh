@@ -1,9 +1,10 @@
 // Products of tiles on Hopper by persistent programs, in clusters of two: the code that the kernels in CUDA C++ share.
 //
-// A program has three groups of four warps. One warp of the first loads operands into stages of shared memory; the other
-// two groups multiply. They share a tile, each with every other part of 64 rows; or they take turns, each with a tile of
-// its own, and one stores while the other multiplies. The programs of a cluster multiply neighbouring tiles. Each loads
-// half of the operand that the tiles share, for both.
+// A program has three groups of four warps. In the first group, one warp plans the program's tiles and one loads operands
+// into stages of shared memory. They are two because a plan takes several divisions, and a load that waits for them makes
+// the products wait. The other two groups multiply. They share a tile, each with every other part of 64 rows; or they take
+// turns, each with a tile of its own, and one stores while the other multiplies. The programs of a cluster multiply
+// neighbouring tiles. Each loads half of the operand that the tiles share, for both.
 //
 // Constants:
 //
@@ -24,6 +25,7 @@ constexpr int ROWS = 64;                    // of a part: the least that wgmma m
 constexpr int BLOCK_K = 64;                 // 128 bytes, the widest swizzle
 constexpr int BOX_BYTES = 64 * BLOCK_K * 2; // 64 rows or columns of an operand
 constexpr int WORKERS = 2;                  // groups of warps that multiply
+constexpr int PLANNED = 8;                  // tiles that fit in the plan
 constexpr int PARTS = TAKE_TURNS ? PARTS_EACH : WORKERS * PARTS_EACH;  // of a program's tile
 constexpr int APART = TAKE_TURNS ? 1 : WORKERS;                        // parts from one of a worker's to its next
 constexpr int PROGRAMS = CLUSTER_M * CLUSTER_N;
@@ -59,14 +61,36 @@ __device__ __forceinline__ Place place_of_program() {
   return place;
 }
 
+// A cluster's items: one of each wave, the items that all clusters multiply at once. Its place in the wave changes,
+// because tiles at an output's edge are smaller and each cluster should get some.
+struct Walk {
+  int wave, place, clusters;  // `wave`: its first item
+
+  __device__ __forceinline__ int item() const { return wave + place; }
+
+  __device__ __forceinline__ void next() {
+    wave += clusters;
+    place = (place + 7) % clusters;  // 7 divides no GPU's number of clusters, so that a cluster comes to all places
+  }
+};
+
 // A program's part of an item, a cluster's tile.
 struct Tile {
   int group, start, size;  // a group, its first row and its number of rows
   int row, column;         // the first of the program's tile, within the output of the group
   int parts;               // of 64 rows that the program has; 0 to PARTS
-  bool inside;             // whether it has columns
-  int steps;               // of K
+  int columns;             // that it has, a multiple of 64 up to COLUMNS
+  int steps;               // of K; 0 after the last tile
 };
+
+// Set a tile's columns, given the item's number among the tile columns and all columns of the output. At the edge, the
+// tiles of a cluster share the remaining columns evenly.
+__device__ __forceinline__ void set_columns(Tile& tile, int item, int all, const Place& place) {
+  const int first = item * ITEM_COLUMNS, blocks = (min(all - first, ITEM_COLUMNS) + 63) / 64;
+  const int of_first = (blocks + CLUSTER_N - 1) / CLUSTER_N;
+  tile.column = first + place.program_n * of_first * 64;
+  tile.columns = 64 * (place.program_n ? blocks - of_first : of_first);
+}
 
 // Order an item's cluster tile within a group's output: see tile_order.serpentine. Return its row and its column.
 __device__ __forceinline__ int2 serpentine(int inside, int tiles_m, int tiles_n) {
@@ -103,25 +127,70 @@ struct Stages {
   }
 };
 
-// Set the stages up. All threads of the cluster must synchronise before they are used.
-__device__ __forceinline__ Stages set_up_stages() {
+// A program's tiles in the order of their computation, a ring in shared memory. One thread writes it. The thread that loads
+// and each warp that multiplies read all of it.
+struct Plan {
+  Tile* tiles;
+  u32 planned, taken;  // addresses of barriers
+  int slot;
+  u32 phase;
+
+  __device__ __forceinline__ void next() {
+    if (++slot == PLANNED) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+
+  __device__ __forceinline__ void put(const Tile& tile) {
+    wait_for(taken + 8 * slot, phase ^ 1);
+    tiles[slot] = tile;
+    arrive(planned + 8 * slot);
+    next();
+  }
+
+  // Read the next tile, by a single thread or by a whole warp.
+  template <bool whole_warp>
+  __device__ __forceinline__ Tile take() {
+    wait_for(planned + 8 * slot, phase);
+    const Tile tile = tiles[slot];
+    if (whole_warp) __syncwarp();
+    if (!whole_warp || elected()) arrive(taken + 8 * slot);
+    next();
+    return tile;
+  }
+};
+
+struct Shared {
+  Stages stages;
+  Plan plan;
+};
+
+// Set the barriers up. All threads of the cluster must synchronise before they are used.
+__device__ __forceinline__ Shared set_up() {
   extern __shared__ __align__(1024) unsigned char memory[];
-  __shared__ u64 full[STAGES], empty[STAGES];
+  __shared__ u64 full[STAGES], empty[STAGES], planned[PLANNED], taken[PLANNED];
+  __shared__ Tile tiles[PLANNED];
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       set_up_barrier(shared_address(&full[stage]), 1);
       set_up_barrier(shared_address(&empty[stage]), PROGRAMS * (TAKE_TURNS ? 1 : WORKERS));
     }
+    for (int slot = 0; slot < PLANNED; ++slot) {
+      set_up_barrier(shared_address(&planned[slot]), 1);
+      set_up_barrier(shared_address(&taken[slot]), 1 + 4 * WORKERS);
+    }
     publish_barriers();
   }
-  return {shared_address(memory), shared_address(full), shared_address(empty), 0, 0};
+  return {{shared_address(memory), shared_address(full), shared_address(empty), 0, 0},
+          {tiles, shared_address(planned), shared_address(taken), 0, 0}};
 }
 
 // See lockstep.py. A cluster's first program waits for those of other clusters, its second one for the first.
 struct Lockstep {
   u64* arrivals;
   int clusters;
-  u64 reached;
+  u64 reached, seen;
   int to_arrive, to_wait, until;
 
   __device__ __forceinline__ void start() {
@@ -136,11 +205,12 @@ struct Lockstep {
       atomicAdd(arrivals, 1ull);
       --to_arrive;
     }
+    if (until == 1) seen = *(volatile u64*)arrivals;  // a step ahead, to hide the latency
     if (until == 0) {
       until = LOCKSTEP;
       reached += clusters;
       int polls = 0;
-      if (to_wait > 0)
+      if (to_wait > 0 && seen < reached)
         while (polls < POLLS && *(volatile u64*)arrivals < reached) ++polls;
       to_wait = polls < POLLS ? to_wait - 1 : 0;
     }
@@ -151,20 +221,29 @@ struct Lockstep {
 };
 
 template <class Product>
-__device__ __forceinline__ void load_tiles(const Product& product, const Place& place, Stages stages, u64* arrivals) {
+__device__ __forceinline__ void plan_tiles(const Product& product, const Place& place, Plan plan) {
+  int g = 0;
+  for (Walk walk = {0, place.cluster, place.clusters}; walk.item() < product.items; walk.next())
+    plan.put(product.tile_of(walk.item(), g, place));
+  plan.put({});
+}
+
+template <class Product>
+__device__ __forceinline__ void load_tiles(const Product& product, const Place& place, Stages stages, Plan plan,
+                                           u64* arrivals) {
   const bool leads = LOCKSTEP && place.program_m + place.program_n == 0;
   Lockstep lockstep = {arrivals, place.clusters};
   if (leads) lockstep.start();
-  int g = 0;
   stages.phase = 1;
-  for (int item = place.cluster; item < product.items; item += place.clusters) {
-    const Tile tile = product.tile_of(item, g, place);
+  while (true) {
+    const Tile tile = plan.take<false>();
+    if (!tile.steps) break;
     for (int step = 0; step < tile.steps; ++step) {
       if (leads) lockstep.keep_step();
       wait_for(stages.is_empty(), stages.phase);
-      expect(stages.is_full(), (tile.parts ? A_BYTES : 0) + (tile.inside ? B_BYTES : 0));
+      expect(stages.is_full(), (tile.parts ? A_BYTES : 0) + (tile.columns ? B_BYTES : 0));
       if (tile.parts) product.load_a(tile, step, place, stages.here(), stages.is_full());
-      if (tile.inside) product.load_b(tile, step, place, stages.here() + A_BYTES, stages.is_full());
+      if (tile.columns) product.load_b(tile, step, place, stages.here() + A_BYTES, stages.is_full());
       stages.next();
     }
   }
@@ -191,7 +270,7 @@ struct Worker {
   }
 
   // Multiply the first `count` of the worker's parts, from `part` on. The last products may be unfinished.
-  template <int count>
+  template <int count, int columns>
   __device__ __forceinline__ void multiply_steps(float (&sums)[PARTS_EACH][COLUMNS / 2], int part, int steps) {
     for (int step = 0; step < steps; ++step) {
       wait_for(stages.is_full(), stages.phase);
@@ -202,7 +281,7 @@ struct Worker {
       for (int i = 0; i < BLOCK_K / 16; ++i)
 #pragma unroll
         for (int e = 0; e < count; ++e)
-          multiply(sums[e], a + e * APART * (BOX_BYTES / 16) + A_NEXT * i, b + B_NEXT * i, step | i);
+          multiply<columns>(sums[e], a + e * APART * (BOX_BYTES / 16) + A_NEXT * i, b + B_NEXT * i, step | i);
       commit_products();
       wait_for_products<1>();
       if (step > 0) give_back(held);
@@ -210,38 +289,47 @@ struct Worker {
       stages.next();
     }
   }
+
+  // The same for numbers of parts and columns that are not constants.
+  template <int most_parts = PARTS_EACH, int most_columns = COLUMNS>
+  __device__ __forceinline__ void multiply_tile(float (&sums)[PARTS_EACH][COLUMNS / 2], int parts, int columns, int part,
+                                                int steps) {
+    if constexpr (most_parts > 1)
+      if (parts < most_parts) return multiply_tile<most_parts - 1>(sums, parts, columns, part, steps);
+    if constexpr (most_columns > 64)
+      if (columns < most_columns) return multiply_tile<most_parts, most_columns - 64>(sums, parts, columns, part, steps);
+    multiply_steps<most_parts, most_columns>(sums, part, steps);
+  }
 };
 
 template <class Product>
-__device__ __forceinline__ void multiply_tiles(const Product& product, const Place& place, const Stages& stages,
-                                               int number) {
+__device__ __forceinline__ void multiply_tiles(const Product& product, const Shared& shared, int number) {
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = uniform(thread / 32);
-  Worker worker = {stages, thread, 0};
-  const u64 policy = leaves_first();
-  const u32 buffers = stages.operands + STAGES * STAGE_BYTES + (number * 4 + warp) * BUFFERS * OUT_BYTES;
+  Worker worker = {shared.stages, thread, 0};
+  Plan plan = shared.plan;
+  const u64 policy = product.policy();
+  const u32 buffers = worker.stages.operands + STAGES * STAGE_BYTES + (number * 4 + warp) * BUFFERS * OUT_BYTES;
   float sums[PARTS_EACH][COLUMNS / 2];
-  int g = 0;
-  int item = place.cluster;
-  if (TAKE_TURNS && number && item < product.items) {
-    worker.stages.skip(product.steps_of(item));
-    item += place.clusters;
-  }
-  for (; item < product.items; item += (TAKE_TURNS ? 2 : 1) * place.clusters) {
-    const Tile tile = product.tile_of(item, g, place);
-    const int part = TAKE_TURNS ? 0 : number, steps = uniform(tile.steps);
-    const int count = uniform(tile.inside ? (tile.parts + APART - 1 - part) / APART : 0);
-    if (TAKE_TURNS && item >= place.clusters) wait_for_group(1 + number);
-    if (count == PARTS_EACH)
-      worker.multiply_steps<PARTS_EACH>(sums, part, steps);
-    else if (PARTS_EACH > 2 && count == 2)
-      worker.multiply_steps<2>(sums, part, steps);
-    else if (PARTS_EACH > 1 && count == 1)
-      worker.multiply_steps<1>(sums, part, steps);
+  int next_buffer = 0;
+  int others = 1;  // steps of the other group's next tile
+  if (TAKE_TURNS && number) worker.stages.skip(others = uniform(plan.take<true>().steps));
+  for (bool wait = number; others; wait = true) {
+    const Tile tile = plan.take<true>();
+    const int part = TAKE_TURNS ? 0 : number, steps = uniform(tile.steps), columns = uniform(tile.columns);
+    if (!steps) break;
+    if (TAKE_TURNS) others = uniform(plan.take<true>().steps);
+    const int count = uniform(columns ? (tile.parts + APART - 1 - part) / APART : 0);
+    // They are the same for all threads, but from one tile to the next the compiler loses sight of it.
+    worker.stages.stage = uniform(worker.stages.stage);
+    worker.stages.phase = uniform(worker.stages.phase);
+    if (TAKE_TURNS && wait) wait_for_group(1 + number);
+    if (count)
+      worker.multiply_tile(sums, count, columns, part, steps);
     else
       worker.pass(steps);
-    if (TAKE_TURNS && item + place.clusters < product.items) {
+    if (TAKE_TURNS && others) {
       let_group_go(2 - number);
-      worker.stages.skip(product.steps_of(item + place.clusters));
+      worker.stages.skip(others);
     }
     wait_for_products<0>();
     if (count) worker.give_back(worker.held);
@@ -254,38 +342,42 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Pla
         const int row = tile.row + (part + e * APART) * ROWS + warp * OUT_ROWS;
 #pragma unroll
         for (int i = 0; i < COLUMNS / OUT_COLUMNS; ++i) {
-          const u32 buffer = buffers + (e * (COLUMNS / OUT_COLUMNS) + i) % BUFFERS * OUT_BYTES;
-          if (lane == 0) wait_for_reads<BUFFERS - 1>();
+          if (i * OUT_COLUMNS >= columns) break;
+          const u32 buffer = buffers + next_buffer * OUT_BYTES;
+          if (++next_buffer == BUFFERS) next_buffer = 0;
+          if (elected()) wait_for_reads<BUFFERS - 1>();
           __syncwarp();
 #pragma unroll
           for (int j = 0; j < 4; ++j)
             write_sums(buffer + line * 128 + ((2 * j + lane / 16 ^ line & 7) << 4), &sums[e][i * 32 + j * 8]);
           publish_to_tma();
           __syncwarp();
-          if (lane == 0) product.store(tile, row, tile.column + i * OUT_COLUMNS, buffer, policy);
+          if (elected()) product.store(tile, row, tile.column + i * OUT_COLUMNS, buffer, policy);
         }
       }
     }
   }
-  if (lane == 0) wait_for_stores();
+  if (elected()) wait_for_stores();
 }
 
 // Multiply all items of a product. It must have:
 //
 //     items                              of all clusters
 //     tile_of(item, g, place)            this program's tile; g is a group not after the item's, and becomes it
-//     steps_of(item)                     the steps of K of an item
 //     load_a, load_b(tile, step, place, to, ready)   load this program's share of an operand
 //     store(tile, row, column, from, policy)         store OUT_ROWS x OUT_COLUMNS from shared memory
+//     policy()                           the stores' policy for L2
 template <class Product>
-__device__ __forceinline__ void multiply_all(const Product& product, const Place& place, const Stages& stages,
+__device__ __forceinline__ void multiply_all(const Product& product, const Place& place, const Shared& shared,
                                              u64* arrivals) {
   const int role = uniform(threadIdx.x / 128);
   if (role == 0) {
     give_up_registers<LOAD_REGISTERS>();
-    if (threadIdx.x == 0) load_tiles(product, place, stages, arrivals);
+    const int warp = uniform(threadIdx.x / 32);
+    if (warp == 0 && elected()) load_tiles(product, place, shared.stages, shared.plan, arrivals);
+    if (warp == 1 && elected()) plan_tiles(product, place, shared.plan);
   } else {
     claim_registers<MULTIPLY_REGISTERS>();
-    multiply_tiles(product, place, stages, role - 1);
+    multiply_tiles(product, shared, role - 1);
   }
 }
