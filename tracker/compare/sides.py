@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from sqlalchemy.orm import Session
 
 from groupbench.tracker import git
@@ -166,7 +165,7 @@ def _point(record: Record, pk: int, run: RunRow, environment: EnvironmentRow, se
     accuracy = record.accuracy or Accuracy()
     latency = record.latency
     bursts = Bursts.of(latency.bursts_ms) if latency else None
-    error = burst_error(np.asarray(bursts.medians)) if bursts else math.nan
+    error = burst_error(bursts.medians) if bursts else math.nan
     return PointRow(
         pk=pk,
         series=series,

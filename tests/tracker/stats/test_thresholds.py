@@ -42,7 +42,7 @@ def test_burst_error_is_that_of_the_median() -> None:
     bursts = np.exp(rng.normal(0, 0.01, (4000, 9)))
     actual = np.std(np.log(np.median(bursts, axis=1)))
     assert np.mean([burst_error(one) for one in bursts]) == pytest.approx(actual, rel=0.1)
-    assert math.isnan(burst_error(np.array([1.0])))
+    assert math.isnan(burst_error([1.0]))
 
 
 class TestPools:
