@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from sqlalchemy import insert
@@ -23,13 +23,9 @@ def insert_rows(session: Session, mapped: type[Base], rows: Sequence[dict[str, A
     # Compile once: the session would compile for each row, which takes as long as the insert itself.
     names = list(rows[0])
     compiled = insert(table).inline().compile(dialect=dialect, column_keys=names)
-    order = compiled.positiontup or names
-    types = [table.columns[name].type.dialect_impl(dialect).bind_processor(dialect) for name in order]
-    convert = [(place, process) for place, process in enumerate(types) if process is not None]
-    parameters = []
-    for row in rows:
-        values = [row[name] for name in order]
-        for place, process in convert:
-            values[place] = process(values[place])
-        parameters.append(tuple(values))
-    connection.exec_driver_sql(str(compiled), parameters)
+    columns: list[Iterable[Any]] = []
+    for name in compiled.positiontup or names:
+        values = [row[name] for row in rows]
+        process = table.columns[name].type.dialect_impl(dialect).bind_processor(dialect)
+        columns.append(values if process is None else map(process, values))
+    connection.exec_driver_sql(str(compiled), list(zip(*columns, strict=True)))
