@@ -19,8 +19,8 @@ from groupbench.tracker.environment import digest
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.identity import series_identity
 from groupbench.tracker.physics import implausible
-from groupbench.tracker.record import LARGEST_KERNELS, Cell, Environment, Record, RecordError, Run, read
-from groupbench.tracker.store.points import point_values
+from groupbench.tracker.record import LARGEST_KERNELS, Cell, Environment, Latency, Record, RecordError, Run, read
+from groupbench.tracker.store.points import packed_values, plain_values
 
 Numbered = tuple[int, Record]
 """A line number, counted from 1, and its record."""
@@ -49,6 +49,9 @@ _AHEAD = timedelta(days=1)
 _IN_MEMORY = 1 << 26
 """Bytes of checked records kept in memory; more go to a temporary file."""
 
+_TOGETHER = 1 << 13
+"""Samples packed together. More would only take more memory."""
+
 encode = msgspec.json.Encoder().encode
 
 
@@ -65,6 +68,10 @@ class Checked(msgspec.Struct, frozen=True, gc=False):
     values: dict[str, Any]  # columns of the point except its keys
 
 
+_Hashed = tuple[Checked, Latency | None]
+"""A checked record whose latency is not packed yet."""
+
+
 def clock() -> datetime:
     """Return this machine's time."""
     return datetime.now(UTC)
@@ -76,9 +83,13 @@ def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Checked]:
     Keeps only a hash of each. Raises IngestError with the line number for a record that is malformed or cannot be
     stored, for two different results of one run and series, and for a stream without records.
     """
+    return _packed(_consistent(_hashed(_storable(lines, source), source), source))
+
+
+def _consistent(records: Iterable[_Hashed], source: str) -> Iterator[_Hashed]:
     empty = True
     seen: dict[tuple[str, str], tuple[int, int]] = {}
-    for checked in prepared(_storable(lines, source), source):
+    for checked, latency in records:
         empty = False
         if checked.values["status"] != NOT_REACHED:
             content = checked.values["content"]
@@ -87,7 +98,7 @@ def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Checked]:
             if before != content:
                 problem = f"contradicts line {first} (same run and series: {named(checked.cell)})"
                 raise IngestError(f"{source}: line {checked.number}: {problem}")
-        yield checked
+        yield checked, latency
     if empty:
         raise IngestError(f"{source}: contains no records")
 
@@ -105,19 +116,45 @@ def _storable(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
 
 
 def prepared(records: Iterable[Numbered], source: str) -> Iterator[Checked]:
-    """Hash and pack storable records, one at a time. Raises IngestError."""
+    """Hash and pack storable records. Raises IngestError."""
+    return _packed(_hashed(records, source))
+
+
+def _hashed(records: Iterable[Numbered], source: str) -> Iterator[_Hashed]:
     runs, environments = _Runs(), _Environments()
     for number, record in records:
         environment, content = environments.of(record.environment)
         try:
             identity = series_identity(record)
             kernels = encode(record.kernels) if record.kernels else None
-            values = point_values(record, content, identity)
+            values = plain_values(record, content, identity)
         except (RecursionError, OverflowError, ValueError) as error:
             raise IngestError(f"{source}: line {number}: cannot store the record: {error}") from error
-        yield Checked(
+        checked = Checked(
             number, runs.of(record.run), environment, content, record.cell, identity, kernels, values
         )  # fmt: skip
+        yield checked, record.latency
+
+
+def _packed(records: Iterable[_Hashed]) -> Iterator[Checked]:
+    for batch in _batches(records):
+        packed = packed_values([latency for _, latency in batch])
+        for (checked, _), columns in zip(batch, packed, strict=True):
+            checked.values.update(columns)
+            yield checked
+
+
+def _batches(records: Iterable[_Hashed]) -> Iterator[list[_Hashed]]:
+    batch: list[_Hashed] = []
+    samples = 0
+    for checked, latency in records:
+        batch.append((checked, latency))
+        samples += 1 if latency is None else sum(map(len, latency.bursts_ms))
+        if samples >= _TOGETHER:
+            yield batch
+            batch, samples = [], 0
+    if batch:
+        yield batch
 
 
 class _Runs:

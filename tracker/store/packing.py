@@ -5,12 +5,15 @@ no general compressor shortens. So a block of integers is stored as its minimum,
 the minimum in that many bits. Positive float32 values sort like their bit patterns, which makes them such integers
 without loss. If a clock has a fixed tick (32 ns for CUDA events, 10 ns, 1 ns), tick counts are shorter still. Unpacking
 restores every bit. The first byte names the method, so that better methods can be added later.
+
+Points are packed together, since those with equally many samples share arrays: alone, each takes ten times as long.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -18,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from groupbench.tracker.errors import StoreError
+from groupbench.tracker.record import Telemetry
 
 
 class DamagedError(StoreError, ValueError):
@@ -42,17 +46,14 @@ THROTTLE = (
 )
 """Throttle reasons stored as one bit each. Append only; any other reason is stored as text."""
 
-_LARGEST = 1 << 40  # larger telemetry values are stored as text
+_LARGEST = 1 << 40  # larger counts of ticks, and telemetry with larger values, are not packed as integers
 _MOST = 1 << 28  # samples of a point, so that a damaged length does not exhaust memory
-_CHUNK = 1 << 15  # values to unpack at once; a multiple of 8, so that chunks end on a byte
-_FEW = 200
+_CHUNK = 1 << 15  # values to pack or unpack at once; a multiple of 8, so that chunks end on a byte
+_FEW = 200  # values that are unpacked faster without an array
 _ONE_BYTE = [bytes([value]) for value in range(128)]
 _ZLIB_FROM = 256  # number of samples from which zlib may be shorter than bit packing
 
 Bursts = Sequence[Sequence[float]]
-
-Whole = list[int] | NDArray[np.int64]
-"""Integers: a list if there are few, which is faster, or an array."""
 
 
 def flatten(bursts: Bursts) -> NDArray[np.float32]:
@@ -60,28 +61,38 @@ def flatten(bursts: Bursts) -> NDArray[np.float32]:
     return np.array([ms for burst in bursts for ms in burst], dtype="<f4")
 
 
-def pack_samples(bursts: Bursts, flat: NDArray[np.float32] | None = None) -> bytes:
-    """Return positive samples by burst, rounded to float32 and packed. `flat` may pass `flatten(bursts)`."""
-    flat = flatten(bursts) if flat is None else flat
-    lengths = [len(burst) for burst in bursts]
-    alike = len(set(lengths)) == 1
-    head = _varint(2 * len(lengths) + alike) + b"".join(map(_varint, lengths[:1] if alike else lengths))
+def pack_samples(points: Sequence[Bursts]) -> list[bytes]:
+    """Return the positive samples of each point, rounded to float32 and packed."""
+    packed = [b""] * len(points)
+    for places in _alike(tuple(map(len, bursts)) for bursts in points):
+        head = _head([len(burst) for burst in points[places[0]]])
+        samples = np.array([flatten(points[place]) for place in places])
+        for place, ways in zip(places, _packed_each_way(samples, head), strict=True):
+            packed[place] = min(ways, key=len)
+    return packed
 
-    whole, method = _whole(flat.view("<u4")), bytes([_BITS]) + head
-    low, high = _ends(whole)
+
+def _head(lengths: list[int]) -> bytes:
+    """Return the number of bursts and their lengths."""
+    alike = len(set(lengths)) == 1
+    return _varint(2 * len(lengths) + alike) + b"".join(map(_varint, lengths[:1] if alike else lengths))
+
+
+def _packed_each_way(samples: NDArray[np.float32], head: bytes) -> list[list[bytes]]:
+    """Return each row of samples, packed by every method that restores it."""
+    ways = [[bytes([_BITS]) + head + block] for block in _pack_rows(samples.view("<u4").astype(np.int64))]
+    places = np.arange(len(samples))
     for position, step in enumerate(TICK_NS):
-        ticks = _ticks(flat, step)
-        if ticks is not None:
-            ends = _ends(ticks)
-            if 1 + _packed_size(*ends, len(ticks)) < _packed_size(low, high, len(whole)):
-                whole, method, (low, high) = ticks, bytes([_TICKS]) + head + bytes([position]), ends
-            break  # a shorter tick only multiplies the counts
-    best = method + _pack_whole(whole, low, high)
-    if len(flat) >= _ZLIB_FROM:
-        planes = flat.view(np.uint8).reshape(-1, 4).T.tobytes()
-        squeezed = bytes([_ZLIB]) + head + zlib.compress(planes, 6)
-        best = min(best, squeezed, key=len)
-    return best
+        ticks = np.rint(samples[places].astype(np.float64) * 1e6 / step)
+        exact = ((ticks < _LARGEST) & (_of_ticks(ticks, step) == samples[places])).all(axis=1)
+        for place, block in zip(places[exact].tolist(), _pack_rows(ticks[exact].astype(np.int64)), strict=True):
+            ways[place].append(bytes([_TICKS]) + head + bytes([position]) + block)
+        places = places[~exact]  # a shorter tick only multiplies the counts
+    if samples.shape[1] >= _ZLIB_FROM:
+        for way, row in zip(ways, samples, strict=True):
+            planes = row.view(np.uint8).reshape(-1, 4).T.tobytes()
+            way.append(bytes([_ZLIB]) + head + zlib.compress(planes, 6))
+    return ways
 
 
 def unpack_samples(packed: bytes, lengths: object = None) -> tuple[tuple[float, ...], ...]:
@@ -128,54 +139,62 @@ def burst_lengths(packed: bytes) -> list[int]:
     return _burst_lengths(packed)[0]
 
 
-def pack_telemetry(bursts: Sequence[dict[str, Any]]) -> bytes:
-    """Return telemetry by burst, packed as one column of integers per field, or as JSON if a value does not fit.
+def pack_telemetry(points: Sequence[Sequence[Telemetry]]) -> list[bytes]:
+    """Return the telemetry by burst of each point, packed as one column of integers per field.
 
-    Each burst is a `record.Telemetry` as builtins.
+    It is packed as JSON if a value does not fit, or if only some bursts have a field.
     """
-    try:
-        columns = [_integers(bursts, name, scale) for name, scale in _TELEMETRY_FIELDS]
-        columns.append(_reasons(bursts))
-    except (ValueError, OverflowError):
-        return bytes([_JSON]) + msgspec.json.encode(bursts)
-    present = sum(1 << i for i, column in enumerate(columns) if column)
-    body = b"".join(_pack_whole(column, min(column), max(column)) for column in columns if column)
-    return bytes([_COLUMNS]) + _varint(len(bursts)) + bytes([present]) + body
+    packed = [b""] * len(points)
+    for places in _alike(map(len, points)):
+        try:
+            columns = _packed_columns([points[place] for place in places])
+        except OverflowError:  # an integer that no float can hold
+            columns = [None] * len(places)
+        for place, blocks in zip(places, columns, strict=True):
+            bursts = points[place]
+            if blocks is None:
+                packed[place] = bytes([_JSON]) + msgspec.json.encode(bursts)
+            else:
+                present = sum(1 << field for field in blocks)
+                packed[place] = bytes([_COLUMNS]) + _varint(len(bursts)) + bytes([present]) + b"".join(blocks.values())
+    return packed
 
 
-def _integers(bursts: Sequence[dict[str, Any]], name: str, scale: int) -> list[int]:
-    """Return a field of every burst as integers, times `scale`; empty if no burst has it.
+def _packed_columns(points: Sequence[Sequence[Telemetry]]) -> list[dict[int, bytes] | None]:
+    """Return the packed columns of each point by field, or None if they would lose information.
 
-    Raises ValueError or OverflowError if that loses information.
+    All points have equally many bursts. Raises OverflowError.
     """
-    values = [burst[name] for burst in bursts if name in burst]
-    if not values:
-        return []
-    if len(values) != len(bursts):
-        raise ValueError(f"some bursts lack {name}")
-    kinds = set(map(type, values))
-    whole = values if scale == 1 and kinds == {int} else _scaled(values, scale, kinds)
-    if min(whole) <= -_LARGEST or max(whole) >= _LARGEST:
-        raise OverflowError(f"{name} is too large")
-    return whole
+    columns: list[dict[int, bytes]] = [{} for _ in points]
+    lossy: set[int] = set()
+    for field, (name, scale) in enumerate(_TELEMETRY_FIELDS):
+        values = np.array([[getattr(burst, name) for burst in bursts] for bursts in points], dtype=np.float64)
+        with np.errstate(over="ignore"):  # an infinite value does not fit
+            whole = np.rint(values * scale)
+        negative_zero = np.signbit(values) & (values == 0)
+        fits = ((whole / scale == values) & (np.abs(whole) < _LARGEST) & ~negative_zero).all(axis=1)
+        absent = np.isnan(values).all(axis=1)
+        lossy.update(np.flatnonzero(~fits & ~absent).tolist())
+        packed = fits & ~absent
+        blocks = _pack_rows(whole[packed].astype(np.int64))
+        for place, block in zip(np.flatnonzero(packed).tolist(), blocks, strict=True):
+            columns[place][field] = block
+    for place, bursts in enumerate(points):
+        if any(burst.throttle for burst in bursts):
+            reasons = _reasons(bursts)
+            if reasons is None:
+                lossy.add(place)
+            else:
+                columns[place][len(_TELEMETRY_FIELDS)] = _pack_rows(np.array([reasons]))[0]
+    return [None if place in lossy else by_field for place, by_field in enumerate(columns)]
 
 
-def _scaled(values: list[Any], scale: int, kinds: set[type]) -> list[int]:
-    whole = [round(value * scale) for value in values]
-    back = [value / scale for value in whole] if scale > 1 else whole
-    if back != values or kinds - {type(back[0])}:
-        raise ValueError(f"not all values are multiples of 1 / {scale}")
-    if 0 in whole and str(back) != str(values):  # compare as text, because -0.0 == 0.0
-        raise ValueError("a value is a negative zero")
-    return whole
-
-
-def _reasons(bursts: Sequence[dict[str, Any]]) -> list[int]:
-    """Return the reasons to throttle of every burst as bits; empty if no burst has one. Raises ValueError."""
-    reasons = [[THROTTLE.index(reason) for reason in burst.get("throttle", ())] for burst in bursts]
-    if any(bits and bits != sorted(set(bits)) for bits in reasons):
-        raise ValueError("throttle is not in order")
-    return [sum(1 << bit for bit in bits) for bits in reasons] if any(reasons) else []
+def _reasons(bursts: Sequence[Telemetry]) -> list[int] | None:
+    """Return the reasons to throttle of every burst as bits, or None if one is unknown or not in order."""
+    bits = [[THROTTLE.index(reason) if reason in THROTTLE else -1 for reason in burst.throttle] for burst in bursts]
+    if any(each != sorted(set(each)) or -1 in each for each in bits):
+        return None
+    return [sum(1 << bit for bit in each) for each in bits]
 
 
 def unpack_telemetry(packed: bytes) -> list[dict[str, Any]]:
@@ -215,54 +234,38 @@ def _unpack_columns(packed: bytes) -> list[dict[str, Any]]:
 _TELEMETRY_FIELDS = (("sm_clock_mhz", 1), ("temperature_c", 1), ("power_w", 1000))
 
 
-def _whole(values: NDArray[Any]) -> Whole:
-    return values.tolist() if len(values) <= _FEW else values.astype(np.int64)
-
-
-def _ends(values: Whole) -> tuple[int, int]:
-    """Return (minimum, maximum)."""
-    return (min(values), max(values)) if isinstance(values, list) else (int(values.min()), int(values.max()))
-
-
-def _ticks(flat: NDArray[np.float32], step: int) -> Whole | None:
-    """Return the samples as counts of `step` nanoseconds, or None if that loses information."""
-    first = float(flat[0])
-    if np.float32(round(first * 1e6 / step) * step / 1e6) != first:
-        return None  # the usual case
-    counted = np.rint(flat.astype(np.float64) * 1e6 / step)
-    if not counted.max() < 2**40 or not (_of_ticks(counted, step) == flat).all():
-        return None
-    return _whole(counted.astype(np.int64))
-
-
 def _of_ticks(ticks: NDArray[Any], step: int) -> NDArray[np.float32]:
     return (ticks.astype(np.float64, copy=False) * step / 1e6).astype("<f4")
 
 
-def _pack_whole(values: Whole, low: int, high: int) -> bytes:
-    """Return minimum, width and each difference from the minimum in `width` bits. `low` and `high` are the ends."""
-    width = (high - low).bit_length()
-    head = _varint(_signed(low)) + bytes([width])
-    if width == 0:
-        return head
-    if isinstance(values, list) and len(values) <= _FEW:  # one large integer is faster than arrays for few values
-        joined = 0
-        for value in values:
-            joined = joined << width | (value - low)
-        size = width * len(values)
-        return head + (joined << -size % 8).to_bytes((size + 7) // 8, "big")
-    offsets = np.asarray(values, dtype=np.int64) - low
-    shifts = np.arange(width - 1, -1, -1)
-    parts = [head]
-    for start in range(0, len(offsets), _CHUNK):
-        bits = (offsets[start : start + _CHUNK, None] >> shifts) & 1
-        parts.append(np.packbits(bits.astype(np.uint8)).tobytes())
-    return b"".join(parts)
+def _alike(keys: Iterable[Hashable]) -> Iterable[list[int]]:
+    """Return the places of each key."""
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, key in enumerate(keys):
+        places[key].append(place)
+    return places.values()
 
 
-def _packed_size(low: int, high: int, count: int) -> int:
-    """Return the number of bytes that `_pack_whole` returns."""
-    return max(1, (_signed(low).bit_length() + 6) // 7) + 1 + ((high - low).bit_length() * count + 7) // 8
+def _pack_rows(rows: NDArray[np.int64]) -> list[bytes]:
+    """Return each row as a block: its minimum, a width, and each difference from the minimum in `width` bits."""
+    if not rows.size:
+        return []
+    low = rows.min(axis=1)
+    offsets = rows - low[:, None]
+    widths = np.frexp(offsets.max(axis=1).astype(np.float64))[1]  # the exponent is the number of bits
+    packed = [
+        _varint(_signed(least)) + bytes([width]) for least, width in zip(low.tolist(), widths.tolist(), strict=True)
+    ]
+    for width in set(widths.tolist()) - {0}:
+        places = np.flatnonzero(widths == width)
+        shifts = np.arange(width - 1, -1, -1)
+        for start in range(0, rows.shape[1], _CHUNK):
+            bits = (offsets[places, start : start + _CHUNK, None] >> shifts) & 1
+            joined = np.packbits(bits.astype(np.uint8).reshape(len(places), -1), axis=1)
+            size, joined_bytes = joined.shape[1], joined.tobytes()
+            for number, place in enumerate(places.tolist()):
+                packed[place] += joined_bytes[number * size : (number + 1) * size]
+    return packed
 
 
 def _signed(value: int) -> int:

@@ -26,17 +26,7 @@ from groupbench.tracker.store.packing import flatten, pack_samples, pack_telemet
 PPM = 1e6
 _LARGEST_PPM = 2**62
 
-LATENCY_COLUMNS = (
-    "timing",
-    "median_ms",
-    "low_ppm",
-    "high_ppm",
-    "error_ppm",
-    "samples",
-    "telemetry",
-    "prepare_ms",
-    "enqueue_ms",
-)
+LATENCY_COLUMNS = ("timing", "median_ms", "low_ppm", "high_ppm", "error_ppm", "prepare_ms", "enqueue_ms")
 ACCURACY_FIELDS = Accuracy.__struct_fields__
 AMOUNTS = ("dims", "flops", "min_bytes")
 """Fields with the size of the problem, outside a series' identity because a better formula changes them."""
@@ -51,6 +41,30 @@ def point_values(
     series: str,  # its identity
 ) -> dict[str, Any]:
     """Return the columns of a point except its keys."""
+    (packed,) = packed_values([record.latency])
+    return plain_values(record, environment, series) | packed
+
+
+def packed_values(latencies: Sequence[Latency | None]) -> list[dict[str, bytes | None]]:
+    """Return the packed columns of points. Many together take less time for each."""
+    measured = [latency for latency in latencies if latency is not None]
+    samples = iter(pack_samples([latency.bursts_ms for latency in measured]))
+    telemetry = iter(pack_telemetry([latency.telemetry for latency in measured if latency.telemetry]))
+    return [
+        {
+            "samples": None if latency is None else next(samples),
+            "telemetry": None if latency is None or not latency.telemetry else next(telemetry),
+        }
+        for latency in latencies
+    ]
+
+
+def plain_values(
+    record: Record,
+    environment: str,  # hash of all its facts
+    series: str,  # its identity
+) -> dict[str, Any]:
+    """Return the columns of a point except its keys and the packed ones."""
     accuracy = record.accuracy or Accuracy()
     flat = None if record.latency is None else flatten(record.latency.bursts_ms)
     return {
@@ -166,15 +180,13 @@ def _signless(value: Any) -> Any:
 def _latency_values(latency: Latency, flat: NDArray[np.float32]) -> dict[str, Any]:
     values = iter(flat.tolist())
     bursts = Bursts.of_singles([list(islice(values, len(burst))) for burst in latency.bursts_ms])
-    error = burst_error(np.asarray(bursts.medians))
+    error = burst_error(bursts.medians)
     return {
         "timing": latency.timing,
         "median_ms": bursts.median,
         "low_ppm": _ppm(1 - bursts.low / bursts.median),
         "high_ppm": _ppm(bursts.high / bursts.median - 1),
         "error_ppm": None if math.isnan(error) else _ppm(error),
-        "samples": pack_samples(latency.bursts_ms, flat),
-        "telemetry": pack_telemetry(msgspec.to_builtins(latency.telemetry)) if latency.telemetry else None,
         "prepare_ms": latency.prepare_ms,
         "enqueue_ms": latency.enqueue_ms,
     }

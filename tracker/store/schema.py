@@ -57,15 +57,10 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class PackedTelemetry(TypeDecorator[list[Any]]):
-    """Telemetry packed by `packing.pack_telemetry`, read as one dict per burst. Stores packed bytes as they are."""
+    """Telemetry, written as packed by `packing.pack_telemetry` and read as one dict per burst."""
 
     impl = LargeBinary
     cache_ok = True
-
-    def process_bind_param(self, value: list[Any] | bytes | None, dialect: Dialect) -> bytes | None:
-        from groupbench.tracker.store.packing import pack_telemetry
-
-        return value if value is None or isinstance(value, bytes) else pack_telemetry(value)
 
     def process_result_value(self, value: bytes | None, dialect: Dialect) -> list[Any] | None:
         from groupbench.tracker.store.packing import unpack_telemetry

@@ -24,7 +24,7 @@ from groupbench.tracker.identity import IDENTITY, identity_of, series_identity
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.checksum import checksum_of
 from groupbench.tracker.store.engine import cause
-from groupbench.tracker.store.points import LATENCY_COLUMNS, earlier_content, kernels_hash, point_values
+from groupbench.tracker.store.points import LATENCY_COLUMNS, earlier_content, kernels_hash, plain_values
 from groupbench.tracker.store.records import POINT_COLUMNS, RecordReader
 from groupbench.tracker.store.schema import (
     ABComparison,
@@ -41,8 +41,6 @@ from groupbench.tracker.store.schema import (
 )
 
 _BATCH = 500
-_PACKED = ("samples", "telemetry")
-"""Columns that another version may pack differently. The hash covers their unpacked contents."""
 
 
 @dataclass(frozen=True)
@@ -216,12 +214,12 @@ def _results(session: Session, until: float) -> Iterator[DatabaseProblem]:
     def check(row: Any) -> str | None:
         record = read.record(row)
         environment, identity = environments[row.environment_id], series[row.series_id]
-        made = point_values(record, environment, identity)
+        made = plain_values(record, environment, identity)
         if row.content != made["content"] and row.content != earlier_content(record, environment, identity):
             return "does not match its hash"
         if series_identity(record) != identity:
             return "was measured on different hardware than its series"
-        if any(made[name] != row._mapping[name] for name in LATENCY_COLUMNS if name not in _PACKED):
+        if any(made[name] != row._mapping[name] for name in LATENCY_COLUMNS):
             return "has statistics that do not match its samples"
         return None
 

@@ -176,12 +176,12 @@ def test_each_record_is_decoded_hashed_and_packed_once(
 
         monkeypatch.setattr(module, name, call)
 
-    for module, name in ((record_module, "decode"), (checks, "series_identity"), (checks, "point_values")):
+    for module, name in ((record_module, "decode"), (checks, "series_identity"), (checks, "plain_values")):
         counting(module, name)
     counting(checks, "digest")  # of an environment
     file = write([make(backend=f"b{number}", environment={"gpu_uuid": str(number % 3)}) for number in range(30)])
     assert "30 points added" in cli("ingest", file).stdout
-    assert calls == {"decode": 30, "series_identity": 30, "point_values": 30, "digest": 3}
+    assert calls == {"decode": 30, "series_identity": 30, "plain_values": 30, "digest": 3}
 
 
 @pytest.mark.parametrize("in_memory", [1, 1 << 20], ids=["on disk", "in memory"])
@@ -250,7 +250,7 @@ def test_a_death_in_the_middle_leaves_nothing(
     opened: Store, make: Any, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     records = [(n, make(backend=f"b{n}")) for n in range(5)]
-    real, calls = checks.point_values, []
+    real, calls = checks.plain_values, []
 
     def dies(*args: Any) -> Any:
         calls.append(1)
@@ -258,7 +258,7 @@ def test_a_death_in_the_middle_leaves_nothing(
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(checks, "point_values", dies)
+    monkeypatch.setattr(checks, "plain_values", dies)
     with pytest.raises(KeyboardInterrupt):
         ingest(opened, records, "file")
     assert {name: len(rows) for name, rows in tables(db).items()} == dict.fromkeys(tables(db), 0)

@@ -6,11 +6,13 @@ import tracemalloc
 import zlib
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from groupbench.tracker.record import Telemetry
 from groupbench.tracker.store.packing import (
     THROTTLE,
     burst_lengths,
@@ -28,7 +30,7 @@ def as_kept(bursts: Any) -> tuple[tuple[float, ...], ...]:
 
 
 def comes_back(bursts: Any) -> bytes:
-    packed = pack_samples(bursts)
+    (packed,) = pack_samples([bursts])
     assert unpack_samples(packed) == as_kept(bursts)
     assert burst_lengths(packed) == [len(burst) for burst in bursts]
     return packed
@@ -72,7 +74,7 @@ def test_other_bytes_are_an_error(damage: bytes) -> None:
 
 
 def test_a_few_bytes_do_not_become_gigabytes() -> None:
-    one_sample = pack_samples([[1.0]])[1:3]  # one burst, of one sample
+    one_sample = pack_samples([[[1.0]]])[0][1:3]  # one burst, of one sample
     bomb = b"\x01" + one_sample + zlib.compress(bytes(1 << 24))
     tracemalloc.start()
     with pytest.raises(ValueError, match="samples are damaged"):
@@ -109,13 +111,34 @@ bursts = st.fixed_dictionaries(
 @quick
 @given(st.lists(bursts, max_size=4))
 def test_any_telemetry_comes_back(telemetry: list[dict[str, Any]]) -> None:
-    back = unpack_telemetry(pack_telemetry(telemetry))
+    (packed,) = pack_telemetry([msgspec.convert(telemetry, list[Telemetry])])
+    back = unpack_telemetry(packed)
     assert [str(sorted(burst.items())) for burst in back] == [str(sorted(burst.items())) for burst in telemetry]
+
+
+@quick
+@given(st.lists(st.lists(st.lists(samples, min_size=1, max_size=3), min_size=1, max_size=2), max_size=6))
+def test_samples_of_many_points_are_packed_as_those_of_each(points: list[list[list[float]]]) -> None:
+    assert pack_samples(points) == [packed for bursts in points for packed in pack_samples([bursts])]
+
+
+@quick
+@given(st.lists(st.lists(bursts, max_size=3), max_size=6))
+def test_telemetry_of_many_points_is_packed_as_that_of_each(points: list[list[dict[str, Any]]]) -> None:
+    records = msgspec.convert(points, list[list[Telemetry]])
+    assert pack_telemetry(records) == [packed for bursts in records for packed in pack_telemetry([bursts])]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("huge", [{"sm_clock_mhz": 10**400}, {"power_w": 1e308}], ids=str)
+def test_a_huge_value_comes_back(huge: dict[str, Any]) -> None:
+    packed = pack_telemetry([[msgspec.convert(huge, Telemetry)], [Telemetry(sm_clock_mhz=1980)]])
+    assert [unpack_telemetry(each) for each in packed] == [[huge], [{"sm_clock_mhz": 1980}]]
 
 
 def test_telemetry_of_a_gpu_is_short() -> None:
     telemetry = [
-        {"sm_clock_mhz": 1755 + i, "temperature_c": 45, "power_w": 412.345 + i, "throttle": ["SwPowerCap"]}
+        Telemetry(sm_clock_mhz=1755 + i, temperature_c=45, power_w=412.345 + i, throttle=("SwPowerCap",))
         for i in range(4)
     ]
-    assert len(pack_telemetry(telemetry)) < 32
+    assert len(pack_telemetry([telemetry])[0]) < 32
