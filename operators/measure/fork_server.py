@@ -72,6 +72,5 @@ _place = _socket()
 if _place is not None:
     atexit.register(_remove, _place)
     os.register_at_fork(before=partial(_import_wanted, _place, os.getpid(), set()))
-for _group in plugins.INSTALLED:
-    plugins.offered(_group)
+plugins.offered()
 sys.excepthook = _print_unless_abandoned
