@@ -244,8 +244,9 @@ class _Writer:
         if not wanted:
             return
         columns = [getattr(schema.Series, name) for name in ("id", "identity", *AMOUNTS)]
-        for row in self.session.execute(select(*columns).where(schema.Series.identity.in_(list(wanted)))):
-            self.series[row.identity] = (row.id, {name: getattr(row, name) for name in AMOUNTS})
+        query = select(*columns).where(schema.Series.identity.in_(list(wanted)))
+        for key, identity, *amounts in self.session.execute(query):
+            self.series[identity] = (key, dict(zip(AMOUNTS, amounts, strict=True)))
         missing = [identity for identity in reversed(wanted) if identity not in self.series]  # in the file's order
         if missing:
             insert_rows(self.session, schema.Series, [_series_values(wanted[identity]) for identity in missing])
