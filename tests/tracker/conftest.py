@@ -36,7 +36,7 @@ from groupbench.tracker.store import engine
 from groupbench.tracker.store.engine import Store, open_store
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Page, ViewportSize
 
 Database = Path | str
 """A SQLite file, or the URL of a PostgreSQL database."""
@@ -448,6 +448,8 @@ CHROMIUM_ARGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     "--disable-sync",
 )
+WINDOW: ViewportSize = {"width": 1280, "height": 720}
+"""Size of a tab whose test asks for none."""
 
 
 @pytest.fixture(scope="session")
@@ -472,20 +474,31 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def tab(chromium: Browser) -> Page:
-    """Return a tab of the session. A page that was shown there before loads in a fifth of a new tab's time."""
-    return chromium.new_context().new_page()
+def tab(chromium: Browser) -> Callable[..., Page]:
+    """Return a function that gives the session's tab in a context with some options.
+
+    A page that was shown there before loads in a fifth of a new tab's time.
+    """
+    tabs: dict[tuple[tuple[str, object], ...], Page] = {}
+
+    def of(**options: Any) -> Page:
+        kind = tuple(sorted(options.items()))
+        if kind not in tabs:
+            tabs[kind] = chromium.new_context(**options).new_page()
+        return tabs[kind]
+
+    return of
 
 
 @pytest.fixture
-def browse(chromium: Browser, tab: Page) -> Iterator[Callable[..., Page]]:
+def browse(chromium: Browser, tab: Callable[..., Page]) -> Iterator[Callable[..., Page]]:
     """Open a URL or a file in a tab without a state; keywords are those of playwright's `new_context`.
 
     At the end, no tab may have logged an error or requested anything from outside this machine.
     """
     errors: list[str] = []
-    contexts = []
-    free = [tab]
+    used: list[Page] = []
+    further: list[Page] = []
     heard: dict[str, Callable[[Any], None]] = {
         "console": lambda line: errors.append(line.text) if line.type in ("error", "warning") else None,
         "pageerror": lambda error: errors.append(str(error)),
@@ -496,13 +509,14 @@ def browse(chromium: Browser, tab: Page) -> Iterator[Callable[..., Page]]:
         if not url.startswith(("file:", "data:", "blob:", "http://127.0.0.1:", "http://localhost:")):
             errors.append(f"asked for {url}")
 
-    def browse(where: str | Path, **options: Any) -> Page:
-        if free and not options:
-            page = free.pop()
-        else:
-            context = chromium.new_context(**options)
-            contexts.append(context)
-            page = context.new_page()
+    def browse(where: str | Path, viewport: ViewportSize = WINDOW, color_scheme: Any = "light", **options: Any) -> Page:
+        page = tab(**options)
+        if page in used:
+            page = chromium.new_context(**options).new_page()
+            further.append(page)
+        used.append(page)
+        page.set_viewport_size(viewport)
+        page.emulate_media(color_scheme=color_scheme, media="null")
         page.set_default_timeout(120_000)  # of loads and waits, which end earlier except on a busy machine
         for event, handle in heard.items():
             page.on(event, handle)  # type: ignore[call-overload]
@@ -510,12 +524,13 @@ def browse(chromium: Browser, tab: Page) -> Iterator[Callable[..., Page]]:
         return page
 
     yield browse
-    for context in contexts:
-        context.close()
-    if not free:
-        tab.evaluate("localStorage.clear()")
-        tab.context.clear_cookies()
+    for page in used:
+        if page in further:
+            page.context.close()
+            continue
+        page.evaluate("localStorage.clear()")
+        page.context.clear_cookies()
         for event, handle in heard.items():
-            tab.remove_listener(event, handle)
-        tab.goto("about:blank")
+            page.remove_listener(event, handle)
+        page.goto("about:blank")
     assert not errors

@@ -202,10 +202,11 @@ def test_a_series_stands_among_the_backends_of_its_problem(address: str, browse:
     ("/", "/runs", "/runs/run-007", "/series", "/series/1", "/points/1.8", "/operators", "/operators/grouped_gemm",
      "/compare?a=000&b=latest", "/alerts", "/alerts/1", "/login", "/nowhere"),
 )  # fmt: skip
-def test_a_screen_reader_finds_its_way(address: str, tab: Any, path: str) -> None:
-    tab.goto(address + path)
-    tab.wait_for_timeout(300)
-    assert tab.evaluate(WALK) == []
+def test_a_screen_reader_finds_its_way(address: str, tab: Callable[[], Any], path: str) -> None:
+    page = tab()
+    page.goto(address + path)
+    page.wait_for_timeout(300)
+    assert page.evaluate(WALK) == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
