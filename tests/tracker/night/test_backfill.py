@@ -324,8 +324,10 @@ def test_an_old_commit_gets_the_benchmark_of_today(repository: Repository) -> No
 def test_each_toolchain_measures_every_commit_and_builds_for_itself(repository: Repository) -> None:
     file, python = repository.folder / "groupbench.toml", repository.folder.parent / "other" / "python"
     built = repository.folder.parent / "built"
-    folders = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    packages = (path for path in sys.path if path.endswith("site-packages"))
+    folders = os.pathsep.join([str(python.parent), *packages])
     python.parent.mkdir()
+    (python.parent / "torch.py").touch()
     python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folders}" OTHER=yes exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     setup = f"setup = 'command -v python >> {built}'\n"

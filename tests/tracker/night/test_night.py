@@ -317,10 +317,12 @@ missing = "requirements-missing.txt"
 
 @pytest.fixture
 def other(tmp_path: Path) -> Path:
-    """Return an interpreter without groupbench, as `nightly` in groupbench.toml. It needs only what importing needs."""
+    """Return an interpreter without groupbench, as `nightly` in groupbench.toml. Its torch is an empty file."""
     python = tmp_path / "other" / "python"
     python.parent.mkdir()
-    folders = os.pathsep.join(path for path in sys.path if path.endswith("site-packages"))
+    (python.parent / "torch.py").touch()
+    packages = (path for path in sys.path if path.endswith("site-packages"))
+    folders = os.pathsep.join([str(python.parent), *packages])
     python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{folders}" exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     (tmp_path / "groupbench.toml").write_text(PROJECT + TOOLCHAINS)
