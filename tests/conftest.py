@@ -133,10 +133,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=deselected)
 
 
-def pytest_collection_finish() -> None:
-    """Keep the collected tests and imported modules out of later garbage collections."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect without garbage collections, which find nothing among tests and modules, and keep these out of later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def cover_pairs(rows: Sequence[Sequence[Any]]) -> set[int]:
