@@ -278,7 +278,7 @@ def of_by_row(
 @pytest.fixture(scope="module")
 def built(compile_for_hopper: Callable[..., Any], pytestconfig: pytest.Config) -> dict[str, dict[str, Any]]:
     names = CASES.keys() if pytestconfig.getoption("exhaustive") else CASES.keys() - COMBINED
-    rows: dict[str, dict[str, Any]] = compile_for_hopper(__file__, *names)
+    rows: dict[str, dict[str, Any]] = compile_for_hopper(__file__, *sorted(names))
     assert rows.keys() == names
     return rows
 

@@ -90,7 +90,7 @@ def built(compile_for_hopper: Callable[..., Any], pytestconfig: pytest.Config) -
     names = ALL.keys() | SPECIALIZED.keys()
     if not pytestconfig.getoption("exhaustive"):
         names -= LONGER
-    rows: dict[str, dict[str, Any]] = compile_for_hopper(__file__, *names)
+    rows: dict[str, dict[str, Any]] = compile_for_hopper(__file__, *sorted(names))
     assert rows.keys() == names
     return rows
 
