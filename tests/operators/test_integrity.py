@@ -83,6 +83,7 @@ BACKEND = Backend("leaves_a_daemon", leaves_a_daemon, "a test", operator="groupe
 """
 
 
+@pytest.mark.usefixtures("warm_imports")
 def test_a_daemon_ends_with_its_cell_without_delay(tmp_path: Path) -> None:
     (tmp_path / "daemon.py").write_text(DAEMON)
     command = [
