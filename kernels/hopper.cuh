@@ -1,7 +1,7 @@
 // Hopper's instructions for kernels in CUDA C++: barriers, TMA, wgmma's operands, stores. Source: the PTX manual.
 //
 // Shared memory is addressed as the 32 bits that these instructions take. IS_BF16 is 1 for bfloat16, 0 for float16.
-// hopper_source.py adds `multiply`, the wgmma of a number of columns.
+// hopper_source.py adds `multiply<columns>`, the wgmma of each number of columns that a kernel needs.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
