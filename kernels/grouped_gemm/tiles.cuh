@@ -103,59 +103,55 @@ __device__ __forceinline__ int2 serpentine(int inside, int tiles_m, int tiles_n)
   return make_int2(block * height + inside % rows, column + block % 2 * (tiles_n - 1 - 2 * column));
 }
 
-// The stages in shared memory, and the position of a group of warps among them.
-struct Stages {
-  u32 operands, full, empty;  // addresses; a barrier has 8 bytes
-  int stage;
+// A position in a ring of SIZE places in shared memory, with the phase of its barriers.
+template <int SIZE>
+struct Ring {
+  int at;
   u32 phase;
 
-  __device__ __forceinline__ u32 here() const { return operands + stage * STAGE_BYTES; }
-  __device__ __forceinline__ u32 is_full() const { return full + 8 * stage; }
-  __device__ __forceinline__ u32 is_empty() const { return empty + 8 * stage; }
-
   __device__ __forceinline__ void next() {
-    if (++stage == STAGES) {
-      stage = 0;
+    if (++at == SIZE) {
+      at = 0;
       phase ^= 1;
     }
   }
 
-  __device__ __forceinline__ void skip(int steps) {
-    const int ahead = stage + steps;
-    phase ^= ahead / STAGES & 1;
-    stage = ahead % STAGES;
+  __device__ __forceinline__ void skip(int count) {
+    const int ahead = at + count;
+    phase ^= ahead / SIZE & 1;
+    at = ahead % SIZE;
   }
+};
+
+// The stages in shared memory, and the position of a group of warps among them.
+struct Stages : Ring<STAGES> {
+  u32 operands, full, empty;  // addresses; a barrier has 8 bytes
+
+  __device__ __forceinline__ u32 here() const { return operands + at * STAGE_BYTES; }
+  __device__ __forceinline__ u32 is_full() const { return full + 8 * at; }
+  __device__ __forceinline__ u32 is_empty() const { return empty + 8 * at; }
 };
 
 // A program's tiles in the order of their computation, a ring in shared memory. One thread writes it. The thread that loads
 // and each warp that multiplies read all of it.
-struct Plan {
+struct Plan : Ring<PLANNED> {
   Tile* tiles;
   u32 planned, taken;  // addresses of barriers
-  int slot;
-  u32 phase;
-
-  __device__ __forceinline__ void next() {
-    if (++slot == PLANNED) {
-      slot = 0;
-      phase ^= 1;
-    }
-  }
 
   __device__ __forceinline__ void put(const Tile& tile) {
-    wait_for(taken + 8 * slot, phase ^ 1);
-    tiles[slot] = tile;
-    arrive(planned + 8 * slot);
+    wait_for(taken + 8 * at, phase ^ 1);
+    tiles[at] = tile;
+    arrive(planned + 8 * at);
     next();
   }
 
   // Read the next tile, by a single thread or by a whole warp.
   template <bool whole_warp>
   __device__ __forceinline__ Tile take() {
-    wait_for(planned + 8 * slot, phase);
-    const Tile tile = tiles[slot];
+    wait_for(planned + 8 * at, phase);
+    const Tile tile = tiles[at];
     if (whole_warp) __syncwarp();
-    if (!whole_warp || elected()) arrive(taken + 8 * slot);
+    if (!whole_warp || elected()) arrive(taken + 8 * at);
     next();
     return tile;
   }
@@ -182,8 +178,8 @@ __device__ __forceinline__ Shared set_up() {
     }
     publish_barriers();
   }
-  return {{shared_address(memory), shared_address(full), shared_address(empty), 0, 0},
-          {tiles, shared_address(planned), shared_address(taken), 0, 0}};
+  return {{{0, 0}, shared_address(memory), shared_address(full), shared_address(empty)},
+          {{0, 0}, tiles, shared_address(planned), shared_address(taken)}};
 }
 
 // See lockstep.py. A cluster's first program waits for those of other clusters, its second one for the first.
@@ -264,7 +260,7 @@ struct Worker {
   __device__ __forceinline__ void pass(int steps) {
     for (int step = 0; step < steps; ++step) {
       wait_for(stages.is_full(), stages.phase);
-      give_back(stages.stage);
+      give_back(stages.at);
       stages.next();
     }
   }
@@ -285,7 +281,7 @@ struct Worker {
       commit_products();
       wait_for_products<1>();
       if (step > 0) give_back(held);
-      held = stages.stage;
+      held = stages.at;
       stages.next();
     }
   }
@@ -320,7 +316,7 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
     if (TAKE_TURNS) others = uniform(plan.take<true>().steps);
     const int count = uniform(columns ? (tile.parts + APART - 1 - part) / APART : 0);
     // They are the same for all threads, but from one tile to the next the compiler loses sight of it.
-    worker.stages.stage = uniform(worker.stages.stage);
+    worker.stages.at = uniform(worker.stages.at);
     worker.stages.phase = uniform(worker.stages.phase);
     if (TAKE_TURNS && wait) wait_for_group(1 + number);
     if (count)
