@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
 import os
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 if not torch.cuda.is_available():
@@ -232,16 +232,13 @@ def compile_for_hopper() -> Callable[..., Any]:
         if importlib.util.find_spec("triton.backends.nvidia") is None:
             pytest.skip("NOT TESTED: compiling for sm_90. This Triton has no NVIDIA backend")
         command = [sys.executable, file, *args]
-        with (folder / f"{md5(repr(command).encode()).hexdigest()}.json").open("a+") as output:
-            fcntl.flock(output, fcntl.LOCK_EX)
-            output.seek(0)
-            text = output.read()
-            if not text:
+        output = folder / f"{md5(repr(command).encode()).hexdigest()}.json"
+        with FileLock(f"{output}.lock"):
+            if not output.exists():
                 environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
                 done = subprocess.run(command, capture_output=True, text=True, env=environment)
                 assert done.returncode == 0, done.stderr
-                text = done.stdout
-                output.write(text)
-            return json.loads(text)
+                output.write_text(done.stdout)
+            return json.loads(output.read_text())
 
     return run
