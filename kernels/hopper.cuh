@@ -60,6 +60,20 @@ __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+__device__ __forceinline__ int read(u32 from) {
+  int value;
+  asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+  return value;
+}
+
+// Write a number into the same place of one of the cluster's programs. It counts as 4 bytes at that program's barrier.
+__device__ __forceinline__ void send(int value, u32 to, u32 ready, u32 program) {
+  asm volatile(
+      "{\n.reg .b32 there, barrier;\nmapa.shared::cluster.u32 there, %0, %3;\nmapa.shared::cluster.u32 barrier, %2, %3;\n"
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u32 [there], %1, [barrier];\n}" ::
+      "r"(to), "r"(value), "r"(ready), "r"(program) : "memory");
+}
+
 __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 }

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from groupbench.kernels.cuda_source import move_map, tensor_map
 from groupbench.kernels.device import Device, device_of
+from groupbench.kernels.grouped_gemm import cluster_tiles
 from groupbench.kernels.grouped_gemm.cluster_tiles import (
     BLOCK_K,
     BOX,
@@ -39,14 +40,20 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     THREADS,
     ClusterConfig,
     constants,
-    illegal,
     kernel,
+    launch_counter,
     ragged_map,
     unsuitable,
 )
-from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
 from groupbench.kernels.grouped_gemm.support import require_operands, stored_weights
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
+
+
+def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | None:
+    """Return why the kernel cannot run a config in a dtype on a GPU, or None if it can."""
+    if config.from_end:
+        return "all tiles take as long, so from_end has no use"
+    return cluster_tiles.illegal(config, dtype, device)
 
 
 def default_config(M: int, G: int, K: int) -> ClusterConfig:
@@ -103,13 +110,13 @@ def prepare_cluster(
     b_map = tensor_map(weights, sizes, [weights.stride(1), max(weights.stride(0), weights.stride(1))], box)
     out_map = ragged_map(a, N, N, [BUFFER_COLUMNS, BUFFER_ROWS])  # each call moves it to its output
     grid = device.sms // 2 * 2
-    counter = arrivals(a.device, grid // 2)
+    counter = launch_counter(config, a.device, grid // 2)
     zero_to = M if zero_rest else 0
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
         move_map(out_map, out)
-        multiply(grid, THREADS, [a_map, b_map, out_map, out, offs, counter, G, zero_to, N, K])
+        multiply(grid, THREADS, [a_map, b_map, out_map, out, offs, counter(), G, zero_to, N, K])
         return out
 
     return run

@@ -15,6 +15,9 @@
 //     CLUSTER_M, CLUSTER_N   programs of a cluster along rows and columns; one of them is 2, the other 1
 //     GROUP_M            cluster tile rows of a block (tile_order.serpentine)
 //     LOCKSTEP           steps of K between two waits (lockstep.py); 0: none
+//     DYNAMIC            1 if a cluster takes its next tile when it is free, which excludes lockstep
+//     FROM_END           with DYNAMIC, how many of every eight clusters take tiles from the end of the order
+//     SHORT_STEPS        1 if the last step of a tile may have less than BLOCK_K of K
 //     STAGES             of shared memory, each with the operands of one step
 //     BUFFERS            for the output, of 16 rows and 64 columns, for each warp that multiplies
 //     LEAD, ARRIVALS, POLLS   the constants of lockstep.py
@@ -25,7 +28,7 @@ constexpr int ROWS = 64;                    // of a part: the least that wgmma m
 constexpr int BLOCK_K = 64;                 // 128 bytes, the widest swizzle
 constexpr int BOX_BYTES = 64 * BLOCK_K * 2; // 64 rows or columns of an operand
 constexpr int WORKERS = 2;                  // groups of warps that multiply
-constexpr int PLANNED = 8;                  // tiles that fit in the plan
+constexpr int PLANNED = DYNAMIC ? 2 : 8;    // tiles that fit in the plan; with DYNAMIC few, taken just before their turn
 constexpr int PARTS = TAKE_TURNS ? PARTS_EACH : WORKERS * PARTS_EACH;  // of a program's tile
 constexpr int APART = TAKE_TURNS ? 1 : WORKERS;                        // parts from one of a worker's to its next
 constexpr int PROGRAMS = CLUSTER_M * CLUSTER_N;
@@ -61,8 +64,8 @@ __device__ __forceinline__ Place place_of_program() {
   return place;
 }
 
-// A cluster's items: one of each wave, the items that all clusters multiply at once. Its place in the wave changes,
-// because tiles at an output's edge are smaller and each cluster should get some.
+// A cluster's items without DYNAMIC: one of each wave, the items that all clusters multiply at once. Its place in the wave
+// changes, because tiles at an output's edge are smaller and each cluster should get some.
 struct Walk {
   int wave, place, clusters;  // `wave`: its first item
 
@@ -81,6 +84,7 @@ struct Tile {
   int parts;               // of 64 rows that the program has; 0 to PARTS
   int columns;             // that it has, a multiple of 64 up to COLUMNS
   int steps;               // of K; 0 after the last tile
+  int in_last_step;        // 16s of K; unused without SHORT_STEPS
 };
 
 // Set a tile's columns, given the item's number among the tile columns and all columns of the output. At the edge, the
@@ -157,16 +161,47 @@ struct Plan : Ring<PLANNED> {
   }
 };
 
+// The items that a cluster takes with DYNAMIC. Its first program counts them and sends each to both, since the programs of a
+// cluster must plan the same tiles.
+//
+// Most clusters take items from the front of the order, the others from its end, until they meet. If large tiles are in
+// front, tiles that wait for products and tiles that wait for stores are computed at the same time.
+struct Tickets {
+  u32 item, sent, taken;  // addresses; of the last two, of barriers
+  u64* counter;           // 0 at launch; items taken from the front, and in its upper half those from the end
+  u32 phase;
+
+  // Return the next item; `count`, the number of items, if none is left.
+  __device__ __forceinline__ int take(const Place& place, int count) {
+    if (place.program_m + place.program_n == 0) {
+      const bool from_end = place.cluster % 8 < FROM_END;
+      wait_for(taken, phase ^ 1);
+      const u64 before = atomicAdd(counter, from_end ? 1ull << 32 : 1ull);
+      const int front = (int)before, end = (int)(before >> 32);
+      const int next = front + end >= count ? count : from_end ? count - 1 - end : front;
+      for (int program = 0; program < PROGRAMS; ++program) send(next, item, sent, program);
+    }
+    expect(sent, 4);
+    wait_for(sent, phase);
+    const int next = read(item);
+    arrive_at(taken, 0);
+    phase ^= 1;
+    return next;
+  }
+};
+
 struct Shared {
   Stages stages;
   Plan plan;
+  Tickets tickets;
 };
 
-// Set the barriers up. All threads of the cluster must synchronise before they are used.
-__device__ __forceinline__ Shared set_up() {
+// Set the barriers up. All threads of the cluster must synchronise before they are used. `counter` is Tickets'.
+__device__ __forceinline__ Shared set_up(u64* counter) {
   extern __shared__ __align__(1024) unsigned char memory[];
-  __shared__ u64 full[STAGES], empty[STAGES], planned[PLANNED], taken[PLANNED];
+  __shared__ u64 full[STAGES], empty[STAGES], planned[PLANNED], taken[PLANNED], sent, received;
   __shared__ Tile tiles[PLANNED];
+  __shared__ int item;
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       set_up_barrier(shared_address(&full[stage]), 1);
@@ -176,10 +211,13 @@ __device__ __forceinline__ Shared set_up() {
       set_up_barrier(shared_address(&planned[slot]), 1);
       set_up_barrier(shared_address(&taken[slot]), 1 + 4 * WORKERS);
     }
+    set_up_barrier(shared_address(&sent), 1);
+    set_up_barrier(shared_address(&received), PROGRAMS);
     publish_barriers();
   }
   return {{{0, 0}, shared_address(memory), shared_address(full), shared_address(empty)},
-          {{0, 0}, tiles, shared_address(planned), shared_address(taken)}};
+          {{0, 0}, tiles, shared_address(planned), shared_address(taken)},
+          {shared_address(&item), shared_address(&sent), shared_address(&received), counter, 0}};
 }
 
 // See lockstep.py. A cluster's first program waits for those of other clusters, its second one for the first.
@@ -217,10 +255,14 @@ struct Lockstep {
 };
 
 template <class Product>
-__device__ __forceinline__ void plan_tiles(const Product& product, const Place& place, Plan plan) {
+__device__ __forceinline__ void plan_tiles(const Product& product, const Place& place, Plan plan, Tickets tickets) {
   int g = 0;
-  for (Walk walk = {0, place.cluster, place.clusters}; walk.item() < product.items; walk.next())
-    plan.put(product.tile_of(walk.item(), g, place));
+  if constexpr (DYNAMIC)
+    for (int item; (item = tickets.take(place, product.items)) < product.items;)
+      plan.put(product.tile_of(item, g, place));
+  else
+    for (Walk walk = {0, place.cluster, place.clusters}; walk.item() < product.items; walk.next())
+      plan.put(product.tile_of(walk.item(), g, place));
   plan.put({});
 }
 
@@ -265,36 +307,47 @@ struct Worker {
     }
   }
 
-  // Multiply the first `count` of the worker's parts, from `part` on. The last products may be unfinished.
-  template <int count, int columns>
-  __device__ __forceinline__ void multiply_steps(float (&sums)[PARTS_EACH][COLUMNS / 2], int part, int steps) {
-    for (int step = 0; step < steps; ++step) {
-      wait_for(stages.is_full(), stages.phase);
-      const u64 a = described(stages.here() + part * BOX_BYTES, 1);
-      const u64 b = described(stages.here() + A_BYTES, B_LEAD);
-      start_products();
+  // Multiply a step of the first `count` of the worker's parts, from `part` on: `slices` 16s of K, of all that a stage has if
+  // `whole`.
+  template <int count, int columns, bool whole>
+  __device__ __forceinline__ void multiply_step(float (&sums)[PARTS_EACH][COLUMNS / 2], int part, bool first, int slices) {
+    wait_for(stages.is_full(), stages.phase);
+    const u64 a = described(stages.here() + part * BOX_BYTES, 1);
+    const u64 b = described(stages.here() + A_BYTES, B_LEAD);
+    start_products();
 #pragma unroll
-      for (int i = 0; i < BLOCK_K / 16; ++i)
+    for (int i = 0; i < BLOCK_K / 16; ++i)
+      if (whole || i < slices)
 #pragma unroll
         for (int e = 0; e < count; ++e)
-          multiply<columns>(sums[e], a + e * APART * (BOX_BYTES / 16) + A_NEXT * i, b + B_NEXT * i, step | i);
-      commit_products();
-      wait_for_products<1>();
-      if (step > 0) give_back(held);
-      held = stages.at;
-      stages.next();
-    }
+          multiply<columns>(sums[e], a + e * APART * (BOX_BYTES / 16) + A_NEXT * i, b + B_NEXT * i, !first || i);
+    commit_products();
+    wait_for_products<1>();
+    if (!first) give_back(held);
+    held = stages.at;
+    stages.next();
+  }
+
+  // Multiply all steps. The last products may be unfinished.
+  template <int count, int columns>
+  __device__ __forceinline__ void multiply_steps(float (&sums)[PARTS_EACH][COLUMNS / 2], int part, int steps,
+                                                 int in_last_step) {
+    const bool is_short = SHORT_STEPS && in_last_step < BLOCK_K / 16;
+    const int whole = steps - is_short;
+    for (int step = 0; step < whole; ++step) multiply_step<count, columns, true>(sums, part, step == 0, BLOCK_K / 16);
+    if (is_short) multiply_step<count, columns, false>(sums, part, whole == 0, in_last_step);
   }
 
   // The same for numbers of parts and columns that are not constants.
   template <int most_parts = PARTS_EACH, int most_columns = COLUMNS>
   __device__ __forceinline__ void multiply_tile(float (&sums)[PARTS_EACH][COLUMNS / 2], int parts, int columns, int part,
-                                                int steps) {
+                                                int steps, int in_last_step) {
     if constexpr (most_parts > 1)
-      if (parts < most_parts) return multiply_tile<most_parts - 1>(sums, parts, columns, part, steps);
+      if (parts < most_parts) return multiply_tile<most_parts - 1>(sums, parts, columns, part, steps, in_last_step);
     if constexpr (most_columns > 64)
-      if (columns < most_columns) return multiply_tile<most_parts, most_columns - 64>(sums, parts, columns, part, steps);
-    multiply_steps<most_parts, most_columns>(sums, part, steps);
+      if (columns < most_columns)
+        return multiply_tile<most_parts, most_columns - 64>(sums, parts, columns, part, steps, in_last_step);
+    multiply_steps<most_parts, most_columns>(sums, part, steps, in_last_step);
   }
 };
 
@@ -312,6 +365,7 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
   for (bool wait = number; others; wait = true) {
     const Tile tile = plan.take<true>();
     const int part = TAKE_TURNS ? 0 : number, steps = uniform(tile.steps), columns = uniform(tile.columns);
+    const int in_last_step = SHORT_STEPS ? uniform(tile.in_last_step) : 0;
     if (!steps) break;
     if (TAKE_TURNS) others = uniform(plan.take<true>().steps);
     const int count = uniform(columns ? (tile.parts + APART - 1 - part) / APART : 0);
@@ -320,7 +374,7 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
     worker.stages.phase = uniform(worker.stages.phase);
     if (TAKE_TURNS && wait) wait_for_group(1 + number);
     if (count)
-      worker.multiply_tile(sums, count, columns, part, steps);
+      worker.multiply_tile(sums, count, columns, part, steps, in_last_step);
     else
       worker.pass(steps);
     if (TAKE_TURNS && others) {
@@ -371,7 +425,7 @@ __device__ __forceinline__ void multiply_all(const Product& product, const Place
     give_up_registers<LOAD_REGISTERS>();
     const int warp = uniform(threadIdx.x / 32);
     if (warp == 0 && elected()) load_tiles(product, place, shared.stages, shared.plan, arrivals);
-    if (warp == 1 && elected()) plan_tiles(product, place, shared.plan);
+    if (warp == 1 && elected()) plan_tiles(product, place, shared.plan, shared.tickets);
   } else {
     claim_registers<MULTIPLY_REGISTERS>();
     multiply_tiles(product, shared, role - 1);

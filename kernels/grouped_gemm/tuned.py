@@ -34,8 +34,8 @@ Config = TypeVar("Config")
 
 TUNE, FOLDER = "GROUPBENCH_TUNE", "GROUPBENCH_CONFIGS"
 ROUNDS = 3  # over all candidates, since clocks drift
-# GPUs with the same processor and another memory, in the order in which their files are tried.
-STANDS_IN = {"h200": ("h100",), "gh200": ("h200", "h100")}
+# GPUs with the same processor and another memory. Their files are read for problems that the GPU's own files lack.
+STANDS_IN = {"h100": ("h200",), "h200": ("h100",), "gh200": ("h200", "h100")}
 
 
 def tuning_key(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool) -> str:
@@ -128,11 +128,11 @@ def _user_files(kernel: str, gpu: str, any_triton: bool) -> Iterator[Path]:
 
 
 def _shipped_files(kernel: str, gpu: str) -> list[Path]:
-    """Return the file of the GPU's own model, else of one with the same processor; empty if there is no such file."""
+    """Return the files of the GPU's own model, and then of those with the same processor."""
     words = _words(gpu)
     models = [*words, *(model for word in words for model in STANDS_IN.get(word, ()))]
     paths = (Path(__file__).parent / "configs" / f"{kernel}_{model}.json" for model in models)
-    return [path for path in paths if path.is_file()][:1]
+    return [path for path in paths if path.is_file()]
 
 
 def _words(gpu: str) -> list[str]:

@@ -2,7 +2,7 @@
 
     python -m groupbench.operators.tuners.wgrad -o kernels/grouped_gemm/configs/wgrad_h100.json
     python -m groupbench.operators.tuners.wgrad -o wgrad.json --suite moe --limit 300
-    python -m groupbench.operators.tuners.wgrad --cluster -o kernels/grouped_gemm/configs/cluster_wgrad_h100.json
+    python -m groupbench.operators.tuners.wgrad --cluster -o kernels/grouped_gemm/configs/cluster_wgrad_h200.json
     python -m groupbench.operators.tuners.wgrad --helion dsv3_gu_ep32 --limit 120
 
 Runs on the GPU to tune for, in one process, about five seconds per problem. An existing output file keeps the configs
@@ -45,8 +45,12 @@ def search(shape: GroupedShape, dtype: str) -> tuning.Search:
 
 def search_cluster(shape: GroupedShape, dtype: str) -> tuning.Search:
     """Return the search over every legal candidate of cuda_cluster for a problem on this GPU."""
-    from groupbench.kernels.grouped_gemm.cluster_tiles import candidates
-    from groupbench.kernels.grouped_gemm.cluster_wgrad import default_config, illegal, prepare_cluster_wgrad
+    from groupbench.kernels.grouped_gemm.cluster_wgrad import (
+        candidates,
+        default_config,
+        illegal,
+        prepare_cluster_wgrad,
+    )
 
     x, device, key = _problem_of(shape, dtype)
     legal = [config for config in candidates() if illegal(config, x.a.dtype, device) is None]

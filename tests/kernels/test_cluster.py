@@ -29,8 +29,8 @@ TILES = cluster_tiles.TILES
 
 @pytest.mark.parametrize("config", cluster_tiles.candidates(), ids=str)
 def test_every_candidate_is_legal_on_hopper_alone(config):
-    assert cluster_tiles.illegal(config, torch.bfloat16, H100) is None
-    assert "sm_80" in str(cluster_tiles.illegal(config, torch.bfloat16, KNOWN["sm_80"]))
+    assert cluster.illegal(config, torch.bfloat16, H100) is None
+    assert "sm_80" in str(cluster.illegal(config, torch.bfloat16, KNOWN["sm_80"]))
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,19 @@ def test_every_candidate_is_legal_on_hopper_alone(config):
         ({"buffers": 4}, torch.float16, "bytes of"),
         ({"group_m": 0}, torch.float16, "at least 1"),
         ({"lockstep": 3}, torch.float16, "lockstep must be 0, or at least 4"),
+        ({"dynamic": True}, torch.float16, "lockstep needs the static order"),
+        ({"lockstep": 0, "dynamic": True, "from_end": 8}, torch.float16, "from_end is 0 to 7"),
+        ({"from_end": 1}, torch.float16, "0 without dynamic"),
         ({}, torch.float32, "not torch.float32"),
     ],
 )
 def test_illegal_configs_have_a_reason(change, of, text):
     assert text in str(cluster_tiles.illegal(replace(cluster_tiles.LONG, **change), of, H100))
+
+
+def test_tiles_that_cost_the_same_are_taken_from_the_front():
+    config = cluster_tiles.dealt(cluster_tiles.LONG, from_end=1)
+    assert "from_end has no use" in str(cluster.illegal(config, torch.bfloat16, H100))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +85,14 @@ def test_operands_that_it_cannot_take_have_a_reason(of, G, N, text):
     )
 
 
+def test_each_launch_with_the_dynamic_order_counts_from_zero():
+    counter = cluster_tiles.launch_counter(cluster_tiles.dealt(cluster_tiles.LONG), torch.device("cpu"), 66)
+    first = counter()
+    assert (first.dtype, first.tolist()) == (torch.int64, [0])
+    first += 1
+    assert counter().tolist() == [0]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_it_does_not_run_without_a_gpu(make_case, make_inputs):
     with pytest.raises(ValueError, match="needs a Hopper GPU"):
@@ -101,12 +117,11 @@ def test_a_map_keeps_the_memory_that_it_describes(monkeypatch):
 @pytest.mark.pairwise
 @pytest.mark.parametrize("nk", [False, True])
 @pytest.mark.parametrize("of", cluster_tiles.DTYPES, ids=str)
-@pytest.mark.parametrize(("tile", "lockstep"), [*((tile, 16) for tile in TILES), (cluster_tiles.LONG, 0)], ids=str)
-def test_it_compiles_without_spills(nk, of, tile, lockstep):
-    config = replace(tile, lockstep=lockstep)
+@pytest.mark.parametrize("config", [*TILES, cluster_tiles.dealt(cluster_tiles.LONGEST)], ids=str)
+def test_it_compiles_without_spills(nk, of, config):
     offsets = torch.int64 if nk else torch.int32
     cubin, log = cuda_source.compile_with_log(
-        cluster_tiles.source("cluster.cu", tile.columns),
+        cluster_tiles.source("cluster.cu", config.columns),
         cluster.named_constants(config, of, nk, not nk, offsets),
         "sm_90a",
     )
@@ -148,6 +163,7 @@ def test_results(weights, rows, n, k, tail, make_case, make_inputs, check_calls)
         *TILES,
         replace(cluster_tiles.LONG, group_m=4, lockstep=0),
         replace(cluster_tiles.SHORT, group_m=2, lockstep=4),
+        *map(cluster_tiles.dealt, TILES),
     ):
         check_calls(cluster.prepare_cluster(a, b, offs, config), expected, torch.bfloat16)
 

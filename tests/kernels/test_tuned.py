@@ -39,15 +39,16 @@ def test_a_file_serves_gpus_of_its_family_and_its_kernel(write):
     assert tuned.tuned_configs("flat", "NVIDIA A100") == {}
 
 
-def test_an_h200_takes_configs_of_an_h100_until_it_has_its_own(write):
-    write("flat_h100", {"k": {"block_m": 1}})
-    assert tuned.tuned_configs("flat", "NVIDIA H200") == {"k": {"block_m": 1}}
-    assert tuned.tuned_configs("flat", "NVIDIA GH200 480GB") == {"k": {"block_m": 1}}
+def test_an_h200_and_an_h100_have_their_own_configs_before_the_others(write):
+    write("flat_h100", {"k": {"block_m": 1}, "of_h100": {"block_m": 3}})
+    assert tuned.tuned_configs("flat", "NVIDIA H200")["k"] == {"block_m": 1}
+    assert tuned.tuned_configs("flat", "NVIDIA GH200 480GB")["k"] == {"block_m": 1}
     assert tuned.tuned_configs("flat", "NVIDIA B200") == {}
-    write("flat_h200", {"k": {"block_m": 2}})
+    write("flat_h200", {"k": {"block_m": 2}, "of_h200": {"block_m": 4}})
     tuned.tuned_configs.cache_clear()
-    assert tuned.tuned_configs("flat", "NVIDIA H200") == {"k": {"block_m": 2}}
-    assert tuned.tuned_configs("flat", "NVIDIA H100 PCIe") == {"k": {"block_m": 1}}
+    others = {"of_h100": {"block_m": 3}, "of_h200": {"block_m": 4}}
+    assert tuned.tuned_configs("flat", "NVIDIA H200") == {"k": {"block_m": 2}, **others}
+    assert tuned.tuned_configs("flat", "NVIDIA H100 PCIe") == {"k": {"block_m": 1}, **others}
 
 
 @pytest.mark.parametrize(

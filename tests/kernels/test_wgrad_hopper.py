@@ -55,10 +55,14 @@ EVERY = pytest.mark.parametrize(
         *cluster_tiles.TILES,
         replace(cluster_tiles.SHORT, group_m=2, lockstep=4),
         replace(cluster_tiles.NARROW, lockstep=0, stages=4, buffers=3),
+        *map(cluster_tiles.dealt, cluster_tiles.TILES),
+        cluster_tiles.dealt(cluster_tiles.NARROW, from_end=3),
+        cluster_tiles.dealt(cluster_tiles.LONG, from_end=7),
     ),
     ids=[
         *("lockstep", "uneven", "close", "dynamic", "short_steps", "taller", "taller_lockstep", "taller_static"),
         *("cluster_long", "cluster_longest", "cluster_short", "cluster_narrow", "cluster_close", "cluster_alone"),
+        *(f"cluster_dynamic_{kind}" for kind in ("long", "longest", "short", "narrow", "mixed", "from_end")),
     ],
 )
 
@@ -178,12 +182,20 @@ def test_operands_that_tma_cannot_read_have_a_reason(make_operands):
 
 @pytest.mark.parametrize(
     ("M", "G", "expected"),
-    [(65536, 8, cluster_tiles.LONG), (65536, 128, cluster_tiles.NARROW)],
+    [
+        (65536, 8, cluster_tiles.dealt(cluster_tiles.LONG)),
+        (65536, 128, cluster_tiles.dealt(cluster_tiles.NARROW)),
+    ],
     ids=["many_rows", "few_rows"],
 )
 def test_an_untuned_problem_takes_a_default_cluster(M, G, expected):
     untuned = replace(KNOWN["sm_90"], name="untuned")
     assert cluster_wgrad.choose_config(M, G, 4096, 7168, torch.bfloat16, untuned, nk=True) == expected
+
+
+@pytest.mark.parametrize("config", cluster_wgrad.candidates(), ids=str)
+def test_every_candidate_of_clusters_is_legal(config):
+    assert cluster_wgrad.illegal(config, torch.bfloat16, KNOWN["sm_90"]) is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -194,10 +206,12 @@ def test_clusters_need_a_gpu(make_operands):
 
 @needs_nvrtc
 @pytest.mark.parametrize("of", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)
-@pytest.mark.parametrize("tile", cluster_tiles.TILES, ids=str)
-def test_clusters_compile_without_spills(of, tile):
-    named = cluster_tiles.constants(tile, of, False, False, torch.int32)
-    _, log = cuda_source.compile_with_log(cluster_tiles.source("cluster_wgrad.cu", tile.columns), named, "sm_90a")
+@pytest.mark.parametrize(
+    "config", [*cluster_tiles.TILES, cluster_tiles.dealt(cluster_tiles.NARROW, from_end=1)], ids=str
+)
+def test_clusters_compile_without_spills(of, config):
+    named = cluster_tiles.constants(config, of, False, False, torch.int32)
+    _, log = cuda_source.compile_with_log(cluster_tiles.source("cluster_wgrad.cu", config.columns), named, "sm_90a")
     assert " 0 bytes spill stores" in log
     assert "wgmma" not in log  # ptxas warns if it serialises them
 
