@@ -44,6 +44,6 @@ def test_every_command_does_its_work_on_a_sound_database(marks: Any, sound: Path
     assert list(marks.page_problems(sound, {200, 202})) == []
 
 
-@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(3, 60))])
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(2, 60))])
 def test_no_damage_is_a_traceback(marks: Any, sound: Path, seed: int) -> None:
     assert list(marks.problems(sound, seed, sound.parent)) == []

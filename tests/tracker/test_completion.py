@@ -38,36 +38,63 @@ def database(stored: Any, make: Any) -> Path:
     return path
 
 
-def words(program: str, line: str, shell: str = "bash", **environment: str) -> list[str]:
-    """Return the values proposed for the last word of a line, which may be empty."""
+def variables(program: str, line: str, shell: str) -> dict[str, str]:
+    """Return what a shell sets to ask for values of the last word of a line."""
     typed = line.split(" ")
     place = typed[-1] if shell == "fish" else str(len(typed) - 1)
-    variables = {f"_{program.upper()}_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": place}
-    done = start(program, **variables, **environment)
-    assert (done.returncode, done.stderr) == (0, "")
+    return {f"_{program.upper()}_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": place}
+
+
+def proposed(out: str, shell: str) -> list[str]:
+    """Return the values in a program's answer to a shell."""
     if shell == "bash":
-        return [row.partition(",")[2] for row in done.stdout.splitlines() if row]
+        return [row.partition(",")[2] for row in out.splitlines() if row]
     if shell == "zsh":
-        return done.stdout.splitlines()[1::3]
-    return [row.partition(",")[2].partition("\t")[0] for row in done.stdout.splitlines() if row]
+        return out.splitlines()[1::3]
+    return [row.partition(",")[2].partition("\t")[0] for row in out.splitlines() if row]
+
+
+def words(program: str, line: str, shell: str = "bash", **environment: str) -> list[str]:
+    """Return the values proposed for the last word of a line, which may be empty."""
+    return words_of_each(program, [line], shell, **environment)[0]
+
+
+EACH = """
+import os
+for variables in {asked}:
+    sys.stdout.flush()
+    process = os.fork()
+    if process == 0:
+        os.environ.update(variables)
+        main()
+    if os.waitpid(process, 0)[1] != 0:
+        raise SystemExit(1)
+    print("----", flush=True)
+"""
+
+
+def words_of_each(program: str, lines: list[str], shell: str = "bash", **environment: str) -> list[list[str]]:
+    """Return the values proposed for each of some lines, each by a fork of one process."""
+    code = EACH.format(asked=[variables(program, line, shell) for line in lines])
+    done = start(program, f"exec({code!r})", **environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    answers = done.stdout.split("----\n")[:-1]
+    assert len(answers) == len(lines)
+    return [proposed(answer, shell) for answer in answers]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_names_of_the_database_are_proposed(database: Path, shell: str) -> None:
-    environment = {"GROUPBENCH_DB": str(database)}
-    assert words("groupbench", "groupbench history --operator g", shell, **environment) == [
-        "gather_rows",
-        "grouped_gemm",
-    ]
-    assert words("groupbench", "groupbench league --op gr", shell, **environment) == ["grouped_gemm"]
-    backends = "groupbench history --operator grouped_gemm --backend t"
-    assert words("groupbench", backends, shell, **environment) == ["torch", "triton"]
-    assert words("groupbench", "groupbench gate --run run", shell, **environment) == ["run-001", "run-000"]
-    assert words("groupbench", "groupbench compare 00", shell, **environment) == ["001ccccccc", "000ccccccc"]
-    assert words("groupbench", "groupbench history --commits main..00", shell, **environment) == [
-        "main..001ccccccc",
-        "main..000ccccccc",
-    ]
+    expected = {
+        "history --operator g": ["gather_rows", "grouped_gemm"],
+        "league --op gr": ["grouped_gemm"],
+        "history --operator grouped_gemm --backend t": ["torch", "triton"],
+        "gate --run run": ["run-001", "run-000"],
+        "compare 00": ["001ccccccc", "000ccccccc"],
+        "history --commits main..00": ["main..001ccccccc", "main..000ccccccc"],
+    }
+    lines = [f"groupbench {line}" for line in expected]
+    assert words_of_each("groupbench", lines, shell, GROUPBENCH_DB=str(database)) == list(expected.values())
 
 
 def test_the_words_and_the_branches_come_before_the_commits(database: Path) -> None:
@@ -106,9 +133,9 @@ def test_a_database_that_cannot_be_read_proposes_nothing(
     (tmp_path / "broken.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 5000)
     (tmp_path / "empty.db").touch()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for line in ("history --operator ", "history --backend ", "gate --run ", "pin "):
-        assert [name for name in words("groupbench", f"groupbench {line}", GROUPBENCH_DB=location)
-                if name not in ("latest", "previous")] == []  # fmt: skip
+    lines = [f"groupbench {line}" for line in ("history --operator ", "history --backend ", "gate --run ", "pin ")]
+    for names in words_of_each("groupbench", lines, GROUPBENCH_DB=location):
+        assert [name for name in names if name not in ("latest", "previous")] == []
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -124,12 +151,8 @@ def test_a_broken_project_file_prints_no_error(tmp_path: Path, monkeypatch: pyte
 def test_completion_loads_nothing_slow(database: Path, program: str) -> None:
     slow = "{'torch', 'triton', 'numpy', 'sqlalchemy', 'jinja2'}"
     code = f"import atexit; atexit.register(lambda: print('loaded', {slow} & set(sys.modules))); main()"
-    variables = {
-        f"_{program.upper()}_COMPLETE": "bash_complete",
-        "COMP_WORDS": f"{program} history --op ",
-        "COMP_CWORD": "3",
-    }
-    done = start(program, code, GROUPBENCH_DB=str(database), **variables)
+    asked = variables(program, f"{program} history --op ", "bash")
+    done = start(program, code, GROUPBENCH_DB=str(database), **asked)
     assert done.stdout.splitlines()[-1] == "loaded set()", done.stdout
     assert len(done.stdout.splitlines()) > 2
 

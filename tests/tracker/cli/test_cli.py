@@ -129,6 +129,7 @@ def test_interruptions_are_quiet(raised: BaseException, code: int, monkeypatch: 
     assert (result.exit_code, result.output) == (code, "")
 
 
+MORE = pytest.mark.exhaustive
 ANCESTRY = "ancestry unknown: earlier runs ordered by time, possibly including other branches\n"
 
 
@@ -148,8 +149,14 @@ def run(*args: str, **streams: Any) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-@pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("args", [["history", "--csv"], ["gate"], ["--help"], ["export", "-"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("args", "unbuffered"),
+    [
+        *((["history", "--csv"], ""), (["gate"], ""), (["--help"], ""), (["export", "-"], ""), (["gate"], "1")),
+        *(pytest.param(args, "1", marks=MORE) for args in (["history", "--csv"], ["--help"], ["export", "-"])),
+    ],
+    ids=str,
+)
 def test_a_full_disk_is_one_line_and_no_verdict(
     args: list[str], unbuffered: str, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

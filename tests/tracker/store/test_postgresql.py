@@ -209,9 +209,12 @@ _PIN = ["pin", "latest", "--name", "p", "--max-slowdown", "3", "--who", "Ada"]
         (["prune", "--all", "1", "--apply"], None),
         (["merge", "{other}"], None),
         (_PIN, _PIN),
-        (["unpin", "p"], _PIN),
+        pytest.param(["unpin", "p"], _PIN, marks=pytest.mark.exhaustive),  # one statement, as of `pin`
         (["ack", "1", "2", "--who", "Ada", "--reason", "known"], ["gate", "--update"]),
-        (["close", "1", "2", "--as", "fixed", "--reason", "repaired", "--who", "Ada"], ["gate", "--update"]),
+        pytest.param(  # writes events as `ack` does
+            *(["close", "1", "2", "--as", "fixed", "--reason", "repaired", "--who", "Ada"], ["gate", "--update"]),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=lambda command: None if command is None else command[0],
 )
