@@ -54,6 +54,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Helion imports scikit-learn, which takes 2 s, for a search that no test runs. It works without it.
 sys.modules.setdefault("sklearn", None)  # type: ignore[arg-type]
 
+gc.disable()  # until the tests are collected: see pytest_collection
 if importlib.util.find_spec("torch"):
     import torch
 
@@ -136,13 +137,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Iterator[None]:
     """Collect without garbage collections, which find nothing among tests and modules, and keep these out of later."""
-    gc.disable()
     try:
         return (yield)
     finally:
-        gc.enable()
-        gc.collect()
         gc.freeze()
+        gc.enable()
 
 
 def cover_pairs(rows: Sequence[Sequence[Any]]) -> set[int]:

@@ -141,6 +141,7 @@ def atexit_and_flush() -> None:
 def main() -> None:
     os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     sys.modules["sklearn"] = None  # type: ignore[assignment] - 2 s, for a search of Helion that no test runs
+    gc.disable()  # collections find nothing among modules, which no fork is to copy
     for name in ("numpy", "torch", "triton", "torch._dynamo", "helion"):
         with contextlib.suppress(ImportError):  # not every toolchain has all of them
             importlib.import_module(name)
@@ -151,8 +152,8 @@ def main() -> None:
     import atexit
 
     atexit._clear()  # of the packages: their state is that of a fork
-    gc.collect()
     gc.freeze()
+    gc.enable()
     serve(Path(sys.argv[1]))
 
 

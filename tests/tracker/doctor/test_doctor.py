@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections import namedtuple
@@ -316,8 +317,10 @@ def test_where_nothing_can_be_measured(listing: dict[str, Any], cli: Cli, machin
 
 
 @pytest.mark.sqlite
-def test_on_this_machine(cli: Cli) -> None:
-    """For real: the operators are asked, whatever there is here."""
+def test_on_this_machine(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For real: the operators are asked, whatever there is here. Helion works without scikit-learn, which takes 2 s."""
+    (tmp_path / "sklearn.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     result = cli("doctor", "--json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
