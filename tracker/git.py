@@ -28,6 +28,10 @@ Variables that configure git itself (GIT_CONFIG_GLOBAL, GIT_SSH_COMMAND, GIT_CEI
 """
 
 
+_NO_REASON = "Stopping at filesystem boundary"
+"""Start of the line that follows git's reason where a folder and its root are on two file systems."""
+
+
 class GitError(TrackerError):
     """Git is not installed, timed out, or failed."""
 
@@ -73,7 +77,8 @@ def run(
     except (OSError, ValueError) as error:  # ValueError: a NUL character in an argument
         raise GitError(f"git {args[0]} in {folder}: {error}", str(error)) from error
     if done.returncode != 0:
-        lines = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines() if line.strip()]
+        printed = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines()]
+        lines = [line for line in printed if line and not line.startswith(_NO_REASON)]
         reason = lines[-1][:300] if lines else "failed"
         raise GitError(f"git {args[0]} in {folder}: {reason}", reason)
     return done.stdout.decode("utf-8", "replace")

@@ -39,6 +39,19 @@ def test_a_folder_without_git_is_one_clear_line(tmp_path: Path, repository: Path
         git.require_repository(tmp_path / "plain")
 
 
+def test_a_folder_on_a_file_system_of_its_own_has_the_same_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "git").write_text(
+        "#!/bin/sh\necho 'fatal: not a git repository (or any parent up to mount point /home)' >&2\n"
+        "echo 'Stopping at filesystem boundary (GIT_DISCOVERY_ACROSS_FILESYSTEM not set).' >&2\nexit 128\n"
+    )
+    (tmp_path / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(git.GitError, match="is not in a git repository; run this command in a checkout"):
+        git.require_repository(tmp_path)
+
+
 def test_standard_input_is_passed_on(repository: Path) -> None:
     assert (
         git.run(repository, "cat-file", "--batch-check=%(objecttype)", stdin="first\nfirst:file\n") == "commit\nblob\n"
