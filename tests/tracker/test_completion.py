@@ -39,7 +39,7 @@ def database(stored: Any, make: Any) -> Path:
 
 
 def variables(program: str, line: str, shell: str) -> dict[str, str]:
-    """Return what a shell sets to ask for values of the last word of a line."""
+    """Return the variables by which a shell asks for values of the last word of a line."""
     typed = line.split(" ")
     place = typed[-1] if shell == "fish" else str(len(typed) - 1)
     return {f"_{program.upper()}_COMPLETE": f"{shell}_complete", "COMP_WORDS": line, "COMP_CWORD": place}
