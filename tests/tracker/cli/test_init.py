@@ -7,6 +7,8 @@ import errno
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,15 @@ from groupbench.tracker.cli.init import init
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.night.backfill import commits_of
 from groupbench.tracker.project import ProjectError
+
+
+@pytest.fixture(scope="module", autouse=True)
+def each_operator_asked_once() -> Iterator[None]:
+    """Ask once for each name whether it is groupbench's: a process of the measuring side answers."""
+    module = sys.modules[init.callback.__module__]  # type: ignore[union-attr]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_is_ours", cache(module._is_ours))
+        yield
 
 
 @pytest.fixture
