@@ -31,8 +31,12 @@ LONGER = [
 
 
 @pytest.mark.parametrize("command", ["ab", "bisect", "confirm", "migrate", "serve", *LONGER])
-def test_a_killed_command_loses_doubles_and_leaves_nothing(marks: Any, command: str, tmp_path: Path) -> None:
-    assert list(marks.problems(command, 2, random.Random(4), tmp_path)) == []
+@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_a_killed_command_loses_doubles_and_leaves_nothing(
+    marks: Any, command: str, kills: int, tmp_path: Path
+) -> None:
+    """The first kill is after 0.7 s, or 1.4 s of `serve`. A second one, after half of that, hits imports."""
+    assert list(marks.problems(command, kills, random.Random(4), tmp_path)) == []
 
 
 def test_remains_of_a_killed_command_are_found(marks: Any, tmp_path: Path) -> None:
