@@ -72,8 +72,14 @@ def test_a_quiet_series_is_the_easiest(earlier: int, effect: float, size: int) -
     assert (news(night(y[:, :-1]))[:6] | news(night(y))[:6]).all()
 
 
-@pytest.mark.parametrize("histories", [1, pytest.param(4, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("sigma", [0.0005, 0.002, 0.005])
+# A suspect that is forgotten shows in four histories with the middle noise, and in none with the others.
+@pytest.mark.parametrize(
+    ("sigma", "histories"),
+    [
+        *((0.0005, 1), (0.002, 4), (0.005, 1)),
+        *(pytest.param(sigma, 4, marks=pytest.mark.exhaustive) for sigma in (0.0005, 0.005)),
+    ],
+)
 def test_a_suspect_whose_step_stays_is_never_ok_again(sigma: float, histories: int) -> None:
     rng = np.random.default_rng(int(1e4 * sigma))
     for _ in range(histories):
