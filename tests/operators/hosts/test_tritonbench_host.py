@@ -223,9 +223,9 @@ def test_flag_bwd_is_mode_bwd(flags: tuple[str, ...], measured: Callable[..., An
 # Options of sum, and the names of its first problem and its protocol.
 PROBLEMS: dict[str, tuple[tuple[str, ...], str, str]] = {
     "none": ((), "512", ""),
-    "dimensions": (("--input-dim", "2", "--reduce-dim", "0", "--M", "64"), "512 [64x512] input_dim=2,reduce_dim=0", ""),
+    "dimensions": (("--input-dim", "2", "--reduce-dim", "0", "--M", "2"), "512 [2x512] input_dim=2,reduce_dim=0", ""),
     "a dimension": (("--reduce-dim", "0"), "512 reduce_dim=0", ""),
-    "a size": (("--input-dim", "2", "--M", "128"), "512 [128x512] input_dim=2", ""),
+    "a size": (("--input-dim", "2", "--M", "4"), "512 [4x512] input_dim=2", ""),
     "that which is the default": (("--input-dim", "1", "--repcnt", "3"), "512", "+repcnt=3"),
     "timing": (("--rep", "1", "--skip-cache-clearing"), "512", "+skip_cache_clearing+rep=1"),
     "autotuning": (("--autotune-rep", "3"), "512", "+autotune_rep=3"),
