@@ -202,8 +202,15 @@ def measure(job: Job, timeout_s: float = 60.0) -> tuple[Record, list[str]]:
 
 
 @pytest.mark.parametrize("content", [b"\x7fELF garbage", b"#!/no/such/interpreter\n", b""])
-def test_a_record_is_kept_if_the_profiler_does_not_start(content: bytes, ncu: str, tmp_path: Path) -> None:
+def test_a_profiler_that_does_not_start_is_an_error(content: bytes, ncu: str, tmp_path: Path) -> None:
     (tmp_path / "bin" / "ncu").write_bytes(content)
+    with pytest.raises(ProfileError, match="bin/ncu does not start: "):
+        profiler.profile(JOB, NCU, 60)
+    assert not left()
+
+
+def test_a_record_is_kept_if_the_profiler_does_not_start(ncu: str, tmp_path: Path) -> None:
+    (tmp_path / "bin" / "ncu").write_bytes(b"")
     record, missed = measure(JOB)
     assert record.status == "ok"
     assert len(missed) == 1 and "bin/ncu does not start: " in missed[0], missed
