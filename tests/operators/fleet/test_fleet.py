@@ -455,13 +455,14 @@ def test_a_busy_card_is_skipped_with_a_message_unless_it_was_named(gpu: Card, mo
 
 # --- the command ------------------------------------------------------------------------------------------------------
 
-COMMAND = ("--host", "builtin", "--device", "cpu", "--op", "canary", "--bursts", "1", "--samples", "1")
+COMMAND = ("--host", "builtin", "--device", "cpu", "--op", "vector_add", "--bursts", "1", "--samples", "1")
+CELLS = ("--only", "torch", "--shapes", "N=5", "N=6")
 
 
 @pytest.mark.usefixtures("warm_imports")
 def test_the_command_measures_on_two_cards_and_resumes(tritonbench: Callable[..., Any], tmp_path: Path) -> None:
     records = tmp_path / "r.jsonl"
-    arguments = (*COMMAND, "--gpus", "0,1", "--commit", "abcdef12", "--records", records)
+    arguments = (*COMMAND, *CELLS, "--gpus", "0,1", "--commit", "abcdef12", "--records", records)
     done = tritonbench(*arguments)
     assert "on 2 GPUs" in done.stdout.splitlines()[0], done.stderr
     lines = records.read_bytes().splitlines(keepends=True)
