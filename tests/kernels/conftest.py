@@ -220,7 +220,32 @@ def spills() -> dict[str, int]:
 
 
 @pytest.fixture(scope="session")
-def compile_for_hopper() -> Callable[..., Any]:
+def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+    """Return a function that runs a test file as a script that does not interpret kernels: see scripts.py."""
+    here, folder = Path(__file__).parent, tmp_path_factory.mktemp("scripts")
+    path = os.pathsep.join([str(here.parent / "shared"), os.environ.get("PYTHONPATH", "")])
+    servers: list[subprocess.Popen[str]] = []
+
+    def run(*args: str) -> subprocess.CompletedProcess[str]:
+        if not servers:
+            command, pipe = [sys.executable, str(here / "scripts.py")], subprocess.PIPE
+            environment = os.environ | {"PYTHONPATH": path}
+            servers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment))
+        (server,) = servers
+        assert server.stdin is not None and server.stdout is not None
+        out, err = folder / "out", folder / "err"
+        server.stdin.write(json.dumps({"args": args, "out": str(out), "err": str(err)}) + "\n")
+        server.stdin.flush()
+        code = int(server.stdout.readline())
+        return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
+
+    yield run
+    for server in servers:
+        server.communicate()
+
+
+@pytest.fixture(scope="session")
+def compile_for_hopper(run_script: Callable[..., subprocess.CompletedProcess[str]]) -> Callable[..., Any]:
     """Return a function that runs a test file as a script and parses the JSON that it prints.
 
     This process interprets kernels; the script compiles them. All test processes share the output.
@@ -228,15 +253,13 @@ def compile_for_hopper() -> Callable[..., Any]:
     folder = Path(os.environ["GROUPBENCH_TEST_WARM"])
     folder.mkdir(mode=0o700, exist_ok=True)
 
-    def run(file: str, *args: str) -> Any:
+    def run(*args: str) -> Any:
         if importlib.util.find_spec("triton.backends.nvidia") is None:
             pytest.skip("NOT TESTED: compiling for sm_90. This Triton has no NVIDIA backend")
-        command = [sys.executable, file, *args]
-        output = folder / f"{md5(repr(command).encode()).hexdigest()}.json"
+        output = folder / f"{md5(repr(args).encode()).hexdigest()}.json"
         with FileLock(f"{output}.lock"):
             if not output.exists():
-                environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-                done = subprocess.run(command, capture_output=True, text=True, env=environment)
+                done = run_script(*args)
                 assert done.returncode == 0, done.stderr
                 output.write_text(done.stdout)
             return json.loads(output.read_text())

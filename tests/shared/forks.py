@@ -21,6 +21,8 @@ def end(run: Callable[[], object]) -> NoReturn:
         code = 0
     except SystemExit as ended:
         code = ended.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
     atexit._run_exitfuncs()
