@@ -59,7 +59,8 @@ def patch_once() -> None:
 
     interpreter._get_np_dtype = np_dtype
     skip_unread_checks()
-    share_shapes()
+    if share_shapes():
+        skip_comparisons()
 
 
 def skip_unread_checks() -> None:
@@ -70,11 +71,11 @@ def skip_unread_checks() -> None:
         builder.options = dataclasses.replace(options, sanitize_overflow=False)
 
 
-def share_shapes() -> None:
-    """Make the shapes of tensors once, and the type of a tuple only if it is read."""
+def share_shapes() -> bool:
+    """Make the shapes of tensors once, and the type of a tuple only if it is read. Return whether Triton has both."""
     core = interpreter.tl.core
     if not all(hasattr(core, name) for name in ("tuple", "_type_for_tuple_values")):
-        return
+        return False
     make_tuple = core.tuple.__init__
 
     @functools.wraps(make_tuple)
@@ -110,6 +111,32 @@ def share_shapes() -> None:
         return blocks[key]
 
     core.block_type.with_element_ty = block_with_element
+    return True
+
+
+def skip_comparisons() -> None:
+    """Do not compare operands of one shape size by size, nor make a block's type again for the interpreter."""
+    core, builder = interpreter.tl.core, getattr(interpreter, "InterpreterBuilder", None)
+    semantic = getattr(interpreter, "TritonSemantic", None)
+    if builder is None or not hasattr(semantic, "broadcast_impl_value"):
+        return
+    broadcast, to_ir, equal = semantic.broadcast_impl_value, core.block_type.to_ir, core.dtype.__eq__
+
+    @functools.wraps(broadcast)
+    def broadcast_unless_equal(self: Any, lhs: Any, rhs: Any) -> Any:
+        return (lhs, rhs) if lhs.shape is rhs.shape else broadcast(self, lhs, rhs)  # `share_shapes` makes it one object
+
+    @functools.wraps(to_ir)
+    def block_for(self: Any, of: Any) -> Any:
+        return self if isinstance(of, builder) and not self.element_ty.is_const() else to_ir(self, of)
+
+    @functools.wraps(equal)
+    def same(self: Any, other: Any) -> bool:
+        return self is other or equal(self, other)
+
+    semantic.broadcast_impl_value = broadcast_unless_equal
+    core.block_type.to_ir = block_for
+    core.dtype.__eq__ = same
 
 
 class TypeOfTuple:
