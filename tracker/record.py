@@ -274,12 +274,12 @@ def decode(line: bytes | str) -> Record:
     return record
 
 
-def read(lines: Iterable[bytes]) -> Iterator[tuple[int, Record]]:
-    """Yield (line number from 1, record) for each line of a stream, skipping blank lines.
+def read(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, Record]]:
+    """Yield (line number from `first`, record) for each line of a stream, skipping blank lines.
 
     Raises RecordError, prefixed with the line number.
     """
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines, first):
         if not line.strip():
             continue
         try:

@@ -43,15 +43,19 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
 def store(db: str, name: str) -> Ingested:
     """Check a whole file before opening the database, then store it. Raises IngestError, StoreError."""
     from groupbench.tracker.errors import IngestError
-    from groupbench.tracker.store.checked import Staged, read_checked
-    from groupbench.tracker.store.engine import open_store
-    from groupbench.tracker.store.ingest import ingest_checked
+    from groupbench.tracker.store.staged import Staged, checking
 
     gc.freeze()  # modules live as long as the process, and records are not garbage: a twentieth of the time
     source = "stdin" if name == "-" else name
     try:
-        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream:
-            staged = Staged(read_checked(stream, source))
+        with (
+            nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream,
+            checking(stream, source) as parts,
+        ):
+            from groupbench.tracker.store.engine import open_store  # while processes check the first parts
+            from groupbench.tracker.store.ingest import ingest_checked
+
+            staged = Staged(parts, source)
         with staged, open_store(db, create=True) as opened:
             return ingest_checked(opened, staged, source)
     except (OSError, ValueError) as error:

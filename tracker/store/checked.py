@@ -1,16 +1,9 @@
-"""Check records and prepare them for storage: decode, hash and pack each one once.
-
-A whole file is checked before the database is opened, so that a bad line stores nothing and no other writer waits while
-a file is read. In between, large sets of prepared records are kept in a temporary file.
-"""
+"""Check records and prepare them for storage: decode, hash and pack each one once."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import islice
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -46,9 +39,6 @@ _LONGEST_NAME = 1000
 _AHEAD = timedelta(days=1)
 """How far the measuring machine's clock may be ahead. A run dated next year would stay the newest until then."""
 
-_IN_MEMORY = 1 << 26
-"""Bytes of checked records kept in memory; more go to a temporary file."""
-
 _TOGETHER = 1 << 13
 """Samples packed together. More would only take more memory."""
 
@@ -68,7 +58,7 @@ class Checked(msgspec.Struct, frozen=True, gc=False):
     values: dict[str, Any]  # columns of the point except its keys
 
 
-_Hashed = tuple[Checked, Latency | None]
+Hashed = tuple[Checked, Latency | None]
 """A checked record whose latency is not packed yet."""
 
 
@@ -77,36 +67,14 @@ def clock() -> datetime:
     return datetime.now(UTC)
 
 
-def read_checked(lines: Iterable[bytes], source: str) -> Iterator[Checked]:
-    """Check the records of a stream individually and against each other.
+def storable(lines: Iterable[bytes], source: str, first: int = 1) -> Iterator[Numbered]:
+    """Read the records of lines, of which the first is line `first` of its file.
 
-    Keeps only a hash of each. Raises IngestError with the line number for a record that is malformed or cannot be
-    stored, for two different results of one run and series, and for a stream without records.
+    Raises IngestError with the line number for a record that is malformed or cannot be stored.
     """
-    return _packed(_consistent(_hashed(_storable(lines, source), source), source))
-
-
-def _consistent(records: Iterable[_Hashed], source: str) -> Iterator[_Hashed]:
-    empty = True
-    seen: dict[tuple[str, str], tuple[int, int]] = {}
-    for checked, latency in records:
-        empty = False
-        if checked.values["status"] != NOT_REACHED:
-            content = checked.values["content"]
-            key = (checked.run.id, checked.identity)
-            first, before = seen.setdefault(key, (checked.number, content))
-            if before != content:
-                problem = f"contradicts line {first} (same run and series: {named(checked.cell)})"
-                raise IngestError(f"{source}: line {checked.number}: {problem}")
-        yield checked, latency
-    if empty:
-        raise IngestError(f"{source}: contains no records")
-
-
-def _storable(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
-    number = 0
+    number = first - 1
     try:
-        for number, record in read(lines):
+        for number, record in read(lines, first):
             problem = unstorable(record)
             if problem:
                 raise IngestError(f"{source}: line {number}: {problem}")
@@ -117,10 +85,11 @@ def _storable(lines: Iterable[bytes], source: str) -> Iterator[Numbered]:
 
 def prepared(records: Iterable[Numbered], source: str) -> Iterator[Checked]:
     """Hash and pack storable records. Raises IngestError."""
-    return _packed(_hashed(records, source))
+    return packed(hashed(records, source))
 
 
-def _hashed(records: Iterable[Numbered], source: str) -> Iterator[_Hashed]:
+def hashed(records: Iterable[Numbered], source: str) -> Iterator[Hashed]:
+    """Hash storable records. Raises IngestError."""
     runs, environments = _Runs(), _Environments()
     for number, record in records:
         environment, content = environments.of(record.environment)
@@ -136,16 +105,17 @@ def _hashed(records: Iterable[Numbered], source: str) -> Iterator[_Hashed]:
         yield checked, record.latency
 
 
-def _packed(records: Iterable[_Hashed]) -> Iterator[Checked]:
+def packed(records: Iterable[Hashed]) -> Iterator[Checked]:
+    """Pack the latencies of hashed records."""
     for batch in _batches(records):
-        packed = packed_values([latency for _, latency in batch])
-        for (checked, _), columns in zip(batch, packed, strict=True):
+        values = packed_values([latency for _, latency in batch])
+        for (checked, _), columns in zip(batch, values, strict=True):
             checked.values.update(columns)
             yield checked
 
 
-def _batches(records: Iterable[_Hashed]) -> Iterator[list[_Hashed]]:
-    batch: list[_Hashed] = []
+def _batches(records: Iterable[Hashed]) -> Iterator[list[Hashed]]:
+    batch: list[Hashed] = []
     samples = 0
     for checked, latency in records:
         batch.append((checked, latency))
@@ -184,71 +154,6 @@ class _Environments:
                 self._known[encoded] = environment, digest(environment)
             self._latest = self._known[encoded]
         return self._latest
-
-
-class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A checked record, with its run and environment by index."""
-
-    number: int
-    run: int
-    environment: int
-    cell: Cell
-    identity: str
-    kernels: bytes | None
-    values: dict[str, Any]
-
-
-class Staged:
-    """Checked records, kept until the database is open. Iterate once to get them back in order.
-
-    A context manager that frees its storage on exit. The constructor iterates `records` and passes on its exceptions.
-    """
-
-    def __init__(self, records: Iterable[Checked]) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY)  # noqa: SIM115 - __exit__ closes it
-        self._sizes: list[int] = []  # bytes of each batch
-        self._runs: list[Run] = []
-        self._environments: list[tuple[Environment, str]] = []
-        try:
-            self._fill(iter(records))
-        except BaseException:
-            self._file.close()
-            raise
-
-    def _fill(self, records: Iterator[Checked]) -> None:
-        encoder = msgspec.msgpack.Encoder()
-        runs: dict[int, int] = {}  # by id(): equal runs are one object, which `_runs` keeps alive
-        environments: dict[int, int] = {}
-        while batch := list(islice(records, BATCH)):
-            rows = []
-            for one in batch:
-                if id(one.run) not in runs:
-                    runs[id(one.run)] = len(self._runs)
-                    self._runs.append(one.run)
-                if id(one.environment) not in environments:
-                    environments[id(one.environment)] = len(self._environments)
-                    self._environments.append((one.environment, one.environment_content))
-                places = runs[id(one.run)], environments[id(one.environment)]
-                rows.append(_Row(one.number, *places, one.cell, one.identity, one.kernels, one.values))
-            encoded = encoder.encode(rows)
-            self._file.write(encoded)
-            self._sizes.append(len(encoded))
-        self._file.seek(0)
-
-    def __iter__(self) -> Iterator[Checked]:
-        decoder = msgspec.msgpack.Decoder(list[_Row])
-        for size in self._sizes:
-            for row in decoder.decode(self._file.read(size)):
-                yield Checked(
-                    row.number, self._runs[row.run], *self._environments[row.environment],
-                    row.cell, row.identity, row.kernels, row.values,
-                )  # fmt: skip
-
-    def __enter__(self) -> Staged:
-        return self
-
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        self._file.close()
 
 
 def unstorable(record: Record) -> str | None:

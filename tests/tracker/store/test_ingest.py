@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import multiprocessing
 import os
 import tempfile
 import threading
@@ -25,11 +27,14 @@ from groupbench.tracker import record as record_module
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.record import Accuracy, Record, decode, encode
 from groupbench.tracker.store import checked as checks
-from groupbench.tracker.store.checked import Checked, Staged, read_checked
+from groupbench.tracker.store import processes
+from groupbench.tracker.store import staged as stages
+from groupbench.tracker.store.checked import Checked
 from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest, ingest_checked
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import Base, Point
+from groupbench.tracker.store.staged import Staged, checking
 from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
@@ -66,7 +71,8 @@ def rounded(record: Record) -> Record:
 
 
 def checked(lines: list[bytes], source: str) -> list[Checked]:
-    return list(read_checked(lines, source))
+    with checking(io.BytesIO(b"".join(lines)), source) as parts, Staged(parts, source) as staged:
+        return list(staged)
 
 
 def all_records(path: Path) -> list[Record]:
@@ -186,17 +192,43 @@ def test_each_record_is_decoded_hashed_and_packed_once(
 
 @pytest.mark.parametrize("in_memory", [1, 1 << 20], ids=["on disk", "in memory"])
 def test_staged_records_come_back_unchanged(make: Any, monkeypatch: pytest.MonkeyPatch, in_memory: int) -> None:
-    monkeypatch.setattr(checks, "_IN_MEMORY", in_memory)
-    monkeypatch.setattr(checks, "BATCH", 4)
     lines = [
         encode(make(night, backend=f"b{number}", environment={"gpu_uuid": str(number % 2)}))
         for night in range(2)
         for number in range(5)
     ]
-    with Staged(read_checked(lines, "file")) as staged:
-        rows = list(staged)
-    assert rows == checked(lines, "file")
-    assert len({id(row.run) for row in rows}) == len({id(row.environment) for row in rows}) == 2
+    whole = checked(lines, "file")
+    monkeypatch.setattr(stages, "_IN_MEMORY", in_memory)
+    monkeypatch.setattr(stages, "_PART", len(lines[0]))
+    assert checked(lines, "file") == whole
+    assert len({id(row.run) for row in whole}) == len({id(row.environment) for row in whole}) == 2
+
+
+@pytest.fixture
+def in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check every part in one of two processes."""
+    monkeypatch.setattr(stages, "_PART", 1)
+    monkeypatch.setattr(stages, "_LARGE", 1)
+    monkeypatch.setattr(processes, "processes", lambda: 2)
+
+
+@pytest.mark.usefixtures("in_processes")
+def test_processes_check_like_one(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [encode(make(backend=f"b{number}")) for number in range(40)]
+    several = checked(lines, "file")
+    monkeypatch.setattr(processes, "processes", lambda: 1)
+    assert several == checked(lines, "file")
+
+
+@pytest.mark.usefixtures("in_processes")
+def test_processes_report_the_first_bad_line(make: Any) -> None:
+    lines = [encode(make(backend=f"b{number}")) for number in range(40)]
+    contradiction = [*lines, encode(make(backend="b3", ms=2.0)), b"{\n"]
+    with pytest.raises(IngestError, match="file: line 41: contradicts line 4 "):
+        checked(contradiction, "file")
+    with pytest.raises(IngestError, match="file: line 31: "):
+        checked([*lines[:30], b"{\n", *lines[30:], *contradiction], "file")
+    assert multiprocessing.active_children() == []
 
 
 def test_a_missing_file_and_a_directory(cli: Cli, tmp_path: Path) -> None:

@@ -1,0 +1,79 @@
+"""Call a function on many items in processes, as `map` does in this one.
+
+The processes are forks, which begin at once with every module that this process has imported. They end with this
+process, however it ends, and leave Ctrl-C to it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from itertools import islice
+from multiprocessing import connection
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MOST = 4
+"""Largest number of processes. More would wait for the process that gives them items and takes their results."""
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def processes() -> int:
+    """Return how many processes `mapped` can use; 1 if it cannot be used.
+
+    Only Linux forks safely, and only a process without other threads.
+    """
+    if sys.platform != "linux" or threading.active_count() > 1:
+        return 1
+    return min(len(os.sched_getaffinity(0)), _MOST)
+
+
+@contextmanager
+def mapped(function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Iterator[Iterator[R]]:
+    """Enter a context in which processes call the function on each item, and iterate over the results in order.
+
+    The first `ahead` items are given to the processes at once, and as many always wait for them. Raises what the
+    function raises, BrokenProcessPool if a process dies, and OSError if none can be started.
+    """
+    rest = iter(items)
+    pool = ProcessPoolExecutor(processes(), multiprocessing.get_context("fork"), _begin)
+    try:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a process must not begin with our handlers
+        try:
+            futures = deque(pool.submit(function, item) for item in islice(rest, ahead))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        yield _results(futures, (pool.submit(function, item) for item in rest))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _results(futures: deque[Future[R]], more: Iterator[Future[R]]) -> Iterator[R]:
+    while futures:
+        result = futures.popleft().result()
+        futures.extend(islice(more, 1))
+        yield result
+
+
+def _begin() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os._exit(1)
