@@ -231,6 +231,23 @@ def test_processes_report_the_first_bad_line(make: Any) -> None:
     assert multiprocessing.active_children() == []
 
 
+@pytest.mark.usefixtures("in_processes")
+def test_an_interrupt_ends_the_processes(make: Any) -> None:
+    stream = io.BytesIO(b"".join(encode(make(backend=f"b{number}")) for number in range(40)))
+    with pytest.raises(KeyboardInterrupt), checking(stream, "file") as parts:
+        next(parts)
+        assert len(multiprocessing.active_children()) == 2
+        raise KeyboardInterrupt
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.usefixtures("in_processes")
+def test_a_killed_process_is_an_error_of_one_line(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "unstorable", lambda _: os._exit(1))
+    with pytest.raises(IngestError, match="file: a process that checked it was killed"):
+        checked([encode(make())], "file")
+
+
 def test_a_missing_file_and_a_directory(cli: Cli, tmp_path: Path) -> None:
     assert "No such file" in cli("ingest", tmp_path / "none").stderr
     assert "irectory" in cli("ingest", tmp_path).stderr
