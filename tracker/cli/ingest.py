@@ -45,7 +45,8 @@ def store(db: str, name: str) -> Ingested:
     from groupbench.tracker.errors import IngestError
     from groupbench.tracker.store.staged import Staged, checking
 
-    gc.freeze()  # modules live as long as the process, and records are not garbage: a twentieth of the time
+    gc.freeze()  # modules live as long as the process
+    gc.disable()  # records have no cycles, and collections take a twentieth of the time
     source = "stdin" if name == "-" else name
     try:
         with (
@@ -60,3 +61,5 @@ def store(db: str, name: str) -> Ingested:
             return ingest_checked(opened, staged, source)
     except (OSError, ValueError) as error:
         raise IngestError(f"{source}: {getattr(error, 'strerror', None) or error}") from error
+    finally:
+        gc.enable()
