@@ -6,13 +6,15 @@ import gc
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import click
 
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
+    from io import BufferedReader
+
     from groupbench.tracker.store.ingest import Ingested
 
 
@@ -50,7 +52,7 @@ def store(db: str, name: str) -> Ingested:
     source = "stdin" if name == "-" else name
     try:
         with (
-            nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream,
+            nullcontext(cast("BufferedReader", sys.stdin.buffer)) if name == "-" else Path(name).open("rb") as stream,
             checking(stream, source) as parts,
         ):
             from groupbench.tracker.store.engine import open_store  # while processes check the first parts

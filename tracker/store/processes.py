@@ -11,9 +11,11 @@ import os
 import signal
 import sys
 import threading
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import connection
@@ -43,19 +45,30 @@ def mapped(function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Ite
     """Enter a context in which processes call the function on each item, and iterate over the results in order.
 
     The first `ahead` items are given to the processes at once, and as many always wait for them. Raises what the
-    function raises, BrokenProcessPool if a process dies, and OSError if none can be started.
+    function raises, ChildProcessError if a process dies, and OSError or NotImplementedError if none can be started.
     """
     rest = iter(items)
     pool = ProcessPoolExecutor(processes(), multiprocessing.get_context("fork"), _begin)
     try:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a process must not begin with our handlers
-        try:
+        with _starting():
             futures = deque(pool.submit(function, item) for item in islice(rest, ahead))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield _results(futures, (pool.submit(function, item) for item in rest))
+    except BrokenProcessPool as error:
+        raise ChildProcessError("one of its processes was killed") from error
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _starting() -> Iterator[None]:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a process must not begin with our handlers
+    try:
+        with warnings.catch_warnings():
+            # From 3.12 on, Python warns of threads. All here are of numerical libraries, which prepare for forks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _results(futures: deque[Future[R]], more: Iterator[Future[R]]) -> Iterator[R]:

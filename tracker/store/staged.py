@@ -6,14 +6,15 @@ one in several processes, which halve the time on two cores.
 
 from __future__ import annotations
 
+import os
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from io import BytesIO
-from itertools import chain, islice
+from io import BufferedReader, BytesIO
 from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,10 +23,13 @@ from groupbench.tracker.record import Cell, Environment, Run
 from groupbench.tracker.store.checked import NOT_REACHED, Checked, hashed, named, packed, storable
 
 _PART = 1 << 20
-"""Bytes of a part: hundreds of records, which take a twentieth of a second."""
+"""Most bytes of a part, but for its last line: hundreds of records, which take a twentieth of a second."""
 
-_LARGE = 8
-"""Number of parts of a file for which processes pay."""
+_LARGE = 8 << 20
+"""Bytes of a file for which processes pay."""
+
+_AHEAD = 8
+"""Parts that wait for a process."""
 
 _IN_MEMORY = 1 << 26
 """Bytes of checked records kept in memory; more go to a temporary file."""
@@ -61,30 +65,38 @@ class Part(NamedTuple):
 
 
 @contextmanager
-def checking(stream: IO[bytes], source: str) -> Iterator[Iterator[Part]]:
-    """Check the records of a stream, part by part. If it is large, processes begin when the context is entered."""
-    parts = _parts(stream)
+def checking(stream: BufferedReader | BytesIO, source: str) -> Iterator[Iterator[Part]]:
+    """Check the records of a stream, part by part. If it is a large file, processes begin when the context is entered.
+
+    Raises ChildProcessError if a process is killed.
+    """
     check = partial(check_part, source=source)
-    first = list(islice(parts, _LARGE))
-    everything = chain(first, parts)
-    if len(first) == _LARGE:
-        from concurrent.futures.process import BrokenProcessPool
+    with ExitStack() as stack:
+        checked: Iterator[Part] = map(check, _parts(stream))
+        if _size(stream) >= _LARGE:
+            from groupbench.tracker.store.processes import mapped, processes
 
-        from groupbench.tracker.store.processes import mapped, processes
-
-        if processes() > 1:
+            start = stream.tell()
             try:
-                with mapped(check, everything, ahead=_LARGE) as checked:
-                    yield checked
-            except BrokenProcessPool as error:
-                raise IngestError(f"{source}: a process that checked it was killed") from error
-            return
-    yield map(check, everything)
+                if processes() > 1:
+                    checked = stack.enter_context(mapped(check, _parts(stream), ahead=_AHEAD))
+            except (OSError, NotImplementedError):  # none can be started
+                stream.seek(start)
+        yield checked
 
 
-def _parts(stream: IO[bytes]) -> Iterator[_Numbered]:
+def _size(stream: BufferedReader | BytesIO) -> int:
+    """Return the bytes of a regular file; 0 of other streams, whose records are checked as they come."""
+    try:
+        status = os.fstat(stream.fileno())
+    except OSError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _parts(stream: BufferedReader | BytesIO) -> Iterator[_Numbered]:
     first = 1
-    while lines := stream.read(_PART):
+    while lines := stream.read1(_PART):
         lines += stream.readline()
         yield first, lines
         first += lines.count(b"\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import io
+import errno
 import json
 import multiprocessing
 import os
@@ -71,8 +71,11 @@ def rounded(record: Record) -> Record:
 
 
 def checked(lines: list[bytes], source: str) -> list[Checked]:
-    with checking(io.BytesIO(b"".join(lines)), source) as parts, Staged(parts, source) as staged:
-        return list(staged)
+    with tempfile.TemporaryFile() as stream:
+        stream.write(b"".join(lines))
+        stream.seek(0)
+        with checking(stream, source) as parts, Staged(parts, source) as staged:
+            return list(staged)
 
 
 def all_records(path: Path) -> list[Record]:
@@ -232,9 +235,13 @@ def test_processes_report_the_first_bad_line(make: Any) -> None:
 
 
 @pytest.mark.usefixtures("in_processes")
-def test_an_interrupt_ends_the_processes(make: Any) -> None:
-    stream = io.BytesIO(b"".join(encode(make(backend=f"b{number}")) for number in range(40)))
-    with pytest.raises(KeyboardInterrupt), checking(stream, "file") as parts:
+def test_an_interrupt_ends_the_processes(make: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"".join(encode(make(backend=f"b{number}")) for number in range(40)))
+    with (
+        (tmp_path / "file").open("rb") as stream,
+        pytest.raises(KeyboardInterrupt),
+        checking(stream, "file") as parts,
+    ):
         next(parts)
         assert len(multiprocessing.active_children()) == 2
         raise KeyboardInterrupt
@@ -244,8 +251,36 @@ def test_an_interrupt_ends_the_processes(make: Any) -> None:
 @pytest.mark.usefixtures("in_processes")
 def test_a_killed_process_is_an_error_of_one_line(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "unstorable", lambda _: os._exit(1))
-    with pytest.raises(IngestError, match="file: a process that checked it was killed"):
+    with pytest.raises(ChildProcessError, match="one of its processes was killed"):
         checked([encode(make())], "file")
+
+
+@pytest.mark.usefixtures("in_processes")
+@pytest.mark.parametrize("place", ["__init__", "submit"])
+def test_where_no_process_can_be_started_this_one_checks(
+    place: str, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [encode(make(backend=f"b{number}")) for number in range(4)]
+    several = checked(lines, "file")
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    class Failing(processes.ProcessPoolExecutor):
+        pass
+
+    setattr(Failing, place, fail)
+    monkeypatch.setattr(processes, "ProcessPoolExecutor", Failing)
+    assert several == checked(lines, "file")
+
+
+@pytest.mark.usefixtures("in_processes")
+def test_a_bad_line_of_a_pipe_is_reported_before_its_end(make: Any) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as stream, os.fdopen(write, "wb", 0) as writer:
+        writer.write(encode(make()) + b"{\n")
+        with pytest.raises(IngestError, match="pipe: line 2: "), checking(stream, "pipe") as parts:
+            Staged(parts, "pipe")
 
 
 def test_a_missing_file_and_a_directory(cli: Cli, tmp_path: Path) -> None:
