@@ -54,7 +54,7 @@ class Checked(msgspec.Struct, frozen=True, gc=False):
     environment_content: str  # hash of all facts of the environment
     cell: Cell
     identity: str  # identity of the series
-    kernels: bytes | None  # as JSON; None if the record has no kernels
+    kernels: tuple[str, bytes] | None  # their hash and their JSON; None if the record has no kernels
     values: dict[str, Any]  # columns of the point except its keys
 
 
@@ -91,11 +91,17 @@ def prepared(records: Iterable[Numbered], source: str) -> Iterator[Checked]:
 def hashed(records: Iterable[Numbered], source: str) -> Iterator[Hashed]:
     """Hash storable records. Raises IngestError."""
     runs, environments = _Runs(), _Environments()
+    hashes: dict[bytes, str] = {}  # of kernels, which many records may share
     for number, record in records:
         environment, content = environments.of(record.environment)
         try:
             identity = series_identity(record)
-            kernels = encode(record.kernels) if record.kernels else None
+            kernels = None
+            if record.kernels:
+                encoded = encode(record.kernels)
+                if encoded not in hashes:
+                    hashes[encoded] = digest(msgspec.to_builtins(record.kernels))
+                kernels = hashes[encoded], encoded
             values = plain_values(record, content, identity)
         except (RecursionError, OverflowError, ValueError) as error:
             raise IngestError(f"{source}: line {number}: cannot store the record: {error}") from error

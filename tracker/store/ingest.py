@@ -12,7 +12,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import digest, environment_identity
+from groupbench.tracker.environment import environment_identity
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.identity import series_fields
 from groupbench.tracker.record import SCHEMA, Kernel, Record, Run
@@ -111,7 +111,7 @@ class _Writer:
         self.points: dict[int, dict[int, _Stored]] = {}  # by run and series
         self.series: dict[str, tuple[int, dict[str, Any]]] = {}  # identity to key and facts
         self.environments: dict[str, int] = {}  # hash of all facts to key
-        self.kernels: dict[bytes, int] = {}
+        self.kernels: dict[str, int] = {}  # hash to key
         self.rows: dict[tuple[int, int], dict[str, Any]] = {}  # rows of the batch, by run and series
 
     def add(self, batch: list[Checked], source: str) -> None:
@@ -151,7 +151,7 @@ class _Writer:
             self.session.execute(delete(schema.Point).where(*this_point))
         self.points[run][series] = _Stored(values["content"], values["status"])
         amounts = self._amounts(series, facts, amounts_of(checked.cell))
-        kernels = None if checked.kernels is None else self.kernels[checked.kernels]
+        kernels = None if checked.kernels is None else self.kernels[checked.kernels[0]]
         keys = {"run_id": run, "series_id": series, "environment_id": environment}
         return {**keys, "kernels_id": kernels, "amounts": amounts, **values}
 
@@ -276,24 +276,23 @@ class _Writer:
 
     def _look_up_kernels(self, batch: list[Checked]) -> None:
         """Look up the key of every set of kernels of the batch, inserting new ones."""
-        new = (one.kernels for one in batch if one.kernels is not None and one.kernels not in self.kernels)
-        wanted = list(dict.fromkeys(new))  # in the file's order
+        new = (one.kernels for one in batch if one.kernels is not None and one.kernels[0] not in self.kernels)
+        wanted = dict(new)  # in the file's order
         if not wanted:
             return
-        rows = {}
-        for encoded in wanted:
-            kernels = _KERNELS.decode(encoded)
-            plain = msgspec.to_builtins(kernels)
-            rows[encoded] = {"content": digest(plain), "hash": kernels_hash(kernels), "kernels": plain}
-        distinct = {row["content"]: row for row in rows.values()}
         table = schema.KernelSet
-        query = select(table.content, table.id).where(table.content.in_(list(distinct)))
+        query = select(table.content, table.id).where(table.content.in_(list(wanted)))
         key_of = dict(self.session.execute(query).all())
-        missing = [row for content, row in distinct.items() if content not in key_of]
+        missing = []
+        for content, encoded in wanted.items():
+            if content not in key_of:
+                kernels = _KERNELS.decode(encoded)
+                plain = msgspec.to_builtins(kernels)
+                missing.append({"content": content, "hash": kernels_hash(kernels), "kernels": plain})
         if missing:
             insert_rows(self.session, table, missing)
             key_of = dict(self.session.execute(query).all())
-        self.kernels.update((encoded, key_of[row["content"]]) for encoded, row in rows.items())
+        self.kernels.update(key_of)
 
 
 def _adds(known: Any, new: Any) -> bool:
@@ -308,7 +307,7 @@ def _earlier_content(checked: Checked) -> int:
     values = {**checked.values}
     if values["telemetry"] is not None:
         values["telemetry"] = unpack_telemetry(values["telemetry"])
-    kernels = () if checked.kernels is None else msgspec.json.decode(checked.kernels)
+    kernels = () if checked.kernels is None else msgspec.json.decode(checked.kernels[1])
     where = {"schema": SCHEMA, "run": checked.run, "environment": checked.environment, "cell": checked.cell}
     plain = msgspec.to_builtins(where) | result_of(values, kernels)
     return earlier_content(msgspec.convert(plain, Record), checked.environment_content, checked.identity)

@@ -46,7 +46,7 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     environment: int
     cell: Cell
     identity: str
-    kernels: bytes | None
+    kernels: tuple[str, bytes] | None
     values: dict[str, Any]
 
 
