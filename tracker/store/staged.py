@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from io import BufferedReader, BytesIO
@@ -71,33 +71,36 @@ def checking(stream: BufferedReader | BytesIO, source: str) -> Iterator[Iterator
     Raises ChildProcessError if a process is killed.
     """
     check = partial(check_part, source=source)
+    size = _size(stream)
+    # Records of a pipe are checked as they come.
+    read = stream.read1 if size is None else stream.read
     with ExitStack() as stack:
-        checked: Iterator[Part] = map(check, _parts(stream))
-        if _size(stream) >= _LARGE:
+        checked: Iterator[Part] = map(check, _parts(read, stream.readline))
+        if size is not None and size >= _LARGE:
             from groupbench.tracker.store.processes import mapped, processes
 
             start = stream.tell()
             try:
                 if processes() > 1:
-                    checked = stack.enter_context(mapped(check, _parts(stream), ahead=_AHEAD))
+                    checked = stack.enter_context(mapped(check, _parts(read, stream.readline), ahead=_AHEAD))
             except (OSError, NotImplementedError):  # none can be started
                 stream.seek(start)
         yield checked
 
 
-def _size(stream: BufferedReader | BytesIO) -> int:
-    """Return the bytes of a regular file; 0 of other streams, whose records are checked as they come."""
+def _size(stream: BufferedReader | BytesIO) -> int | None:
+    """Return the bytes of a regular file; None for other streams."""
     try:
         status = os.fstat(stream.fileno())
     except OSError:
-        return 0
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-def _parts(stream: BufferedReader | BytesIO) -> Iterator[_Numbered]:
+def _parts(read: Callable[[int], bytes], rest_of_line: Callable[[], bytes]) -> Iterator[_Numbered]:
     first = 1
-    while lines := stream.read1(_PART):
-        lines += stream.readline()
+    while lines := read(_PART):
+        lines += rest_of_line()
         yield first, lines
         first += lines.count(b"\n")
 
