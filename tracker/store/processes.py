@@ -21,6 +21,8 @@ from itertools import islice
 from multiprocessing import connection
 from typing import TypeVar
 
+from groupbench.tracker.exits import ExitCode
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -89,4 +91,4 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])
-    os._exit(1)
+    os._exit(ExitCode.TERMINATED)
