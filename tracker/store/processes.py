@@ -64,11 +64,18 @@ def mapped(function: Callable[[T], R], items: Iterable[T], *, ahead: int) -> Ite
 @contextmanager
 def _starting() -> Iterator[None]:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # a process must not begin with our handlers
+    others = multiprocessing.active_children()
     try:
         with warnings.catch_warnings():
             # From 3.12 on, Python warns of threads. All here are of numerical libraries, which prepare for forks.
             warnings.simplefilter("ignore", DeprecationWarning)
             yield
+    except OSError:  # the pool forgets processes that began before one that could not, and exit would wait for them
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.kill()
+                process.join()
+        raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

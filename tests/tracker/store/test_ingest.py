@@ -280,6 +280,21 @@ def test_where_no_process_can_be_started_this_one_checks(
 
 
 @pytest.mark.usefixtures("in_processes")
+def test_no_process_is_left_if_a_second_one_cannot_be_started(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, started = os.fork, []
+
+    def one() -> int:
+        if started:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        started.append(True)
+        return fork()
+
+    monkeypatch.setattr(os, "fork", one)
+    assert len(checked([encode(make(backend=f"b{number}")) for number in range(4)], "file")) == 4
+    assert started and forks() == []
+
+
+@pytest.mark.usefixtures("in_processes")
 def test_a_bad_line_of_a_pipe_is_reported_before_its_end(make: Any) -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb") as stream, os.fdopen(write, "wb", 0) as writer:
