@@ -66,11 +66,11 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
                    const __grid_constant__ TensorMap out,  // ragged along M, boxes of [16, 64]
                    void* out_rows,                         // the same memory
                    const OFFSET* end_offsets,              // [G]
-                   u64* counter,                           // lockstep.arrivals, or Tickets'
+                   u64* counters,                          // [2], of Tickets and of Lockstep
                    int G, int M, int N, int K) {           // M: rows to set to zero past the last group; 0: none
   __shared__ int last[MOST_GROUPS], offs[MOST_GROUPS];
   const Place place = place_of_program();
-  const Shared shared = set_up(counter);
+  const Shared shared = set_up(counters);
   const int tiles_n = (N + ITEM_COLUMNS - 1) / ITEM_COLUMNS;
   for (int g = threadIdx.x; g < G; g += blockDim.x) offs[g] = (int)end_offsets[g];
   __syncthreads();
@@ -96,7 +96,7 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
   const bool cut = 2 * in_last_wave <= place.clusters;
   const Forward product = {&a, &b, &out, last, offs, N, (K + BLOCK_K - 1) / BLOCK_K, tiles_n,
                            cut ? tiles + in_last_wave : tiles, cut ? tiles - in_last_wave : tiles};
-  multiply_all(product, place, shared, counter);
+  multiply_all(product, place, shared, counters);
 
   // Rows past the last group belong to none. A row is a multiple of 16 bytes.
   for (long long row = offs[G - 1] + blockIdx.x; row < M; row += gridDim.x)

@@ -36,12 +36,13 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     BUFFER_COLUMNS,
     BUFFER_ROWS,
     LONG,
+    LONGEST,
     SHORT,
     THREADS,
     ClusterConfig,
     constants,
     kernel,
-    launch_counter,
+    launch_counters,
     ragged_map,
     unsuitable,
 )
@@ -58,8 +59,9 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
 
 def default_config(M: int, G: int, K: int) -> ClusterConfig:
     """Return the config of an untuned problem: tiles in turns hide the stores unless K is long."""
-    few, many = M < 64 * G, M > 1024 * G
-    return LONG if few or (many and K > 6144) else SHORT
+    if M < 64 * G:
+        return LONG
+    return LONGEST if M > 1024 * G and K > 6144 else SHORT
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> ClusterConfig:
@@ -110,13 +112,12 @@ def prepare_cluster(
     b_map = tensor_map(weights, sizes, [weights.stride(1), max(weights.stride(0), weights.stride(1))], box)
     out_map = ragged_map(a, N, N, [BUFFER_COLUMNS, BUFFER_ROWS])  # each call moves it to its output
     grid = device.sms // 2 * 2
-    counter = launch_counter(config, a.device, grid // 2)
     zero_to = M if zero_rest else 0
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)
         move_map(out_map, out)
-        multiply(grid, THREADS, [a_map, b_map, out_map, out, offs, counter(), G, zero_to, N, K])
+        multiply(grid, THREADS, [a_map, b_map, out_map, out, offs, launch_counters(a.device), G, zero_to, N, K])
         return out
 
     return run

@@ -8,16 +8,13 @@ schedules:
     in turns   each group has a tile of its own, 192 x 128 or 128 x 192, and one stores while the other multiplies. That
                hides the stores, which counts if K is short, and small groups waste fewer rows
 
-and two orders of the tiles:
-
-    static     each cluster has one tile of every wave. With lockstep, clusters that share operands read them together
-    dynamic    each cluster takes its next tile when it is free, from a counter in global memory. The last tiles end
-               together, even if their costs differ
+A cluster takes its next tile when it is free, so that the last tiles end together even if their costs differ. With
+lockstep, clusters that share operands read them together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -38,6 +35,7 @@ BOX = 64  # rows or columns of an operand whose K is not contiguous, for one acc
 MOST_SUMS = 192  # of a thread
 THREADS = 384
 MOST_FROM_END = 7  # of eight clusters
+STREAM_PER_THREAD = 2  # cudaStreamPerThread
 BILLION = 1 << 30  # as in triton.tools.ragged_tma
 BUFFER_ROWS, BUFFER_COLUMNS = 16, 64
 STATIC_BYTES = 3 * 1024  # barriers, the plan, two numbers of each group
@@ -52,9 +50,8 @@ class ClusterConfig:
     in_turns: bool = False  # each of the two groups of warps has a tile of its own, and they take turns
     shared: str = "columns"  # by the tiles of a cluster: "columns" or "rows"
     group_m: int = 8  # tile rows of a block, those of a cluster's tile; see tile_order.serpentine
-    lockstep: int = 16  # steps of K after which clusters wait for each other; 0: never
-    dynamic: bool = False  # without lockstep: a cluster takes its next tile when it is free
-    from_end: int = 0  # with dynamic: how many of every eight clusters take tiles from the end of the order
+    lockstep: int = 8  # steps of K after which clusters wait for each other; 0: never
+    from_end: int = 0  # how many of every eight clusters take tiles from the end of the order
     stages: int = 4  # of operands in shared memory
     buffers: int = 2  # for the output of each warp
 
@@ -77,24 +74,20 @@ class ClusterConfig:
 
 LONG = ClusterConfig()
 LONGEST = ClusterConfig(256, 192, shared="rows", stages=3, buffers=3)
-SHORT = ClusterConfig(192, 128, in_turns=True, shared="rows", group_m=16, stages=5, buffers=1)
-NARROW = ClusterConfig(128, 192, in_turns=True, stages=5, buffers=1)
+SHORT = ClusterConfig(192, 128, in_turns=True, shared="rows", lockstep=0, stages=5, buffers=1)
+NARROW = ClusterConfig(128, 192, in_turns=True, lockstep=0, stages=5, buffers=1)
 TILES = (LONG, LONGEST, SHORT, NARROW)
 
 
 def candidates() -> list[ClusterConfig]:
     """Return the configs that tuning tries."""
-    orders = ((LONG, (4, 8, 12)), (LONGEST, (8, 12)), (SHORT, (8, 16)), (NARROW, (6, 8)))
+    orders = ((LONG, (8,)), (LONGEST, (8, 12)), (SHORT, (8, 16)), (NARROW, (8, 12)))
     return [
-        *(replace(tile, group_m=group_m) for tile, most in orders for group_m in most),
-        *(replace(tile, lockstep=lockstep) for tile in TILES for lockstep in (0, 8)),
-        *map(dealt, TILES),
+        replace(tile, group_m=group_m, lockstep=lockstep)
+        for tile, most in orders
+        for group_m in most
+        for lockstep in (0, 8)
     ]
-
-
-def dealt(tile: ClusterConfig, from_end: int = 0) -> ClusterConfig:
-    """Return a config with the dynamic order."""
-    return replace(tile, lockstep=0, dynamic=True, from_end=from_end)
 
 
 def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | None:
@@ -110,10 +103,8 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
         return f"{parts} parts of {columns} columns do not fit in the registers of a group of warps"
     if min(config.stages, config.buffers, config.group_m) < 1:
         return "stages, buffers and group_m must be at least 1"
-    if config.dynamic and config.lockstep:
-        return "lockstep needs the static order"
-    if not 0 <= config.from_end <= (MOST_FROM_END if config.dynamic else 0):
-        return f"from_end is 0 to {MOST_FROM_END}, and 0 without dynamic"
+    if not 0 <= config.from_end <= MOST_FROM_END:
+        return f"from_end is 0 to {MOST_FROM_END}"
     shared = config.dynamic_bytes + STATIC_BYTES
     if shared > device.shared_bytes:
         return f"{config.stages} stages and {config.buffers} buffers take {shared} bytes of {device.shared_bytes}"
@@ -166,7 +157,6 @@ def constants(
         "CLUSTER_N": along_n,
         "GROUP_M": config.group_m,
         "LOCKSTEP": config.lockstep,
-        "DYNAMIC": int(config.dynamic),
         "FROM_END": config.from_end,
         "SHORT_STEPS": int(not a_is_mk and not b_is_nk),
         "STAGES": config.stages,
@@ -193,16 +183,21 @@ def _cubin(name: str, columns: int, named: tuple[tuple[str, object], ...]) -> by
     return compile_cuda(source(name, columns), dict(named), "sm_90a")
 
 
-def launch_counter(config: ClusterConfig, device: torch.device, clusters: int) -> Callable[[], Tensor]:
-    """Return a function that returns the counter of one launch, [1], int64: of lockstep, or of tiles taken.
+def launch_counters(device: torch.device) -> Tensor:
+    """Return the counters of a launch on the current stream, [2], int64: of tiles, and of steps for lockstep.
 
-    Lockstep's may be shared by launches that overlap, since it only costs them time. Each launch with the dynamic order
-    needs its own, which starts at 0.
+    They are 0 before and after a launch. Launches that may overlap must not share them: each stream has its own, and
+    each launch that is captured or is on the stream of its thread, a handle that stands for many streams.
     """
-    if config.dynamic:
-        return lambda: torch.zeros(1, dtype=torch.int64, device=device)
-    counter = lockstep_counter.arrivals(device, clusters)
-    return lambda: counter
+    stream = torch.cuda.current_stream().cuda_stream
+    if stream == STREAM_PER_THREAD or torch.cuda.is_current_stream_capturing():
+        return torch.zeros(2, dtype=torch.int64, device=device)
+    return _counters(device, stream)
+
+
+@cache
+def _counters(device: torch.device, stream: int) -> Tensor:
+    return torch.zeros(2, dtype=torch.int64, device=device)
 
 
 def ragged_map(tensor: Tensor, columns: int, stride: int, box: Sequence[int]) -> TensorMap:

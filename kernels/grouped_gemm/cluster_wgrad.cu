@@ -57,11 +57,11 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
                          const __grid_constant__ TensorMap y,    // [M, Q], likewise
                          const __grid_constant__ TensorMap out,  // [G, P, Q], boxes of [16, 64]
                          const OFFSET* end_offsets,              // [G]
-                         u64* counter,                           // lockstep.arrivals, or Tickets'
+                         u64* counters,                          // [2], of Tickets and of Lockstep
                          int G, int P, int Q) {
   __shared__ int offs[MOST_GROUPS], order[MOST_GROUPS];
   const Place place = place_of_program();
-  const Shared shared = set_up(counter);
+  const Shared shared = set_up(counters);
   for (int g = threadIdx.x; g < G; g += blockDim.x) offs[g] = (int)end_offsets[g];
   __syncthreads();
   for (int g = threadIdx.x; g < G; g += blockDim.x) {
@@ -78,7 +78,7 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
   const int tiles_p = (P + ITEM_PARTS * ROWS - 1) / (ITEM_PARTS * ROWS);
   const int tiles_q = (Q + ITEM_COLUMNS - 1) / ITEM_COLUMNS;
   const Gradient product = {&x, &y, &out, offs, order, P, Q, tiles_p, tiles_q, G * tiles_p * tiles_q};
-  multiply_all(product, place, shared, counter);
+  multiply_all(product, place, shared, counters);
   __syncthreads();
   cluster_sync();  // a program's shared memory must outlive what the other one sends to it
 }

@@ -8,10 +8,9 @@ rows of a group, a few hundred in fine-grained experts. Then a tile takes as lon
 warps that take turns hide one behind the other.
 
 Both operands are read through maps that are ragged along M: rows past a group's last are read as zeros, and the last
-step multiplies only the 16s of rows that the group has. Tiles follow each other group by group, large groups first.
-With the dynamic order, a cluster takes its next tile when it is free. Then uneven groups do little harm, and small
-tiles fill the gaps at the end. If some clusters start at the end of the order, small groups, whose tiles wait for
-stores, are computed next to large ones, which wait for products.
+step multiplies only the 16s of rows that the group has. Tiles follow each other group by group, large groups first, so
+that small tiles fill the gaps at the end. If some clusters start at the end of the order, small groups, whose tiles
+wait for stores, are computed next to large ones, which wait for products.
 
 The kernel is in cluster_wgrad.cu and tiles.cuh. Without a GPU, tests compile it but cannot run it.
 docs/notes/kernels/clusters.md has measurements.
@@ -20,6 +19,7 @@ docs/notes/kernels/clusters.md has measurements.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -33,15 +33,15 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     BUFFER_COLUMNS,
     BUFFER_ROWS,
     LONG,
+    LONGEST,
     NARROW,
     SHORT,
     THREADS,
     ClusterConfig,
     constants,
-    dealt,
     illegal,
     kernel,
-    launch_counter,
+    launch_counters,
     ragged_map,
     unsuitable,
 )
@@ -52,12 +52,15 @@ from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal,
 def candidates() -> list[ClusterConfig]:
     """Return the configs that tuning tries."""
     mixed = ((LONG, (1,)), (SHORT, (1,)), (NARROW, (1, 2, 3)))
-    return [*cluster_tiles.candidates(), *(dealt(tile, from_end) for tile, most in mixed for from_end in most)]
+    return [
+        *cluster_tiles.candidates(),
+        *(replace(tile, lockstep=0, from_end=from_end) for tile, most in mixed for from_end in most),
+    ]
 
 
 def default_config(M: int, G: int) -> ClusterConfig:
     """Return the config of an untuned problem: tiles in turns hide the stores unless groups have many rows."""
-    return dealt(LONG if M > 2048 * G else NARROW)
+    return LONGEST if M > 2048 * G else NARROW
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> ClusterConfig:
@@ -105,12 +108,11 @@ def prepare_cluster_wgrad(
     # Each call moves it to its output.
     out_map = tensor_map(a, [Q, P, G], [Q, P * Q], [BUFFER_COLUMNS, BUFFER_ROWS, 1])
     grid = device.sms // 2 * 2
-    counter = launch_counter(config, a.device, grid // 2)
 
     def run() -> Tensor:
         out = torch.empty(G, P, Q, dtype=a.dtype, device=a.device)
         move_map(out_map, out)
-        multiply(grid, THREADS, [x_map, y_map, out_map, offs, counter(), G, P, Q])
+        multiply(grid, THREADS, [x_map, y_map, out_map, offs, launch_counters(a.device), G, P, Q])
         return as_weights(out)
 
     return run

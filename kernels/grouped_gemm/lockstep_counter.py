@@ -1,4 +1,4 @@
-"""The counter of lockstep.py, and the numbers that its kernels in Triton and in CUDA C++ agree on."""
+"""The counter of lockstep.py, and the numbers that kernels in lockstep share, in Triton and in CUDA C++."""
 
 from __future__ import annotations
 

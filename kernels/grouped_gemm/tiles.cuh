@@ -15,8 +15,7 @@
 //     CLUSTER_M, CLUSTER_N   programs of a cluster along rows and columns; one of them is 2, the other 1
 //     GROUP_M            cluster tile rows of a block (tile_order.serpentine)
 //     LOCKSTEP           steps of K between two waits (lockstep.py); 0: none
-//     DYNAMIC            1 if a cluster takes its next tile when it is free, which excludes lockstep
-//     FROM_END           with DYNAMIC, how many of every eight clusters take tiles from the end of the order
+//     FROM_END           how many of every eight clusters take tiles from the end of the order
 //     SHORT_STEPS        1 if the last step of a tile may have less than BLOCK_K of K
 //     STAGES             of shared memory, each with the operands of one step
 //     BUFFERS            for the output, of 16 rows and 64 columns, for each warp that multiplies
@@ -28,7 +27,7 @@ constexpr int ROWS = 64;                    // of a part: the least that wgmma m
 constexpr int BLOCK_K = 64;                 // 128 bytes, the widest swizzle
 constexpr int BOX_BYTES = 64 * BLOCK_K * 2; // 64 rows or columns of an operand
 constexpr int WORKERS = 2;                  // groups of warps that multiply
-constexpr int PLANNED = DYNAMIC ? 2 : 8;    // tiles that fit in the plan; with DYNAMIC few, taken just before their turn
+constexpr int PLANNED = 2;                  // tiles that fit in the plan: few, so that they are taken just before their turn
 constexpr int PARTS = TAKE_TURNS ? PARTS_EACH : WORKERS * PARTS_EACH;  // of a program's tile
 constexpr int APART = TAKE_TURNS ? 1 : WORKERS;                        // parts from one of a worker's to its next
 constexpr int PROGRAMS = CLUSTER_M * CLUSTER_N;
@@ -63,19 +62,6 @@ __device__ __forceinline__ Place place_of_program() {
   place.for_column = CLUSTER_M > 1 ? 3 : 0;
   return place;
 }
-
-// A cluster's items without DYNAMIC: one of each wave, the items that all clusters multiply at once. Its place in the wave
-// changes, because tiles at an output's edge are smaller and each cluster should get some.
-struct Walk {
-  int wave, place, clusters;  // `wave`: its first item
-
-  __device__ __forceinline__ int item() const { return wave + place; }
-
-  __device__ __forceinline__ void next() {
-    wave += clusters;
-    place = (place + 7) % clusters;  // 7 divides no GPU's number of clusters, so that a cluster comes to all places
-  }
-};
 
 // A program's part of an item, a cluster's tile.
 struct Tile {
@@ -142,8 +128,10 @@ struct Plan : Ring<PLANNED> {
   Tile* tiles;
   u32 planned, taken;  // addresses of barriers
 
+  __device__ __forceinline__ void wait_for_room() const { wait_for(taken + 8 * at, phase ^ 1); }
+
+  // Add a tile. There must be room.
   __device__ __forceinline__ void put(const Tile& tile) {
-    wait_for(taken + 8 * at, phase ^ 1);
     tiles[at] = tile;
     arrive(planned + 8 * at);
     next();
@@ -161,24 +149,40 @@ struct Plan : Ring<PLANNED> {
   }
 };
 
-// The items that a cluster takes with DYNAMIC. Its first program counts them and sends each to both, since the programs of a
-// cluster must plan the same tiles.
+// The items that a cluster takes, one after another, when it is free. Clusters count them in global memory.
 //
 // Most clusters take items from the front of the order, the others from its end, until they meet. If large tiles are in
 // front, tiles that wait for products and tiles that wait for stores are computed at the same time.
 struct Tickets {
   u32 item, sent, taken;  // addresses; of the last two, of barriers
-  u64* counter;           // 0 at launch; items taken from the front, and in its upper half those from the end
+  u64* counter;           // of tickets for items from the front, and in its upper half from the end; 0 between launches
   u32 phase;
+  int count;              // of items
 
-  // Return the next item; `count`, the number of items, if none is left.
-  __device__ __forceinline__ int take(const Place& place, int count) {
+  __device__ __forceinline__ static bool from_end(const Place& place) { return place.cluster % 8 < FROM_END; }
+
+  // How many of the first clusters take items from the end.
+  __device__ __forceinline__ static int of_end(int clusters) {
+    return clusters / 8 * FROM_END + min(clusters % 8, FROM_END);
+  }
+
+  // The item with which a cluster begins: no counting delays it.
+  __device__ __forceinline__ int first(const Place& place) const {
+    if (!FROM_END || count <= place.clusters) return place.cluster;
+    const int before = of_end(place.cluster);
+    return from_end(place) ? count - 1 - before : place.cluster - before;
+  }
+
+  // Return the next item; `count` if none is left. A cluster's first program draws a ticket and sends its item to both,
+  // since they must plan the same tiles. Each item is followed by one draw, so the last draw has the number count - 1.
+  __device__ __forceinline__ int next(const Place& place) {
     if (place.program_m + place.program_n == 0) {
-      const bool from_end = place.cluster % 8 < FROM_END;
       wait_for(taken, phase ^ 1);
-      const u64 before = atomicAdd(counter, from_end ? 1ull << 32 : 1ull);
-      const int front = (int)before, end = (int)(before >> 32);
-      const int next = front + end >= count ? count : from_end ? count - 1 - end : front;
+      const u64 before = atomicAdd(counter, from_end(place) ? 1ull << 32 : 1ull);
+      const int front = (int)before, end = (int)(before >> 32), ends = of_end(place.clusters);
+      if (front + end == count - 1) *counter = 0;
+      int next = from_end(place) ? count - 1 - ends - end : place.clusters - ends + front;
+      if (front + end >= count - place.clusters) next = count;
       for (int program = 0; program < PROGRAMS; ++program) send(next, item, sent, program);
     }
     expect(sent, 4);
@@ -196,8 +200,8 @@ struct Shared {
   Tickets tickets;
 };
 
-// Set the barriers up. All threads of the cluster must synchronise before they are used. `counter` is Tickets'.
-__device__ __forceinline__ Shared set_up(u64* counter) {
+// Set the barriers up. All threads of the cluster must synchronise before they are used.
+__device__ __forceinline__ Shared set_up(u64* counters) {
   extern __shared__ __align__(1024) unsigned char memory[];
   __shared__ u64 full[STAGES], empty[STAGES], planned[PLANNED], taken[PLANNED], sent, received;
   __shared__ Tile tiles[PLANNED];
@@ -217,22 +221,18 @@ __device__ __forceinline__ Shared set_up(u64* counter) {
   }
   return {{{0, 0}, shared_address(memory), shared_address(full), shared_address(empty)},
           {{0, 0}, tiles, shared_address(planned), shared_address(taken)},
-          {shared_address(&item), shared_address(&sent), shared_address(&received), counter, 0}};
+          {shared_address(&item), shared_address(&sent), shared_address(&received), counters, 0, 0}};
 }
 
 // See lockstep.py. A cluster's first program waits for those of other clusters, its second one for the first.
 struct Lockstep {
-  u64* arrivals;
+  u64* arrivals;  // 0 between launches
   int clusters;
   u64 reached, seen;
   int to_arrive, to_wait, until;
 
-  __device__ __forceinline__ void start() {
-    const u64 launch = (u64)ARRIVALS * clusters;
-    reached = *(volatile u64*)arrivals / launch * launch;
-    to_arrive = to_wait = ARRIVALS;
-    until = LOCKSTEP;
-  }
+  __device__ __forceinline__ Lockstep(u64* arrivals, int clusters)
+      : arrivals(arrivals), clusters(clusters), reached(0), to_arrive(ARRIVALS), to_wait(ARRIVALS), until(LOCKSTEP) {}
 
   __device__ __forceinline__ void keep_step() {
     if (until == LEAD && to_arrive > 0) {
@@ -251,18 +251,21 @@ struct Lockstep {
     --until;
   }
 
-  __device__ __forceinline__ void finish() { atomicAdd(arrivals, (u64)to_arrive); }
+  // Let the others go on. The last cluster that ends sets the counter to 0.
+  __device__ __forceinline__ void finish() {
+    const u64 all = (u64)ARRIVALS * clusters;
+    if (atomicAdd(arrivals, (u64)to_arrive) + to_arrive == all) *arrivals = 0;
+  }
 };
 
 template <class Product>
 __device__ __forceinline__ void plan_tiles(const Product& product, const Place& place, Plan plan, Tickets tickets) {
   int g = 0;
-  if constexpr (DYNAMIC)
-    for (int item; (item = tickets.take(place, product.items)) < product.items;)
-      plan.put(product.tile_of(item, g, place));
-  else
-    for (Walk walk = {0, place.cluster, place.clusters}; walk.item() < product.items; walk.next())
-      plan.put(product.tile_of(walk.item(), g, place));
+  tickets.count = product.items;
+  for (int item = tickets.first(place); item < product.items; item = tickets.next(place)) {
+    plan.put(product.tile_of(item, g, place));
+    plan.wait_for_room();
+  }
   plan.put({});
 }
 
@@ -270,8 +273,7 @@ template <class Product>
 __device__ __forceinline__ void load_tiles(const Product& product, const Place& place, Stages stages, Plan plan,
                                            u64* arrivals) {
   const bool leads = LOCKSTEP && place.program_m + place.program_n == 0;
-  Lockstep lockstep = {arrivals, place.clusters};
-  if (leads) lockstep.start();
+  Lockstep lockstep(arrivals, place.clusters);
   stages.phase = 1;
   while (true) {
     const Tile tile = plan.take<false>();
@@ -410,7 +412,7 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
   if (elected()) wait_for_stores();
 }
 
-// Multiply all items of a product. It must have:
+// Multiply all items of a product. `counters` are those of Tickets and of Lockstep. The product must have:
 //
 //     items                              of all clusters
 //     tile_of(item, g, place)            this program's tile; g is a group not after the item's, and becomes it
@@ -419,12 +421,12 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
 //     policy()                           the stores' policy for L2
 template <class Product>
 __device__ __forceinline__ void multiply_all(const Product& product, const Place& place, const Shared& shared,
-                                             u64* arrivals) {
+                                             u64* counters) {
   const int role = uniform(threadIdx.x / 128);
   if (role == 0) {
     give_up_registers<LOAD_REGISTERS>();
     const int warp = uniform(threadIdx.x / 32);
-    if (warp == 0 && elected()) load_tiles(product, place, shared.stages, shared.plan, arrivals);
+    if (warp == 0 && elected()) load_tiles(product, place, shared.stages, shared.plan, counters + 1);
     if (warp == 1 && elected()) plan_tiles(product, place, shared.plan, shared.tickets);
   } else {
     claim_registers<MULTIPLY_REGISTERS>();

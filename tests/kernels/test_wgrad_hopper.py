@@ -55,14 +55,14 @@ EVERY = pytest.mark.parametrize(
         *cluster_tiles.TILES,
         replace(cluster_tiles.SHORT, group_m=2, lockstep=4),
         replace(cluster_tiles.NARROW, lockstep=0, stages=4, buffers=3),
-        *map(cluster_tiles.dealt, cluster_tiles.TILES),
-        cluster_tiles.dealt(cluster_tiles.NARROW, from_end=3),
-        cluster_tiles.dealt(cluster_tiles.LONG, from_end=7),
+        replace(cluster_tiles.LONGEST, lockstep=0),
+        replace(cluster_tiles.NARROW, from_end=3),
+        replace(cluster_tiles.LONG, lockstep=16, from_end=7),
     ),
     ids=[
         *("lockstep", "uneven", "close", "dynamic", "short_steps", "taller", "taller_lockstep", "taller_static"),
         *("cluster_long", "cluster_longest", "cluster_short", "cluster_narrow", "cluster_close", "cluster_alone"),
-        *(f"cluster_dynamic_{kind}" for kind in ("long", "longest", "short", "narrow", "mixed", "from_end")),
+        *("cluster_apart", "cluster_mixed", "cluster_from_end"),
     ],
 )
 
@@ -183,8 +183,8 @@ def test_operands_that_tma_cannot_read_have_a_reason(make_operands):
 @pytest.mark.parametrize(
     ("M", "G", "expected"),
     [
-        (65536, 8, cluster_tiles.dealt(cluster_tiles.LONG)),
-        (65536, 128, cluster_tiles.dealt(cluster_tiles.NARROW)),
+        (65536, 8, cluster_tiles.LONGEST),
+        (65536, 128, cluster_tiles.NARROW),
     ],
     ids=["many_rows", "few_rows"],
 )
@@ -206,9 +206,7 @@ def test_clusters_need_a_gpu(make_operands):
 
 @needs_nvrtc
 @pytest.mark.parametrize("of", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)
-@pytest.mark.parametrize(
-    "config", [*cluster_tiles.TILES, cluster_tiles.dealt(cluster_tiles.NARROW, from_end=1)], ids=str
-)
+@pytest.mark.parametrize("config", [*cluster_tiles.TILES, replace(cluster_tiles.NARROW, from_end=1)], ids=str)
 def test_clusters_compile_without_spills(of, config):
     named = cluster_tiles.constants(config, of, False, False, torch.int32)
     _, log = cuda_source.compile_with_log(cluster_tiles.source("cluster_wgrad.cu", config.columns), named, "sm_90a")
@@ -275,21 +273,28 @@ def test_views_with_wide_rows(prepare, make_operands, check):
 
 
 @needs_hopper
-@pytest.mark.parametrize(
-    ("config", "sms_each"), [(LOCKSTEP, 1), (cluster_tiles.LONG, 2)], ids=["specialized", "cluster"]
-)
-def test_every_launch_adds_the_same_to_the_counter(config, sms_each, make_operands):
+def test_every_launch_adds_the_same_to_the_counter(make_operands):
     """Later launches, of the forward kernel too, find their start in the sum of the earlier ones."""
-    (prepare,) = prepare_with(config)
-    programs = device_of(torch.device("cuda")).sms // sms_each
+    programs = device_of(torch.device("cuda")).sms
     of_a_launch = ARRIVALS * programs
     counter = arrivals(torch.device("cuda"), programs)
     before = int(counter)
     assert before % of_a_launch == 0
     for count, rows in enumerate(((9000, 0, 31), (5,), (0, 1), (4000,) * 8), 1):
         a, dc, offs = make_operands(rows, 2048, 1024)
-        prepare(a, dc, offs)()
+        wgrad.prepare_wgrad(a, dc, offs, config=LOCKSTEP)()
         assert int(counter) == before + count * of_a_launch
+
+
+@needs_hopper
+@pytest.mark.parametrize("from_end", [0, 3, 7])
+def test_every_launch_of_clusters_leaves_its_counters_at_zero(from_end, make_operands):
+    counters = cluster_tiles.launch_counters(torch.device("cuda", torch.cuda.current_device()))
+    config = replace(cluster_tiles.NARROW, lockstep=4, from_end=from_end)
+    for rows in ((9000, 0, 31), (5,), (0, 0), (100,) * 66, (100,) * 67, (4000,) * 8):
+        a, dc, offs = make_operands(rows, 256, 192)
+        cluster_wgrad.prepare_cluster_wgrad(a, dc, offs, config=config)()
+        assert counters.tolist() == [0, 0]
 
 
 @needs_hopper
