@@ -1,7 +1,7 @@
 """Find cuda_cluster's fastest config for each problem of the suites, and write the file that ships.
 
-python -m groupbench.operators.tuners.cluster -o kernels/grouped_gemm/configs/cluster_h100.json
-python -m groupbench.operators.tuners.cluster --dgrad -o kernels/grouped_gemm/configs/cluster_h100.json
+python -m groupbench.operators.tuners.cluster -o kernels/grouped_gemm/configs/cluster_h200.json
+python -m groupbench.operators.tuners.cluster --dgrad -o kernels/grouped_gemm/configs/cluster_h200.json
 """
 
 from __future__ import annotations
