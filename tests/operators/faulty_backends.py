@@ -86,12 +86,12 @@ def hoards(inputs):
 
 
 def forks_hoarders(inputs):
-    """Starts 32 processes in sessions of their own that keep 256 MiB each."""
+    """Starts 32 processes in sessions of their own that keep 128 MiB each."""
     for _ in range(32):
         read, write = os.pipe()
         if os.fork() == 0:
             os.setsid()
-            kept = bytearray(b"x") * (256 << 20)
+            kept = bytearray(b"x") * (128 << 20)
             os.write(write, kept[:1])
             time.sleep(600)
             os._exit(0)

@@ -125,14 +125,14 @@ def _words(process: Path) -> list[bytes]:
         (
             "forks_hoarders",
             r"^killed during prepare or the first calls, .*; it last wrote: "
-            r"out of memory: its processes used \d\.\d GiB of 1\.2 \(GROUPBENCH_MEMORY_GIB\)$",
+            r"out of memory: its processes used \d\.\d GiB of 0\.5 \(GROUPBENCH_MEMORY_GIB\)$",
         ),
     ],
 )
 def test_a_cell_that_uses_too_much_memory_is_stopped_alone(
     faulty: str, monkeypatch: pytest.MonkeyPatch, backend: str, message: str
 ) -> None:
-    monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", "1.25")
+    monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", "0.5")
     hoarder, neighbour = measure([job(backend), job("torch_loop")], timeout_s=300)
     assert (hoarder.status, neighbour.status) == ("oom", "ok"), hoarder.message
     assert re.search(message, hoarder.message or ""), hoarder.message
