@@ -90,6 +90,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 WARM = Path(__file__).parent / "shared" / "warm"
+WARM_PYTHON = (sys.executable, "-I", "-S", str(WARM / "start.py"), sys.executable)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -100,8 +101,7 @@ def pytest_configure(config: pytest.Config) -> None:
         whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS  # a few tests may need none of the packages
         if whole and os.environ.get("TRITON_INTERPRET") == "1" and config.getoption("tx", None):
             start_warm_server(folder)
-            python = shlex.join([sys.executable, "-I", "-S", str(WARM / "start.py"), sys.executable])
-            config.option.tx = [f"popen//python={python}" for _ in config.option.tx]
+            config.option.tx = [f"popen//python={shlex.join(WARM_PYTHON)}" for _ in config.option.tx]
     if config.getoption("exhaustive") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("exhaustive")
 
@@ -188,6 +188,12 @@ def warm_imports() -> Iterator[dict[str, str]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", path)
         yield {"PYTHONPATH": path, "GROUPBENCH_TEST_WARM": os.environ["GROUPBENCH_TEST_WARM"]}
+
+
+@pytest.fixture(scope="module")
+def warm_python(warm_imports: dict[str, str]) -> tuple[str, ...]:
+    """Return the command of a Python for `-c CODE` that has imported torch, and Triton with its interpreter."""
+    return WARM_PYTHON
 
 
 def start_warm_server(folder: Path) -> None:

@@ -36,13 +36,14 @@ BRIEF = ("--num-inputs", "1", "--warmup", "1", "--rep", "1")
 
 
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory, warm_imports: dict[str, str]) -> Iterator[Command]:
+def warm(
+    tmp_path_factory: pytest.TempPathFactory, warm_imports: dict[str, str], warm_python: tuple[str, ...]
+) -> Iterator[Command]:
     """Run the command in a fork of one process of this module: see warm.py. It is itself a fork with torch imported."""
     env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
     env["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE.parents[1] / "shared"), warm_imports["PYTHONPATH"]])
     main = f"import runpy; runpy.run_path({str(HERE / 'warm.py')!r}, run_name='__main__')"
-    start = str(HERE.parents[1] / "shared/warm/start.py")
-    program = [sys.executable, "-I", "-S", start, sys.executable, "-c", main]
+    program = [*warm_python, "-c", main]
     folder = tmp_path_factory.mktemp("warm")
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as server:
         assert server.stdin is not None and server.stdout is not None

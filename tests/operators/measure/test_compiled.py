@@ -127,8 +127,8 @@ def test_the_watch_ends_with_an_exception() -> None:
     assert JITFunction.run is before
 
 
-def test_interpreted_kernels_are_listed() -> None:
-    """Runs in its own process, because TRITON_INTERPRET must be set when Triton is imported."""
+def test_interpreted_kernels_are_listed(warm_python: tuple[str, ...]) -> None:
+    """Runs in a process in which TRITON_INTERPRET was set when Triton was imported."""
     code = """
 import torch, triton, triton.language as tl
 from groupbench.kernels.variants import Choice
@@ -148,7 +148,8 @@ print(*found, x.item())
         path = Path(folder) / "code.py"  # Triton reads a kernel's source from its file
         path.write_text(code)
         environment = os.environ | {"TRITON_INTERPRET": "1"}
-        done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, env=environment)
+        command = [*warm_python, "-c", f"import runpy; runpy.run_path({str(path)!r})"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["zero", "0.0"]
 
