@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +25,8 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 
 
 @pytest.fixture
-def address(cli: Any, stored: Any, make: Any, plain_statistics: None) -> Iterator[str]:
-    """Return the address of a server with a regression, its alert, canaries and hostile texts."""
-    import uvicorn
-
+def fill(cli: Any, stored: Any, make: Any, plain_statistics: None) -> Callable[[], Path]:
+    """Return a function that makes a database with a regression, its alert, canaries and hostile texts."""
     records = []
     for night in range(8):
         facts = {"commit_facts": {"branch": "main", "subject": "<img src=x onerror=alert(1)>"}}
@@ -38,22 +38,52 @@ def address(cli: Any, stored: Any, make: Any, plain_statistics: None) -> Iterato
             make(night, 1.0, operator="canary", backend="matmul", cell={"flops": 10**12, "min_bytes": 10**8}),
             make(night, 1.0, operator="canary", backend="copy", cell={"min_bytes": 10**9}),
         ]
-    database = stored(records)
-    assert "1 opened" in cli("gate", "--update").stderr
-    worker = ThreadPoolExecutor(1)
-    app = create_app(str(database), token=TOKEN, hosts=frozenset(LOOPBACK), jobs=Jobs(worker, patience=60))
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", http="h11", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    deadline = time.monotonic() + 30
-    while not server.started and time.monotonic() < deadline:
-        time.sleep(0.01)
-    yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    server.should_exit = True
-    thread.join(30)
-    worker.shutdown()
-    listener.close()
+
+    def fill() -> Path:
+        path: Path = stored(records)
+        assert "1 opened" in cli("gate", "--update").stderr
+        return path
+
+    return fill
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], str]]:
+    """Return a function that serves a copy of a database until the module ends, and returns the address."""
+    import uvicorn
+
+    with ExitStack() as stack:
+
+        def start(database: Path) -> str:
+            copy = shutil.copy(database, tmp_path_factory.mktemp("served"))
+            jobs = Jobs(stack.enter_context(ThreadPoolExecutor(1)), patience=60)
+            app = create_app(str(copy), token=TOKEN, hosts=frozenset(LOOPBACK), jobs=jobs)
+            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            server = uvicorn.Server(uvicorn.Config(app, log_level="error", http="h11", timeout_graceful_shutdown=1))
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+            thread.start()
+            stack.callback(thread.join, 30)
+            stack.callback(setattr, server, "should_exit", True)
+            deadline = time.monotonic() + 30
+            while not server.started and time.monotonic() < deadline:
+                time.sleep(0.01)
+            return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+        yield start
+
+
+@pytest.fixture(scope="module")
+def addresses() -> list[str]:
+    """Return the address of the server of the module's tests, once there is one."""
+    return []
+
+
+@pytest.fixture
+def address(addresses: list[str], start: Callable[[Path], str], fill: Callable[[], Path]) -> str:
+    """Return the address of a server of that database, for tests that change nothing."""
+    if not addresses:
+        addresses.append(start(fill()))
+    return addresses[0]
 
 
 Browse = Callable[..., Any]
@@ -80,7 +110,10 @@ def test_every_page_draws_without_an_error(address: str, browse: Browse) -> None
         page.locator("figure details table tbody tr").first.wait_for()
 
 
-def test_an_alert_is_acknowledged_with_the_token(address: str, browse: Browse) -> None:
+def test_an_alert_is_acknowledged_with_the_token(
+    start: Callable[[Path], str], fill: Callable[[], Path], browse: Browse
+) -> None:
+    address = start(fill())
     page = browse(f"{address}/alerts")
     page.get_by_role("link", name="Log in", exact=True).click()
     page.get_by_label("name").fill("Ada")
