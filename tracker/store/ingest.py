@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, or_, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -28,8 +28,6 @@ from groupbench.tracker.text.wording import counted
 NAMED_RUNS = 5
 """Largest number of runs that a summary names."""
 
-_RUN_FIELDS = ("dirty", "started", "trigger", "plan", "command")
-_COMMIT_FIELDS = ("parents", "branch", "time", "author", "subject")
 _KERNELS = msgspec.json.Decoder(tuple[Kernel, ...])
 
 
@@ -115,6 +113,7 @@ class _Writer:
         self.rows: dict[tuple[int, int], dict[str, Any]] = {}  # rows of the batch, by run and series
 
     def add(self, batch: list[Checked], source: str) -> None:
+        self._look_up_runs(batch)
         self._look_up_series(batch)
         self._look_up_kernels(batch)
         self.rows = rows = {}  # by run and series, since a later line may replace a skipped result
@@ -188,55 +187,60 @@ class _Writer:
                 self.session.execute(update(points).where(points.c.id == key).values(amounts={**amounts, **stored}))
 
     def _run(self, run_record: Run) -> int:
-        """Return the key of a run, inserting it if new. Facts of a commit are only added, never changed.
+        """Return the key of a run. Facts of a commit are only added, never changed.
 
         Raises IngestError if the run is stored with other facts.
         """
         if self.latest is not None and self.latest[0] is run_record:
             return self.latest[1]
-        if run_record.id not in self.runs:
-            self.runs[run_record.id] = self._find_run(run_record)
         run, commit = self.runs[run_record.id]
         if commit.hash != run_record.commit.hash:
             raise IngestError(
                 f"run {run_record.id} has commit {commit.hash}, but this record has {run_record.commit.hash}"
             )
-        for field in _RUN_FIELDS:
-            value = run_record.commit.dirty if field == "dirty" else getattr(run_record, field)
+        for field, value in _run_fields(run_record).items():
             if getattr(run, field) != value:
                 raise IngestError(f"run {run_record.id} has {field} {getattr(run, field)}, but this record has {value}")
-        for field in _COMMIT_FIELDS:
-            value = getattr(run_record.commit, field)
-            if value not in (None, ()) and getattr(commit, field) is None:
-                setattr(commit, field, list(value) if field == "parents" else value)
+        for field, value in _commit_fields(run_record).items():
+            if getattr(commit, field) is None:
+                setattr(commit, field, value)
         self.states[run_record.id, commit.hash, run.dirty] = None
         self.latest = (run_record, run.id)
         return run.id
 
-    def _find_run(self, run_record: Run) -> tuple[schema.Run, schema.Commit]:
-        run = self.session.scalar(select(schema.Run).where(schema.Run.uuid == run_record.id))
-        if run is not None:
-            columns = (schema.Point.series_id, schema.Point.content, schema.Point.status)
-            points = self.session.execute(select(*columns).where(schema.Point.run_id == run.id))
-            self.points[run.id] = {series: _Stored(content, status) for series, content, status in points}
-            return run, self.session.get_one(schema.Commit, run.commit_id)
-        stored = self.session.scalar(select(schema.Commit).where(schema.Commit.hash == run_record.commit.hash))
-        commit = stored or schema.Commit(hash=run_record.commit.hash)
-        self.session.add(commit)
+    def _look_up_runs(self, batch: list[Checked]) -> None:
+        """Look up every run of the batch with its commit and its points, inserting new runs and commits."""
+        wanted: dict[str, Run] = {}  # in the file's order
+        for one in batch:
+            if one.run.id not in self.runs:
+                wanted.setdefault(one.run.id, one.run)
+        if not wanted:
+            return
+        runs = list(self.session.scalars(select(schema.Run).where(schema.Run.uuid.in_(list(wanted)))))
+        stored = {run.uuid for run in runs}
+        new = [record for name, record in wanted.items() if name not in stored]
+        of_stored = schema.Commit.id.in_({run.commit_id for run in runs})
+        of_new = schema.Commit.hash.in_({record.commit.hash for record in new})
+        query = select(schema.Commit).where(or_(of_stored, of_new))
+        commits = {commit.hash: commit for commit in self.session.scalars(query)}
+        for record in new:
+            if record.commit.hash not in commits:
+                commits[record.commit.hash] = schema.Commit(hash=record.commit.hash, **_commit_fields(record))
+        self.session.add_all(commits.values())
+        self.session.flush()  # gives the commits their keys
+        for record in new:
+            commit = commits[record.commit.hash]
+            runs.append(schema.Run(uuid=record.id, commit_id=commit.id, **_run_fields(record)))
+        self.session.add_all(runs)
         self.session.flush()
-        run = schema.Run(
-            uuid=run_record.id,
-            commit_id=commit.id,
-            dirty=run_record.commit.dirty,
-            started=run_record.started,
-            trigger=run_record.trigger,
-            plan=run_record.plan,
-            command=run_record.command,
-        )
-        self.session.add(run)
-        self.session.flush()
-        self.points[run.id] = {}
-        return run, commit
+        by_key = {commit.id: commit for commit in commits.values()}
+        self.runs.update((run.uuid, (run, by_key[run.commit_id])) for run in runs)
+        self.points.update((run.id, {}) for run in runs)
+        if stored:
+            columns = (schema.Point.run_id, schema.Point.series_id, schema.Point.content, schema.Point.status)
+            points = select(*columns).where(schema.Point.run_id.in_([run.id for run in runs if run.uuid in stored]))
+            for run, series, content, status in self.session.execute(points):
+                self.points[run][series] = _Stored(content, status)
 
     def _look_up_series(self, batch: list[Checked]) -> None:
         """Look up key and facts of every series of the batch, inserting new ones."""
@@ -293,6 +297,24 @@ class _Writer:
             insert_rows(self.session, table, missing)
             key_of = dict(self.session.execute(query).all())
         self.kernels.update(key_of)
+
+
+def _run_fields(record: Run) -> dict[str, Any]:
+    return {
+        "dirty": record.commit.dirty,
+        "started": record.started,
+        "trigger": record.trigger,
+        "plan": record.plan,
+        "command": record.command,
+    }
+
+
+def _commit_fields(record: Run) -> dict[str, Any]:
+    """Return the known facts of the commit of a run."""
+    commit = record.commit
+    facts = {"parents": list(commit.parents), "branch": commit.branch, "time": commit.time}
+    facts |= {"author": commit.author, "subject": commit.subject}
+    return {name: value for name, value in facts.items() if value not in (None, [])}
 
 
 def _adds(known: Any, new: Any) -> bool:

@@ -232,7 +232,7 @@ def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
     if before is not None:
         assert cli(*before).exit_code in (0, 1)
     words = [word.format(more=more, other=other) for word in command]
-    step = 13 if command[0] in ("ingest", "gate", "prune", "merge") else 4
+    step = {"ingest": 9, "gate": 13, "prune": 13, "merge": 9}.get(command[0], 4)
     tables = ("point", "run", "alert", "alert_event", "pin", "pin WHERE ended IS NULL")
     real, exchanges, lost_at = psycopg.Connection.wait, 0, 1
 
