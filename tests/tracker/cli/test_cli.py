@@ -39,6 +39,16 @@ print("HEAVY", [name for name in ("sqlalchemy", "alembic", "numpy", "plotly", "r
     assert "HEAVY []" in out
 
 
+def test_the_end_of_a_command_collects_no_garbage() -> None:
+    code = """
+import atexit, gc
+atexit.register(lambda: print("SPARED", gc.get_freeze_count() > 10_000))
+from groupbench.tracker.cli import main
+main(["--help"])
+"""
+    assert "SPARED True" in python(code)
+
+
 def test_the_tracker_loads_no_torch_and_reads_without_alembic(stored: Any, make: Any) -> None:
     path = stored([make()])
     code = """
