@@ -35,7 +35,7 @@ samples = 2
 
 COMPARISONS = """# one cell whose verdict is certain on any machine; the last line has no newline
 
---operator grouped_gemm --backend torch_loop --shape 1,4,4,4 --dtype fp32 --budget 60 --min-effect 900"""
+--operator grouped_gemm --backend torch_loop --shape 1,64,128,128 --dtype fp32 --budget 60 --min-effect 900"""
 
 TOPS = ("kernels", "operators", "tracker", "ci", "groupbench.toml", "pyproject.toml", "README.md", ".gitignore")
 """What a clone contains. Tests and documents would only make it larger."""
