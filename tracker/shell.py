@@ -20,9 +20,6 @@ from groupbench.tracker.text.wording import printable
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 """Disk errors of standard output, which have no file name. Writers of other files handle their own."""
 
-# The interpreter looks for garbage among all modules at its end, which takes a seventh of a short command's time.
-atexit.register(gc.freeze)
-
 
 def run(
     program: str,
@@ -43,6 +40,8 @@ def run(
     The exit code is 141 for a closed pipe, 130 for an interrupt and 3 for a full disk. Any other exception is a bug: it
     prints a traceback, and the exit code is 70, never 1, which would mean a regression.
     """
+    # The interpreter looks for garbage among all modules at its end, which takes a seventh of a short command's time.
+    atexit.register(gc.freeze)
     _complete(command, name or program, settings)
     _prepare_streams()
     command_line = list(sys.argv[1:] if arguments is None else arguments)
