@@ -96,15 +96,23 @@ def test_a_killed_process_is_an_error_of_one_line(make: Any, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("in_processes")
-@pytest.mark.parametrize("place", ["__init__", "submit"])
+@pytest.mark.parametrize(
+    ("place", "error"),
+    [
+        ("__init__", BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")),
+        ("submit", BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")),
+        ("__init__", NotImplementedError("This Python build lacks multiprocessing.synchronize")),
+    ],
+    ids=["pool", "process", "no_semaphores"],
+)
 def test_where_no_process_can_be_started_this_one_checks(
-    place: str, make: Any, monkeypatch: pytest.MonkeyPatch
+    place: str, error: Exception, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines = [encode(make(backend=f"b{number}")) for number in range(4)]
     several = checked(lines, "file")
 
     def fail(*_: Any, **__: Any) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        raise error
 
     class Failing(processes.ProcessPoolExecutor):
         pass
