@@ -211,6 +211,9 @@ __device__ __forceinline__ void claim_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
+// The four warps of a group meet at a numbered barrier.
+__device__ __forceinline__ void meet_warps(int barrier) { asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory"); }
+
 // Two groups of four warps meet at a numbered barrier: one waits, the other goes on.
 __device__ __forceinline__ void wait_for_group(int barrier) { asm volatile("bar.sync %0, 256;" ::"r"(barrier) : "memory"); }
 

@@ -293,7 +293,7 @@ __device__ __forceinline__ void load_tiles(const Product& product, const Place& 
 // A group of warps that multiplies.
 struct Worker {
   Stages stages;
-  int thread;
+  int number, thread;
   int held;  // the stage that unfinished products read
 
   // Let both programs write into a stage again.
@@ -301,9 +301,13 @@ struct Worker {
     if (thread < PROGRAMS) arrive_at(stages.empty + 8 * stage, thread);
   }
 
+  // Give the stages of a tile back that has nothing for this group. A warp may come later than the others, from its stores.
+  // A stage must not be given back before all warps have seen it full: filled twice more, it would look empty to the late
+  // one, which would wait for ever. Where warps multiply, wgmma holds them together.
   __device__ __forceinline__ void pass(int steps) {
     for (int step = 0; step < steps; ++step) {
       wait_for(stages.is_full(), stages.phase);
+      meet_warps(WORKERS + 1 + number);
       give_back(stages.at);
       stages.next();
     }
@@ -356,7 +360,7 @@ struct Worker {
 template <class Product>
 __device__ __forceinline__ void multiply_tiles(const Product& product, const Shared& shared, int number) {
   const int thread = threadIdx.x % 128, lane = thread % 32, warp = uniform(thread / 32);
-  Worker worker = {shared.stages, thread, 0};
+  Worker worker = {shared.stages, number, thread, 0};
   Plan plan = shared.plan;
   const u64 policy = product.policy();
   const u32 buffers = worker.stages.operands + STAGES * STAGE_BYTES + (number * 4 + warp) * BUFFERS * OUT_BYTES;
