@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-TENSOR_MAP_TYPES = {torch.float16: 6, torch.bfloat16: 9}  # CU_TENSOR_MAP_DATA_TYPE_*
+TENSOR_MAP_TYPES = {torch.float8_e4m3fn: 0, torch.float16: 6, torch.bfloat16: 9}  # CU_TENSOR_MAP_DATA_TYPE_*; bytes: 0
 SWIZZLE_128B, PROMOTE_TO_256B = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 TENSOR_MAP_ALIGNMENT = 64  # bytes
 
@@ -81,10 +81,10 @@ class TensorMap(ctypes.Structure):
 
 
 def tensor_map(
-    tensor: Tensor,  # of 16-bit elements; its address must be a multiple of 16
+    tensor: Tensor,  # of 8-bit or 16-bit elements; its address must be a multiple of 16
     sizes: Sequence[int],  # of each dimension, the innermost first
     strides: Sequence[int],  # in elements, of each dimension but the innermost, whose stride is 1
-    box: Sequence[int],  # of each dimension, for one access; the innermost has 64 elements, swizzled
+    box: Sequence[int],  # of each dimension, for one access; the innermost has 128 bytes, swizzled
 ) -> TensorMap:
     """Return the map for boxes with the 128-byte swizzle; accesses past the sizes read zero and write nothing.
 
@@ -131,8 +131,11 @@ class CudaKernel:
         _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
         _check(driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes))
 
-    def __call__(self, grid: int, threads: int, arguments: Sequence[Tensor | TensorMap | int]) -> None:
-        """Launch on the current stream; integers are passed as int. Does not wait. Raises RuntimeError."""
+    def __call__(self, grid: int, threads: int, arguments: Sequence[Tensor | TensorMap | int | None]) -> None:
+        """Launch on the current stream; integers are passed as int, None as a null pointer.
+
+        Does not wait. Raises RuntimeError.
+        """
         values = [_value(argument) for argument in arguments]
         addresses = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
@@ -143,10 +146,12 @@ class CudaKernel:
         )
 
 
-def _value(argument: Tensor | TensorMap | int) -> ctypes.Structure | ctypes.c_void_p | ctypes.c_int:
+def _value(argument: Tensor | TensorMap | int | None) -> ctypes.Structure | ctypes.c_void_p | ctypes.c_int:
     if isinstance(argument, TensorMap):
         return argument
-    return ctypes.c_void_p(argument.data_ptr()) if isinstance(argument, Tensor) else ctypes.c_int(argument)
+    if isinstance(argument, int):
+        return ctypes.c_int(argument)
+    return ctypes.c_void_p(argument.data_ptr() if argument is not None else None)
 
 
 def _aligned_map() -> TensorMap:

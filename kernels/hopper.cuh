@@ -1,16 +1,21 @@
 // Hopper's instructions for kernels in CUDA C++: barriers, TMA, wgmma's operands, stores. Source: the PTX manual.
 //
-// Shared memory is addressed as the 32 bits that these instructions take. IS_BF16 is 1 for bfloat16, 0 for float16.
-// hopper_source.py adds `multiply<columns>`, the wgmma of each number of columns that a kernel needs.
+// Shared memory is addressed as the 32 bits that these instructions take. IS_BF16 is 1 for bfloat16, 0 for float16; with
+// IS_FP8 of 1 that is the dtype of the output alone, and operands are fp8 (e4m3). hopper_source.py adds `multiply<columns>`, the wgmma of each number of columns that a kernel needs.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
 struct alignas(64) TensorMap { u64 words[16]; };
 
-#if IS_BF16
-#define TYPE "bf16"
+#if IS_FP8
+#define OPERANDS "k32.f32.e4m3.e4m3"
+#define LAYOUTS(of_both) ""  // K is contiguous in both
+#elif IS_BF16
+#define OPERANDS "k16.f32.bf16.bf16"
+#define LAYOUTS(of_both) of_both
 #else
-#define TYPE "f16"
+#define OPERANDS "k16.f32.f16.f16"
+#define LAYOUTS(of_both) of_both
 #endif
 
 __device__ __forceinline__ u32 shared_address(const void* pointer) {

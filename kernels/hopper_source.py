@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 DECLARED = """
-// sums = a @ b, or sums += a @ b if `add`: 64 rows, 16 of K. A thread has half as many sums as there are columns. The
-// caller commits and waits.
+// sums = a @ b, or sums += a @ b if `add`: 64 rows, 32 bytes of K. A thread has half as many sums as there are columns.
+// The caller commits and waits.
 template <int columns>
 __device__ __forceinline__ void multiply(float* sums, u64 a, u64 b, int add);
 """
@@ -17,7 +17,7 @@ def instructions(columns: Iterable[int]) -> str:
     """Return hopper.cuh and a function `multiply<columns>` for each number of columns, multiples of 8 up to 256.
 
     The source must define TRANSPOSE_A and TRANSPOSE_B: 1 if the operand's rows or columns, not K, are contiguous in
-    shared memory.
+    shared memory. Of fp8, that is K.
     """
     return Path(__file__).with_name("hopper.cuh").read_text() + DECLARED + "".join(map(_multiply, columns))
 
@@ -32,8 +32,8 @@ template <>
 __device__ __forceinline__ void multiply<{columns}>(float* sums, u64 a, u64 b, int add) {{
   asm volatile(
       "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 2}, 0;\\n"
-      "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32." TYPE "." TYPE
-      " {{{names}}}, %{count}, %{count + 1}, add, 1, 1, %{count + 3}, %{count + 4};\\n}}"
+      "wgmma.mma_async.sync.aligned.m64n{columns}" OPERANDS
+      " {{{names}}}, %{count}, %{count + 1}, add, 1, 1" LAYOUTS(", %{count + 3}, %{count + 4}") ";\\n}}"
       : {sums} : "l"(a), "l"(b), "r"(add), "n"(TRANSPOSE_A), "n"(TRANSPOSE_B));
 }}
 """

@@ -1,4 +1,4 @@
-// Grouped GEMM in 16 bits for Hopper, with clusters of two SMs: the kernel of cluster.py, which describes it.
+// Grouped GEMM for Hopper with clusters of two SMs: the kernel of cluster.py, which describes it, and of cluster_fp8.py.
 //
 //     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 //
@@ -9,6 +9,7 @@ struct Forward {
   const int *last, *offs;  // of each group: tiles up to its end, rows up to its end
   int N, steps, tiles_n;
   int items, whole;        // items from `whole` on are halves of tiles
+  const float *scale_a, *scale_b;  // [M], [G, N]; of fp8
 
   __device__ __forceinline__ u64 policy() const { return leaves_first(); }
 
@@ -40,14 +41,14 @@ struct Forward {
 
   __device__ __forceinline__ void load_a(const Tile& tile, int step, const Place& place, u32 to, u32 ready) const {
     const int share = place.program_n * (PARTS * ROWS / CLUSTER_N);
-    load_2d(to + share * BLOCK_K * 2, a, step * BLOCK_K, tile.start + tile.row + share, ready, place.for_row);
+    load_2d(to + share * STEP_BYTES, a, step * BLOCK_K, tile.start + tile.row + share, ready, place.for_row);
   }
 
   __device__ __forceinline__ void load_b(const Tile& tile, int step, const Place& place, u32 to, u32 ready) const {
     const int k = step * BLOCK_K, matrix = SHARED_B ? 0 : tile.group;
     if (B_IS_NK) {
       const int share = place.program_m * (COLUMNS / CLUSTER_M);
-      load_3d(to + share * BLOCK_K * 2, b, k, tile.column + share, matrix, ready, place.for_column);
+      load_3d(to + share * STEP_BYTES, b, k, tile.column + share, matrix, ready, place.for_column);
     } else {
       const int share = place.program_m * (BLOCK_K / CLUSTER_M);
       for (int box = 0; box < COLUMNS / 64; ++box)
@@ -58,6 +59,23 @@ struct Forward {
   __device__ __forceinline__ void store(const Tile& tile, int row, int column, u32 from, u64 policy) const {
     store_4d(out, column, BILLION - tile.size + row, tile.start + tile.size, BILLION, from, policy);
   }
+
+  // A thread has sums of two rows and, in every 8 columns, of two. Rows and columns past the group's are not stored.
+  __device__ __forceinline__ void scale(const Tile& tile, int row, int column, float* sums) const {
+    const float* of_rows = scale_a + tile.start;
+    const float* of_columns = scale_b + (long long)tile.group * N;
+    const float first = of_rows[min(row, tile.size - 1)], second = of_rows[min(row + 8, tile.size - 1)];
+#pragma unroll
+    for (int i = 0; i < OUT_COLUMNS / 8; ++i) {
+      const int at = min(column + i * 8, N - 2);  // N is a multiple of 8
+      const float of_column[2] = {of_columns[at], of_columns[at + 1]};
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        sums[i * 4 + j] = sums[i * 4 + j] * first * of_column[j];
+        sums[i * 4 + j + 2] = sums[i * 4 + j + 2] * second * of_column[j];
+      }
+    }
+  }
 };
 
 extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(128 * (WORKERS + 1), 1)
@@ -65,6 +83,8 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
                    const __grid_constant__ TensorMap b,    // [G or 1, N, K] or [G or 1, K, N]; see load_b
                    const __grid_constant__ TensorMap out,  // ragged along M, boxes of [16, 64]
                    void* out_rows,                         // the same memory
+                   const float* scale_a,                   // [M]; null but for fp8
+                   const float* scale_b,                   // [G, N], likewise
                    const OFFSET* end_offsets,              // [G]
                    u64* counters,                          // [2], of Tickets and of Lockstep
                    int G, int M, int N, int K) {           // M: rows to set to zero past the last group; 0: none
@@ -95,7 +115,7 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
   const int tiles = uniform(last[G - 1]), in_last_wave = tiles % place.clusters;
   const bool cut = 2 * in_last_wave <= place.clusters;
   const Forward product = {&a, &b, &out, last, offs, N, (K + BLOCK_K - 1) / BLOCK_K, tiles_n,
-                           cut ? tiles + in_last_wave : tiles, cut ? tiles - in_last_wave : tiles};
+                           cut ? tiles + in_last_wave : tiles, cut ? tiles - in_last_wave : tiles, scale_a, scale_b};
   multiply_all(product, place, shared, counters);
 
   // Rows past the last group belong to none. A row is a multiple of 16 bytes.

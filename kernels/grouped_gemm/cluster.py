@@ -22,7 +22,7 @@ measurements.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ from groupbench.kernels.cuda_source import move_map, tensor_map
 from groupbench.kernels.device import Device, device_of
 from groupbench.kernels.grouped_gemm import cluster_tiles
 from groupbench.kernels.grouped_gemm.cluster_tiles import (
-    BLOCK_K,
     BOX,
     BUFFER_COLUMNS,
     BUFFER_ROWS,
@@ -40,6 +39,7 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     SHORT,
     THREADS,
     ClusterConfig,
+    block_k,
     constants,
     kernel,
     launch_counters,
@@ -57,17 +57,20 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
     return cluster_tiles.illegal(config, dtype, device)
 
 
-def default_config(M: int, G: int, K: int) -> ClusterConfig:
-    """Return the config of an untuned problem: tiles in turns hide the stores unless K is long."""
+def default_config(M: int, G: int, row_bytes: int) -> ClusterConfig:
+    """Return the config of an untuned problem: tiles in turns hide the stores unless K is long.
+
+    row_bytes  of K in a row
+    """
     if M < 64 * G:
         return LONG
-    return LONGEST if M > 1024 * G and K > 6144 else SHORT
+    return LONGEST if M > 1024 * G and row_bytes > 12288 else SHORT
 
 
 def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool) -> ClusterConfig:
     """Return this problem's tuned config on this GPU, else the default."""
     key = tuning_key(M, G, N, K, dtype, nk)
-    default = default_config(M, G, K)
+    default = default_config(M, G, K * dtype.itemsize)
     return first_legal(configs_in_order("cluster", key, device, default, lambda c: illegal(c, dtype, device)))
 
 
@@ -103,21 +106,41 @@ def prepare_cluster(
     if reason := illegal(config, a.dtype, device):
         raise ValueError(f"{config}: {reason}")
     named = named_constants(config, a.dtype, nk, shared, offs.dtype)
+    return launcher(a, weights, offs, None, a.dtype, config, named, zero_rest)
+
+
+def launcher(
+    a: Tensor,  # [M, K]
+    weights: Tensor,  # [G or 1, K, N] or [G or 1, N, K]
+    offs: Tensor,  # [G]
+    scales: tuple[Tensor, Tensor] | None,  # [M] and [G, N], of fp8
+    out_dtype: torch.dtype,
+    config: ClusterConfig,
+    named: Mapping[str, object],  # the kernel's constants
+    zero_rest: bool,
+) -> Callable[[], Tensor]:  # [M, N]
+    """Compile the kernel for operands that were checked; the returned callable allocates the output and launches."""
+    (M, K), G, nk = a.shape, offs.numel(), named["B_IS_NK"]
+    N = weights.size(1 if nk else 2)
     multiply = kernel("cluster.cu", "cluster_kernel", config, named)
     # Each program loads its share of the rows or columns that the tiles of the cluster share.
     along_m, along_n = config.tiles_along
-    a_map = tensor_map(a, [K, M], [a.stride(0)], [BLOCK_K, config.rows // along_n])
-    box = [BLOCK_K, config.columns // along_m, 1] if nk else [BOX, BLOCK_K // along_m, 1]
+    step = block_k(a.dtype)
+    a_map = tensor_map(a, [K, M], [a.stride(0)], [step, config.rows // along_n])
+    box = [step, config.columns // along_m, 1] if nk else [BOX, step // along_m, 1]
     sizes = [weights.size(2), weights.size(1), weights.size(0)]
     b_map = tensor_map(weights, sizes, [weights.stride(1), max(weights.stride(0), weights.stride(1))], box)
-    out_map = ragged_map(a, N, N, [BUFFER_COLUMNS, BUFFER_ROWS])  # each call moves it to its output
-    grid = device.sms // 2 * 2
+    some = a.new_empty(BUFFER_COLUMNS, dtype=out_dtype)
+    out_map = ragged_map(some, N, N, [BUFFER_COLUMNS, BUFFER_ROWS])  # each call moves it to its output
+    grid = device_of(a.device).sms // 2 * 2
+    scale_a, scale_b = scales or (None, None)
     zero_to = M if zero_rest else 0
 
     def run() -> Tensor:
-        out = torch.empty(M, N, dtype=a.dtype, device=a.device)
+        out = torch.empty(M, N, dtype=out_dtype, device=a.device)
         move_map(out_map, out)
-        multiply(grid, THREADS, [a_map, b_map, out_map, out, offs, launch_counters(a.device), G, zero_to, N, K])
+        counters = launch_counters(a.device)
+        multiply(grid, THREADS, [a_map, b_map, out_map, out, scale_a, scale_b, offs, counters, G, zero_to, N, K])
         return out
 
     return run

@@ -25,12 +25,13 @@ from torch import Tensor
 from groupbench.kernels.cuda_source import CudaKernel, TensorMap, compile_cuda, tensor_map, why_not_nvrtc
 from groupbench.kernels.device import Device
 from groupbench.kernels.grouped_gemm import lockstep_counter
-from groupbench.kernels.grouped_gemm.support import illegal_roles, no_tma
+from groupbench.kernels.grouped_gemm.quantize import E4M3
+from groupbench.kernels.grouped_gemm.support import illegal_lockstep, no_tma
 from groupbench.kernels.hopper_source import instructions
 
-DTYPES = (torch.bfloat16, torch.float16)
+DTYPES = (torch.bfloat16, torch.float16)  # of operands without scales
 MOST_GROUPS = 256  # the kernels keep their ends in shared memory
-PART, BLOCK_K = 64, 64  # rows of a part, and of K; see tiles.cuh
+PART, STEP_BYTES = 64, 128  # rows of a part, and bytes of K in a step; see tiles.cuh
 BOX = 64  # rows or columns of an operand whose K is not contiguous, for one access
 MOST_SUMS = 192  # of a thread
 THREADS = 384
@@ -63,7 +64,7 @@ class ClusterConfig:
     @property
     def dynamic_bytes(self) -> int:
         """Shared memory of the stages and buffers."""
-        stage = (self.rows + self.columns) * BLOCK_K * 2
+        stage = (self.rows + self.columns) * STEP_BYTES
         return self.stages * stage + 8 * self.buffers * BUFFER_ROWS * BUFFER_COLUMNS * 2
 
     @property
@@ -108,22 +109,30 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
     shared = config.dynamic_bytes + STATIC_BYTES
     if shared > device.shared_bytes:
         return f"{config.stages} stages and {config.buffers} buffers take {shared} bytes of {device.shared_bytes}"
-    return illegal_roles(config.lockstep, dtype, device)
+    if dtype not in (*DTYPES, E4M3):
+        return f"the kernel multiplies float16, bfloat16 or float8_e4m3fn, not {dtype}"
+    return illegal_lockstep(config.lockstep)
 
 
-def unsuitable(columns: int, G: int, **operands: Tensor) -> str | None:
-    """Return why the kernels cannot take these operands of G groups, or None if they can.
+def block_k(dtype: torch.dtype) -> int:
+    """Return the elements of K in a step."""
+    return STEP_BYTES // dtype.itemsize
 
-    columns  of the output
+
+def unsuitable(columns: int, G: int, dtypes: Sequence[torch.dtype] = DTYPES, **operands: Tensor) -> str | None:
+    """Return why a kernel cannot take these operands of G groups, or None if it can.
+
+    columns  of the output, which has 16 bits
+    dtypes   that the kernel takes
     """
     some = next(iter(operands.values()))
-    if some.dtype not in DTYPES:
-        return f"the kernel multiplies float16 or bfloat16, not {some.dtype}"
+    if some.dtype not in dtypes:
+        return f"the kernel multiplies {' or '.join(str(dtype) for dtype in dtypes)}, not {some.dtype}"
     if G > MOST_GROUPS:
         return f"{G} groups are more than {MOST_GROUPS}"
     if some.device.type != "cuda":
         return "the kernel needs a Hopper GPU"
-    return no_tma(columns, **operands) or why_not_nvrtc()
+    return no_tma(columns * 2 // some.element_size(), **operands) or why_not_nvrtc()
 
 
 def source(name: str, columns: int) -> str:
@@ -148,7 +157,8 @@ def constants(
         "B_IS_NK": int(b_is_nk),
         "TRANSPOSE_A": int(not a_is_mk),
         "TRANSPOSE_B": int(not b_is_nk),
-        "IS_BF16": int(dtype == torch.bfloat16),
+        "IS_BF16": int(dtype != torch.float16),
+        "IS_FP8": int(dtype == E4M3),
         "OFFSET": "long long" if offsets == torch.int64 else "int",
         "PARTS_EACH": config.parts_each,
         "COLUMNS": config.columns,

@@ -28,7 +28,6 @@ from groupbench.kernels.cuda_source import move_map, tensor_map
 from groupbench.kernels.device import Device, device_of
 from groupbench.kernels.grouped_gemm import cluster_tiles
 from groupbench.kernels.grouped_gemm.cluster_tiles import (
-    BLOCK_K,
     BOX,
     BUFFER_COLUMNS,
     BUFFER_ROWS,
@@ -38,6 +37,7 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     SHORT,
     THREADS,
     ClusterConfig,
+    block_k,
     constants,
     illegal,
     kernel,
@@ -103,8 +103,9 @@ def prepare_cluster_wgrad(
     multiply = kernel("cluster_wgrad.cu", "cluster_wgrad_kernel", config, named)
     # Each program loads its share of the rows or columns that the tiles of the cluster share.
     along_m, along_n = config.tiles_along
-    x_map = ragged_map(x, P, x.stride(0), [BOX, BLOCK_K // along_n])
-    y_map = ragged_map(y, Q, y.stride(0), [BOX, BLOCK_K // along_m])
+    step = block_k(a.dtype)
+    x_map = ragged_map(x, P, x.stride(0), [BOX, step // along_n])
+    y_map = ragged_map(y, Q, y.stride(0), [BOX, step // along_m])
     # Each call moves it to its output.
     out_map = tensor_map(a, [Q, P, G], [Q, P * Q], [BUFFER_COLUMNS, BUFFER_ROWS, 1])
     grid = device.sms // 2 * 2

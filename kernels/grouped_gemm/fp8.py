@@ -252,7 +252,7 @@ def prepare_fp8(
     dimensions selects the recipe. Raises ValueError if an operand is not as above, or if TMA cannot read it: rows must
     start at multiples of 16 bytes, see `quantize.empty_fp8`.
     """
-    mode = _require_scaled(a, scale_a, b, scale_b, fast_accum, out_dtype)
+    mode = require_scaled(a, scale_a, b, scale_b, fast_accum, out_dtype)
     group_ends(a, b.transpose(1, 2), offs)
     (M, K), (G, N, _) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
@@ -377,10 +377,13 @@ def _for_tma(name: str, x: Tensor) -> Tensor:
     return x.as_strided(x.shape, (*outer, 1))
 
 
-def _require_scaled(
+def require_scaled(
     a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, fast_accum: bool, out_dtype: torch.dtype
 ) -> str:
-    """Return the mode of the operands; raise ValueError if they do not fit together."""
+    """Return the mode of the operands; raise ValueError if they do not fit together.
+
+    Raises TypeError for an operand that is not a tensor.
+    """
     require_tensors(a=a, scale_a=scale_a, b=b, scale_b=scale_b)
     if a.dtype != E4M3 or b.dtype != E4M3 or scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
         raise ValueError(

@@ -72,6 +72,11 @@ def illegal_roles(lockstep: int, dtype: torch.dtype, device: Device) -> str | No
         return f"its instructions are Hopper's, and this GPU is {device.arch}"
     if dtype.itemsize != 2:
         return f"specialized multiplies 16-bit operands, not {dtype}"
+    return illegal_lockstep(lockstep)
+
+
+def illegal_lockstep(lockstep: int) -> str | None:
+    """Return why programs cannot wait for each other after this many steps, or None if they can."""
     if lockstep and lockstep < LEAD:
         return f"programs arrive some steps before they wait: lockstep must be 0, or at least {LEAD}"
     return None

@@ -8,6 +8,7 @@
 //
 // Constants:
 //
+//     IS_FP8             1 if operands are fp8 and sums are scaled, 0 if operands have 16 bits
 //     A_IS_MK, B_IS_NK   1 if K is contiguous in the operand, 0 if rows of A or columns of B are
 //     PARTS_EACH         parts of 64 rows that a group of warps multiplies
 //     COLUMNS            of a program's tile, a multiple of 64
@@ -24,8 +25,10 @@
 //     MOST_GROUPS        that fit in shared memory
 
 constexpr int ROWS = 64;                    // of a part: the least that wgmma multiplies
-constexpr int BLOCK_K = 64;                 // 128 bytes, the widest swizzle
-constexpr int BOX_BYTES = 64 * BLOCK_K * 2; // 64 rows or columns of an operand
+constexpr int STEP_BYTES = 128;             // of K in a row or column, the widest swizzle
+constexpr int BLOCK_K = STEP_BYTES / (IS_FP8 ? 1 : 2);
+constexpr int SLICES = STEP_BYTES / 32;     // of a step: wgmma multiplies 32 bytes of K
+constexpr int BOX_BYTES = 64 * STEP_BYTES;  // 64 rows or columns of an operand
 constexpr int WORKERS = 2;                  // groups of warps that multiply
 constexpr int PLANNED = 2;                  // tiles that fit in the plan: few, so that they are taken just before their turn
 constexpr int PARTS = TAKE_TURNS ? PARTS_EACH : WORKERS * PARTS_EACH;  // of a program's tile
@@ -37,12 +40,13 @@ constexpr int A_BYTES = PARTS * BOX_BYTES;
 constexpr int B_BYTES = COLUMNS / 64 * BOX_BYTES;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
 constexpr int OUT_ROWS = 16, OUT_COLUMNS = 64;
+constexpr int CHUNKS = COLUMNS / OUT_COLUMNS;
 constexpr int OUT_BYTES = OUT_ROWS * OUT_COLUMNS * 2;
 constexpr int LOAD_REGISTERS = 40, MULTIPLY_REGISTERS = 232;  // 40 + 2 * 232 = 3 * 168, what a launch of 384 threads gets
 
 constexpr int BILLION = 0x40000000;  // of maps that are ragged along M, as in triton.tools.ragged_tma
 
-// From one wgmma of 16 of K to the next, and from 64 columns to the next 64 (unused if K is contiguous), in 16 bytes.
+// From one wgmma to the next along K, and from 64 columns to the next 64 (unused if K is contiguous), in 16 bytes.
 constexpr int A_NEXT = A_IS_MK ? 2 : 128, B_NEXT = B_IS_NK ? 2 : 128, B_LEAD = B_IS_NK ? 1 : BOX_BYTES / 16;
 
 struct Place {
@@ -70,7 +74,7 @@ struct Tile {
   int parts;               // of 64 rows that the program has; 0 to PARTS
   int columns;             // that it has, a multiple of 64 up to COLUMNS
   int steps;               // of K; 0 after the last tile
-  int in_last_step;        // 16s of K; unused without SHORT_STEPS
+  int in_last_step;        // slices of K; unused without SHORT_STEPS
 };
 
 // Set a tile's columns, given the item's number among the tile columns and all columns of the output. At the edge, the
@@ -313,8 +317,8 @@ struct Worker {
     }
   }
 
-  // Multiply a step of the first `count` of the worker's parts, from `part` on: `slices` 16s of K, of all that a stage has if
-  // `whole`.
+  // Multiply a step of the first `count` of the worker's parts, from `part` on: all that a stage has of K if `whole`, else
+  // some slices of it.
   template <int count, int columns, bool whole>
   __device__ __forceinline__ void multiply_step(float (&sums)[PARTS_EACH][COLUMNS / 2], int part, bool first, int slices) {
     wait_for(stages.is_full(), stages.phase);
@@ -322,7 +326,7 @@ struct Worker {
     const u64 b = described(stages.here() + A_BYTES, B_LEAD);
     start_products();
 #pragma unroll
-    for (int i = 0; i < BLOCK_K / 16; ++i)
+    for (int i = 0; i < SLICES; ++i)
       if (whole || i < slices)
 #pragma unroll
         for (int e = 0; e < count; ++e)
@@ -338,9 +342,9 @@ struct Worker {
   template <int count, int columns>
   __device__ __forceinline__ void multiply_steps(float (&sums)[PARTS_EACH][COLUMNS / 2], int part, int steps,
                                                  int in_last_step) {
-    const bool is_short = SHORT_STEPS && in_last_step < BLOCK_K / 16;
+    const bool is_short = SHORT_STEPS && in_last_step < SLICES;
     const int whole = steps - is_short;
-    for (int step = 0; step < whole; ++step) multiply_step<count, columns, true>(sums, part, step == 0, BLOCK_K / 16);
+    for (int step = 0; step < whole; ++step) multiply_step<count, columns, true>(sums, part, step == 0, SLICES);
     if (is_short) multiply_step<count, columns, false>(sums, part, whole == 0, in_last_step);
   }
 
@@ -393,24 +397,21 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
     // Each warp stores its 16 rows of a part by itself, 64 columns at once. The buffers are swizzled.
     const int line = lane % 16;
 #pragma unroll
-    for (int e = 0; e < PARTS_EACH; ++e) {
-      if (e < count) {
-        const int row = tile.row + (part + e * APART) * ROWS + warp * OUT_ROWS;
+    for (int chunk = 0; chunk < PARTS_EACH * CHUNKS; ++chunk) {
+      const int e = chunk / CHUNKS, i = chunk % CHUNKS;
+      if (e >= count || i * OUT_COLUMNS >= columns) continue;
+      const int row = tile.row + (part + e * APART) * ROWS + warp * OUT_ROWS, column = tile.column + i * OUT_COLUMNS;
+      float* from = &sums[e][i * 32];
+      if constexpr (IS_FP8) product.scale(tile, row + lane / 4, column + lane % 4 * 2, from);
+      const u32 buffer = buffers + next_buffer * OUT_BYTES;
+      if (++next_buffer == BUFFERS) next_buffer = 0;
+      if (elected()) wait_for_reads<BUFFERS - 1>();
+      __syncwarp();
 #pragma unroll
-        for (int i = 0; i < COLUMNS / OUT_COLUMNS; ++i) {
-          if (i * OUT_COLUMNS >= columns) break;
-          const u32 buffer = buffers + next_buffer * OUT_BYTES;
-          if (++next_buffer == BUFFERS) next_buffer = 0;
-          if (elected()) wait_for_reads<BUFFERS - 1>();
-          __syncwarp();
-#pragma unroll
-          for (int j = 0; j < 4; ++j)
-            write_sums(buffer + line * 128 + ((2 * j + lane / 16 ^ line & 7) << 4), &sums[e][i * 32 + j * 8]);
-          publish_to_tma();
-          __syncwarp();
-          if (elected()) product.store(tile, row, tile.column + i * OUT_COLUMNS, buffer, policy);
-        }
-      }
+      for (int j = 0; j < 4; ++j) write_sums(buffer + line * 128 + ((2 * j + lane / 16 ^ line & 7) << 4), from + j * 8);
+      publish_to_tma();
+      __syncwarp();
+      if (elected()) product.store(tile, row, column, buffer, policy);
     }
   }
   if (elected()) wait_for_stores();
@@ -422,6 +423,7 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
 //     tile_of(item, g, place)            this program's tile; g is a group not after the item's, and becomes it
 //     load_a, load_b(tile, step, place, to, ready)   load this program's share of an operand
 //     store(tile, row, column, from, policy)         store OUT_ROWS x OUT_COLUMNS from shared memory
+//     scale(tile, row, column, sums)                 scale a thread's sums of OUT_ROWS x OUT_COLUMNS; of fp8 alone
 //     policy()                           the stores' policy for L2
 template <class Product>
 __device__ __forceinline__ void multiply_all(const Product& product, const Place& place, const Shared& shared,

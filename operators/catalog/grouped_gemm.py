@@ -339,9 +339,16 @@ def no_inductor_template(target: Target) -> str | None:
     return None
 
 
-def no_cluster(target: Target) -> str | None:
+def not_hopper(target: Target) -> str | None:
+    """Return why a kernel in CUDA C++ for Hopper cannot run there, or None if it can."""
     if target.device != "cuda" or (target.capability or (9, 0))[0] != 9:
         return "its kernel is CUDA C++ for Hopper GPUs"
+    return None
+
+
+def no_cluster(target: Target) -> str | None:
+    if reason := not_hopper(target):
+        return reason
     return None if BYTES[target.dtype] == 2 else f"its kernel multiplies fp16 or bf16, not {target.dtype}"
 
 

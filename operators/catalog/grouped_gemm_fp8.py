@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import shapes
-from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
+from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, not_hopper, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Operator, Run, Target
@@ -202,6 +202,14 @@ def prepare_triton_flat(x: Fp8Inputs, fast_accum: bool = False) -> Run:
     return prepare_fp8(x.a, x.scale_a, x.b, x.scale_b, x.offs, fast_accum)
 
 
+def prepare_cuda_cluster(x: Fp8Inputs) -> Run:
+    from groupbench.kernels.grouped_gemm.cluster_fp8 import prepare_cluster_fp8, why_not_cluster_fp8
+
+    if reason := why_not_cluster_fp8(x.a, x.b):
+        raise Unavailable(reason)
+    return prepare_cluster_fp8(x.a, x.scale_a, x.b, x.scale_b, x.offs)
+
+
 def _groups(x: Fp8Inputs) -> list[tuple[int, int, int]]:
     """Return (g, first row, last row + 1) of each group that has rows."""
     return [(g, start, end) for g, start, end in group_bounds(x.rows) if start < end]
@@ -285,6 +293,13 @@ GROUPED_GEMM_FP8 = Operator(
             "the same with sums that stay in the tensor cores",
             kind="triton",
             unavailable=_TRITON,
+            tolerance=_FAST,
+        ),
+        Backend(
+            "cuda_cluster_fast",
+            prepare_cuda_cluster,
+            "grouped_gemm's cuda_cluster with scales before the stores, sums that stay in the tensor cores",
+            unavailable=not_hopper,
             tolerance=_FAST,
         ),
     ),

@@ -56,6 +56,7 @@ KERNELS = {
     ),
     "wgrad": Tunable("triton_flat, the gradient of the weights", "grouped_gemm_wgrad", _one(wgrad.search)),
     "fp8": Tunable("triton_flat, each recipe", "grouped_gemm_fp8", _fp8),
+    "cluster_fp8": Tunable("cuda_cluster_fast", "grouped_gemm_fp8", lambda shape, dtype: [fp8.search_cluster(shape)]),
     "worklist": Tunable("helion_worklist", "grouped_gemm", _one(worklist.search)),
     "helion_jagged": Tunable("helion_jagged", "grouped_gemm", _one(partial(helion.search, "helion_jagged"))),
     "helion_persistent": Tunable(

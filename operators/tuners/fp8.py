@@ -1,6 +1,7 @@
 """Find the fp8 kernel's fastest config for each problem and mode, and write the file that ships.
 
     python -m groupbench.operators.tuners.fp8 -o kernels/grouped_gemm/configs/fp8_h100.json --limit 240
+    python -m groupbench.operators.tuners.fp8 --cluster -o kernels/grouped_gemm/configs/cluster_fp8_h200.json
 
 Runs on the GPU to tune for, in one process. The first problem with a number of experts takes about ten seconds per
 mode, mostly to compile. After the time limit the configs tuned so far are written; the other problems use the configs
@@ -11,13 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from groupbench.operators.catalog.shapes import SUITES, GroupedShape
 from groupbench.operators.tuners import tuning
 
+if TYPE_CHECKING:
+    from groupbench.kernels.grouped_gemm.cluster_tiles import ClusterConfig
+
 ABOUT = "the fp8 kernel's fastest config by problem and mode, of the candidates in fp8.py"
+ABOUT_CLUSTER = "cuda_cluster_fast's fastest config by problem, of the candidates in cluster_tiles.py"
 MOE = SUITES["moe"]
 # Few experts with many rows, many with fewer, and a few rows each; the first are tuned first.
 SHAPES = (
@@ -47,6 +53,28 @@ def search(shape: GroupedShape, mode: str) -> tuning.Search:
     return tuning.Search(problem_key(shape.M, shape.G, shape.N, shape.K, mode), default, legal, (prepare,))
 
 
+def search_cluster(shape: GroupedShape) -> tuning.Search:
+    """Return the search over every legal candidate of cuda_cluster_fast for a problem on this GPU."""
+    from groupbench.kernels.device import device_of
+    from groupbench.kernels.grouped_gemm.cluster import default_config, illegal
+    from groupbench.kernels.grouped_gemm.cluster_fp8 import prepare_cluster_fp8
+    from groupbench.kernels.grouped_gemm.cluster_tiles import candidates
+    from groupbench.kernels.grouped_gemm.fp8 import ROWWISE_FAST
+    from groupbench.kernels.grouped_gemm.tuned import problem_key
+    from groupbench.operators.catalog.grouped_gemm_fp8 import make_inputs
+
+    x = make_inputs(shape, "fp8", "cuda", seed=0)
+    device = device_of(x.a.device)
+    legal = [config for config in candidates() if illegal(config, x.a.dtype, device) is None]
+    key = problem_key(shape.M, shape.G, shape.N, shape.K, ROWWISE_FAST)
+    default = default_config(shape.M, shape.G, shape.K)
+
+    def prepare(config: ClusterConfig) -> Callable[[], object]:
+        return prepare_cluster_fp8(x.a, x.scale_a, x.b, x.scale_b, x.offs, config)
+
+    return tuning.Search(key, default, legal, (prepare,))
+
+
 @click.command()
 @tuning.output_option()
 @click.option(
@@ -59,11 +87,16 @@ def search(shape: GroupedShape, mode: str) -> tuning.Search:
     help="Shapes of suite moe.",
 )
 @click.option("--mode", "modes", multiple=True, default=("rowwise", "rowwise_fast", "blockwise"), show_default=True)
+@click.option("--cluster", is_flag=True, help="Tune cuda_cluster_fast, not triton_flat.")
 @tuning.limit_option(240)
-def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], limit: float) -> None:
+def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], cluster: bool, limit: float) -> None:
     """Tune the fp8 kernel for this GPU."""
     from groupbench.kernels.grouped_gemm.fp8 import MODES
 
+    if cluster:
+        shapes = {name: MOE[name] for name in names}
+        tuning.tune(output, ABOUT_CLUSTER, shapes, lambda shape: search_cluster(shape).keyed_times(), limit_s=limit)
+        return
     if unknown := set(modes) - set(MODES):
         raise click.BadParameter(f"no mode {', '.join(unknown)}; known: {', '.join(MODES)}", param_hint="--mode")
     problems = {f"{name} {mode}": (MOE[name], mode) for name in names for mode in modes}

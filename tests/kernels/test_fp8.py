@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
-from torch import Tensor
+from fp8_operands import FIVE, drawn, scaled
 
 from groupbench.kernels.device import KNOWN
 from groupbench.kernels.grouped_gemm import fp8, quantize
@@ -43,35 +43,6 @@ ALL = pytest.mark.parametrize("mode", fp8.MODES)
 UNLIKE = pytest.mark.parametrize("mode", fp8.MODES if torch.cuda.is_available() else (ROWWISE, BLOCKWISE))
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
-FIVE = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
-
-
-def scaled(a: Tensor, b: Tensor, sizes: tuple[int, ...], mode: str, tail: int = 0, device: str = "cpu") -> FIVE:
-    """Return (a, scale_a, b, scale_b, offs), with NaN in rows past the groups, their scales, and between rows."""
-    blockwise = mode == BLOCKWISE
-    of_a = quantize.quantize_blocks_reference if blockwise else quantize.quantize_rows_reference
-    of_b = quantize.quantize_weight_blocks_reference if blockwise else quantize.quantize_rows_reference
-    (M, K), (G, N, _) = a.shape, b.shape
-    q_a, q_b = (quantize.empty_fp8(rows, K, device) for rows in (M + tail, G * N))
-    for q in (q_a, q_b):
-        torch.as_strided(q, (q.size(0), q.stride(0)), q.stride()).fill_(float("nan"))
-    values, scale = of_a(a)
-    q_a[:M].copy_(values)
-    if blockwise:
-        scale_a = torch.full((scale.size(1), M + tail), float("nan"), device=device).t()
-    else:
-        scale_a = torch.full((M + tail,), float("nan"), device=device)
-    scale_a[:M].copy_(scale)
-    parts = [of_b(matrix) for matrix in b]
-    q_b = q_b.unflatten(0, (G, N))
-    q_b.copy_(torch.stack([values for values, _ in parts]))
-    scale_b = torch.stack([scale for _, scale in parts]).to(device)
-    return q_a, scale_a, q_b, scale_b, torch.tensor(sizes).cumsum(0).to(device, torch.int32)
-
-
-def drawn(sizes: tuple[int, ...], n: int, k: int, mode: str, tail: int = 0, device: str = "cpu") -> FIVE:
-    torch.manual_seed(0)
-    return scaled(torch.randn(sum(sizes), k), torch.randn(len(sizes), n, k), sizes, mode, tail, device)
 
 
 @UNLIKE

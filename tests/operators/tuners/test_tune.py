@@ -30,6 +30,7 @@ SHAPES = {
     "cluster_wgrad": GROUPED,
     "wgrad": GROUPED,
     "fp8": GROUPED,
+    "cluster_fp8": GROUPED,
     "worklist": GROUPED,
     "helion_jagged": GROUPED,
     "helion_persistent": GROUPED,
@@ -45,6 +46,7 @@ INPUTS = (
 )
 WITHOUT_INTERPRETER = {
     "grouped_gemm.cluster": "prepare_cluster",
+    "grouped_gemm.cluster_fp8": "prepare_cluster_fp8",
     "grouped_gemm.cluster_wgrad": "prepare_cluster_wgrad",
     "grouped_gemm.helion_worklist": "prepare_helion_worklist",
     "grouped_gemm.helion_jagged": "prepare_helion_jagged",

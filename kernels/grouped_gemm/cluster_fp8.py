@@ -1,0 +1,66 @@
+"""Grouped GEMM of fp8 (e4m3fn) with one scale per row, with clusters of two SMs on Hopper: backend `cuda_cluster_fast`.
+
+    out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]        m in the rows of g
+
+    a [M, K]   b [G, N, K]   out [M, N] in bf16; rows past offs[-1] are zero
+
+It is the kernel of cluster.py with wgmma's products of fp8, whose tiles have as many bytes and twice as much of K. Sums
+stay in the tensor cores (see fp8.py for what that costs), so that a thread has room for as many as in 16 bits. They are
+multiplied by the scales just before they are stored. Results are equal bit by bit to those of fp8.py's plain kernel and
+of torch's `use_fast_accum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from groupbench.kernels.device import Device, device_of
+from groupbench.kernels.grouped_gemm.cluster import default_config, illegal, launcher, named_constants
+from groupbench.kernels.grouped_gemm.cluster_tiles import ClusterConfig, unsuitable
+from groupbench.kernels.grouped_gemm.fp8 import ROWWISE_FAST, require_scaled
+from groupbench.kernels.grouped_gemm.quantize import E4M3
+from groupbench.kernels.grouped_gemm.support import group_ends
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
+
+
+def choose_config(M: int, G: int, N: int, K: int, device: Device) -> ClusterConfig:
+    """Return this problem's tuned config on this GPU, else the default."""
+    key = problem_key(M, G, N, K, ROWWISE_FAST)
+    default = default_config(M, G, K * E4M3.itemsize)
+    return first_legal(configs_in_order("cluster_fp8", key, device, default, lambda c: illegal(c, E4M3, device)))
+
+
+def why_not_cluster_fp8(a: Tensor, b: Tensor) -> str | None:
+    """Return why the kernel cannot take a [M, K] and b [G, N, K], or None if it can."""
+    return unsuitable(b.size(1), b.size(0), dtypes=(E4M3,), a=a, b=b)
+
+
+def prepare_cluster_fp8(
+    a: Tensor,  # [M, K] e4m3fn
+    scale_a: Tensor,  # [M] fp32
+    b: Tensor,  # [G, N, K] e4m3fn
+    scale_b: Tensor,  # [G, N] fp32, contiguous
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    config: ClusterConfig | None = None,
+) -> Callable[[], Tensor]:  # [M, N] in bf16; rows past offs[-1] are zero
+    """Compile the kernel and describe the operands; the returned callable allocates the output and launches once.
+
+    The callable reads `offs` on the device, so it follows later changes of its values. It must not be called by two
+    threads at once. Raises ValueError for operands or a config that the kernel cannot take, OSError without NVRTC.
+    """
+    require_scaled(a, scale_a, b, scale_b, fast_accum=True, out_dtype=torch.bfloat16)
+    group_ends(a, b.transpose(1, 2), offs)
+    (M, K), (G, N, _) = a.shape, b.shape
+    if reason := why_not_cluster_fp8(a, b):
+        raise ValueError(reason)
+    if M == 0 or N == 0 or K == 0:
+        return lambda: torch.zeros(M, N, dtype=torch.bfloat16, device=a.device)
+    device = device_of(a.device)
+    config = config or choose_config(M, G, N, K, device)
+    if reason := illegal(config, E4M3, device):
+        raise ValueError(f"{config}: {reason}")
+    named = named_constants(config, E4M3, nk=True, shared=False, offsets=offs.dtype)
+    return launcher(a, b, offs, (scale_a, scale_b), torch.bfloat16, config, named, zero_rest=True)
