@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import re
+from typing import TYPE_CHECKING
 
 from groupbench.tracker.outputs import markdown
 from groupbench.tracker.outputs.escape import size
-from groupbench.tracker.outputs.result import GateResult
+
+if TYPE_CHECKING:
+    from groupbench.tracker.outputs.result import GateResult
 
 LIMIT = 65_000
 """Largest comment in bytes. GitHub accepts 65,536 characters, and a text never has more characters than bytes."""

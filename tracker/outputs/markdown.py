@@ -6,14 +6,17 @@ It is written for GitHub and GitLab. Rows that do not fit are left out, the leas
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from groupbench.tracker.judge.verdicts import Judged, Span
 from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
-from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import INTERPRETED, latency, milliseconds, printable, short_number, signed_percent
 from groupbench.tracker.verdicts import Verdict
+
+if TYPE_CHECKING:  # or `post` would import the database's library
+    from groupbench.tracker.judge.verdicts import Judged, Span
+    from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
 
 _NAME = 60
 _SHAPE = 80

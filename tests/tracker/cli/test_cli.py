@@ -23,20 +23,27 @@ def python(code: str, *args: str) -> str:
     return done.stdout
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_and_a_comment_load_nothing_heavy(tmp_path: Path) -> None:
+    (tmp_path / "comment.md").write_text("Nothing got worse.")
     code = """
 import sys
 from groupbench.tracker.cli import main
-try:
-    main(["--help"])
-except SystemExit as done:
-    assert done.code == 0
-print("HEAVY", [name for name in ("sqlalchemy", "alembic", "numpy", "plotly", "rich", "msgspec", "torch")
-    if name in sys.modules])
+
+def loaded(*args):
+    try:
+        main(list(args))
+    except SystemExit as done:
+        assert done.code == 0
+    names = ("sqlalchemy", "alembic", "numpy", "plotly", "rich", "msgspec", "torch")
+    return [name for name in names if name in sys.modules]
+
+print("HEAVY", loaded("--help"))
+print("HEAVY", loaded("post", sys.argv[1], "--dry-run"))
 """
-    out = python(code)
+    out = python(code, str(tmp_path / "comment.md"))
     assert all(name in out for name in COMMANDS)
-    assert "HEAVY []" in out
+    assert [line for line in out.splitlines() if line.startswith("HEAVY")] == ["HEAVY []", "HEAVY ['msgspec']"]
+    assert "Nothing got worse." in out
 
 
 def test_the_end_of_a_command_collects_no_garbage() -> None:
