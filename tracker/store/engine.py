@@ -269,7 +269,9 @@ def _on_begin(connection: Connection) -> None:
 def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
     """Return the store after checking and migrating its tables."""
     with store.errors_translated():
-        revision, tables = _revision(store.engine)
+        with store.engine.connect() as connection:
+            revision, tables = _revision_of(connection)
+            lacking = _lacking_columns(connection) if revision == HEAD else None
         if revision is None:
             if tables & OUR_TABLES and "alembic_version" in tables:
                 raise DamageError(f"{store.name}: half-migrated database: it has tables but no revision; {_RESTORE}")
@@ -290,7 +292,6 @@ def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
             missing = sorted(OUR_TABLES - tables)
             if missing:
                 raise DamageError(f"{store.name}: half-migrated database: table {missing[0]} is missing; {_RESTORE}")
-            lacking = _lacking_columns(store.engine)
             if lacking:
                 raise DamageError(f"{store.name}: half-migrated database: {lacking}; {_RESTORE}")
             return store
@@ -305,18 +306,20 @@ ADVICE = "`groupbench verify` lists the damage, `groupbench repair` saves the re
 _RESTORE = "restore a backup (from `groupbench backup`, or FILE.backup-REVISION from a migration)"
 
 
-def _lacking_columns(engine: Engine) -> str | None:
+def _lacking_columns(connection: Connection) -> str | None:
     """Return which columns are missing, or None. Only SQLite is checked, with a single query."""
-    if engine.dialect.name != "sqlite":
+    if connection.dialect.name != "sqlite":
         return None
-    query = text("SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'")
-    with engine.connect() as connection:
-        existing = {(table, column) for table, column in connection.execute(query)}
-    for table in Base.metadata.sorted_tables:
-        lacking = [column.name for column in table.columns if (table.name, column.name) not in existing]
+    query = "SELECT m.name, c.name FROM sqlite_master m, pragma_table_info(m.name) c WHERE m.type = 'table'"
+    existing = set(_driver_rows(connection, query))
+    for table, columns in _COLUMNS.items():
+        lacking = [column for column in columns if (table, column) not in existing]
         if lacking:
-            return f"table {table.name} lacks {', '.join(lacking)}"
+            return f"table {table} lacks {', '.join(lacking)}"
     return None
+
+
+_COLUMNS = {table.name: table.columns.keys() for table in Base.metadata.sorted_tables}
 
 
 def _revision(engine: Engine) -> tuple[str | None, set[str]]:
@@ -326,10 +329,20 @@ def _revision(engine: Engine) -> tuple[str | None, set[str]]:
 
 
 def _revision_of(connection: Connection) -> tuple[str | None, set[str]]:
-    tables = set(inspect(connection).get_table_names())
+    if connection.dialect.name == "sqlite":
+        query = "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 7) != 'sqlite_'"
+        tables = {name for (name,) in _driver_rows(connection, query)}
+    else:
+        tables = set(inspect(connection).get_table_names())
     if "alembic_version" not in tables:
         return None, tables
     return connection.execute(text("SELECT version_num FROM alembic_version")).scalar(), tables
+
+
+def _driver_rows(connection: Connection, query: str) -> list[tuple[str, ...]]:
+    """Return the rows of a query without SQLAlchemy, which every command would wait for."""
+    with closing(connection.connection.cursor()) as cursor:
+        return list(cursor.execute(query))
 
 
 def migrate(engine: Engine, revision: str = "head", *, name: str = "the database") -> None:
