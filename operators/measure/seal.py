@@ -91,7 +91,12 @@ def changed(places: Iterable[Place]) -> str | None:
         if isinstance(holder, dict):
             now = holder.get(name)
         elif isinstance(holder, type):  # without binding it
-            now = next((vars(base)[name] for base in holder.__mro__ if name in vars(base)), None)
+            for base in holder.__mro__:
+                if name in base.__dict__:
+                    now = base.__dict__[name]
+                    break
+            else:
+                now = None
         else:
             now = getattr(holder, name)
         if now is not value:
