@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
-from unittest import mock
 
 import msgspec
 
@@ -48,9 +47,16 @@ def watched(code: dict[str, Code] | None = None) -> Iterator[list[Kernel]]:
                 code[kernel.hash] = _code_of(kernel.hash, compiled, self)
         return compiled
 
-    with mock.patch.object(JITFunction, "run", run), _bound_at_every_launch():
+    with _replaced(JITFunction, "run", run), _bound_at_every_launch():
         yield launched
     launched.extend(kernels.values())
+
+
+def _replaced(holder: object, name: str, value: object) -> AbstractContextManager[object]:
+    """Replace an attribute in a context."""
+    from unittest import mock  # takes 30 ms, unless torch has been imported
+
+    return mock.patch.object(holder, name, value)
 
 
 def _bound_at_every_launch() -> AbstractContextManager[object]:
@@ -60,7 +66,7 @@ def _bound_at_every_launch() -> AbstractContextManager[object]:
     next launch is its first, which is bound anyway.
     """
     launch = sys.modules.get("groupbench.kernels.launch")
-    return nullcontext() if launch is None else mock.patch.object(launch, "through_triton", True)
+    return nullcontext() if launch is None else _replaced(launch, "through_triton", True)
 
 
 def with_variants(kernels: Iterable[Kernel], chosen: Iterable[Choice]) -> tuple[Kernel, ...]:
@@ -93,7 +99,7 @@ def interpreted() -> Iterator[list[str]]:
         names.append(getattr(self.fn, "__name__", "kernel"))
         return original(self, *args, **kwargs)
 
-    with mock.patch.object(GridExecutor, "__call__", call):
+    with _replaced(GridExecutor, "__call__", call):
         yield names
 
 

@@ -25,7 +25,6 @@ from multiprocessing.reduction import DupFd
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import msgspec
 
@@ -114,6 +113,8 @@ def _socket_folder() -> Path:
     temporary = tempfile.gettempdir()
     if len(os.fsencode(temporary)) <= LONGEST_FOLDER:
         return Path(get_temp_dir())
+    from unittest import mock  # takes 30 ms, unless torch has been imported
+
     with mock.patch.object(tempfile, "tempdir", "/tmp"):  # noqa: S108 - makes a folder of its own there
         return Path(get_temp_dir())
 
