@@ -102,6 +102,10 @@ def pytest_configure(config: pytest.Config) -> None:
         if whole and os.environ.get("TRITON_INTERPRET") == "1" and config.getoption("tx", None):
             start_warm_server(folder)
             config.option.tx = [f"popen//python={shlex.join(WARM_PYTHON)}" for _ in config.option.tx]
+    # This process's own fork server is forked from the warm server too, if that runs by then.
+    spec = importlib.util.spec_from_file_location("warm_fork_servers", WARM / "sitecustomize.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
     if config.getoption("exhaustive") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("exhaustive")
 
