@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import shlex
 import subprocess
 import sys
 from collections import namedtuple
@@ -317,10 +317,15 @@ def test_where_nothing_can_be_measured(listing: dict[str, Any], cli: Cli, machin
 
 
 @pytest.mark.sqlite
-def test_on_this_machine(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For real: the operators are asked, whatever there is here. Helion works without scikit-learn, which takes 2 s."""
-    (tmp_path / "sklearn.py").write_text("raise ImportError")
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+def test_on_this_machine(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warm_python: tuple[str, ...]
+) -> None:
+    """For real: the operators are asked, whatever there is here, by a Python that has imported torch already."""
+    python = tmp_path / "python"
+    code = "import runpy; runpy.run_module('$2', run_name='__main__')"
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python)} -c "{code}"\n')
+    python.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(python))
     result = cli("doctor", "--json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
