@@ -449,6 +449,8 @@ UNUSED = ("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "SpareRendererForSitePerP
 CHROMIUM_ARGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"),
     *("--disable-sync", f"--disable-features={','.join(UNUSED)}"),
+    # A test's page is gone before optimized code would pay, and shares its process with the next test's.
+    *("--process-per-site", "--js-flags=--max-lazy --no-opt --single-threaded"),
 )
 WINDOW: ViewportSize = {"width": 1280, "height": 720}
 """Size of a tab whose test asks for none."""
