@@ -1,7 +1,8 @@
 """Prepare the fork server for the processes that it starts. Only the fork server imports this module.
 
 Before it starts a process, it imports the modules that its client has asked for (`worker.preload`). It looks up the
-entry points of installed packages, which each process needs.
+entry points of installed packages, which each process needs, and imports groupbench's operators, all of which a process
+that imports a plugin guards against it.
 
 It is the parent of processes whose warden was killed, and it keeps quiet about a process that had nothing to do because
 an interrupt came before its client had sent any work. At its end it removes the folder of its socket, which a client
@@ -23,7 +24,7 @@ from pathlib import Path
 from pickle import UnpicklingError
 from types import TracebackType
 
-from groupbench.operators import plugins
+from groupbench.operators import plugins, registry
 from groupbench.operators.measure import warden, worker
 
 
@@ -73,4 +74,6 @@ if _place is not None:
     atexit.register(_remove, _place)
     os.register_at_fork(before=partial(_import_wanted, _place, os.getpid(), set()))
 plugins.offered()
+for _name in registry.CATALOG:
+    registry.catalog_operator(_name)
 sys.excepthook = _print_unless_abandoned

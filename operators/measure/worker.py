@@ -14,6 +14,7 @@ import os
 import re
 import resource
 import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
 from multiprocessing.util import get_temp_dir
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import msgspec
@@ -99,10 +101,18 @@ def preload(*modules: str) -> None:
 @cache
 def _context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(PRELOAD))  # modules that are not installed are ignored
+    context.set_forkserver_preload([*_imported_by_main(), *PRELOAD])  # modules that are not installed are ignored
     _socket_folder()
     _start_quietly()
     return context
+
+
+def _imported_by_main() -> list[str]:
+    """Return the modules of this package that the main module imports: each process runs the main module again."""
+    main = vars(sys.modules["__main__"])
+    values = [value for value in main.values() if isinstance(value, FunctionType | ModuleType | type)]
+    names = {value.__name__ if isinstance(value, ModuleType) else value.__module__ for value in values}
+    return sorted(name for name in names if name.startswith("groupbench.") and not name.endswith(".__main__"))
 
 
 def _socket_folder() -> Path:

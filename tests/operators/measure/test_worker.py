@@ -14,11 +14,14 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from groupbench.operators import cli as operators_cli
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.measure import worker
+from groupbench.operators.measure.cell import Failure
 
 IMPORTS = """
 import os
@@ -77,6 +80,19 @@ def test_threads_that_ask_for_imports_at_once_are_all_heard(tmp_path: Path, monk
 def test_the_fork_server_looks_up_installed_plugins_once_for_its_processes() -> None:
     looked_up = "__import__('sys').modules['groupbench.operators.plugins'].offered.cache_info().currsize"
     assert worker.call(eval, looked_up) == 1
+
+
+def test_the_fork_server_imports_groupbenchs_operators_once_for_its_processes() -> None:
+    assert worker.call(eval, "'groupbench.operators.catalog.canary' in __import__('sys').modules")
+
+
+def test_the_fork_server_imports_what_the_main_module_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process runs the main module again, such as the script `tritonbench`."""
+    main = ModuleType("__main__")
+    main.__dict__.update(cli=operators_cli, run=operators_cli.main, Failure=Failure, other=pytest, text="")
+    main.main = lambda: None  # type: ignore[attr-defined] - of the main module itself
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert worker._imported_by_main() == ["groupbench.operators.cli", "groupbench.operators.measure.cell"]
 
 
 STACK = """Current thread 0x00007f58b30b2b80 [python] (most recent call first):
