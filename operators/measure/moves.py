@@ -115,6 +115,8 @@ class Moves:
         self._secret: int | None = None
         self._step = 0
         self._masks: dict[tuple[Any, int], Tensor] = {}
+        self._random = random.Random()  # replaced by that of a secret
+        self._flipped: list[tuple[Tensor, Tensor]] = []  # by the steps: places, and the bits that changed there
 
     @property
     def copied(self) -> tuple[Copied, ...]:
@@ -144,7 +146,7 @@ class Moves:
         if self._drawn is not None:
             self._drawn.write(self._step)
         else:
-            self._flip_places(self._step)
+            self._flip_places()
         self._refresh()
 
     def _begin(self, secret: int) -> None:
@@ -152,6 +154,7 @@ class Moves:
         import torch
 
         self._secret, self._step = secret, 0
+        self._random = random.Random(secret)
         if self._drawn is not None:
             self._drawn.begin(secret)
         if self._parts:
@@ -168,8 +171,9 @@ class Moves:
     def _undo(self) -> None:
         if self._secret is None:
             return
-        for step in range(self._step, 0, -1) if self._parts else ():
-            self._flip_places(step)
+        for places, bits in self._flipped:
+            places.bitwise_xor_(bits)
+        self._flipped.clear()
         if self._drawn is not None:
             self._drawn.restore()
         self._flip_all()
@@ -184,8 +188,8 @@ class Moves:
             part.words[:whole].view(-1, len(mask)).bitwise_xor_(mask)
             part.words[whole:].bitwise_xor_(mask[: len(part.words) - whole])
 
-    def _flip_places(self, step: int) -> None:
-        draw = random.Random(f"{self._secret} {step}")
+    def _flip_places(self) -> None:
+        draw = self._random
         for part in draw.sample(self._parts, min(MOST, len(self._parts))):
             mask, total = self._masks[part.kind], len(part.words)
             most = len(mask) // 2
@@ -195,11 +199,15 @@ class Moves:
                 most //= 2
                 stride *= -(-total // (SHARE * most))
                 start, offset = draw.randrange(total - most + 1), draw.randrange(len(mask) - most + 1)
-                part.words[start : start + most].bitwise_xor_(mask[offset : offset + most])
+                self._flip(part.words[start : start + most], mask[offset : offset + most])
             first = draw.randrange(stride - width + 1)
-            places = part.words.as_strided(((total - first - width) // stride + 1, width), (stride, 1), first)
-            offset = draw.randrange(len(mask) - places.numel() + 1)
-            places.bitwise_xor_(mask[offset : offset + places.numel()].view_as(places))
+            size = (total - first - width) // stride + 1, width
+            places = part.words.as_strided(size, (stride, 1), first)
+            self._flip(places, mask.as_strided(size, (width, 1), draw.randrange(len(mask) - size[0] * width + 1)))
+
+    def _flip(self, places: Tensor, bits: Tensor) -> None:
+        places.bitwise_xor_(bits)
+        self._flipped.append((places, bits))
 
     def _refresh(self) -> None:
         for copy, source in self._copies:
