@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import ModuleType
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -328,6 +329,15 @@ def test_stalls_of_the_judge_hide_no_calls(call_ms: float, stalled: list[float],
     forged = Audited(call_ms, call_ms / 5, stalled=stalled)
     problem = witness.audit(forged.ask, forged.pace, call_ms / 5, lambda: 1.0)
     assert f"a call uses {call_ms:.4g} ms of processor time" in str(problem)
+
+
+@pytest.mark.parametrize(("share", "gauged"), [(1.0, False), (0.2, True)], ids=["honest", "forged"])
+def test_other_work_is_looked_for_only_if_the_times_are_implausible(
+    share: float, gauged: bool, without_rest: None
+) -> None:
+    audited, gauge = Audited(0.05, share * 0.05, stalled=[5.0, 7.0, 3.0, 9.0, 1.0]), Mock(return_value=1.0)
+    assert (witness.audit(audited.ask, audited.pace, share * 0.05, gauge) is None) == (share == 1)
+    assert gauge.called == gauged
 
 
 def test_a_machine_whose_stalls_never_end_is_named(without_rest: None) -> None:
