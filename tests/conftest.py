@@ -124,7 +124,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     products: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("pairwise"):
+        marks = {mark.name for mark in item.iter_markers()}
+        if isinstance(item, pytest.Function) and "pairwise" in marks and "exhaustive" not in marks:
             products[item.nodeid.partition("[")[0]].append(item)
     for product in products.values():
         rows = [[id(value) for value in item.callspec.params.values()] for item in product]

@@ -29,8 +29,16 @@ os.environ.setdefault("GROUPBENCH_FALLBACK", "off")
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip CUDA graphs under compute-sanitizer (ci/sanitize.sh), which runs without torch's caching allocator."""
+    """Leave a few cases with Helion to --exhaustive: it compiles for half a second for each N and K.
+
+    Also skip CUDA graphs under compute-sanitizer (ci/sanitize.sh), which runs without torch's caching allocator.
+    """
+    for item in items:
+        case = getattr(item, "callspec", None) and item.callspec.params.get("case")  # type: ignore[attr-defined]
+        if getattr(case, "name", None) in COVERED_WITH_HELION and "helion" in item.nodeid:
+            item.add_marker("exhaustive")
     if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
         skip = pytest.mark.skip(reason="NOT TESTED: CUDA graphs. A capture needs torch's caching allocator")
         for item in items:
@@ -80,6 +88,9 @@ CASES = (
     Case("many_tiles", (130, 70), n=140, k=72),
 )
 
+# For a kernel of which Helion masks M, N and K alike, these are in "n_and_k_of_one" and "one_row_in_all".
+COVERED_WITH_HELION = ("k_below_a_tile", "n_below_a_tile", "one_row_and_one_column")
+
 DTYPES = (torch.float16, torch.float32, *([torch.bfloat16] if DEVICE.type == "cuda" else []))
 
 # (relative RMS, largest error over the reference's RMS beyond one rounding of the element itself). Both allow
@@ -117,6 +128,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("case", CASES, ids=[case.name for case in CASES])
     if "dtype" in metafunc.fixturenames:
         metafunc.parametrize("dtype", DTYPES, ids=[str(dtype).removeprefix("torch.") for dtype in DTYPES])
+
+
+@pytest.fixture
+def no_tuning(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Helion's autotuner fail: a kernel is tuned only if that is requested."""
+    from helion.runtime.kernel import BoundKernel
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("autotuning started")
+
+    monkeypatch.setattr(BoundKernel, "autotune", refuse)
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,7 @@ def prepare(request) -> Prepare:
 
 
 @pytest.mark.pairwise
-def test_matches_the_reference(prepare, case, dtype, make_inputs, poisoned, check):
+def test_matches_the_reference(prepare, case, dtype, make_inputs, poisoned, check, no_tuning):
     a, b, offs = make_inputs(case, dtype)
     run = prepare(a, b, offs)
     with poisoned():
