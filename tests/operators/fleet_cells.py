@@ -33,7 +33,7 @@ def card(name: str, uuid: str | None = None) -> Card:
 
 def job(number: int = 0, backend: str = "torch_loop", **fields: object) -> Job:
     facts = {"dtype": "fp16", "device": "cpu", "protocol": FAST} | fields
-    return Job("grouped_gemm", backend, f"G=1,M_g={number + 1},N=4,K=4", **facts)  # type: ignore[arg-type]
+    return Job("grouped_gemm", backend, f"G=1,M_g={number + 1},N=256,K=256", **facts)  # type: ignore[arg-type]
 
 
 def work(count: int, run: Run = RUN, first: int = 0) -> list[Batch]:

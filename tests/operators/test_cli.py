@@ -80,7 +80,7 @@ OP = ("--op", "grouped_gemm", "--device", "cpu", "--host", "builtin")
 USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": ((), "--op NAME (see --list-operators) or --plan FILE"),
     "operator": (("--op", "conv", "--device", "cpu", "--host", "builtin"), "'conv'"),
-    "operator of a list": (("--list-backends", "--op", "conv"), "'conv'"),
+    "operator of a list": (("--list-backends", "--op", "conv", "--host", "builtin"), "'conv'"),
     "backend": ((*OP, "--only", "cutlass"), "torch_loop"),
     "backend to skip": ((*OP, "--skip", "cutlass"), "torch_loop"),
     "backend of neither": (("--op", "vector_add,canary", *OP[2:], "--skip", "cutlass"), "no backend 'cutlass'"),
@@ -266,7 +266,7 @@ def test_records_are_not_appended_to_half_a_line(
 ) -> None:
     """Both together would be one invalid line, and `ingest` would refuse the file."""
     kept = tmp_path / "kept.jsonl"
-    options = ("--op", "grouped_gemm", *FAST, "--only", "torch_loop", "--shapes", "1,4,4,4", "--records", str(kept))
+    options = ("--op", "grouped_gemm", *FAST, "--only", "torch_loop", "--shapes", "1,16,64,64", "--records", str(kept))
     assert tritonbench(*options).returncode == 0
     line = kept.read_text()
     kept.write_text(line + (line.rstrip("\n") if half == "whole" else half))
@@ -346,7 +346,7 @@ def test_backends_are_named_for_the_operators_that_have_them(tritonbench: Comman
 def test_csv_alone_is_on_standard_output(tritonbench: Command, tmp_path: Path) -> None:
     records, output, output_json = tmp_path / "r.jsonl", tmp_path / "o.csv", tmp_path / "o.json"
     done = tritonbench(
-        *("--op", "grouped_gemm", *FAST, "--only", "torch_loop,torch_grouped_mm", "--shapes", "4,16,8,8", "single"),
+        *("--op", "grouped_gemm", *FAST, "--only", "torch_loop,torch_grouped_mm", "--shapes", "4,16,64,64", "single"),
         *("--csv", "--metrics", "latency,speedup,accuracy", "--records", records, "--output", output),
         *(
             "--output-json",
@@ -366,7 +366,7 @@ def test_csv_alone_is_on_standard_output(tritonbench: Command, tmp_path: Path) -
     assert lines[0] == "x_val;" + ";".join(
         f"{b}-{m}" for b in ("torch_loop", "torch_grouped_mm") for m in ("latency", "speedup", "accuracy")
     )
-    assert [line.partition(";")[0] for line in lines[1:]] == ["G=4,M_g=16,N=8,K=8", "G=1,M_g=17,N=32,K=48", "average"]
+    assert [line.partition(";")[0] for line in lines[1:]] == ["G=4,M_g=16,N=64,K=64", "G=1,M_g=17,N=32,K=48", "average"]
     assert [line.split(";")[6] for line in lines[1:]] == ["1.0", "1.0", "1.0"]
     assert output.read_text() == done.stdout
     assert len(json.loads(output_json.read_text())) == 12
@@ -374,7 +374,7 @@ def test_csv_alone_is_on_standard_output(tritonbench: Command, tmp_path: Path) -
     stored = [record for _, record in read(records.read_bytes().splitlines(keepends=True))]
     assert [(r.cell.shape, r.cell.backend) for r in stored] == [
         (shape, name)
-        for shape in ("G=4,M_g=16,N=8,K=8", "G=1,M_g=17,N=32,K=48")
+        for shape in ("G=4,M_g=16,N=64,K=64", "G=1,M_g=17,N=32,K=48")
         for name in ("torch_loop", "torch_grouped_mm")
     ]
     for record in stored:
@@ -404,7 +404,7 @@ def test_bytes_that_are_not_utf_8(encoding: str, tritonbench_apart: Command, tmp
     """They are in the message of an exception, a file's name, an option and a setting."""
     records, odd = tmp_path / os.fsdecode(b"a\xff.jsonl"), os.fsdecode(b"a\xff")
     done = tritonbench_apart(
-        *("--op", "grouped_gemm", *FAST, "--shapes", "1,4,4,4", "--only", "raises_bytes,torch_loop"),
+        *("--op", "grouped_gemm", *FAST, "--shapes", "1,16,64,64", "--only", "raises_bytes,torch_loop"),
         *("--plugin", "faulty_backends.BACKENDS", "--records", records, "--branch", odd, "--trigger", odd),
         PYTHONIOENCODING=encoding,
         TRITON_ODD=odd,

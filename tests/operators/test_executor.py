@@ -32,7 +32,7 @@ from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
 CPU = Machine(Environment(device="cpu", memory_mib=64_000), None)
 FAST = Protocol(bursts=2, samples=2)
-SINGLE, EVEN = "G=1,M_g=17,N=32,K=48", "G=2,M_g=16,N=8,K=8"
+SINGLE, EVEN = "G=1,M_g=17,N=32,K=48", "G=2,M_g=16,N=64,K=64"
 TIMEOUT_S = 300.0
 NOTHING = Sent("tensor", ())
 
@@ -80,7 +80,7 @@ FAULTS = {
     "overwrites": ("wrong", r"^the backend changed its input a$"),
     "overwrites_later": ("wrong", r"^after its timed runs: the backend changed its input b$"),
     "returns_an_input": ("wrong", r"^the output shares memory with its input a$"),
-    "wrong_shape": ("error", r"ValueError: the backend returned shape \[3\], expected \[32, 8\]"),
+    "wrong_shape": ("error", r"ValueError: the backend returned shape \[3\], expected \[32, 64\]"),
     "returns_nothing": ("error", r"TypeError: the backend returned NoneType"),
     "not_here": ("unavailable", r"^needs a flux / capacitor$"),
     "not_here_at_all": ("unavailable", r"^its `prepare` gives no reason$"),
@@ -165,8 +165,8 @@ def test_a_record_names_the_whole_cell(records: dict[str, Record]) -> None:
     assert record.baseline
     assert not records["torch_grouped_mm"].baseline
     assert record.cell.shape == EVEN
-    assert record.cell.dims == {"G": 2, "M": 32, "N": 8, "K": 8}
-    assert record.cell.flops == 2 * 32 * 8 * 8
+    assert record.cell.dims == {"G": 2, "M": 32, "N": 64, "K": 64}
+    assert record.cell.flops == 2 * 32 * 64 * 64
     assert record.cell.protocol == "cooled"
     assert record.run == RUN
     assert record.environment == CPU.environment

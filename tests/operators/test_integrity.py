@@ -98,7 +98,7 @@ def test_a_daemon_ends_with_its_cell_without_delay(tmp_path: Path) -> None:
         "--device",
         "cpu",
     ]
-    command += ["--shapes", "G=2,M_g=16,N=8,K=8", "--plugin", "daemon.BACKEND", "--only", "leaves_a_daemon"]
+    command += ["--shapes", "G=2,M_g=64,N=128,K=128", "--plugin", "daemon.BACKEND", "--only", "leaves_a_daemon"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr

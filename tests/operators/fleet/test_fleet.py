@@ -242,7 +242,7 @@ FATES = {
 def test_every_cell_has_a_record_for_every_outcome_of_its_batch(outcome: object, status: str, message: str) -> None:
     fleet = Scripted(True, outcome)
     records = list(drive.records(fleet, cells.work(2), Progress()))
-    assert sorted(r.cell.shape for r in records) == ["G=1,M_g=1,N=4,K=4"] * 2 + ["G=1,M_g=2,N=4,K=4"] * 2
+    assert sorted(r.cell.shape for r in records) == ["G=1,M_g=1,N=256,K=256"] * 2 + ["G=1,M_g=2,N=256,K=256"] * 2
     assert {(r.status, r.message) for r in records if r.cell.shape.startswith("G=1,M_g=2")} == {(status, message)}
     assert [decode(encode(record)) for record in records] == records
     assert fleet.closed is False
@@ -306,7 +306,7 @@ def test_a_batch_that_kills_two_workers_is_an_error_that_names_them() -> None:
     records = on(2, cells.dies)
     bad = [r for r in records if r.status != "ok"]
     assert len(records) == 16
-    assert {(r.cell.shape, r.status) for r in bad} == {("G=1,M_g=3,N=4,K=4", "error")}
+    assert {(r.cell.shape, r.status) for r in bad} == {("G=1,M_g=3,N=256,K=256", "error")}
     assert all((r.message or "").startswith("its worker died on cpu ") for r in bad)
     assert all("cpu 0" in (r.message or "") and "cpu 1" in (r.message or "") for r in bad)
 

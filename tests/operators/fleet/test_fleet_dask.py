@@ -59,7 +59,7 @@ def test_a_batch_that_kills_two_workers_is_an_error_that_names_them(engine: mark
     records = measure(engine, cells.dies)
     failed = [r for r in records if r.status != "ok"]
     assert len(records) == 16
-    assert {(r.cell.shape, r.status) for r in failed} == {("G=1,M_g=3,N=4,K=4", "error")}
+    assert {(r.cell.shape, r.status) for r in failed} == {("G=1,M_g=3,N=256,K=256", "error")}
     assert all("its worker died on " in (r.message or "") for r in failed)
 
 

@@ -43,7 +43,7 @@ def test_a_job_that_dies_is_measured_again_once(tmp_path: Path) -> None:
     assert {r.status for r in measure(cells.dies_once, tmp_path, 3)} == {"ok"}
     records = measure(cells.dies, tmp_path, 3, max_array=4)
     failed = [r for r in records if r.status != "ok"]
-    assert {(r.cell.shape, r.status) for r in failed} == {("G=1,M_g=3,N=4,K=4", "error")}
+    assert {(r.cell.shape, r.status) for r in failed} == {("G=1,M_g=3,N=256,K=256", "error")}
     assert len(records) == 6
     assert all("two SLURM jobs died" in (r.message or "") for r in failed)
 
@@ -86,7 +86,7 @@ def test_no_slurm_here_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.Monk
 def test_local_jobs_measure_on_this_machine(tmp_path: Path) -> None:
     """Run the command of a user, on a machine with or without a GPU."""
     command = [sys.executable, "-m", "groupbench.operators", "--op", "grouped_gemm", "--host", "builtin"]
-    command += ["--only", "torch_loop", "--shapes", "2,8,8,8", "--slurm", "local", "--bursts", "1"]
+    command += ["--only", "torch_loop", "--shapes", "2,16,64,64", "--slurm", "local", "--bursts", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 cell: 1 ok" in done.stdout

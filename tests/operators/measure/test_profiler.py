@@ -24,7 +24,7 @@ from groupbench.tracker.metrics import METRICS, PROFILERS
 from groupbench.tracker.record import Commit, Environment, Record, Run
 
 JOB = Job(
-    "grouped_gemm", "torch_loop", "G=2,M_g=16,N=8,K=8", "fp16", "cpu", protocol=Protocol(bursts=1, samples=2),
+    "grouped_gemm", "torch_loop", "G=2,M_g=16,N=64,K=64", "fp16", "cpu", protocol=Protocol(bursts=1, samples=2),
     costs=(NCU,),
 )  # fmt: skip
 NAMES = [name for counter in COUNTERS for name in counter.names]

@@ -25,7 +25,7 @@ BUSY = Failure("error", "its times could not be checked")
 CELL = {
     "operator": "grouped_gemm",
     "backend": "torch_loop",
-    "shape": "G=2,M_g=16,N=8,K=8",
+    "shape": "G=2,M_g=64,N=128,K=128",
     "dtype": "fp32",
     "mode": "fwd",
     "seed": 0,
@@ -83,7 +83,7 @@ def test_a_built_in_routing_is_found_and_costs_no_more_than_its_process(ask: Ask
         assert (value["problem"], value["dynamic"]) == (None, dynamic), backend
         assert ask("adopt", seed=0, samples=2) == {"value": "reloaded"}
         assert len(ask("burst")["value"]) == 2
-    assert prepare(ask, shape="G=2,M_g=16,N=8,K=8,B=shared")["value"]["dynamic"] is None
+    assert prepare(ask, shape="G=2,M_g=64,N=128,K=128,B=shared")["value"]["dynamic"] is None
 
 
 def test_a_backend_that_is_honest_where_it_is_checked_is_found_where_it_is_timed(ask: Ask) -> None:
@@ -118,11 +118,12 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("backend", FAULTS)
-def test_a_cell_that_fails_costs_an_answer(ask: Ask, backend: str) -> None:
-    failure = prepare(ask, backend=backend, timeout_s=4.0 if backend == "hangs" else 60.0)["failure"]
-    assert FAULTS[backend] in failure["message"]
-    assert failure["status"] == ("timeout" if backend == "hangs" else "error")
+def test_a_cell_that_fails_costs_an_answer(ask: Ask) -> None:
+    """Each backend comes to its own fault, so the one before has left processes that work."""
+    for backend, message in FAULTS.items():
+        failure = prepare(ask, backend=backend, timeout_s=4.0 if backend == "hangs" else 60.0)["failure"]
+        assert message in failure["message"]
+        assert failure["status"] == ("timeout" if backend == "hangs" else "error")
     assert "value" in prepare(ask)
 
 
@@ -154,8 +155,8 @@ def test_a_backends_output_does_not_reach_the_answers(ask: Ask) -> None:
 
 
 def test_cells_are_listed(ask: Ask) -> None:
-    cells = ask("cells", operator="grouped_gemm", shapes=["2,16,8,8"], dtypes=["fp32", "fp16"])["value"]
-    assert {cell["shape"] for cell in cells} == {"G=2,M_g=16,N=8,K=8"}
+    cells = ask("cells", operator="grouped_gemm", shapes=["2,64,128,128"], dtypes=["fp32", "fp16"])["value"]
+    assert {cell["shape"] for cell in cells} == {"G=2,M_g=64,N=128,K=128"}
     assert {cell["dtype"] for cell in cells} == {"fp32", "fp16"}
     assert {"torch_loop", "triton_flat"} <= {cell["backend"] for cell in cells}
     assert all(cell["unavailable"] is None for cell in cells if cell["backend"] == "torch_loop")
