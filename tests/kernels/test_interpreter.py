@@ -1,17 +1,20 @@
 """A launch in Triton's interpreter patches each language module once, and restores all of them.
 
-Dtypes and shapes are Triton's, and no overflow check is lost.
+Dtypes, shapes and types of results are Triton's, and no overflow check is lost.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language import semantic
 from triton.runtime import interpreter
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="The kernels run on the GPU")
@@ -100,3 +103,36 @@ def test_tensors_share_shapes_that_are_tritons() -> None:
             assert made.shape is core.tensor(None, type_).shape
     assert vars(core.tensor(None, tl.int1)) == vars(core.tensor(None, tl.int1))
     assert block.with_element_ty(tl.int32) == tl.block_type(tl.int32, [2])
+
+
+def test_remembered_types_of_results_are_those_that_triton_computes() -> None:
+    remembered = semantic.TritonSemantic.computation_type_impl
+    compute = remembered.__wrapped__
+    for arguments in itertools.product(SCALARS, (False, True), SCALARS, (False, True), (False, True)):
+        try:
+            expected = compute(interpreter.interpreter_semantic, *arguments)
+        except (TypeError, AssertionError) as error:
+            with pytest.raises(type(error)):
+                remembered(interpreter.interpreter_semantic, *arguments)
+        else:
+            for _ in range(2):
+                assert remembered(interpreter.interpreter_semantic, *arguments) is expected
+
+
+def test_constants_are_unwrapped_as_triton_does() -> None:
+    core = tl.core
+    unwrap = core._unwrap_if_constexpr
+    inner = [core.constexpr(2), 3, True, None, "x", 1.5, object()]
+    for of in (*inner, inner, tuple(inner)):
+        made, expected = unwrap(of), unwrap.__wrapped__(of)
+        assert (type(made), made) == (type(expected), expected)
+    assert unwrap(core.tuple([core.constexpr(2)])).values == [2]
+    tensor = core.tensor(None, tl.int32)
+    assert unwrap(tensor) is tensor
+
+
+def test_a_cast_to_the_same_type_is_the_tensor_and_one_to_another_is_not() -> None:
+    cast = interpreter.interpreter_semantic.cast
+    block = tl.tensor(interpreter.TensorHandle(np.arange(4, dtype=np.int32), tl.int32), tl.block_type(tl.int32, [4]))
+    assert cast(block, tl.int32) is block
+    assert cast(block, tl.float32).handle.data.dtype == np.float32

@@ -5,12 +5,14 @@ function by a kernel, a quarter of its time, and does not restore what only that
 
 It also builds its table of dtypes at each look-up, of which every operation of a kernel makes one. It computes
 whether integers overflow with ten operations of the language, which nothing reads, and makes a shape for each tensor.
+The calls of the language pass through two more functions each, and most casts and look-ups of constants change nothing.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +63,8 @@ def patch_once() -> None:
     skip_unread_checks()
     if share_shapes():
         skip_comparisons()
+        shorten_calls()
+    remember_builtins()
 
 
 def skip_unread_checks() -> None:
@@ -137,6 +141,69 @@ def skip_comparisons() -> None:
     semantic.broadcast_impl_value = broadcast_unless_equal
     core.block_type.to_ir = block_for
     core.dtype.__eq__ = same
+
+
+def shorten_calls() -> None:
+    """Return at once where most calls change nothing, and remember the type of an operation's result by its operands'.
+
+    A handle's data are not compared with its type, which only guards the interpreter against itself.
+    """
+    core, semantic = interpreter.tl.core, getattr(interpreter, "TritonSemantic", None)
+    names = ("cast", "computation_type_impl")
+    if not all(hasattr(semantic, name) for name in names) or not hasattr(core, "_unwrap_if_constexpr"):
+        return
+    unwrap, cast, computed = core._unwrap_if_constexpr, semantic.cast, semantic.computation_type_impl
+    plain = (core.tensor, int)
+    types: dict[tuple[Any, ...], Any] = {}
+
+    @functools.wraps(unwrap)
+    def unwrap_constant(of: Any) -> Any:
+        kind = type(of)
+        return of.value if kind is core.constexpr else of if kind in plain else unwrap(of)
+
+    @functools.wraps(cast)
+    def cast_unless_same(self: Any, of: Any, to: Any, *args: Any, **kwargs: Any) -> Any:
+        return of if of.dtype is to else cast(self, of, to, *args, **kwargs)
+
+    @functools.wraps(computed)
+    def type_of_result(self: Any, a: Any, a_is_scalar: bool, b: Any, b_is_scalar: bool, div_or_mod: bool) -> Any:
+        key = a.name, a_is_scalar, b.name, b_is_scalar, div_or_mod
+        if key not in types:
+            types[key] = computed(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
+        return types[key]
+
+    core._unwrap_if_constexpr = unwrap_constant
+    semantic.cast, semantic.computation_type_impl = cast_unless_same, type_of_result
+    if hasattr(interpreter.TensorHandle, "__post_init__"):
+        interpreter.TensorHandle.__post_init__ = lambda self: None
+
+
+def remember_builtins() -> None:
+    """Look for the builtins of a module once, not at each launch, and call them without a check and a copy."""
+    patch = getattr(interpreter, "_patch_builtin", None)
+    if patch is None or list(inspect.signature(patch).parameters) != ["pkg", "builder", "scope"]:
+        return
+    semantic = interpreter.interpreter_semantic
+    found: dict[Any, dict[str, Any]] = {}
+
+    def bound(member: Any) -> Any:
+        function = getattr(member, "__wrapped__", member)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return function(*args, **kwargs)
+
+        return call
+
+    @functools.wraps(patch)
+    def patch_builtin(pkg: Any, builder: Any, scope: Any) -> None:
+        if pkg not in found:
+            members = inspect.getmembers(pkg, interpreter.tl.core.is_builtin)
+            found[pkg] = {name: bound(member) for name, member in members}
+        for name, call in found[pkg].items():
+            scope.set_attr(pkg, name, call)
+
+    interpreter._patch_builtin = patch_builtin
 
 
 class TypeOfTuple:
