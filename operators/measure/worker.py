@@ -108,11 +108,13 @@ def _context() -> ForkServerContext:
 
 
 def _imported_by_main() -> list[str]:
-    """Return the modules of this package that the main module imports: each process runs the main module again."""
-    main = vars(sys.modules["__main__"])
-    values = [value for value in main.values() if isinstance(value, FunctionType | ModuleType | type)]
+    """Return the modules of this package that the main module imports, if each process runs the main module again."""
+    main = sys.modules["__main__"]
+    if getattr(main.__spec__, "name", "").endswith("__main__"):  # of a package, which multiprocessing does not run
+        return []
+    values = [value for value in vars(main).values() if isinstance(value, FunctionType | ModuleType | type)]
     names = {value.__name__ if isinstance(value, ModuleType) else value.__module__ for value in values}
-    return sorted(name for name in names if name.startswith("groupbench.") and not name.endswith(".__main__"))
+    return sorted(name for name in names if name.startswith("groupbench."))
 
 
 def _socket_folder() -> Path:

@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -93,6 +94,8 @@ def test_the_fork_server_imports_what_the_main_module_does(monkeypatch: pytest.M
     main.main = lambda: None  # type: ignore[attr-defined] - of the main module itself
     monkeypatch.setitem(sys.modules, "__main__", main)
     assert worker._imported_by_main() == ["groupbench.operators.cli", "groupbench.operators.measure.cell"]
+    main.__spec__ = ModuleSpec("groupbench.operators.__main__", None)  # which is not run again
+    assert worker._imported_by_main() == []
 
 
 STACK = """Current thread 0x00007f58b30b2b80 [python] (most recent call first):
