@@ -222,7 +222,7 @@ SUITES: Suites[dict[str, GroupedShape]] = Suites(
         "sweep_skew": _sweep_skew,
     }
 )
-"""Shapes by suite and name. A name contains no `=`, which distinguishes it from a shape's full text."""
+"""Shapes by suite and name. A name contains no `=` and is no number, unlike a shape's full and short text."""
 
 
 # A gradient of the weights is compared with its reference in fp32, which takes 35 bytes per element in total. Larger
@@ -245,12 +245,12 @@ def parse(text: str) -> GroupedShape:
     try:
         if "=" in text:
             return _parse_fields(text)
-        for suite in SUITES.values():
-            if text in suite:
-                return suite[text]
         numbers = text.split(",")
         odd = [number for number in numbers if not number.strip().lstrip("-").isdecimal()]
-        if odd:
+        if odd:  # only then make the suites, for which NumPy draws loads
+            for suite in SUITES.values():
+                if text in suite:
+                    return suite[text]
             raise ValueError(f"{odd[0]!r} is neither the name of a shape nor a whole number")
         if len(numbers) != 4:
             raise ValueError(counted(len(numbers), "number"))

@@ -311,6 +311,7 @@ LIGHT = (
     ["--list-operators"],
     ["--list-metrics"],
     ["--op", "conv", "--host", "builtin"],
+    ["--op", "grouped_gemm", "--host", "builtin", "--device", "cpu", "--shapes", "1,-2,3,4"],
 )
 
 
