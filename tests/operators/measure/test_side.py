@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +19,7 @@ import pytest
 
 from groupbench.operators.measure import side
 from groupbench.operators.measure.cell import Burst, Failure
+from groupbench.operators.measure.live import held_to
 from groupbench.operators.measure.witness import Implausible
 
 STALL = Implausible("implausible: a call uses 2 ms of processor time")
@@ -299,6 +301,16 @@ def test_one_clear_audit_of_several_processes_is_enough(monkeypatch: pytest.Monk
             ab.burst()
         ab._owed = side.MOST_OWED  # as in a new process
     assert ab.unchecked() == []
+
+
+def test_the_facts_of_a_cell_are_asked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(side, "call", lambda *question: asked.append(question) or len(asked))
+    ab = side.AbServer()
+    ab._job = job = ab._as_job(CELL)
+    base = CELL | {"trusted": [], "base_backend": "torch_grouped_mm"}
+    assert [ab._as_held(cell) for cell in (CELL, CELL, base, CELL, base)] == [1, 1, 2, 1, 2]
+    assert asked == [(held_to, job), (held_to, replace(job, plugins=(), backend="torch_grouped_mm"))]
 
 
 STILL = """
