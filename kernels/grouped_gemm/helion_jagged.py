@@ -85,10 +85,10 @@ def prepare_helion_jagged(
     """
     require_runnable(a, b)
     group_ends(a, b, offs)
-    M, N = a.size(0), b.size(2)
-    if M == 0 or N == 0:
+    (M, K), N = a.shape, b.size(2)
+    if M == 0 or N == 0 or K == 0:
         # Helion cannot trace a tile over zero columns, and there is nothing to compute.
-        return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
+        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
     offs = offs.to(a.device)
 
     def prepare(config: helion.Config) -> Callable[[], Tensor]:

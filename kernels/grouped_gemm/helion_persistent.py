@@ -117,9 +117,9 @@ def prepare_helion_persistent(
     """
     require_runnable(a, b)
     group_ends(a, b, offs)
-    M, N = a.size(0), b.size(2)
-    if M == 0 or N == 0:
-        return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
+    (M, K), N = a.shape, b.size(2)
+    if M == 0 or N == 0 or K == 0:
+        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers}: must be at least 1")
     number = workers or worker_count(a.device)
