@@ -26,6 +26,8 @@ from types import ModuleType
 from typing import Any
 
 PATH = list(sys.path)  # the packages, without PYTHONPATH
+LATER = ("triton.experimental.gluon.nvidia.hopper", "sympy.physics.units", "sympy.tensor.tensor")
+"""What Triton imports at the first launch, and Helion with its first kernel."""
 MOST = 64
 """Maximum number of open files of a request."""
 HUGE = 2 << 20
@@ -158,7 +160,7 @@ def main() -> None:
     os.environ |= {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     sys.modules["sklearn"] = None  # type: ignore[assignment] - 2 s, for a search of Helion that no test runs
     gc.disable()  # collections find nothing among modules, which no fork is to copy
-    for name in ("numpy", "torch", "triton", "torch._dynamo", "helion"):
+    for name in ("numpy", "torch", "triton", "torch._dynamo", "helion", *LATER):
         with contextlib.suppress(ImportError):  # not every toolchain has all of them
             importlib.import_module(name)
     if "triton" in sys.modules:
