@@ -184,7 +184,7 @@ def remember_builtins() -> None:
     if patch is None or list(inspect.signature(patch).parameters) != ["pkg", "builder", "scope"]:
         return
     semantic = interpreter.interpreter_semantic
-    found: dict[Any, dict[str, Any]] = {}
+    calls: dict[Any, dict[str, Any]] = {}
 
     def bound(member: Any) -> Any:
         function = getattr(member, "__wrapped__", member)
@@ -197,10 +197,10 @@ def remember_builtins() -> None:
 
     @functools.wraps(patch)
     def patch_builtin(pkg: Any, builder: Any, scope: Any) -> None:
-        if pkg not in found:
+        if pkg not in calls:
             members = inspect.getmembers(pkg, interpreter.tl.core.is_builtin)
-            found[pkg] = {name: bound(member) for name, member in members}
-        for name, call in found[pkg].items():
+            calls[pkg] = {name: bound(member) for name, member in members}
+        for name, call in calls[pkg].items():
             scope.set_attr(pkg, name, call)
 
     interpreter._patch_builtin = patch_builtin

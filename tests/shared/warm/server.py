@@ -27,7 +27,7 @@ from typing import Any
 
 PATH = list(sys.path)  # the packages, without PYTHONPATH
 LATER = ("triton.experimental.gluon.nvidia.hopper", "sympy.physics.units", "sympy.tensor.tensor")
-"""What Triton imports at the first launch, and Helion with its first kernel."""
+"""Modules that Triton imports at the first launch, and Helion with its first kernel."""
 MOST = 64
 """Maximum number of open files of a request."""
 HUGE = 2 << 20
