@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from groupbench.operators.measure.cell import Burst, Failure, Paced, Witnessed
 
@@ -120,6 +120,7 @@ class Least:
     processor, thread   processor time of a call with all that surrounds it: of all processes, and of the thread
     rest, rest_thread   the same without the call, by the judging process
     second_rest_thread  the second least of the latter
+    rests               all of them
     waiting             wall-clock time of what surrounds the call
     typical             median of the reported times of a burst
     elsewhere           time in which the thread worked or waited, less WAITED times the reported time
@@ -138,6 +139,12 @@ class Least:
     elsewhere: float = math.inf
     parallel: float = math.inf
     processors: float = 0.0
+    rests: list[float] = field(default_factory=list)
+
+    @property
+    def noise_ms(self) -> float:
+        """Return by how much a call's rest usually exceeds its least. A smaller excess of a call proves nothing."""
+        return statistics.median(self.rests) - self.rest_thread if self.rests else 0.0
 
     def is_confirmed(self, median_ms: float) -> bool:
         """Return whether two bursts have the same least time without calls. If all had stalls, these hide calls."""
@@ -151,6 +158,7 @@ class Least:
         self.rest_thread, self.second_rest_thread, _ = sorted(
             (self.rest_thread, self.second_rest_thread, paced.run_ms / calls)
         )
+        self.rests.append(paced.run_ms / calls)
         self.waiting = min(self.waiting, paced.wall_ms / calls)
 
     def take(self, timed: Timed) -> None:
@@ -164,11 +172,14 @@ class Least:
         if parallel < self.parallel:
             self.parallel, self.processors = parallel, timed.processor_ms / timed.wall_ms
 
-    def problem(self, median_ms: float, stretched: float = 1.0) -> str | None:
-        """Return why the reported times are implausible on a device with this slowdown, or None."""
-        return self._unpaid(median_ms, stretched) or self._parallel() or self._elsewhere(median_ms, stretched)
+    def problem(self, median_ms: float, stretched: float = 1.0, noise_ms: float = 0.0) -> str | None:
+        """Return why the reported times are implausible on a device with this slowdown, or None.
 
-    def _unpaid(self, median_ms: float, stretched: float) -> str | None:
+        noise_ms  excess of processor time that is not counted
+        """
+        return self._unpaid(median_ms, stretched, noise_ms) or self._parallel() or self._elsewhere(median_ms, stretched)
+
+    def _unpaid(self, median_ms: float, stretched: float, noise_ms: float) -> str | None:
         """Return why the processor time of a call exceeds its reported time, or None.
 
         That of the thread that makes the calls is at most their time. All threads together have more.
@@ -176,7 +187,7 @@ class Least:
         # Threads of torch that wait for the next call use their processors too.
         waiting_ms = (self.threads - 1) * self.waiting
         call_ms, thread_ms = self.processor / stretched - self.rest, self.thread / stretched - self.rest_thread
-        extra_ms = PACE_SHARE * self.rest + CALL_MS
+        extra_ms = PACE_SHARE * self.rest + CALL_MS + noise_ms
         if call_ms <= PAID * (self.threads * median_ms + waiting_ms) + extra_ms:
             if thread_ms <= PAID * median_ms + extra_ms:
                 return None
@@ -270,8 +281,9 @@ def audit(
     problem, stretched = least.problem(median_ms), statistics.median(gauges)
     if evidence > -certain and problem is None and least.is_confirmed(median_ms):
         return None
-    if evidence < 0 and problem and (stretched < STRETCHED or least.problem(median_ms, UNEVEN * stretched)):
-        return Implausible(problem)
+    accused = least.problem(median_ms, noise_ms=least.noise_ms)
+    if evidence < 0 and accused and (stretched < STRETCHED or least.problem(median_ms, UNEVEN * stretched)):
+        return Implausible(accused)
     return _shared(stretched)
 
 

@@ -340,6 +340,21 @@ def test_other_work_is_looked_for_only_if_the_times_are_implausible(
     assert gauge.called == gauged
 
 
+@pytest.mark.parametrize(
+    ("busy", "stalled", "expected"),
+    [
+        ([1.0], [1.0], witness.Implausible),
+        ([1.0] * 4 + [1.5], [1.0] * 5 + [1.3, 1.9] * 20, witness.Disturbed),
+    ],
+    ids=["quiet", "noisy later"],
+)
+def test_an_excess_within_the_noise_of_a_calls_rest_accuses_no_backend(
+    busy: list[float], stalled: list[float], expected: type, without_rest: None
+) -> None:
+    audited = Audited(0.02, 0.002, busy=busy, stalled=stalled)  # 0.1 ms around a call
+    assert isinstance(witness.audit(audited.ask, audited.pace, 0.002, lambda: 1.0), expected)
+
+
 def test_a_machine_whose_stalls_never_end_is_named(without_rest: None) -> None:
     audited = Audited(0.05, 0.01, stalled=[float(2**n) for n in range(40, 0, -1)])
     problem = witness.audit(audited.ask, audited.pace, 0.01, lambda: 3.0)
