@@ -25,14 +25,14 @@ from groupbench.operators.ceilings import Ceilings
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Progress
 from groupbench.operators.logs import Logs, logs_for
-from groupbench.operators.measure.commit import UNKNOWN, find_commit
+from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.vet import vetted
 from groupbench.tracker import device_lock
 from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.kernel_files import FOLDER, KernelFolder
-from groupbench.tracker.record import Commit, Environment, Record, RecordError, Run, cut, encode, read
+from groupbench.tracker.record import UNKNOWN_COMMIT, Commit, Environment, Record, RecordError, Run, cut, encode, read
 from groupbench.tracker.text import wording
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted
@@ -90,7 +90,7 @@ class Session:
         self.say(" · ".join([f"groupbench: {host}", *_named(environment), f"commit {resume.named(commit)}"]))
         if not fleet:  # the processes of a fleet hold the locks of their GPUs
             device_lock.warn_if_shared("tritonbench", environment.device, environment.gpu_uuid)
-        if self.records_path is not None and commit.hash == UNKNOWN:
+        if self.records_path is not None and commit.hash == UNKNOWN_COMMIT:
             print(
                 'tritonbench: no git commit here: the records name the commit "unknown", and the gate cannot name '
                 "the commit of a change; run in a git checkout, or add --commit HASH",

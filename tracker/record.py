@@ -90,6 +90,10 @@ class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     """
 
 
+UNKNOWN_COMMIT = "unknown"
+"""The hash in records measured where git has no commit. Two such records may be of different code."""
+
+
 class Commit(_Struct, frozen=True):
     """The commit that was measured. In a copied tree, everything but the hash may be unknown."""
 

@@ -7,9 +7,7 @@ from pathlib import Path
 
 from groupbench.operators.errors import UsageError
 from groupbench.tracker import git
-from groupbench.tracker.record import Commit, cut
-
-UNKNOWN = "unknown"
+from groupbench.tracker.record import UNKNOWN_COMMIT, Commit, cut
 
 
 def find_commit(revision: str | None, folder: Path | None = None) -> Commit:
@@ -26,7 +24,7 @@ def find_commit(revision: str | None, folder: Path | None = None) -> Commit:
     shown = full and git.ask(folder, "show", "-s", "--format=%H%x00%P%x00%ct%x00%an%x00%s", full, "--")
     if not shown:
         if revision is None:
-            return Commit(hash=UNKNOWN)
+            return Commit(hash=UNKNOWN_COMMIT)
         if not 4 <= len(revision) <= 64 or not all(c in "0123456789abcdef" for c in revision.lower()):
             raise UsageError(f"--commit {revision!r} is neither a hash nor a name that git knows here")
         return Commit(hash=revision.lower())

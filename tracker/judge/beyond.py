@@ -76,7 +76,7 @@ def _step(data: GateData, past: Past, history: SeriesHistory, compared: Compared
 
 def _ends(data: GateData, runs: list[int], compared: Compared) -> tuple[int, int] | None:
     """Return the places of the last run of an A/B's base and the first of its head; None if they are old or missing."""
-    measured = [None if data.runs[run].dirty else data.runs[run].commit for run in runs]
+    measured = [data.runs[run].commit if data.runs[run].state.clean else None for run in runs]
     if compared.base not in measured:
         return None
     start = measured.index(compared.base)

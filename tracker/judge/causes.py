@@ -132,5 +132,5 @@ def _same_kernels(before: Facts | None, after: Facts) -> bool | None:
 
 
 def _same_code(before: Facts, after: Facts) -> bool:
-    """Return whether both are of one commit without uncommitted changes."""
-    return before.state is not None and before.state == after.state and not after.state.dirty
+    """Return whether both are of one known commit without uncommitted changes."""
+    return after.state is not None and after.state.same_code(before.state)

@@ -22,6 +22,7 @@ from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
 from groupbench.tracker.metrics import LATENCY, Metric, finite_or_none, judged, relative
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.query.runs import code_of_runs
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
@@ -137,7 +138,7 @@ class FurtherRule:
         """Judge a hint of a slower kernel by an A/B comparison of the latency, or request one."""
         assert row.span is not None
         run, base = self.data.run, row.span.base
-        ends = [{end.commit} if end is not None and not end.dirty else set() for end in (base, run)]
+        ends = [{end.commit} if end is not None and end.state.clean else set() for end in (base, run)]
         stored = self.data.evidence(row.series.pk, [] if base is None else [base.pk], [run.pk])
         compared = comparisons.about(of_one_toolchain(stored), *ends)
         if compared is None or not compared.decided or (compared.effect is None and compared.verdict != SAME):
@@ -178,7 +179,12 @@ class FurtherRule:
         columns = [getattr(Point, metric.column) for metric in metrics if metric.column is not None]
         query = (
             select(
-                Point.series_id, Point.run_id, Point.environment_id, Run.commit_id, Run.dirty, Point.metrics, *columns
+                Point.series_id,
+                Point.run_id,
+                Point.environment_id,
+                code_of_runs().label("code"),
+                Point.metrics,
+                *columns,
             )
             .join(Run, Point.run_id == Run.id)
             .where(Point.status == "ok", Point.series_id.in_({point.series.pk for point in points}))
@@ -201,7 +207,7 @@ class FurtherRule:
         """Return one point's past. `machine`, `toolchain`: codes by environment, as `coded` makes them."""
         of_metric = [(row, value) for row in rows if (value := _value(metric, row)) is not None]
         where = np.array([row.environment_id for row, _ in of_metric])
-        code = np.array([-row.run_id - 1 if row.dirty else row.commit_id for row, _ in of_metric])
+        code = np.array([row.code for row, _ in of_metric])
         values = Past(
             point.series.pk,
             run=np.array([row.run_id for row, _ in of_metric]),

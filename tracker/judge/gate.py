@@ -69,7 +69,7 @@ def judge_run(
     judge = _Judge(data, between)
     rows = [*judge.rows(), *_absent(session, points, expected)]
     code = exit_code(rows, strict)
-    same_commit = previous is not None and previous.state == run.state and not run.dirty
+    same_commit = previous is not None and run.state.same_code(previous.state)
     first_line = summary(rows, code, strict=strict, same_commit=same_commit)
     notes = (*_notes(line, data.pasts.copies), *_limits(rows, min_effect), *judge.pins.notes())
     transition_lines = (*transitions.lines(rows, run), *transitions.baselines(rows))
@@ -112,7 +112,7 @@ class _Judge:
     def rows(self) -> list[Judged]:
         """Return the rows of all points, in order."""
         rows = [row for point in self.data.points for row in self._rows(point)]
-        rows = [replace(row, note=joined(row.note, _unchecked(row))) for row in rows]
+        rows = [replace(row, note=joined(row.note, _unknown(row), _unchecked(row))) for row in rows]
         author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
         return [
             replace(row, span=self._described(row, row.span, author_of.get(row.span.head.commit))) if row.span else row
@@ -179,6 +179,13 @@ class _Judge:
         for name in sorted((alerted_metrics - covered) & set(METRICS)):
             rows.append(Judged(point.series, Verdict.OK, point, name))
         return [each for row in rows for each in self.alerts.rows(row, row.what)]
+
+
+def _unknown(row: Judged) -> str | None:
+    """Return that a change cannot be traced to commits, because one of them is not known; else None."""
+    if row.span is None or row.verdict.quiet or all(end.state.has_commit for end in row.span.ends):
+        return None
+    return "the commit is not known, and cannot be measured again; `tritonbench --commit HASH` names the next one"
 
 
 def _unchecked(row: Judged) -> str | None:

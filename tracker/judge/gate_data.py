@@ -96,8 +96,8 @@ class GateData:
         return before, after or point_facts(point)
 
     def clean_commits(self, runs: Iterable[int]) -> set[str]:
-        """Return the commits of runs, without those of dirty trees."""
-        return {self.runs[key].commit for key in runs if not self.runs[key].dirty}
+        """Return the known commits of runs, without those of dirty trees."""
+        return {self.runs[key].commit for key in runs if self.runs[key].state.clean}
 
     def evidence(self, series: int, before: Sequence[int], after: Sequence[int]) -> list[Compared]:
         """Return the A/Bs of a series that are evidence for a change, newest first.

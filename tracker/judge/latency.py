@@ -220,7 +220,7 @@ class LatencyRule:
         if latency.finding.verdict != Verdict.INSUFFICIENT:
             return None
         earlier = (self.data.runs[int(latency.past.run[at])] for at in reversed(latency.past.alike[:-1]))
-        return next((run for run in earlier if run.commit != self.data.run.commit), None)
+        return next((run for run in earlier if not run.state.has_commit or run.commit != self.data.run.commit), None)
 
     def _young(self, row: Judged, latency: LatencyFinding) -> Judged:
         """Judge a series with few results by an A/B comparison with the commit before, if its level moved."""
@@ -389,9 +389,11 @@ class LatencyRule:
         replaceable = row.transition is not None and row.transition.replaceable
         if base is None or (base.commit == run.commit and not replaceable):
             return row
-        dirty = next((each for each in (base, run) if each.dirty), None)
-        if dirty is None:
+        if base.state.clean and run.state.clean:
             return replace(row, ab_base=base)
+        dirty = next((each for each in (base, run) if each.dirty), None)
+        if dirty is None:  # an unknown commit, which the note of every row with one says
+            return row
         return replace(row, note=joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again"))
 
 

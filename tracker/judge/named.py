@@ -34,7 +34,7 @@ def named_in(
 
 def number_of_commits(span: Span, between: CommitsBetween) -> int | None:
     """Return the number of commits among which a change is, or None if unknown."""
-    if span.base is None or span.base.dirty or span.head.dirty:
+    if span.base is None or not all(end.state.clean for end in span.ends):
         return None
     commits = between(span.base.commit, span.head.commit)
     return None if commits is None else len(commits)

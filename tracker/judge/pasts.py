@@ -20,7 +20,7 @@ from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, in_turns, lines_of
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
-from groupbench.tracker.query.runs import run_rows
+from groupbench.tracker.query.runs import code_of_runs, run_rows
 from groupbench.tracker.record import MEASURED, STATUSES, TIMED, Kernel
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.histories import newest_environment
@@ -116,16 +116,15 @@ class Pasts:
         machine = coded({key: row.machine for key, row in environments.items()})
         toolchain = coded({key: row.toolchain for key, row in environments.items()})
         self._software = {int(toolchain[key]): ab_software(row.facts) for key, row in environments.items()}
-        runs = list(session.execute(select(Run.id, Run.commit_id, Run.dirty, Run.plan)))
-        # A dirty tree never equals another state, not even a dirty tree of the same commit.
-        state = _by_key((key, -key - 1 if dirty else commit) for key, commit, dirty, _ in runs)
-        self._plans = {key: plan for key, _, _, plan in runs}
-        self._named = coded({key: toolchain_of(plan) for key, _, _, plan in runs})
+        runs = list(session.execute(select(Run.id, code_of_runs(), Run.plan)))
+        code = _by_key((key, of_run) for key, of_run, _ in runs)
+        self._plans = {key: plan for key, _, plan in runs}
+        self._named = coded({key: toolchain_of(plan) for key, _, plan in runs})
         self._place = {key: place for place, key in enumerate(points.series.tolist())}
         self._starts = starts
         self._run = points.run[at]
         self._environment, self._toolchain = machine[points.environment[at]], toolchain[points.environment[at]]
-        self._state = state[self._run] * (len(environments) + 1) + self._toolchain
+        self._state = code[self._run] * (len(environments) + 1) + self._toolchain
         self._ok = points.status[at] == _OK
         self._like_newest = self._ok & (points.timing[at] == np.repeat(self._newest_timing(points), sizes))
         self._ms, self._error = points.median_ms[at], points.error[at]

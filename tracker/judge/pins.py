@@ -81,6 +81,8 @@ def find(session: Session, *, ended: bool = False) -> list[PinRow]:
 def pin(session: Session, commit: str, max_slowdown: float, name: str | None, who: str) -> PinRow:
     """Pin a measured commit, replacing a pin of the same name. Raises QueryError."""
     state = resolve_commit(session, commit, git.rev_parse)
+    if not state.has_commit:
+        raise QueryError(f"{state} is not a commit: the code that its runs measured is not known")
     if state.dirty:
         raise QueryError(f"{state} is a dirty tree; pin a commit instead")
     if max_slowdown <= 0:
@@ -225,7 +227,7 @@ class PinRule:
             effect=Effect(math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high)),
             evidence=Evidence(before.n, row.evidence.sigma), compared=compared,
         )  # fmt: skip
-        decides = verdict is Verdict.SUSPECT and compared is None and not run.dirty
+        decides = verdict is Verdict.SUSPECT and compared is None and run.state.clean
         return replace(judged, ab_base=base) if decides else judged
 
 

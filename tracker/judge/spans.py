@@ -55,6 +55,11 @@ class Span:
         others = ", ".join(each.commits[-1]["hash"][:10] for each in self.named[1:])
         return f"{text}, which also named {others}" if others else text
 
+    @property
+    def ends(self) -> tuple[RunRow, ...]:
+        """The runs at its ends: the head, after the base if there is one."""
+        return (self.head,) if self.base is None else (self.base, self.head)
+
     def overlaps(self, other: Span) -> bool:
         """Return whether both changes may have happened at the same time: after a base, and by its head."""
         return not (self._ends_before(other) or other._ends_before(self))
@@ -64,7 +69,7 @@ class Span:
 
     @property
     def same_code(self) -> bool:
-        return self.base is not None and self.base.state == self.head.state and not self.head.dirty
+        return self.base is not None and self.head.state.same_code(self.base.state)
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def _transition(
     changed = toolchain_differences(old, new)
     if not changed:
         return None
-    same_code = base.state == head.state and not head.dirty
+    same_code = head.state.same_code(base.state)
     effect, low, high = effects
     return Transition(
         base, head, changed, not same_code, math.expm1(effect), relative(low), relative(high),
@@ -245,7 +245,7 @@ def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tupl
     differences = machine_differences(before.environment, after.environment)
     differences += toolchain_differences(before.environment, after.environment)
     effect, low, high = size(past.log[old], past.log[alike], math.nan, FLOOR[point.timing], YOUNG)
-    same_code = base.state == data.run.state and not data.run.dirty
+    same_code = data.run.state.same_code(base.state)
     transition = Transition(
         base, data.runs.get(int(past.run[alike[0]]), data.run), differences or ("different timing",), not same_code,
         math.expm1(effect), relative(low), relative(high), before.environment, after.environment, machine=True,

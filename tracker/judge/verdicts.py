@@ -105,7 +105,7 @@ class Judged:
         commit, environment = None if run.dirty else run.commit, self.point.environment.facts
         if self.further and self.metric is not None and not self.metric.hint:  # an A/B is of latency and accuracy
             return repro.measure(self.series, commit, environment, self.metric)
-        if base is None or self.span is None or base.commit == run.commit or run.dirty or base.dirty:
+        if base is None or self.span is None or base.commit == run.commit or not (run.state.clean and base.state.clean):
             return repro.measure(self.series, commit, environment)
         first = self.span.named[0].parent if self.span.named else base.commit
         return repro.compare(self.series, first, self.span.commit, environment)

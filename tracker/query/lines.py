@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.query.ancestry import commit_order
 from groupbench.tracker.query.rows import PointRow, RunRow
+from groupbench.tracker.record import UNKNOWN_COMMIT
 from groupbench.tracker.store.schema import Commit, Run
 from groupbench.tracker.text.wording import counted
 
@@ -142,7 +143,7 @@ def _line_to(
     for one in stored.runs:
         key, started, commit = one
         earlier = (started, key) <= run.when
-        if commit in place:
+        if commit in place and (commit != UNKNOWN_COMMIT or key == run.pk):
             if commit != run.commit or earlier:
                 on_line.append(one)
         elif complete or commit in elsewhere or not earlier:

@@ -11,7 +11,7 @@ from typing import Any
 from groupbench.tracker.environment import machine_identity, toolchain_identity
 from groupbench.tracker.identity import PROBLEM, SHOWN, toolchain_of
 from groupbench.tracker.metrics import Metric, carried
-from groupbench.tracker.record import TIMED, Environment, Kernel, Telemetry
+from groupbench.tracker.record import TIMED, UNKNOWN_COMMIT, Environment, Kernel, Telemetry
 
 _problem = attrgetter(*PROBLEM)
 
@@ -65,6 +65,20 @@ class State:
 
     commit: str
     dirty: bool
+
+    @property
+    def has_commit(self) -> bool:
+        """Whether the commit is known. It is not if git had none where the run was measured."""
+        return self.commit != UNKNOWN_COMMIT
+
+    @property
+    def clean(self) -> bool:
+        """Whether the commit alone is the code, so that it can be measured again."""
+        return self.has_commit and not self.dirty
+
+    def same_code(self, other: State | None) -> bool:
+        """Return whether both are certainly the same code."""
+        return self.clean and self == other
 
     def __str__(self) -> str:
         return self.commit[:10] + ("+" if self.dirty else "")

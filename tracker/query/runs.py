@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, Select, and_, func, or_, select
+from sqlalchemy import ColumnElement, Row, Select, and_, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import RunRow, RunSummary
+from groupbench.tracker.record import UNKNOWN_COMMIT
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 
@@ -32,6 +33,12 @@ def run_select() -> Select[Any]:
 def run_row(row: Row[Any]) -> RunRow:
     """Return a row of `run_select` as a RunRow."""
     return RunRow(**{name: getattr(row, name) for name in RunRow.__dataclass_fields__})
+
+
+def code_of_runs() -> ColumnElement[int]:
+    """Return the number of a run's code: equal only for runs of certainly the same code, as in State.same_code."""
+    unknown = select(Commit.id).where(Commit.hash == UNKNOWN_COMMIT).scalar_subquery()
+    return case((or_(Run.dirty, Run.commit_id == unknown), -Run.id - 1), else_=Run.commit_id)
 
 
 def run_rows(session: Session, keys: Iterable[int]) -> dict[int, RunRow]:

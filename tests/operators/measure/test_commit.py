@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure.commit import UNKNOWN, find_commit
+from groupbench.operators.measure.commit import find_commit
+from groupbench.tracker.record import UNKNOWN_COMMIT
 
 Git = Callable[..., str]
 
@@ -95,7 +96,7 @@ def test_head_by_its_hash_is_on_the_branch(git: Git, tmp_path: Path) -> None:
 
 
 def test_outside_of_any_repository(tmp_path: Path) -> None:
-    assert find_commit(None, tmp_path).hash == UNKNOWN
+    assert find_commit(None, tmp_path).hash == UNKNOWN_COMMIT
     commit = find_commit("ABCDEF1234", tmp_path)
     assert commit.hash == "abcdef1234"
     assert commit.parents == ()
@@ -109,7 +110,7 @@ def test_a_hash_that_the_repository_does_not_have_is_kept(git: Git, tmp_path: Pa
 
 def test_a_repository_without_commits(tmp_path: Path) -> None:
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    assert find_commit(None, tmp_path).hash == UNKNOWN
+    assert find_commit(None, tmp_path).hash == UNKNOWN_COMMIT
 
 
 GARBAGE = {
@@ -136,5 +137,5 @@ def test_garbage_is_a_usage_error(git: Git, tmp_path: Path, revision: str) -> No
 
 def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_commit(None, tmp_path).hash == UNKNOWN
+    assert find_commit(None, tmp_path).hash == UNKNOWN_COMMIT
     assert find_commit("abcdef12", tmp_path).hash == "abcdef12"

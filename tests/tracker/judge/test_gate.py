@@ -17,6 +17,7 @@ from repositories import git
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.gate import gate
 from groupbench.tracker.cli.here import program_of
+from groupbench.tracker.record import UNKNOWN_COMMIT
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
@@ -158,6 +159,34 @@ def test_dirty_trees_of_one_commit_are_not_the_same_code(cli: Cli, stored: Store
     dirty = {"commit": "005" + "c" * 37, "commit_facts": {"dirty": True}}
     stored([*quiet(make, 6), *[make(night, ms=1.05, **dirty) for night in (6, 7, 8)]])
     assert cli("gate").exit_code == 1
+
+
+UNKNOWN_CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "latency": ({}, {"ms": 3.0}),
+    "accuracy": ({}, {"rms": 4e-3}),
+    "another metric": ({"metrics": {"workspace_mib": 100.0}}, {"metrics": {"workspace_mib": 200.0}}),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), UNKNOWN_CHANGES.values(), ids=UNKNOWN_CHANGES)
+def test_runs_of_an_unknown_commit_are_not_the_same_code(
+    cli: Cli, stored: Stored, make: Any, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    unknown = {"commit": UNKNOWN_COMMIT}
+    nights = [(1.0 + 0.001 * (night % 3), before) for night in range(14)]
+    nights += [(1.0 + 0.001 * (night % 3), after) for night in range(10)]
+    stored([make(night, **({"ms": ms} | fields), **unknown) for night, (ms, fields) in enumerate(nights)])
+    result = cli("gate")
+    assert (result.exit_code, first_line(result)) == (1, "GATE regression: 1 series regressed. 1 regressed")
+    assert "unknown..unknown" in result.stdout and "the commit is not known" in result.stdout
+    assert "git switch" not in result.stdout and "groupbench ab" not in result.stdout
+
+
+def test_a_change_between_a_known_commit_and_an_unknown_one_needs_no_ab(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([*quiet(make, 6), make(7, ms=1.05, commit=UNKNOWN_COMMIT)])
+    result = cli("gate")
+    assert result.exit_code == 3
+    assert "groupbench confirm" not in result.stdout and "the commit is not known" in result.stdout
 
 
 def test_the_same_compiled_kernel_is_a_regression_only_by_an_ab(cli: Cli, stored: Stored, make: Any) -> None:
@@ -588,6 +617,8 @@ def test_the_same_commit_again_is_noted(cli: Cli, stored: Stored, make: Any) -> 
     stored([make(0, commit="a" * 40), make(1, commit="a" * 40)])
     assert "same commit as the previous run" in first_line(cli("gate"))
     stored([make(2, commit="a" * 40, commit_facts={"dirty": True})])
+    assert "same commit" not in first_line(cli("gate"))
+    stored([make(night, commit=UNKNOWN_COMMIT) for night in (3, 4)])
     assert "same commit" not in first_line(cli("gate"))
 
 

@@ -15,6 +15,7 @@ from click.testing import Result
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.alert_levels import on_level
 from groupbench.tracker.query.resolve import find_run
+from groupbench.tracker.record import UNKNOWN_COMMIT
 from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
@@ -47,6 +48,15 @@ def test_unchanged_code_is_left_alone(cli: Cli, stored: Stored, make: Any) -> No
     for night in (12, 18, 24):
         code, rows = judged(cli, "--run", f"run-{night:03d}")
         assert (code, Counter(row["verdict"] for row in rows.values())) == (0, {"ok": SERIES})
+
+
+def test_a_step_between_runs_of_an_unknown_commit_is_a_regression(cli: Cli, stored: Stored, make: Any) -> None:
+    """Two results of an unknown commit may be of different code."""
+    rng = np.random.default_rng(5)
+    ms = [float((3.0 if night >= 14 else 1.0) * np.exp(rng.normal(0, 0.002))) for night in range(24)]
+    stored([make(night, ms=value, commit=UNKNOWN_COMMIT) for night, value in enumerate(ms)])
+    code, rows = judged(cli)
+    assert (code, rows["triton"]["verdict"], rows["triton"]["cause"]) == (1, "regressed", "code")
 
 
 def test_a_young_series_is_less_accurate_from_the_first_commit_that_is(cli: Cli, stored: Stored, make: Any) -> None:

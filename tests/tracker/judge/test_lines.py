@@ -17,7 +17,7 @@ from groupbench.tracker import git
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.query.lines import FirstParents, line_of
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.record import Record
+from groupbench.tracker.record import UNKNOWN_COMMIT, Record
 from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
@@ -163,6 +163,13 @@ def test_without_ancestry_time_decides_with_a_note(
 def test_with_ancestry_there_is_no_note(cli: Cli, stored: Any, measured: Callable[..., Record]) -> None:
     stored([measured(night, night) for night in range(8)])
     assert cli("gate").stderr == ""
+
+
+def test_runs_of_an_unknown_commit_are_ordered_by_time_among_the_others(stored: Any, make: Any, db: Any) -> None:
+    stored([make(night, **({"commit": UNKNOWN_COMMIT} if night % 2 else {})) for night in range(4)])
+    with open_store(db, create=False) as store, store.read() as session:
+        nights = [find_run(session, f"run-{night:03}") for night in range(4)]
+        assert line_of(session, nights[3]).runs == tuple(run.pk for run in reversed(nights))
 
 
 def test_parents_that_go_round_in_a_circle_end(stored: Any, measured: Callable[..., Record], db: Any) -> None:

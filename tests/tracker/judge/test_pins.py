@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from groupbench.tracker.record import UNKNOWN_COMMIT
+
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
@@ -97,6 +99,12 @@ def test_a_level_that_may_be_past_the_limit_is_a_suspect(cli: Cli, stored: Store
     (row,) = [row for row in rows(cli) if row["metric"] == "pin"]
     assert row["verdict"] == "suspect"
     assert row["low"] < 0.03 < row["high"]
+
+
+def test_an_unknown_commit_cannot_be_pinned(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0, commit=UNKNOWN_COMMIT)])
+    done = cli("pin", UNKNOWN_COMMIT, "--max-slowdown", "3%")
+    assert done.exit_code == 2 and "is not a commit" in done.stderr
 
 
 @pytest.mark.parametrize(
