@@ -7,8 +7,13 @@ from collections.abc import Mapping, Sequence
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.judge.verdicts import Judged, count, latencies, measured, outcome
+from groupbench.tracker.metrics import LATENCY
+from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.verdicts import Verdict
+
+SHORT = 2 * MIN_SEGMENT
+"""Number of results from which statistics look for a step between earlier results."""
 
 NEWS = 3
 """Number of results on a new level for which an improvement makes the headline; later it is only counted."""
@@ -87,8 +92,18 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
     if not timed:
         return "nothing changed; no latency was measured"
     number = f"{judged:,}" if judged == timed else f"{judged:,} of {timed:,}"
-    nothing = "nothing new" if Verdict.IMPROVED in counts else "nothing changed"
-    return f"{nothing} in {number} {'latency' if timed == 1 else 'latencies'}"
+    of = f"in {number} {'latency' if timed == 1 else 'latencies'}"
+    if Verdict.IMPROVED in counts:
+        return f"nothing new {of}"
+    short = len({row.series.pk for row in rows if _has_short_history(row)})
+    if not short:
+        return f"nothing changed {of}"
+    return f"no change found {of} ({short:,} with fewer than {SHORT} results, which show only large changes)"
+
+
+def _has_short_history(row: Judged) -> bool:
+    """Return whether a latency was compared with so few results that a step between them counts as their scatter."""
+    return row.judged_latency and row.metric in (None, LATENCY) and row.evidence.n + 1 < SHORT
 
 
 def _news(rows: Sequence[Judged]) -> str | None:

@@ -19,6 +19,9 @@ from groupbench.tracker.cli.gate import gate
 from groupbench.tracker.cli.here import program_of
 from groupbench.tracker.record import UNKNOWN_COMMIT
 
+NO_CHANGE = "no change found in 1 latency (1 with fewer than 10 results, which show only large changes)"
+"""The outcome of a short history."""
+
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
@@ -57,7 +60,7 @@ def test_strict_asks_for_a_history(cli: Cli, stored: Stored, make: Any) -> None:
 def test_nothing_changed_is_0(cli: Cli, stored: Stored, make: Any) -> None:
     stored(quiet(make, 6))
     result = cli("gate")
-    assert (result.exit_code, result.stdout) == (0, "GATE ok: nothing changed in 1 latency. 1 ok\n")
+    assert (result.exit_code, result.stdout) == (0, f"GATE ok: {NO_CHANGE}. 1 ok\n")
 
 
 def test_a_slower_kernel_is_1(cli: Cli, stored: Stored, make: Any) -> None:
@@ -283,7 +286,7 @@ def test_drift_is_counted_and_listed(cli: Cli, stored: Stored, make: Any, monkey
     monkeypatch.setattr(scan, "scan", drifting)
     result = cli("gate")
     assert result.exit_code == 0
-    assert first_line(result) == "GATE ok: nothing changed in 1 latency. 1 ok (1 drifting)"
+    assert first_line(result) == f"GATE ok: {NO_CHANGE}. 1 ok (1 drifting)"
     assert "+4.1%" in result.stdout
 
 
@@ -329,7 +332,7 @@ def test_a_burst_that_the_host_stalled_makes_no_latency_noisy(cli: Cli, stored: 
 
 def test_a_noisy_latency_that_agrees_with_the_results_before_is_ok(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), make(6, latency=noisy(1.0))])
-    assert first_line(cli("gate")) == "GATE ok: nothing changed in 1 latency. 1 ok"
+    assert first_line(cli("gate")) == f"GATE ok: {NO_CHANGE}. 1 ok"
 
 
 def test_a_noisy_latency_off_its_level_is_not_called_ok(cli: Cli, stored: Stored, make: Any) -> None:
@@ -474,7 +477,7 @@ def test_only_like_machines_are_history(cli: Cli, stored: Stored, make: Any) -> 
     new = {"environment": {"gpu_uuid": "GPU-other"}}
     stored([*quiet(make, 5), *[make(night, ms=2.0, **new) for night in range(5, 9)]])
     result = cli("gate")
-    assert (result.exit_code, first_line(result)) == (0, "GATE ok: nothing changed in 1 latency. 1 ok")
+    assert (result.exit_code, first_line(result)) == (0, f"GATE ok: {NO_CHANGE}. 1 ok")
 
 
 def test_the_gravest_decides(cli: Cli, stored: Stored, make: Any) -> None:
@@ -589,7 +592,7 @@ def test_a_canary_speaks_of_its_own_machine_and_time(cli: Cli, stored: Stored, m
 
 def test_wrong_nights_are_not_history(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*[make(night, ms=0.1, status="wrong") for night in range(5)], *[make(n) for n in range(5, 9)]])
-    assert first_line(cli("gate")) == "GATE ok: nothing changed in 1 latency. 1 ok"
+    assert first_line(cli("gate")) == f"GATE ok: {NO_CHANGE}. 1 ok"
 
 
 def test_the_accuracy_of_wrong_nights_is_not_history(cli: Cli, stored: Stored, make: Any) -> None:
@@ -611,6 +614,15 @@ def test_a_wrong_result_is_the_codes_whatever_the_canary(cli: Cli, stored: Store
     canary = {"operator": "canary"}
     stored([*quiet(make, 6, **canary), make(6, ms=1.05, **canary), make(6, status="wrong")])
     assert cli("gate").exit_code == 1
+
+
+def test_nothing_changed_is_only_said_of_histories_that_show_it(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(quiet(make, 10))
+    assert first_line(cli("gate", "--run", "run-009")) == "GATE ok: nothing changed in 1 latency. 1 ok"
+    assert first_line(cli("gate", "--run", "run-008")) == f"GATE ok: {NO_CHANGE}. 1 ok"
+    stored([*(make(night, backend="other") for night in range(6, 11)), make(10)])
+    few = "(1 with fewer than 10 results, which show only large changes)"
+    assert first_line(cli("gate")) == f"GATE ok: no change found in 2 latencies {few}. 2 ok"
 
 
 def test_the_same_commit_again_is_noted(cli: Cli, stored: Stored, make: Any) -> None:
