@@ -51,7 +51,7 @@ def no_database(path: Path, problem: str = "no such database") -> NoDatabaseErro
     from groupbench.tracker import project  # the rest of this module needs only the standard library
 
     how = (
-        "`groupbench init` and `night` create one, or `groupbench ingest FILE`"
+        "`groupbench init` and then `night` create one, or `groupbench ingest FILE`"
         if project.find() is None
         else "run `groupbench night` first"
     )

@@ -61,7 +61,7 @@ def test_a_missing_database_names_the_command_that_makes_it(
     cli: Cli, db: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(db.parent)
-    assert "no such database; `groupbench init` and `night` create one" in cli(*command).stderr
+    assert "no such database; `groupbench init` and then `night` create one" in cli(*command).stderr
     (db.parent / "groupbench.toml").touch()
     assert "no such database; run `groupbench night` first" in cli(*command).stderr
     db.touch()
