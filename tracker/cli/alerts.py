@@ -245,7 +245,8 @@ def _change(db: str, change: Callable[[Any], list[AlertRow]]) -> None:
     with open_store(db, create=False) as store, store.write() as session:
         changed = change(session)
     for alert in changed:
-        click.echo(printable(f"{alert.text}; {alert.series}"))
+        still_fails = f"; {alert.advice}" if alert.state == "acknowledged" and alert.advice else ""
+        click.echo(printable(f"{alert.text}; {alert.series}{still_fails}"))
 
 
 def _now() -> datetime:

@@ -45,6 +45,7 @@ from groupbench.tracker.text.wording import date
 
 STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
 OPEN = ("new", "acknowledged", "expected")
+FIX = "the gate fails until the result is correct: fix the backend"
 ITSELF = "groupbench"
 """The author of changes that no person made."""
 
@@ -151,12 +152,12 @@ class AlertRow:
 
     @property
     def advice(self) -> str | None:
-        """The commands that handle the alert if it is new, else None."""
+        """The commands that handle the alert if it is new, or the remedy of a wrong result if it is open; else None."""
+        if self.metric == "result":
+            return FIX if self.state in OPEN else None
         if self.state != "new":
             return None
-        return f"handle it with `groupbench ack {self.pk}`" + (
-            "" if self.metric == "result" else f" or `groupbench expect {self.pk}`"
-        )
+        return f"handle it with `groupbench ack {self.pk}` or `groupbench expect {self.pk}`"
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:

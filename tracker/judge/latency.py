@@ -392,7 +392,7 @@ class LatencyRule:
         if base.state.clean and run.state.clean:
             return replace(row, ab_base=base)
         dirty = next((each for each in (base, run) if each.dirty), None)
-        if dirty is None:  # an unknown commit, which the note of every row with one says
+        if dirty is None:  # an unknown commit, which the note of the row mentions
             return row
         return replace(row, note=joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again"))
 
