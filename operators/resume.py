@@ -17,17 +17,7 @@ from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import without_packages
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import IDENTITY
-from groupbench.tracker.record import (
-    UNKNOWN_COMMIT,
-    Cell,
-    Commit,
-    Environment,
-    Record,
-    RecordError,
-    Run,
-    decode,
-    encode,
-)
+from groupbench.tracker.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
 from groupbench.tracker.text.files import whole_file
 
 Key: TypeAlias = tuple[str | int, ...]
@@ -111,8 +101,6 @@ def _why_another(
         if run.commit.dirty or commit.dirty:
             text += " (+ marks uncommitted changes, as in `git status`: the code may differ)"
         return text
-    if commit.hash == UNKNOWN_COMMIT:
-        return " at an unknown commit, so the code may differ; `--commit HASH` names it in the next run"
     if run.plan != plan:
         return f" with plan {run.plan}, not {plan}"
     if _alike(measured_on) != _alike(environment):

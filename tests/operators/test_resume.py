@@ -86,11 +86,6 @@ def test_only_the_last_run_of_a_file_counts(night: Callable[..., Path]) -> None:
 
 OLD = datetime.now(UTC) - timedelta(hours=25)
 REFUSED: dict[str, tuple[dict[str, Any], tuple[Commit, Environment, str | None], str]] = {
-    "an unknown commit": (
-        {"commit": Commit(hash="unknown")},
-        (Commit(hash="unknown"), HERE, "night"),
-        "at an unknown commit, so the code may differ",
-    ),
     "another commit": ({}, (Commit(hash="d" * 40), HERE, "night"), "commit cccccccccc; this is dddddddddd"),
     "uncommitted changes": (
         *({}, (Commit(hash="c" * 40, dirty=True), HERE, "night")),
