@@ -230,7 +230,10 @@ def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
 
 def _no_operator(name: str, plugins: Iterable[str] = ()) -> UsageError:
     names = operator_names(plugins)
-    return UsageError(f"{unknown_operator(name, names)}; known: {', '.join(names)}. --plugin FILE.py adds another")
+    return UsageError(
+        f"{unknown_operator(name, names)}; known: {', '.join(names)}. --plugin FILE.py, or plugins in groupbench.toml, "
+        "adds another"
+    )
 
 
 def unknown_operator(name: str, names: Iterable[str]) -> str:

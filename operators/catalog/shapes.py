@@ -253,7 +253,7 @@ def parse(text: str) -> GroupedShape:
                     return suite[text]
             raise ValueError(f"{odd[0]!r} is neither the name of a shape nor a whole number")
         if len(numbers) != 4:
-            raise ValueError(counted(len(numbers), "number"))
+            raise ValueError(f"has {counted(len(numbers), 'number')}, not 4")
         G, M_g, N, K = map(int, numbers)
         return uniform(G, within("M", M_g, MAX_SIZE, 0), N, K)
     except (ValueError, OverflowError) as error:

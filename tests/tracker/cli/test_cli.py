@@ -133,6 +133,25 @@ def test_the_database_may_follow_the_command(named: tuple[str, ...], stored: Any
 
 
 @pytest.mark.parametrize(
+    "words",
+    [
+        ("runs", "--limit", "9" * 20),
+        ("ack", "9" * 20, "--reason", "known"),
+        ("expect", "9" * 20, "--reason", "known"),
+        ("close", "9" * 20, "--as", "fixed", "--reason", "known"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_number_beyond_64_bits_is_refused_in_one_line(
+    words: tuple[str, ...], cli: Cli, stored: Any, make: Any
+) -> None:
+    stored([make()])
+    result = cli(*words)
+    assert result.exit_code == 2
+    assert "a number has more than the 64 bits" in result.stderr
+
+
+@pytest.mark.parametrize(
     ("raised", "code"),
     [(KeyboardInterrupt(), 130), (click.Abort(), 130), (BrokenPipeError(32, "Broken pipe"), 141)],
     ids=["interrupt", "abort", "pipe"],
