@@ -92,8 +92,12 @@ class Store:
         """
         try:
             yield
-        except (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error, UnicodeDecodeError, OverflowError) as error:
+        except (SQLAlchemyError, self.engine.dialect.loaded_dbapi.Error, UnicodeDecodeError) as error:
             raise error_of(self.name, error) from error
+        except OverflowError as error:
+            if "SQLite" not in str(error):  # not of the driver: a bug
+                raise
+            raise StoreError(f"{self.name}: a number has more than the 64 bits that a database stores") from error
 
 
 def open_store(location: str | os.PathLike[str], *, create: bool, read_only: bool = False) -> Store:
@@ -399,8 +403,6 @@ def alembic_config() -> Any:
 
 def error_of(name: str, error: Exception) -> StoreError:
     """Return a driver's or SQLAlchemy's exception as an error of the named database."""
-    if isinstance(error, OverflowError):
-        return StoreError(f"{name}: a number has more than the 64 bits that a database stores")
     origin = error.orig if isinstance(error, DBAPIError) else error
     # For a malformed file, sqlite3 raises its root exception; for everything else a subclass.
     if type(origin) is sqlite3.DatabaseError or isinstance(origin, UnicodeDecodeError) or "UTF-8" in str(origin):

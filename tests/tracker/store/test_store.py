@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 from collections.abc import Callable
@@ -158,3 +159,8 @@ def test_tables_that_cannot_be_made_leave_no_file(db: Path, monkeypatch: pytest.
     with pytest.raises(KeyboardInterrupt):
         open_store(db, create=True)
     assert list(db.parent.iterdir()) == []
+
+
+def test_an_overflow_that_is_not_the_databases_stays_a_bug(opened: Store) -> None:
+    with pytest.raises(OverflowError, match="math range"), opened.read():
+        math.exp(1e6)
