@@ -22,7 +22,7 @@ measurements.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -101,27 +101,30 @@ def prepare_cluster(
         raise ValueError(reason)
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
-    device = device_of(a.device)
-    config = config or choose_config(M, G, N, K, a.dtype, device, nk)
-    if reason := illegal(config, a.dtype, device):
-        raise ValueError(f"{config}: {reason}")
-    named = named_constants(config, a.dtype, nk, shared, offs.dtype)
-    return launcher(a, weights, offs, None, a.dtype, config, named, zero_rest)
+    config = config or choose_config(M, G, N, K, a.dtype, device_of(a.device), nk)
+    return launcher(a, weights, nk, shared, offs, config, zero_rest=zero_rest)
 
 
 def launcher(
     a: Tensor,  # [M, K]
-    weights: Tensor,  # [G or 1, K, N] or [G or 1, N, K]
+    weights: Tensor,  # [G, N, K] if `nk`, else [G, K, N]; [1, ...] if `shared`
+    nk: bool,
+    shared: bool,
     offs: Tensor,  # [G]
-    scales: tuple[Tensor, Tensor] | None,  # [M] and [G, N], of fp8
-    out_dtype: torch.dtype,
     config: ClusterConfig,
-    named: Mapping[str, object],  # the kernel's constants
-    zero_rest: bool,
-) -> Callable[[], Tensor]:  # [M, N]
-    """Compile the kernel for operands that were checked; the returned callable allocates the output and launches."""
-    (M, K), G, nk = a.shape, offs.numel(), named["B_IS_NK"]
-    N = weights.size(1 if nk else 2)
+    scales: tuple[Tensor, Tensor] | None = None,  # [M] and [G, N], of fp8
+    zero_rest: bool = True,
+) -> Callable[[], Tensor]:  # [M, N], in bf16 if scaled
+    """Compile the kernel for operands that were checked; the returned callable allocates the output and launches.
+
+    Raises ValueError for a config that the kernel cannot take.
+    """
+    device = device_of(a.device)
+    if reason := illegal(config, a.dtype, device):
+        raise ValueError(f"{config}: {reason}")
+    (M, K), G, N = a.shape, offs.numel(), weights.size(1 if nk else 2)
+    out_dtype = torch.bfloat16 if scales else a.dtype
+    named = named_constants(config, a.dtype, nk, shared, offs.dtype)
     multiply = kernel("cluster.cu", "cluster_kernel", config, named)
     # Each program loads its share of the rows or columns that the tiles of the cluster share.
     along_m, along_n = config.tiles_along
@@ -132,7 +135,7 @@ def launcher(
     b_map = tensor_map(weights, sizes, [weights.stride(1), max(weights.stride(0), weights.stride(1))], box)
     some = a.new_empty(BUFFER_COLUMNS, dtype=out_dtype)
     out_map = ragged_map(some, N, N, [BUFFER_COLUMNS, BUFFER_ROWS])  # each call moves it to its output
-    grid = device_of(a.device).sms // 2 * 2
+    grid = device.sms // 2 * 2
     scale_a, scale_b = scales or (None, None)
     zero_to = M if zero_rest else 0
 

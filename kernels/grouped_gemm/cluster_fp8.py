@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from groupbench.kernels.device import Device, device_of
-from groupbench.kernels.grouped_gemm.cluster import default_config, illegal, launcher, named_constants
+from groupbench.kernels.grouped_gemm.cluster import default_config, illegal, launcher
 from groupbench.kernels.grouped_gemm.cluster_tiles import ClusterConfig, unsuitable
 from groupbench.kernels.grouped_gemm.fp8 import ROWWISE_FAST, require_scaled
 from groupbench.kernels.grouped_gemm.quantize import E4M3
@@ -58,9 +58,5 @@ def prepare_cluster_fp8(
         raise ValueError(reason)
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=torch.bfloat16, device=a.device)
-    device = device_of(a.device)
-    config = config or choose_config(M, G, N, K, device)
-    if reason := illegal(config, E4M3, device):
-        raise ValueError(f"{config}: {reason}")
-    named = named_constants(config, E4M3, nk=True, shared=False, offsets=offs.dtype)
-    return launcher(a, b, offs, (scale_a, scale_b), torch.bfloat16, config, named, zero_rest=True)
+    config = config or choose_config(M, G, N, K, device_of(a.device))
+    return launcher(a, b, True, False, offs, config, (scale_a, scale_b))

@@ -13,6 +13,7 @@ from torch import Tensor
 from groupbench.kernels import cuda_source
 from groupbench.kernels.device import KNOWN, device_of
 from groupbench.kernels.grouped_gemm import cluster, cluster_tiles
+from groupbench.kernels.grouped_gemm.quantize import E4M3
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
 
 HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
@@ -127,14 +128,23 @@ def test_a_map_keeps_the_memory_that_it_describes(monkeypatch):
 @pytest.mark.parametrize("of", cluster_tiles.DTYPES, ids=str)
 @pytest.mark.parametrize("config", TILES, ids=str)
 def test_it_compiles_without_spills(nk, of, config):
-    offsets = torch.int64 if nk else torch.int32
+    check_machine_code(config, of, nk, not nk, torch.int64 if nk else torch.int32)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("config", TILES, ids=str)
+def test_it_compiles_for_fp8_without_spills(config):
+    check_machine_code(config, E4M3, True, False, torch.int32)
+
+
+def check_machine_code(config, of, nk, shared, offsets):
     cubin, log = cuda_source.compile_with_log(
         cluster_tiles.source("cluster.cu", config.columns),
-        cluster.named_constants(config, of, nk, not nk, offsets),
+        cluster.named_constants(config, of, nk, shared, offsets),
         "sm_90a",
     )
     assert cubin.startswith(b"\x7fELF")
-    assert " 0 bytes spill stores" in log
+    assert " 0 bytes stack frame, 0 bytes spill stores" in log
     assert "wgmma" not in log  # ptxas warns if it serialises them
     assert f"{cluster_tiles.STATIC_BYTES} bytes smem" in log
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from fp8_operands import FIVE, drawn
 
-from groupbench.kernels import cuda_source
 from groupbench.kernels.device import KNOWN, device_of
 from groupbench.kernels.grouped_gemm import cluster, cluster_fp8, cluster_tiles
 from groupbench.kernels.grouped_gemm.fp8 import CONFIGS, ROWWISE_FAST, grouped_gemm_fp8_reference, prepare_fp8
@@ -16,8 +15,6 @@ from groupbench.kernels.grouped_gemm.quantize import E4M3
 
 HOPPER = torch.cuda.is_available() and device_of(torch.device("cuda")).hopper
 needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: the fp8 kernel with clusters. No Hopper GPU")
-WITHOUT_NVRTC = cuda_source.why_not_nvrtc()
-needs_nvrtc = pytest.mark.skipif(WITHOUT_NVRTC is not None, reason=f"NOT TESTED: CUDA C++. {WITHOUT_NVRTC}")
 H100 = KNOWN["sm_90"]
 
 
@@ -53,23 +50,6 @@ def test_an_untuned_problem_takes_a_default(M, G, K, expected):
 def test_operands_that_it_cannot_take_have_a_reason(of, G, N, text):
     a, b = torch.zeros(8, 64).to(of), torch.zeros(1, N, 64).to(of).expand(G, -1, -1)
     assert text in str(cluster_fp8.why_not_cluster_fp8(a, b))
-
-
-# --- compiled without a GPU -------------------------------------------------------------------------------------------
-
-
-@needs_nvrtc
-@pytest.mark.parametrize("config", cluster_tiles.TILES, ids=str)
-def test_it_compiles_without_spills(config):
-    cubin, log = cuda_source.compile_with_log(
-        cluster_tiles.source("cluster.cu", config.columns),
-        cluster.named_constants(config, E4M3, nk=True, shared=False, offsets=torch.int32),
-        "sm_90a",
-    )
-    assert cubin.startswith(b"\x7fELF")
-    assert " 0 bytes stack frame, 0 bytes spill stores" in log
-    assert "wgmma" not in log  # ptxas warns if it serialises them
-    assert f"{cluster_tiles.STATIC_BYTES} bytes smem" in log
 
 
 # --- on a Hopper GPU --------------------------------------------------------------------------------------------------
