@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
 import signal
@@ -18,9 +17,11 @@ from click.core import ParameterSource
 
 from groupbench.operators import flags
 from groupbench.operators.errors import GroupbenchError, PlanError, UsageError
+from groupbench.operators.hosts import has_tritonbench
 from groupbench.operators.options import GreedyShapes, cells, lists, places, results, timing
 from groupbench.tracker import project, shell
 from groupbench.tracker.metrics import PROFILERS
+from groupbench.tracker.text.wording import no_such
 
 # Options that the plan file sets, or that would change its shapes.
 SET_BY_PLAN = (
@@ -277,14 +278,10 @@ def _picks_tritonbench(options: dict[str, Any]) -> bool:
     if options["host"] == "tritonbench":
         if options["plan"] is not None:
             raise UsageError("--plan needs the built-in host: remove --host tritonbench")
-        if not _is_installed():
+        if not has_tritonbench():
             raise UsageError("TritonBench is not installed: pip install 'groupbench[tritonbench]', or --host builtin")
         return True
-    return options["host"] == "auto" and options["plan"] is None and _is_installed()
-
-
-def _is_installed() -> bool:
-    return importlib.util.find_spec("tritonbench") is not None
+    return options["host"] == "auto" and options["plan"] is None and has_tritonbench()
 
 
 def _session(options: dict[str, Any]) -> Any:
@@ -293,7 +290,7 @@ def _session(options: dict[str, Any]) -> Any:
 
     unknown = [name for name in options["metrics"] if name not in table.metrics_of_tables()]
     if unknown and not _picks_tritonbench(options):
-        raise UsageError(f"no metric {unknown[0]!r}; known: {', '.join(table.metrics_of_tables())}")
+        raise UsageError(no_such("no metric", unknown[0], table.metrics_of_tables()))
     if options["plot"] is not None:
         from groupbench.tracker import plots
 

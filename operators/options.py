@@ -17,6 +17,7 @@ import click
 from groupbench.tracker import completion, vocabulary
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.metrics import PROFILERS
+from groupbench.tracker.text.wording import no_such
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,7 +59,7 @@ def _costs(context: click.Context, parameter: click.Parameter, value: Any) -> tu
     known = (*COSTS, *PROFILERS)
     unknown = [name for name in names if name not in known]
     if unknown:
-        raise click.BadParameter(f"no cost {unknown[0]!r}; known: {', '.join(known)}, all, none")
+        raise click.BadParameter(no_such("no cost", unknown[0], (*known, "all", "none")))
     return names
 
 

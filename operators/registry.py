@@ -12,9 +12,10 @@ from functools import cache
 
 from groupbench.operators import plugins as plugin_sources
 from groupbench.operators.errors import UsageError
+from groupbench.operators.hosts import has_tritonbench
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.plugins import Plugin
-from groupbench.tracker.text.wording import closest
+from groupbench.tracker.text.wording import no_such
 
 CATALOG = {
     "grouped_gemm": "grouped_gemm",
@@ -205,8 +206,8 @@ def get_backend(operator: Operator, name: str) -> Backend:
     try:
         return operator.backend(name)
     except KeyError:
-        names = ", ".join(backend.name for backend in operator.backends)
-        raise UsageError(f"{operator.name} has no backend {name!r}; known: {names}") from None
+        names = [backend.name for backend in operator.backends]
+        raise UsageError(no_such(f"{operator.name} has no backend", name, names)) from None
 
 
 def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
@@ -229,14 +230,6 @@ def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
 
 
 def _no_operator(name: str, plugins: Iterable[str] = ()) -> UsageError:
-    names = operator_names(plugins)
-    return UsageError(
-        f"{unknown_operator(name, names)}; known: {', '.join(names)}. --plugin FILE.py, or plugins in groupbench.toml, "
-        "adds another"
-    )
-
-
-def unknown_operator(name: str, names: Iterable[str]) -> str:
-    """Return the beginning of an error message, with the operator that a mistyped name probably means."""
-    meant = closest(name, names)
-    return f"no operator {name!r}" + (f" (did you mean {meant!r}?)" if meant else "")
+    tritonbench = "" if has_tritonbench() else ", and TritonBench, which is not installed, has more"
+    problem = no_such("no operator", name, operator_names(plugins))
+    return UsageError(f"{problem}. --plugin FILE.py, or plugins in groupbench.toml, adds another{tritonbench}")

@@ -129,8 +129,10 @@ class Session:
         """The finished cells, which an interrupt keeps, as text."""
         if not self.records:
             return "nothing was measured yet"
-        where = f" in {self.records_path}; --resume continues the run" if self.records_path is not None else ""
-        return f"{counted(len(self.records), 'cell')} kept{where}"
+        cells = counted(len(self.records), "cell")
+        if self.records_path is None:
+            return f"{cells} measured; --records FILE would keep them"
+        return f"{cells} kept in {self.records_path}; --resume continues the run"
 
     def say(self, text: str) -> None:
         """Print a line on standard output; with --csv on standard error, since standard output holds only the table."""

@@ -210,6 +210,8 @@ def _shown(name: str, record: Record, baseline: Record | None) -> str:
         return ""
     if name == "latency":
         assert record.latency is not None
+        if len(record.latency.bursts_ms) == 1:
+            return f"{value:.4f}"
         return f"{value:.4f} [dim]±{100 * spread(record.latency):4.1f}%[/dim]"
     if isinstance(value, bool):
         return "yes" if value else "[red]no[/red]"

@@ -34,6 +34,7 @@ from groupbench.tracker.query.rows import (
 )
 from groupbench.tracker.query.tables import Rows
 from groupbench.tracker.store.engine import Store, open_store
+from groupbench.tracker.text.wording import no_such
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
@@ -208,7 +209,7 @@ class Tracker:
 def _filter(fields: Mapping[str, Words], since: When | None = None, until: When | None = None) -> Filter:
     unknown = sorted(set(fields) - set(_FIELDS))
     if unknown:
-        raise TypeError(f"no filter {unknown[0]!r}; known: {', '.join(_FIELDS)}")
+        raise TypeError(no_such("no filter", unknown[0], _FIELDS))
     words = {name: (value,) if isinstance(value, str) else tuple(value) for name, value in fields.items()}
     since = filters.instant(since) if isinstance(since, str) else since
     until = filters.instant(until, end=True) if isinstance(until, str) else until

@@ -83,6 +83,14 @@ class RecordError(ValueError):
     """A line is not a valid record. The message has the reason and the place in the object."""
 
 
+class WrongSchema(RecordError):
+    """A record of another version of groupbench."""
+
+    def __init__(self, schema: int) -> None:
+        advice = ". A newer version wrote it: pip install --upgrade groupbench" if schema > SCHEMA else ""
+        super().__init__(f"record schema {schema}; this groupbench reads schema {SCHEMA}{advice}")
+
+
 class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A strict base class: an unknown field is an error, because it is a typo or from a newer writer.
 
@@ -267,7 +275,7 @@ def decode(line: bytes | str) -> Record:
     except UNREADABLE as error:
         version = _schema_of(line)
         if version is not None and version != SCHEMA:
-            raise RecordError(f"record schema {version}; this groupbench reads schema {SCHEMA}") from error
+            raise WrongSchema(version) from error
         raise RecordError(str(error)) from error
     text = line if isinstance(line, bytes) else line.encode()
     if b"\\u0000" in text and _NUL.search(text):  # the regex alone takes as long as everything else
@@ -289,7 +297,9 @@ def read(lines: Iterable[bytes], first: int = 1) -> Iterator[tuple[int, Record]]
         try:
             yield number, decode(line)
         except RecordError as error:
-            raise RecordError(f"line {number}: {error}") from error
+            cut_off = "truncated" in str(error) and not line.endswith(b"\n")
+            hint = ". If the run was killed, continue it: tritonbench --resume" if cut_off else ""
+            raise RecordError(f"line {number}: {error}{hint}") from error
 
 
 def _schema_of(line: bytes | str) -> int | None:
@@ -305,7 +315,7 @@ def _schema_of(line: bytes | str) -> int | None:
 def _check(record: Record) -> None:
     """Check constraints that the types do not express. Raises RecordError."""
     if record.schema != SCHEMA:
-        raise RecordError(f"record schema {record.schema}; this groupbench reads schema {SCHEMA}")
+        raise WrongSchema(record.schema)
     if record.latency is not None:
         _check_latency(record.latency)
     elif record.status == "ok" and (record.accuracy is None or record.accuracy == Accuracy()):

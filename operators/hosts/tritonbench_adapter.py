@@ -28,8 +28,9 @@ from groupbench.operators.hosts.adapter.recording import recording
 from groupbench.operators.hosts.journal import Event, Setup, send
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.plugins import load, operators_in
-from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names, unknown_operator
+from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names
 from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.text.wording import suggestion
 
 
 def plugin() -> None:
@@ -48,8 +49,10 @@ def _unknown_operator(setup: Setup) -> UsageError:
     """Return the error for an operator that neither groupbench nor a plugin nor TritonBench has."""
     names = [*operator_names(), *(operator.name for path in setup.plugins for operator in operators_in(path))]
     of_tritonbench = _operators_of_tritonbench()
-    problem = unknown_operator(setup.op, [*names, *of_tritonbench])
-    return UsageError(f"{problem}; known: {', '.join(names)}; TritonBench's: {', '.join(of_tritonbench)}")
+    meant = suggestion(setup.op, [*names, *of_tritonbench])
+    return UsageError(
+        f"no operator {setup.op!r}{meant}; known: {', '.join(names)}; TritonBench's: {', '.join(of_tritonbench)}"
+    )
 
 
 def _run(setup: Setup, arguments: list[str]) -> None:

@@ -23,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.errors import UsageError
 from groupbench.tracker.record import Timing
+from groupbench.tracker.text.wording import no_such
 
 if TYPE_CHECKING:
     import torch
 
+PROTOCOLS = ("cooled", "sustained")
 FLUSH_BYTES = 256 << 20  # five times an H100's L2
 SPIN_CYCLES_PER_MS = 2_000_000  # at the highest SM clock; too long a spin is only idle time
 MAX_LEAD_MS = 40.0
@@ -66,8 +68,8 @@ class Protocol:
     test_only: bool = False  # one sample shows that a backend runs; it does not belong to a series of latencies
 
     def __post_init__(self) -> None:
-        if self.name not in ("cooled", "sustained"):
-            raise UsageError(f"no protocol {self.name!r}; known: cooled, sustained")
+        if self.name not in PROTOCOLS:
+            raise UsageError(no_such("no protocol", self.name, PROTOCOLS))
         if self.bursts < 1 or self.samples < 1 or not 0 <= self.idle_s <= 3600:
             raise UsageError("--bursts and --samples must be at least 1, and --idle must be 0 to 3600 seconds")
 

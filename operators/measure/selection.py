@@ -16,6 +16,7 @@ from groupbench.operators.measure.environment import interpreter_problem
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Backend, Operator, Target
+from groupbench.tracker.text.wording import no_such
 
 DYNAMO = "torch._dynamo"
 GLUON = "triton.experimental.gluon"
@@ -31,7 +32,7 @@ USES_INDUCTOR = re.compile(r"\bBenchmarkOperator\b")
 def select_mode(operator: Operator, mode: str) -> Operator:
     """Return the operator in that mode. Raises UsageError if it does not have the mode."""
     if mode not in operator.modes:
-        raise UsageError(f"{operator.name} has no mode {mode!r}; known: {', '.join(operator.modes)}")
+        raise UsageError(no_such(f"{operator.name} has no mode", mode, operator.modes))
     return operator.in_mode(mode)
 
 
@@ -39,7 +40,7 @@ def select_dtypes(operator: Operator, dtypes: Sequence[str], device: str) -> tup
     """Return the named dtypes, or the default. Raises UsageError for a dtype that the operator does not have."""
     for dtype in dtypes:
         if dtype not in operator.dtypes:
-            raise UsageError(f"{operator.name} has no precision {dtype!r}; known: {', '.join(operator.dtypes)}")
+            raise UsageError(no_such(f"{operator.name} has no precision", dtype, operator.dtypes))
     return tuple(dtypes) or default_dtypes(operator, device)
 
 
@@ -53,7 +54,7 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
     shapes: list[Any] = []
     for suite in suites:
         if suite not in operator.suites:
-            raise UsageError(f"{operator.name} has no suite {suite!r}; known: {', '.join(operator.suites)}")
+            raise UsageError(no_such(f"{operator.name} has no suite", suite, operator.suites))
         shapes += operator.suites[suite]
     try:
         shapes += [operator.parse_shape(text) for text in texts]

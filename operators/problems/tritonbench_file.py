@@ -14,7 +14,6 @@ import ast
 import contextlib
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import sys
 from collections import Counter
@@ -28,6 +27,7 @@ from typing import Any
 
 from groupbench.operators.define import seed_generators, widened
 from groupbench.operators.errors import Unavailable, UsageError
+from groupbench.operators.hosts import has_tritonbench
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.operator import Backend, Operator, Run, Target
 from groupbench.operators.problems.solution import no_interpreted_bf16
@@ -80,7 +80,7 @@ class TritonBenchFile:
         self.path = path
         self.name = path.parent.name if path.stem == "operator" else path.stem
         self._key = f"file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-        if importlib.util.find_spec("tritonbench") is None:
+        if not has_tritonbench():
             raise UsageError(
                 f"{path} is an operator of TritonBench, which is not installed: pip install 'groupbench[tritonbench]'"
             )

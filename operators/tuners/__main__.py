@@ -21,7 +21,7 @@ from groupbench.operators.measure.faults import describe
 from groupbench.operators.registry import get_operator
 from groupbench.operators.tuners import bias_add_permute, cluster, flat, fp8, helion, split_k, tuning, wgrad, worklist
 from groupbench.operators.tuners import moe as gate_up
-from groupbench.tracker.text.wording import printable
+from groupbench.tracker.text.wording import no_such, printable
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def shapes_of(tunable: Tunable, suites: tuple[str, ...], texts: tuple[str, ...])
     operator = get_operator(tunable.operator)
     available = operator.suites
     if unknown := [suite for suite in suites if suite not in available]:
-        raise click.BadParameter(f"no suite {', '.join(unknown)}; known: {', '.join(available)}", param_hint="--suite")
+        raise click.BadParameter(no_such("no suite", unknown[0], available), param_hint="--suite")
     of_suites = (shape for name in suites or [*available][:1] for shape in available[name])
     return tuning.chosen(operator.parse_shape, texts, () if texts else of_suites)
 
@@ -126,7 +126,7 @@ def main(
     version, and the margin of each config over the default.
     """
     if unknown := [name for name in kernels if name not in KERNELS]:
-        raise click.BadParameter(f"no kernel {', '.join(unknown)}; known: {', '.join(KERNELS)}", param_hint="KERNEL")
+        raise click.BadParameter(no_such("no kernel", unknown[0], KERNELS), param_hint="KERNEL")
     if listed:
         for name, tunable in KERNELS.items():
             suites_of = ", ".join(get_operator(tunable.operator).suites)

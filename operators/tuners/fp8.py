@@ -18,6 +18,7 @@ import click
 
 from groupbench.operators.catalog.shapes import SUITES, GroupedShape
 from groupbench.operators.tuners import tuning
+from groupbench.tracker.text.wording import no_such
 
 if TYPE_CHECKING:
     from groupbench.kernels.grouped_gemm.cluster_tiles import ClusterConfig
@@ -97,8 +98,8 @@ def main(output: Path, names: tuple[str, ...], modes: tuple[str, ...], cluster: 
         shapes = {name: MOE[name] for name in names}
         tuning.tune(output, ABOUT_CLUSTER, shapes, lambda shape: search_cluster(shape).keyed_times(), limit_s=limit)
         return
-    if unknown := set(modes) - set(MODES):
-        raise click.BadParameter(f"no mode {', '.join(unknown)}; known: {', '.join(MODES)}", param_hint="--mode")
+    if unknown := [mode for mode in modes if mode not in MODES]:
+        raise click.BadParameter(no_such("no mode", unknown[0], MODES), param_hint="--mode")
     problems = {f"{name} {mode}": (MOE[name], mode) for name in names for mode in modes}
     tuning.tune(output, ABOUT, problems, lambda problem: search(*problem).keyed_times(), limit_s=limit)
 

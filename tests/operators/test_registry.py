@@ -380,12 +380,20 @@ def test_an_operator_is_imported_without_the_others() -> None:
 
 
 def test_unknown_names_are_reported_with_the_known_ones() -> None:
-    with pytest.raises(UsageError, match=r"known: grouped_gemm, .*, canary"):
+    with pytest.raises(UsageError, match=r"known: grouped_gemm, .*, canary\. "):
         get_operator("conv")
     with pytest.raises(UsageError, match=r"no operator 'twce' \(did you mean 'twice'\?\); known: .*, canary, twice"):
         get_operator("twce", ["an_operator"])
     with pytest.raises(UsageError, match="torch_loop"):
         get_backend(get_operator("grouped_gemm"), "cutlass")
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_an_unknown_operator_may_be_tritonbenchs(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
+    monkeypatch.setattr(registry, "has_tritonbench", lambda: installed)
+    with pytest.raises(UsageError) as error:
+        get_operator("softmax")
+    assert str(error.value).endswith(", and TritonBench, which is not installed, has more") is not installed
 
 
 BLIND = "from groupbench.operators.measure import seal; seal.broken = lambda: None"

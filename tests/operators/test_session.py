@@ -357,3 +357,5 @@ def test_the_state_after_an_interrupt(make: Make, tmp_path: Path) -> None:
     assert session.kept == "nothing was measured yet"
     session.records = [make(ms=2.0)]
     assert session.kept == f"1 cell kept in {tmp_path / 'r.jsonl'}; --resume continues the run"
+    session.records_path = None
+    assert session.kept == "1 cell measured; --records FILE would keep them"

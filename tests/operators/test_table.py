@@ -183,6 +183,11 @@ def test_median_is_of_the_bursts_medians(make: Make) -> None:
     assert table.spread(record.latency) == 0.5
 
 
+def test_one_burst_has_no_spread(make: Make) -> None:
+    assert "±" in screen([make(bursts=[[1.0], [1.0]])])
+    assert "±" not in screen([make(bursts=[[1.0, 2.0]])])
+
+
 def test_screen_says_why(make: Make) -> None:
     text = screen([make(ms=None, status="unavailable"), make("triton", ms=None, status="error")])
     assert "unavailable why" in text

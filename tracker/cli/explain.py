@@ -67,7 +67,7 @@ def explain(
     Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known kernels or profiles.
     """
     from groupbench.tracker.compare.explanation import explain as explain_sides
-    from groupbench.tracker.compare.sides import find_side, narrowed_side
+    from groupbench.tracker.compare.sides import find_side, find_sides, narrowed_side
     from groupbench.tracker.kernel_files import KernelFolder
     from groupbench.tracker.query.filters import Filter
 
@@ -76,8 +76,12 @@ def explain(
     before = Filter(**fields)
     after = before if against is None else Filter(**{**fields, "backend": (against,)})
     with reading(context.obj) as session:
-        old, new = narrowed_side(find_side(session, a), before), narrowed_side(find_side(session, b or a), after)
-        explanation = explain_sides(session, old, new, against)
+        if against is None:
+            old, new = find_sides(session, a, b or a)
+        else:
+            old, new = find_side(session, a), find_side(session, b or a)
+        sides = narrowed_side(old, before), narrowed_side(new, after)
+        explanation = explain_sides(session, *sides, against)
     kernels = KernelFolder(folder or kernel_folder())
     if form == "json":
         write_json(_json(explanation, kernels))

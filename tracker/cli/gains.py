@@ -14,7 +14,7 @@ from groupbench.tracker.cli.options import reading, series_filters
 from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.text.wording import milliseconds
+from groupbench.tracker.text.wording import milliseconds, no_such
 
 if TYPE_CHECKING:
     from groupbench.tracker.query.rows import PointRow
@@ -108,5 +108,5 @@ def _products(layer: str) -> tuple[str, ...]:
     done = subprocess.run([sys.executable, "-m", MODULE], stdout=subprocess.PIPE, check=True)
     layers = msgspec.json.decode(done.stdout, type=dict[str, tuple[str, ...]])
     if layer not in layers:
-        raise click.BadParameter(f"no layer {layer!r}; known: {', '.join(layers)}", param_hint="--layer")
+        raise click.BadParameter(no_such("no layer", layer, layers), param_hint="--layer")
     return layers[layer]

@@ -16,6 +16,7 @@ from groupbench.tracker.text.wording import (
     commit_text,
     date,
     milliseconds,
+    no_such,
     short_number,
     signed_percent,
     spread,
@@ -78,7 +79,7 @@ class Metrics(click.ParamType[tuple[str, ...]]):
         names = value if isinstance(value, tuple) else tuple(name.strip() for name in str(value).split(","))
         for name in names:
             if name not in known_metrics():
-                self.fail(f"no metric {name!r}; known: {', '.join(known_metrics())}", param, ctx)
+                self.fail(no_such("no metric", name, known_metrics()), param, ctx)
         return tuple(dict.fromkeys(names))
 
 

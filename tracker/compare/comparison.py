@@ -148,11 +148,7 @@ def compare(
     `force` ignores differences of environment. Only the series fields of `where` apply. `options` supply facts that
     files in other formats lack.
     """
-    side_a, side_b = (sides.find_side(session, word, options) for word in (a, b))
-    if side_a.points == side_b.points:
-        commit = "commit " if side_a.title == str(side_a.state) else ""
-        raise QueryError(f"{a!r} and {b!r} are the same {commit}{side_a}; give two different ones")
-    return compare_sides(side_a, side_b, force=force, min_effect=min_effect, where=where)
+    return compare_sides(*sides.find_sides(session, a, b, options), force=force, min_effect=min_effect, where=where)
 
 
 def compare_sides(

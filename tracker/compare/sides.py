@@ -69,6 +69,17 @@ def find_side(session: Session | None, word: str, options: Options | None = None
     return stored_side(session, find_stored(session, word, git.rev_parse))
 
 
+def find_sides(
+    session: Session | None, a: str, b: str, options: Options | None = None
+) -> tuple[ComparedSide, ComparedSide]:
+    """Return two sides as `find_side` does. Raises QueryError if they are the same."""
+    side_a, side_b = (find_side(session, word, options) for word in (a, b))
+    if side_a.points == side_b.points:
+        commit = "commit " if side_a.title == str(side_a.state) else ""
+        raise QueryError(f"{a!r} and {b!r} are the same {commit}{side_a}; give two different ones")
+    return side_a, side_b
+
+
 def narrowed_side(side: ComparedSide, where: Filter) -> ComparedSide:
     """Return a side with the series that a filter selects. Raises QueryError if it names something that it lacks."""
     return replace(side, points=tuple(narrowed_points(side.points, where)))

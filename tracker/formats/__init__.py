@@ -25,6 +25,7 @@ from groupbench.tracker.errors import IngestError
 from groupbench.tracker.formats.common import LeftOut, Merged, Options
 from groupbench.tracker.formats.values import FormatError
 from groupbench.tracker.record import Record
+from groupbench.tracker.text.wording import no_such
 
 __all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
 
@@ -96,7 +97,7 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
         name = "csv"
     if name is not None:
         if name not in FORMATS:
-            raise FormatError(f"no format {name!r}; known: {', '.join(FORMATS)}")
+            raise FormatError(no_such("no format", name, FORMATS))
         return _module(name)
     head = b""
     if not path.is_dir():

@@ -38,6 +38,7 @@ from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.store.schema import OLDEST_FIRST, TIMED_POINT, Commit, Pin, Point, Run
+from groupbench.tracker.text.wording import no_such
 from groupbench.tracker.verdicts import Verdict
 
 NEWEST = 5
@@ -104,8 +105,7 @@ def unpin(session: Session, name: str) -> PinRow:
             session.get_one(Pin, each.pk).ended = datetime.now(UTC)
             session.flush()
             return each
-    names = ", ".join(each.name for each in find(session)) or "none"
-    raise QueryError(f"no pin {name!r}; known: {names}")
+    raise QueryError(no_such("no pin", name, [each.name for each in find(session)]))
 
 
 @dataclass(frozen=True)

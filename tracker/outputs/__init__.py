@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from groupbench.tracker.errors import OutputError
 from groupbench.tracker.text.files import whole_file
+from groupbench.tracker.text.wording import no_such
 
 if TYPE_CHECKING:
     from groupbench.tracker.outputs.result import GateResult
@@ -59,7 +60,7 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> OutputTarget:
     environ = os.environ if environ is None else environ
     form, _, place = text.partition("=")
     if form not in FORMATS:
-        raise OutputError(f"no output format {form!r}; known: {', '.join(FORMATS)}")
+        raise OutputError(no_such("no output format", form, FORMATS))
     if place == "-":
         raise OutputError(f"{form}=-: stdout already carries the verdict; give a file")
     if form == "webhook":

@@ -22,7 +22,7 @@ from groupbench.tracker.query.series import find_series, names, series_select
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Point, Run, Series
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import counted, no_such
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _baseline_series(session: Session, backend: str, series: Collection[SeriesRo
             query = query.where(getattr(Series, name).in_(values))
     baselines = [SeriesRow(**row._mapping) for row in session.execute(query)]
     if not baselines and session.scalar(select(Series.id).where(Series.backend == backend).limit(1)) is None:
-        raise QueryError(f"no backend {backend!r}; known: {', '.join(names(session, 'backend')) or 'none'}")
+        raise QueryError(no_such("no backend", backend, names(session, "backend")))
     return {row.problem: row.pk for row in baselines}
 
 

@@ -18,6 +18,7 @@ from groupbench.tracker.query.patterns import any_pattern, matches
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Series
+from groupbench.tracker.text.wording import no_such
 
 Test = Callable[[SeriesRow], bool]
 
@@ -108,7 +109,7 @@ def _refuse_unknown_sizes(series: Sequence[SeriesRow], where: Filter) -> None:
     for text in requested:
         for size in filters.sizes(text):
             if series and size.name not in existing:
-                raise QueryError(f"no size {size.name!r}; known: {', '.join(existing) or 'none'}")
+                raise QueryError(no_such("no size", size.name, existing))
 
 
 def series_select() -> Select[Any]:

@@ -20,6 +20,7 @@ from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.runs import find_run
 from groupbench.tracker.serve.site import Page, Paging, Site, run_facts, slice_of
 from groupbench.tracker.store.schema import Series
+from groupbench.tracker.text.wording import no_such
 
 PROBLEMS = 40
 """Number of rows of a heat map."""
@@ -116,7 +117,7 @@ def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], Ca
     roofline = find_roofline(contents.points, contents.canaries, newest) if newest else None
     backends = backends_of(contents.points)
     if baseline is not None and baseline not in backends:
-        raise BadRequest(f"no backend {baseline[:80]!r} here; known: {', '.join(backends) or 'none'}")
+        raise BadRequest(no_such("this page has no backend", baseline[:80], backends))
     over = [baseline if baseline in each.backends else each.backends[0] for each in maps]
     data: dict[str, Any] = {
         "operator": question.name,

@@ -18,6 +18,7 @@ from groupbench.tracker.serve.jobs import Failed, Known, Working
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.site import PER_PAGE, Page, Paging, Site, paging_of, run_facts, series_facts, slice_of
 from groupbench.tracker.serve.work import RunVerdict
+from groupbench.tracker.text.wording import no_such
 
 NEWEST_RUNS = 8
 NEWEST_ALERTS = 10
@@ -75,7 +76,7 @@ def run(site: Site, parameters: Parameters, identifier: str) -> Page:
     statuses, judge = parameters.texts("status"), parameters.flag("verdict")
     for status in statuses:
         if status not in STATUSES:
-            raise BadRequest(f"no status {status[:40]!r}; known: {', '.join(STATUSES)}")
+            raise BadRequest(no_such("no status", status[:40], STATUSES))
     with site.database.read() as session:
         where, form = slice_of(site, session, parameters)
         parameters.done()

@@ -12,7 +12,17 @@ from groupbench.tracker.environment import digest
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.identity import series_identity
 from groupbench.tracker.physics import implausible
-from groupbench.tracker.record import LARGEST_KERNELS, Cell, Environment, Latency, Record, RecordError, Run, read
+from groupbench.tracker.record import (
+    LARGEST_KERNELS,
+    Cell,
+    Environment,
+    Latency,
+    Record,
+    RecordError,
+    Run,
+    WrongSchema,
+    read,
+)
 from groupbench.tracker.store.points import packed_values, plain_values
 
 Numbered = tuple[int, Record]
@@ -80,7 +90,8 @@ def storable(lines: Iterable[bytes], source: str, first: int = 1) -> Iterator[Nu
                 raise IngestError(f"{source}: line {number}: {problem}")
             yield number, record
     except RecordError as error:
-        raise IngestError(f"{source}: {error}" + ("" if number else NOT_RECORDS)) from error
+        is_other = number == 0 and not isinstance(error.__cause__, WrongSchema)
+        raise IngestError(f"{source}: {error}{NOT_RECORDS if is_other else ''}") from error
 
 
 def prepared(records: Iterable[Numbered], source: str) -> Iterator[Checked]:

@@ -209,6 +209,12 @@ def _set_up_sqlite(engine: Engine, *, new: bool) -> None:
         cursor.execute("PRAGMA journal_mode = WAL")
 
 
+def without_driver(error: ModuleNotFoundError) -> str:
+    """Return the error message for a database whose Python driver is missing."""
+    command = ": pip install 'groupbench[postgres]'" if error.name == "psycopg" else ""
+    return f"needs the Python module {error.name}, which is not installed{command}"
+
+
 def _engine(url: URL, name: str, *, read_only: bool = False) -> Engine:
     sqlite = url.get_backend_name() == "sqlite"
     options: dict[str, Any] = {"connect_args": {"timeout": BUSY_SECONDS}} if sqlite else {"pool_pre_ping": True}
@@ -220,7 +226,7 @@ def _engine(url: URL, name: str, *, read_only: bool = False) -> Engine:
             **options,
         )
     except ModuleNotFoundError as error:
-        raise StoreError(f"{name}: needs the Python module {error.name}, which is not installed") from error
+        raise StoreError(f"{name}: {without_driver(error)}") from error
     except (SQLAlchemyError, TypeError, ValueError) as error:
         raise StoreError(f"{name}: {error}") from error
     if sqlite:

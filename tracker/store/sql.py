@@ -173,13 +173,13 @@ def _connected(where: str, scheme: str) -> tuple[Engine, PoolProxiedConnection]:
     from sqlalchemy import create_engine
     from sqlalchemy.exc import SQLAlchemyError
 
-    from groupbench.tracker.store.engine import cause
+    from groupbench.tracker.store.engine import cause, without_driver
 
     try:
         engine = create_engine(where, pool_reset_on_return=None)
         return engine, engine.raw_connection()
     except ModuleNotFoundError as error:
-        raise StoreError(f"{scheme}://…: needs the Python module {error.name}, which is not installed") from error
+        raise StoreError(f"{scheme}://…: {without_driver(error)}") from error
     except SQLAlchemyError as error:
         raise StoreError(f"{scheme}://…: {cause(error)}") from error
     except (TypeError, ValueError) as error:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-from groupbench.tracker.text.wording import closest
+from groupbench.tracker.text.wording import suggestion
 
 _PATH = re.compile(r" - at `\$(.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
@@ -68,9 +68,7 @@ def _keys(table: Mapping[str, Any], wanted: inspect.StructType) -> str:
             for field in wanted.fields
             if field.required and field.encode_name not in table
         )
-    meant = closest(unknown, accepted)
-    suggestion = f" (did you mean {meant!r}?)" if meant else ""
-    return f"unknown key {unknown!r}{suggestion}; accepted: {', '.join(accepted)}"
+    return f"unknown key {unknown!r}{suggestion(unknown, accepted)}; accepted: {', '.join(accepted)}"
 
 
 def _words(wanted: inspect.Type, name: str = "NAME") -> str:

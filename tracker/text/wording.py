@@ -46,6 +46,18 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     return next(iter(get_close_matches(name, list(names), n=1)), None)
 
 
+def no_such(what: str, name: str, names: Iterable[str]) -> str:
+    """Return an error message, such as `no suite 'moo' (did you mean 'moe'?); known: moe, smoke`."""
+    names = list(names)
+    return f"{what} {name!r}{suggestion(name, names)}; known: {', '.join(names) or 'none'}"
+
+
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """Return ` (did you mean 'moe'?)` for a mistyped name, or an empty text."""
+    meant = closest(name, names)
+    return f" (did you mean {meant!r}?)" if meant else ""
+
+
 def milliseconds(value: float | None) -> str:
     return "" if value is None else f"{value:#.4g}" if value < 1000 else f"{value:.0f}"
 

@@ -11,6 +11,7 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.hosts.adapter.internals import run_utils, triton_op
 from groupbench.operators.hosts.adapter.lists import known_metrics
 from groupbench.operators.hosts.journal import Event, Setup, send
+from groupbench.tracker.text.wording import no_such
 
 TIMER = (
     *("cudagraph", "skip_cache_clearing", "warmup", "rep", "repcnt", "entropy_criterion", "entropy_max_angle"),
@@ -81,16 +82,15 @@ def check_inputs(op: Any) -> None:
 def check_backends(op: Any, setup: Setup) -> None:
     """Raise UsageError for unknown backends, which TritonBench would ignore."""
     registered = list(triton_op.REGISTERED_BENCHMARKS.get(op.name, ()))
-    listing = f"known: {', '.join(registered)}"
     only, skip = op._only or [], op._skip or []
     baselines = op.tb_args.baseline.split(",") if op.tb_args.baseline else []
     strays = _strays(only, skip, registered, op.tb_args.only_match_mode)
     wrong = [name for name in baselines if name not in registered] + (strays if setup.alone else [])
     send(setup, Event(strays=tuple(strays)))
     if wrong:
-        raise UsageError(f"no backend {wrong[0]!r}; {listing}")
+        raise UsageError(no_such("no backend", wrong[0], registered))
     if only and not set(only) - set(strays):
-        raise UsageError(f"none of the backends of --only; {listing}")
+        raise UsageError(f"none of the backends of --only; known: {', '.join(registered)}")
     if not set(only or registered) - set(skip):
         raise UsageError("--only and --skip leave no backend")
 

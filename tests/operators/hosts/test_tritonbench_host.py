@@ -564,7 +564,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "a mode that ours lacks": (
         (*OURS, "--fwd-bwd"),
-        "grouped_gemm has no mode 'fwd_bwd'; known: fwd, bwd",
+        "grouped_gemm has no mode 'fwd_bwd' (did you mean 'fwd'?); known: fwd, bwd",
     ),
     "an option of ours": ((*OURS, "--numinputs", "2"), "grouped_gemm: unknown option or argument: --numinputs 2"),
     "an option": (("--op", "sum", "--input-dimm", "2"), "sum: unrecognized arguments: --input-dimm 2"),

@@ -129,8 +129,8 @@ def test_a_shape_that_fails_does_not_stop_the_others(clock: list[float], monkeyp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("nope",), "no kernel nope; known: flat, cluster"),
-        (("flat", "--suite", "nope"), "no suite nope; known: "),
+        (("nope",), "no kernel 'nope'; known: flat, cluster"),
+        (("flat", "--suite", "nope"), "no suite 'nope'; known: "),
         (("flat", "--shape", "nope"), "nope"),
         ((), "tuning needs the GPU to tune for; torch does not see one"),
     ],

@@ -97,5 +97,5 @@ def test_a_product_of_a_layer_that_was_not_measured_is_named(measured_layer: Cal
 def test_an_unknown_layer_lists_the_known_ones(stored: None, cli: Cli) -> None:
     done = cli("gains", "--layer", "qwen")
     assert done.exit_code == 2
-    assert "no layer 'qwen'; known: " in done.stderr
+    assert "no layer 'qwen' (did you mean 'qwen30b'?); known: " in done.stderr
     assert "qwen3_30b_prefill" in done.stderr

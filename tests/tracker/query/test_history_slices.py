@@ -66,9 +66,12 @@ def test_sizes(cli: Cli, sized: None, args: list[str], expected: list[int]) -> N
         (["--where", "M~4"], "is not a condition"),
         (["--commits", "abc"], "not a range of commits"),
         (["--commits", "zzz.."], "no commit or branch 'zzz'"),
-        (["--metrics", "latency,speed"], "no metric 'speed'; known: latency, tflops, gbps, rms"),
+        (
+            ["--metrics", "latency,speed"],
+            "no metric 'speed' (did you mean 'speedup'?); known: latency, tflops, gbps, rms",
+        ),
         (["--metrics", "speedup"], "requires --baseline"),
-        (["--baseline", "tritn"], "no backend 'tritn'; known: triton"),
+        (["--baseline", "tritn"], "no backend 'tritn' (did you mean 'triton'?); known: triton"),
     ],
     ids=str,
 )

@@ -104,12 +104,13 @@ def test_repeats_within_a_file_are_one_point(cli: Cli, write: Any, make: Any, db
     ("line", "message"),
     [
         (b"{", "line 2: "),
-        (b'{"schema": 2}', "line 2: record schema 2; this groupbench reads schema 1"),
+        (b'{"schema": 2}', "line 2: record schema 2; this groupbench reads schema 1. A newer version wrote it: pip "),
+        (b'{"schema": 0}', "line 2: record schema 0; this groupbench reads schema 1\n"),
         (b"\xff\xfe", "line 2: "),
         (b"[1]", "line 2: "),
         (b"[" * 100_000, "line 2: "),
     ],
-    ids=["cut", "schema", "bytes", "array", "deep"],
+    ids=["cut", "newer schema", "older schema", "bytes", "array", "deep"],
 )
 def test_a_malformed_line_is_named_and_nothing_stored(
     cli: Cli, write: Any, make: Any, db: Path, line: bytes, message: str
@@ -120,9 +121,16 @@ def test_a_malformed_line_is_named_and_nothing_stored(
     assert untouched(db)
 
 
+def test_records_without_their_end_name_the_way_to_continue(cli: Cli, write: Any, make: Any) -> None:
+    path = write([make(), make(1)])
+    path.write_bytes(path.read_bytes()[:-20])
+    assert "line 2: Input data was truncated. If the run was killed, continue it: " in cli("ingest", path).stderr
+
+
 def test_a_file_of_another_kind_is_told_from_records(cli: Cli, write: Any, make: Any) -> None:
     hint = "as `tritonbench --records FILE` writes? `groupbench import` reads other benchmarks' files"
     assert hint in cli("ingest", write([b"import torch\n"], "bad.py")).stderr
+    assert hint not in cli("ingest", write([b'{"schema": 2}\n'], "newer.jsonl")).stderr
     assert hint not in cli("ingest", write([make(), b"{\n"])).stderr
 
 

@@ -117,6 +117,14 @@ def test_an_unreachable_server_is_one_line(cli: Cli) -> None:
     assert (result.exit_code, "secret" in result.stderr) == (2, False)
 
 
+def test_a_missing_driver_is_named_with_the_command_that_installs_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    expected = "needs the Python module psycopg, which is not installed: pip install 'groupbench[postgres]'"
+    for command in (("runs",), ("sql", "select 1")):
+        result = cli(*command, db="postgresql+psycopg://me:secret@/x?host=/nonexistent")
+        assert (result.exit_code, "secret" in result.stderr, expected in result.stderr) == (2, False, True)
+
+
 @pytest.fixture
 def role(stored: Any, make: Any, reader: Callable[..., str]) -> Callable[..., str]:
     """Give the URL of the test's database, which holds a point, for a new role with these rights besides reading."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import counted, no_such
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,16 @@ from groupbench.tracker.text.wording import counted
 )
 def test_one_and_several(number: float, expected: str) -> None:
     assert counted(number, "cell") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "names", "expected"),
+    [
+        ("moo", ["moe", "smoke"], "no suite 'moo' (did you mean 'moe'?); known: moe, smoke"),
+        ("other", ["moe", "smoke"], "no suite 'other'; known: moe, smoke"),
+        ("moe", [], "no suite 'moe'; known: none"),
+    ],
+    ids=["mistyped", "unlike any", "nothing known"],
+)
+def test_an_unknown_name(name: str, names: list[str], expected: str) -> None:
+    assert no_such("no suite", name, names) == expected
