@@ -47,8 +47,10 @@ groupbench_environment() {
         echo "groupbench: installing into .venv" >&2
         rm -rf .venv
         "$python" -m venv .venv && touch .venv/groupbench-unfinished || return 2
-        .venv/bin/python -m pip install --quiet --disable-pip-version-check -c ci/constraints.txt -e ".${extras:+[$extras]}" ||
-            return 2
+        .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile -c ci/constraints.txt \
+            -e ".${extras:+[$extras]}" || return 2
+        # On every core, where pip would use one. Some packages contain files that are not valid Python.
+        .venv/bin/python -m compileall -q -j 0 .venv/lib/python3*/site-packages >/dev/null 2>&1 || true
         touch ".venv/groupbench-$stamp"
     fi
     export PATH="$PWD/.venv/bin:$PATH"
