@@ -21,7 +21,7 @@ from groupbench.tracker.query import filters
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.lines import every_line
 from groupbench.tracker.query.points import by_series_and_time, points_of_run, points_of_state
-from groupbench.tracker.query.resolve import Lookup, ReadLine, find_run, resolve_commit, run_at
+from groupbench.tracker.query.resolve import Lookup, ReadLine, find_run, newest_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.record import Accuracy, Record
@@ -120,6 +120,8 @@ def find_stored(
         if not filters.looks_like_date(word):
             raise
         return _of_run(run_at(session, filters.instant(word, end=True)))
+    if not state.has_commit:  # earlier runs there may be of other code
+        return _of_run(newest_run(session, state))
     return StoredSide(str(state), state)
 
 

@@ -60,6 +60,12 @@ def run_at(session: Session, when: datetime) -> RunRow:
     return run_row(row)
 
 
+def newest_run(session: Session, state: State) -> RunRow:
+    """Return the newest run of a measured state."""
+    at_state = run_select().where(Commit.hash == state.commit, Run.dirty == state.dirty)
+    return run_row(session.execute(at_state.order_by(*NEWEST_FIRST).limit(1)).one())
+
+
 def resolve_commit(
     session: Session, text: str, lookup: Lookup | None = None, read_line: ReadLine = every_line
 ) -> State:

@@ -137,6 +137,14 @@ def test_identical_sides_are_not_compared(cli: Cli, stored: Stored, write: Any, 
     assert cli("compare", "nope.jsonl", "000").exit_code == 2
 
 
+def test_only_the_newest_run_without_a_commit_is_a_side(cli: Cli, stored: Stored, make: Any) -> None:
+    """Runs outside git may be of different code: pooled, they would hide a change."""
+    stored([make(n, commit="unknown", ms=1.0 + n) for n in (0, 1, 2)])
+    newest = compared(cli, f"@{make(1).run.started:%Y-%m-%dT%H:%M}", "latest")
+    assert newest["b"].startswith("run ") and newest["b"].endswith(" at unknown")
+    assert [row["ratio"] for row in newest["series"]] == [pytest.approx(1.5, rel=0.1)]
+
+
 def test_files_of_other_benchmarks(cli: Cli, tmp_path: Path) -> None:
     """Files need no commit or date, because their results are not stored."""
     before = Path(__file__).parents[1] / "data" / "tritonbench_grouped_gemm.json"
