@@ -24,7 +24,14 @@ from groupbench.operators.errors import UsageError, WorkerLost
 from groupbench.operators.measure import environment, machine_code, seal
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.cold import first_results
-from groupbench.operators.measure.live import Live, drawn, new_secret, settle
+from groupbench.operators.measure.further import (
+    describe_kernels,
+    find_costs,
+    find_profile,
+    find_routing,
+    wants_first_result,
+)
+from groupbench.operators.measure.live import Live, adopted, drawn, new_secret, settle
 from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.operators.operator import Operator, Target, runs_everywhere
@@ -257,9 +264,9 @@ def _batch_records(
     for cell in cells:
         cell.finish(secret)
         cell.repeat(bursts)
-        sound = cell.find_costs(workers.idle_w) and cell.find_routing()
+        sound = find_costs(cell, workers.idle_w) and find_routing(cell)
         workers.idle_w = cell.metrics.get("idle_w", workers.idle_w)
-        for problem in cell.find_profile():
+        for problem in find_profile(cell):
             progress.missed(f"{_name(cell.job)} has no profile. {problem}")
         record = _finished(cell, machine, run)
         progress.printed(record, cell.worker.printed)
@@ -274,17 +281,18 @@ def _load(cells: list[Live]) -> None:
         ready = [cell for cell in cells if cell.failure is None]
         for cell in ready:
             cell.started = time.monotonic()
-            cell.worker.send(Request(verb, cell.adopted if verb == "adopt" else None))
+            cell.worker.send(Request(verb, adopted(cell.job) if verb == "adopt" else None))
         for cell in ready:
             cell.take(cell.worker.receive())
 
 
 def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress: Progress) -> None:
     """Time the first results of new processes for the cells that want it, before anything is timed."""
-    wanting = [cell for cell in cells if cell.wants_first_result]
+    wanting = [cell for cell in cells if wants_first_result(cell)]
     if wanting:
         progress.describe(f"{_name(wanting[0].job)}: first results of new processes")
-    for cell, metrics in zip(wanting, first_results([c.adopted for c in wanting], timeout_s, room), strict=True):
+    results = first_results([adopted(cell.job) for cell in wanting], timeout_s, room)
+    for cell, metrics in zip(wanting, results, strict=True):
         cell.metrics |= metrics
 
 
@@ -306,7 +314,7 @@ def _finished(cell: Live, machine: Machine, run: Run) -> Record:
     prepared, failure = cell.prepared, cell.failure
     extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.started, 3)}
     if prepared is not None:
-        kernels = cell.describe_kernels()
+        kernels = describe_kernels(cell)
         metrics = machine_code.metrics_of(kernels) | cell.metrics
         if cell.launched is not None:
             metrics["kernels"] = float(len(cell.launched))

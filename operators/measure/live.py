@@ -17,20 +17,16 @@ from typing import Any
 import msgspec
 
 from groupbench.operators import registry
-from groupbench.operators.measure import machine_code, profiler, seal, witness
+from groupbench.operators.measure import seal, witness
 from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown, room_for
-from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.judge import At, Gauged, OutputJudgement, Possible
+from groupbench.operators.measure.judge import At, OutputJudgement
+from groupbench.operators.measure.judging import FIRST, HeldTo, Judging, held_to
 from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import ATTEMPTS, CPU_BURST_S, timing_of
+from groupbench.operators.measure.rest import Rest
 from groupbench.operators.measure.worker import Judge, Worker
-from groupbench.operators.registry import get_backend, get_operator
-from groupbench.tracker.metrics import PROFILERS
 from groupbench.tracker.record import Accuracy, Kernel
-
-FIRST = At()
-"""The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
 
 ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "restore": Restored}
 """The reply types of verbs, other than Done."""
@@ -39,15 +35,8 @@ LOOKS, LOOK_S = 3, 0.2
 """Number of timed calls of a burst that are judged, and the time of one judgement above which only one is. Half of the
 calls must lie to move a median."""
 
-SLACK, REROUTED_SLACK = 4.0, 10.0
-"""Limits for results on moved inputs and under another routing, in units of the tolerance. A result that was not
-computed is off by far more."""
-
-
-RESTLESS, BREAK_S = 4, 0.2
-"""A cell disturbs others if its processes were busy in so many more breaks between its bursts than they were idle in,
-and the length in s of a break that is made to find out. A single busy break proves nothing: a virtual machine that is
-stopped for a while charges the time to the process that it was running."""
+BREAK_S = 0.2
+"""Length in s of a break that is made to find out whether a cell disturbs others."""
 
 SETTLE_S, SETTLED_S = 5.0, 0.1
 """Longest time in s to wait before the first burst for processes that preparation has started, and that of a look."""
@@ -70,28 +59,12 @@ def drawn(bits: int) -> int:
     return int.from_bytes(_draw_bytes(-(-bits // 8)), "big") >> -bits % 8
 
 
-@dataclass(frozen=True)
-class HeldTo:
-    """The facts about a backend that the judge needs.
-
-    row   row of the tolerance table; None for that of its dtype
-    home  plugins that the judge imports to get the operator
-    """
-
-    row: str | None
-    home: tuple[str, ...]
-
-
-def held_to(job: Job) -> HeldTo:
-    """Return the facts that the backend declares. Imports the plugins, in this process.
-
-    The judge imports only the plugin that defines the operator, if any.
-    """
-    operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
-    home = getattr(registry, "home_of", None)  # a tree from before operators were plugins
-    return HeldTo(
-        get_backend(operator, job.backend).tolerance, home(job.operator, job.plugins) if home else job.plugins
-    )
+def adopted(job: Job) -> Job:
+    """Return a job with those plugins alone that its process has to import."""
+    needed = getattr(registry, "plugins_of", None)  # a tree from before it had any
+    if needed is None or not job.plugins:
+        return job
+    return replace(job, plugins=needed(job.operator, job.backend, job.plugins))
 
 
 @dataclass
@@ -111,36 +84,26 @@ class Live:
     launched: tuple[str, ...] | None = None  # kernels, copies and fills of one call, in order
     dynamic: bool | None = None  # whether the callable follows another routing; None where that was not tried
 
+    kernels: tuple[Kernel, ...] | None = None  # with the facts about their machine code, once they are analysed
+
     held_to: HeldTo | None = None
     inaccurate: str | None = None  # the fault in the output of the first calls, as text
 
     def __post_init__(self) -> None:
-        self.held_to = self.held_to or held_to(self.job)
-        self._row = self.held_to.row
         self.worker.begin_log()
-        self._judged_job = replace(self.job, plugins=self.held_to.home)
+        self.judging = Judging(self.job, self.worker, self.judge, self.held_to or held_to(self.job))
+        self.rest = Rest(self.worker, self.job.device)
         self._looks = LOOKS
         self.samples = self.job.protocol.samples
         self.output_bytes: int | None = None  # by the judge
         self._timing: str | None = None
-        self._kernels: tuple[Kernel, ...] | None = None
-        self._rested: tuple[float, float] | None = None  # by `_clocks`, at the end of the last burst
         self._doubted = False  # whether other work on the machine may be to blame for the problem
-        self._restless = 0  # breaks in which its processes were busy, less those in which they were idle
         self.copies: tuple[Copied, ...] = ()  # the backend's copies of inputs
 
     def learn(self, checked: Live | None) -> None:
         """Take the facts about the backend's callable that another of its processes has shown."""
         if checked is not None:
             self.copies, self.output_bytes, self._timing = checked.copies, checked.output_bytes, checked._timing
-
-    @property
-    def adopted(self) -> Job:
-        """Return the job with those plugins alone that its process has to import."""
-        needed = getattr(registry, "plugins_of", None)  # a tree from before it had any
-        if needed is None or not self.job.plugins:
-            return self.job
-        return replace(self.job, plugins=needed(self.job.operator, self.job.backend, self.job.plugins))
 
     @property
     def suspicious(self) -> bool:
@@ -155,6 +118,11 @@ class Live:
     @property
     def interpreted(self) -> bool:
         return self._timing == "interpreted"
+
+    @property
+    def sound(self) -> bool:
+        """Return whether the cell is right so far and its times have a meaning."""
+        return self.going and not self.interpreted and self.problem is None
 
     def ask(self, verb: str, *arguments: Any) -> Any:
         """Return the reply of the verb's type, or a Failure, which is also stored."""
@@ -200,9 +168,9 @@ class Live:
 
         chosen  seed for the choice of calls; None to check none
         """
-        if (disturbed := self._rescheduled()) is not None:
+        if (disturbed := self.judging.rescheduled()) is not None:
             return self.take(disturbed)
-        fault = self._restless_break()
+        fault = self.rest.end()
         timed = self._timed(secret)
         if isinstance(timed, Failure):
             return timed
@@ -211,21 +179,21 @@ class Live:
         fault = fault or burst.problem or witness.too_long(burst.samples_ms, 1e-3 * timed.wall_ms)
         if fault is None and self.problem is None and chosen is not None:
             fault = self._look(secret, burst, _draw(chosen, len(burst.steps), self._looks))
-        fault = fault or self._incomplete(burst, self.samples, self.job.protocol.samples)
+        fault = fault or _incomplete(self, burst, self.samples, self.job.protocol.samples)
         self._blame(fault)
         self._forget()
-        self._rested = self._clocks()
+        self.rest.begin()
         return self.failure or burst
 
     def _timed(self, secret: int, calls: int | None = None) -> witness.Timed | Failure:
         """Measure a burst by this process's clocks. Returns a Failure if it names steps that no call can have."""
-        begun_s, spent_s = self._clocks()
+        begun_s, spent_s = self.rest.clocks()
         thread_s = self.worker.thread_s()
         burst = self.ask("burst", secret, calls)
         if not isinstance(burst, Burst):
             failure: Failure = burst
             return failure
-        over_s, spent_by_then_s = self._clocks()
+        over_s, spent_by_then_s = self.rest.clocks()
         wall_ms, processor_ms = 1e3 * (over_s - begun_s), 1e3 * (spent_by_then_s - spent_s)
         thread_by_then_s = self.worker.thread_s()
         run_ms, queued_ms = 0.0, wall_ms  # if unknown, only the processor time is checked
@@ -238,75 +206,17 @@ class Live:
             return self.take(Failure("error", "its answer to burst names a timed call that it was not asked for"))
         return witness.Timed(burst, wall_ms, processor_ms, run_ms, queued_ms)
 
-    def _incomplete(self, burst: Burst, calls: int, most: int) -> str | None:
-        """Return how many of the calls or outputs of a burst are missing, or None.
-
-        If a backend could choose the calls that are kept, it would choose those that are judged.
-
-        calls  number of timed calls that were asked for
-        most   number of outputs that are kept at most
-        """
-        timed, kept, device = len(burst.samples_ms), len(burst.steps), self.job.device
-        due = 1 if self.interpreted else calls
-        over = device == "cpu" and sum(burst.samples_ms) >= 1e3 * CPU_BURST_S
-        if timed != due and not (over and timed < due):
-            return f"implausible: {timed} times are reported for {due} calls"
-        if self.output_bytes is None:
-            return None
-        room = room_for(self.output_bytes, most, device)
-        least = min(room, timed)
-        # A GPU's late calls are made again, and their outputs are kept too.
-        if not least <= kept <= (room if device == "cuda" else least):
-            return f"the outputs of {kept} timed calls were kept, and not of {least}"
-        return None
-
-    def _clocks(self) -> tuple[float, float]:
-        """Return the time, and the processor time that the cell's processes have used so far, in s."""
-        return witness.now(), self.worker.processor_s()
-
-    def _rescheduled(self) -> Failure | None:
-        """Return a Failure if the system schedules the cell's process unlike the judge's, which started like it.
-
-        Either the backend has changed that, or that of another cell has slowed this one down.
-        """
-        ours, usual = self.worker.scheduling(), self.judge().scheduling()
-        if ours is None or usual is None or ours == usual:
-            return None
-        return Failure("error", f"not comparable: its process was rescheduled, to {ours} instead of {usual}")
-
-    def _restless_break(self) -> str | None:
-        """Return why the cell disturbs the measurement of others, or None. Counts the break since its last burst.
-
-        Its processes must be idle between its bursts, when other backends are measured.
-        """
-        if self._rested is None:
-            return None
-        fault = self._busy_since(self._rested)
-        self._restless = max(0, self._restless + (1 if fault else -1))
-        return fault if self._restless >= RESTLESS else None
-
-    def _busy_since(self, before: tuple[float, float]) -> str | None:
-        """Return why the cell's processes disturb others, if they have been busy since `_clocks` showed `before`."""
-        (now_s, spent_s), (since_s, spent_before_s) = self._clocks(), before
-        one_thread = self.job.device == "cuda" or os.environ.get("OMP_NUM_THREADS") == "1"
-        threads = 1 if one_thread else len(os.sched_getaffinity(0))
-        return witness.restless(now_s - since_s, spent_s - spent_before_s, threads)
-
     def _intruding(self) -> str | None:
         """Return why the cell disturbs the measurement of others, or None. Makes further breaks if some were busy."""
-        fault = self._restless_break()
-        while 0 < self._restless < RESTLESS and self.failure is None:
+        fault = self.rest.end()
+        while self.rest.undecided and self.failure is None:
             if isinstance(self._timed(new_secret()), Failure):
                 return None
             self._forget()
-            self._rested = self._clocks()
+            self.rest.begin()
             witness.rest(BREAK_S)
-            fault = self._restless_break()
+            fault = self.rest.end()
         return fault
-
-    def disturb(self) -> None:
-        """Let the cell's processes work between two bursts, because they are asked for something else."""
-        self._rested = None
 
     def audit(self) -> str | Failure | None:
         """Return why the times of the bursts are implausible by this process's clocks, or None. Only on a CPU."""
@@ -320,13 +230,13 @@ class Live:
                 return timed
             burst = timed.burst
             fault = burst.problem or self._look(secret, burst, _draw(secret, len(burst.steps), 1))
-            return self.failure or fault or self._incomplete(burst, calls, calls) or timed
+            return self.failure or fault or _incomplete(self, burst, calls, calls) or timed
 
         def pace(calls: int) -> Any:
             arguments = (new_secret(), calls, self.copies, self.worker.last_processor())
-            return self._ask_judge(Request("pace", arguments=arguments))
+            return self.judging.ask(Request("pace", arguments=arguments))
 
-        return witness.audit(ask, pace, median_ms(self.bursts), self._gauge)
+        return witness.audit(ask, pace, median_ms(self.bursts), self.judging.gauge)
 
     def _look(self, secret: int, burst: Burst, numbers: Sequence[int]) -> str | None:
         """Have some of the outputs that a burst kept checked. Returns the fault of the first wrong one, or None."""
@@ -352,7 +262,7 @@ class Live:
         if self.job.plugins and (name := seal.broken()) is not None:
             self.problem = f"a plugin replaced {name} in the process that times it"
             return
-        if (disturbed := self._rescheduled()) is not None:
+        if (disturbed := self.judging.rescheduled()) is not None:
             self.failure = disturbed
             return
         self._blame(self._intruding())
@@ -388,8 +298,7 @@ class Live:
             if self._doubted:
                 self.problem, self._doubted = None, False
             self.failure = None
-            self._restless = 0
-            self.disturb()
+            self.rest.forget()
             self.bursts.clear()
             for _ in range(bursts):
                 if self.going:
@@ -414,118 +323,52 @@ class Live:
 
         if isinstance(moved := self.ask("move", secret), Failure):
             return moved
-        fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self._gauge)
+        fault = witness.watch(calls, median_ms(self.bursts), self.prepared.enqueue_ms, self.judging.gauge)
         if fault is not None:
             return fault
         if len(replies[-1].sums) != 1:
             return Failure("error", "its answer to witness names no output")
         return self._look(secret, Burst((), None, (len(replies),), replies[-1].sums), [0])
 
-    def _gauge(self) -> float | Failure:
-        """Return how many times as long known work takes on the device, by the process that judges."""
-        gauged = self._ask_judge(Request("gauge"))
-        return gauged.stretch if isinstance(gauged, Gauged) else gauged
-
-    def find_costs(self, idle_w: float | None = None) -> bool:
-        """Measure the costs of a call besides its latency. Returns False if the process is unusable afterwards.
-
-        idle_w  power of the GPU at rest; None if it is not known, and is measured before the energy
-
-        The cell does not fail if a cost cannot be measured, since its latency and accuracy are known by now. While the
-        process measures, this one analyses the kernels.
-        """
-        wanted = tuple(name for name in self.job.costs if name not in (COLD, *PROFILERS))
-        if not wanted or not self.going or self.interpreted or self.problem is not None or not self.bursts:
-            return True
-        further = (IDLE,) if ENERGY in wanted and idle_w is None else ()
-        self.worker.send(Request("costs", arguments=((*wanted, *further), median_ms(self.bursts))))
-        self.describe_kernels()
-        reply = self.worker.receive()
-        if isinstance(reply, Costs):
-            self.metrics |= reply.metrics
-            if idle_w is not None and "energy_j" in self.metrics:
-                self.metrics["idle_w"] = idle_w
-            self.launched = reply.launched
-            self._lower_enqueue(reply.enqueue_ms)
-        return not isinstance(reply, Failure)
-
-    def describe_kernels(self) -> tuple[Kernel, ...]:
-        """Return the kernels with the facts about their machine code, whose analysis takes up to a second."""
-        if self._kernels is None and self.prepared is not None:
-            self._kernels = machine_code.described(self.prepared.kernels, self.prepared.code)
-        return self._kernels or ()
-
-    def _lower_enqueue(self, enqueue_ms: float | None) -> None:
-        """Take the lower of the times of the host before and after the bursts."""
-        assert self.prepared is not None
-        if enqueue_ms is not None and self.prepared.enqueue_ms is not None and enqueue_ms < self.prepared.enqueue_ms:
-            self.prepared = msgspec.structs.replace(self.prepared, enqueue_ms=enqueue_ms)
-
-    @property
-    def wants_first_result(self) -> bool:
-        """Return whether the first result of a new process is to be timed."""
-        return COLD in self.job.costs and self.going and not self.interpreted and self.problem is None
-
-    def find_profile(self) -> list[str]:
-        """Profile a call by the tools among the costs. Returns why one could not, for each that could not."""
-        problems: list[str] = []
-        if not self.going or self.interpreted or self.problem is not None:
-            return problems
-        for tool in (name for name in self.job.costs if name in PROFILERS):
-            try:
-                self.metrics |= profiler.profile(self.job, tool, self.worker.timeout_s)
-            except profiler.ProfileError as error:
-                problems.append(f"{tool}: {error}")
-        return problems
-
-    def find_routing(self) -> bool:
-        """Return whether the callable follows another routing in the same buffers; False if its routing is fixed.
-
-        This is the last request to its process, since a fixed routing that does not fit may crash it. A crash also
-        returns False and does not make the cell fail.
-        """
-        if not self.going or self.interpreted or self.problem is not None:
-            return True
-        seed, secret = drawn(31), new_secret()
-        possible = self._ask_judge(Request("can_reroute", arguments=(seed,)))
-        if not isinstance(possible, Possible) or not possible.possible:
-            return True
-        shown = self.worker.ask(Request("reroute", arguments=(seed, secret)))
-        self.dynamic = False
-        if not isinstance(shown, Shown):
-            return False
-        judged = self._ask_judge(self._comparison(shown.sent, At(secret, 0, seed)))
-        self.dynamic = isinstance(judged, OutputJudgement) and judged.problem is None
-        return True
-
     def _judged(self, sent: Sent, at: At, named: int | None = None) -> OutputJudgement | None:
         """Return the judge's verdict on an output; None if it cannot judge it, which fails the cell.
 
         named  the sum that was named for the output with its burst
         """
-        reply = self._ask_judge(self._comparison(sent, at, named))
+        reply = self.judging.compare(sent, at, named)
         if isinstance(reply, OutputJudgement):
             self.output_bytes = reply.size
             return reply
         self.failure = reply
         return None
 
-    def _comparison(self, sent: Sent, at: At, named: int | None = None) -> Request:
-        # The inputs of a record's accuracy are the same every night. Those of other calls are drawn, and a result that
-        # is close to a tolerance would be beyond it now and then.
-        slack = 1.0 if at == FIRST else SLACK if at.rerouted is None else REROUTED_SLACK
-        arguments = (sent, self.worker.path, at, self._row, self.job.rtol, self.job.atol, slack, named)
-        return Request("compare", arguments=arguments)
-
-    def _ask_judge(self, request: Request) -> Any:
-        judge = self.judge()
-        loaded = judge.ask(Request("load", arguments=(self._judged_job,)))
-        return loaded if isinstance(loaded, Failure) else judge.ask(request)
-
     def _forget(self) -> None:
         """Free the GPU memory of outputs that were shown."""
         if self.failure is None and self.job.device == "cuda":
             self.ask("forget")
+
+
+def _incomplete(cell: Live, burst: Burst, calls: int, most: int) -> str | None:
+    """Return how many of the calls or outputs of a burst are missing, or None.
+
+    If a backend could choose the calls that are kept, it would choose those that are judged.
+
+    calls  number of timed calls that were asked for
+    most   number of outputs that are kept at most
+    """
+    timed, kept, device = len(burst.samples_ms), len(burst.steps), cell.job.device
+    due = 1 if cell.interpreted else calls
+    over = device == "cpu" and sum(burst.samples_ms) >= 1e3 * CPU_BURST_S
+    if timed != due and not (over and timed < due):
+        return f"implausible: {timed} times are reported for {due} calls"
+    if cell.output_bytes is None:
+        return None
+    room = room_for(cell.output_bytes, most, device)
+    least = min(room, timed)
+    # A GPU's late calls are made again, and their outputs are kept too.
+    if not least <= kept <= (room if device == "cuda" else least):
+        return f"the outputs of {kept} timed calls were kept, and not of {least}"
+    return None
 
 
 def settle(cells: Sequence[Live]) -> None:
@@ -537,9 +380,9 @@ def settle(cells: Sequence[Live]) -> None:
     working = [cell for cell in cells if cell.failure is None and cell.worker.has_started_others()]
     end_s = witness.now() + SETTLE_S
     while working and witness.now() < end_s:
-        clocks = [cell._clocks() for cell in working]
+        clocks = [cell.rest.clocks() for cell in working]
         witness.rest(SETTLED_S)
-        working = [cell for cell, before in zip(working, clocks, strict=True) if cell._busy_since(before)]
+        working = [cell for cell, before in zip(working, clocks, strict=True) if cell.rest.busy_since(before)]
 
 
 def _draw(seed: int, among: int, most: int) -> list[int]:

@@ -43,7 +43,9 @@ from groupbench.operators.errors import GroupbenchError, UsageError, WorkerLost
 from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
-from groupbench.operators.measure.live import ACCUSED, HeldTo, Live, drawn, held_to, new_secret, settle
+from groupbench.operators.measure.further import describe_kernels, find_routing
+from groupbench.operators.measure.judging import HeldTo, held_to
+from groupbench.operators.measure.live import ACCUSED, Live, drawn, new_secret, settle
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.witness import Implausible
@@ -140,7 +142,7 @@ class AbServer:
             live.burst(new_secret(), drawn(31))
             live.finish(new_secret())
             live.repeat(1)
-        if not live.find_routing():
+        if not find_routing(live):
             _end(self._checker)
             self._checker = None
         elif live.failure is None:
@@ -160,7 +162,7 @@ class AbServer:
             "suspicious": live.suspicious,
             "dynamic": live.dynamic,
             "prepare_ms": live.prepared.prepare_ms,
-            "kernels": msgspec.to_builtins(live.describe_kernels()),
+            "kernels": msgspec.to_builtins(describe_kernels(live)),
         }
 
     def adopt(self, seed: int, samples: int, fresh: bool = False) -> str | Failure:
@@ -186,7 +188,7 @@ class AbServer:
             self._live.learn(self._checked)
             self._owed = MOST_OWED
         self._live.samples = samples
-        self._live.disturb()
+        self._live.rest.disturb()
         return "reloaded"
 
     def burst(self) -> list[float] | Failure:
@@ -209,7 +211,7 @@ class AbServer:
             fault = audits[-1]
             self._audited = self._audited or fault is None
             self._owed = 0 if audits == [None] else max(self._owed - 1, 0)
-            live.disturb()
+            live.rest.disturb()
         # A Failure is that of a busy machine, which the comparison copes with, or of a process that the next one names.
         if self._is_right and isinstance(fault, str):
             return Failure("wrong", str(fault))

@@ -9,7 +9,9 @@ import pytest
 from groupbench.operators.measure import live, witness
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared
 from groupbench.operators.measure.exchange import Sent
-from groupbench.operators.measure.live import REPEATS, RESTLESS, SETTLE_S, SETTLED_S, HeldTo, Live, settle
+from groupbench.operators.measure.judging import HeldTo
+from groupbench.operators.measure.live import REPEATS, SETTLE_S, SETTLED_S, Live, settle
+from groupbench.operators.measure.rest import RESTLESS
 
 PREPARED = Prepared("cpu", 1.0, None, (), Sent("tensor", ()), True, None)
 STALL = witness.Implausible("implausible: a call uses 2 ms of processor time")
@@ -54,7 +56,7 @@ def test_a_cell_that_is_busy_in_most_breaks_is_accused(
 ) -> None:
     process = Process(*spent_s)
     cell = _cell(process)
-    monkeypatch.setattr(cell, "_clocks", lambda: (clock[0], process.used_s))
+    monkeypatch.setattr(cell.rest, "clocks", lambda: (clock[0], process.used_s))
     monkeypatch.setattr(cell, "_timed", lambda secret: None)
 
     def rest(seconds: float) -> None:
@@ -62,11 +64,11 @@ def test_a_cell_that_is_busy_in_most_breaks_is_accused(
         process.rest()
 
     monkeypatch.setattr(witness, "rest", rest)
-    cell._rested = cell._clocks()
+    cell.rest.begin()
     rest(1.0)
     fault = cell._intruding()
     assert (fault is not None) == caught, fault
-    assert cell._restless == (RESTLESS if caught else 0)
+    assert cell.rest._balance == (RESTLESS if caught else 0)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +87,7 @@ def test_processes_that_preparation_started_are_waited_for(
     process, idle = Process(*spent_s), Process(0.0)
     process.others, idle.others = others, False
     cell = _cell(process)
-    monkeypatch.setattr(cell, "_clocks", lambda: (clock[0], process.used_s))
+    monkeypatch.setattr(cell.rest, "clocks", lambda: (clock[0], process.used_s))
 
     def rest(seconds: float) -> None:
         clock[0] += seconds
@@ -94,7 +96,7 @@ def test_processes_that_preparation_started_are_waited_for(
     monkeypatch.setattr(witness, "rest", rest)
     settle([cell, _cell(idle)])
     assert clock[0] == pytest.approx(looks * SETTLED_S, abs=SETTLED_S)
-    assert cell._restless == 0, "it is not accused"
+    assert cell.rest._balance == 0, "it is not accused"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 
 from groupbench.operators.measure import side
 from groupbench.operators.measure.cell import Burst, Failure
-from groupbench.operators.measure.live import held_to
+from groupbench.operators.measure.judging import held_to
 from groupbench.operators.measure.witness import Implausible
 
 STALL = Implausible("implausible: a call uses 2 ms of processor time")

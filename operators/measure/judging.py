@@ -1,0 +1,86 @@
+"""Ask the judging process about one cell: whether its outputs are right, and how fast the device is now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from groupbench.operators import registry
+from groupbench.operators.measure.cell import Failure, Job, Request
+from groupbench.operators.measure.exchange import Sent
+from groupbench.operators.measure.judge import At, Gauged, OutputJudgement
+from groupbench.operators.measure.worker import Judge, Worker
+from groupbench.operators.registry import get_backend, get_operator
+
+FIRST = At()
+"""The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
+
+SLACK, REROUTED_SLACK = 4.0, 10.0
+"""Limits for results on moved inputs and under another routing, in units of the tolerance. A result that was not
+computed is off by far more."""
+
+
+@dataclass(frozen=True)
+class HeldTo:
+    """The facts about a backend that the judge needs.
+
+    row   row of the tolerance table; None for that of its dtype
+    home  plugins that the judge imports to get the operator
+    """
+
+    row: str | None
+    home: tuple[str, ...]
+
+
+def held_to(job: Job) -> HeldTo:
+    """Return the facts that the backend declares. Imports the plugins, in this process.
+
+    The judge imports only the plugin that defines the operator, if any.
+    """
+    operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
+    home = getattr(registry, "home_of", None)  # a tree from before operators were plugins
+    return HeldTo(
+        get_backend(operator, job.backend).tolerance, home(job.operator, job.plugins) if home else job.plugins
+    )
+
+
+class Judging:
+    """Questions about a cell. `judge` returns the judging process, restarted if it has died."""
+
+    def __init__(self, job: Job, worker: Worker, judge: Callable[[], Judge], facts: HeldTo) -> None:
+        self._job, self._worker, self._judge, self._row = job, worker, judge, facts.row
+        self._judged_job = replace(job, plugins=facts.home)
+
+    def ask(self, request: Request) -> Any:
+        """Return the judge's answer, or a Failure."""
+        judge = self._judge()
+        loaded = judge.ask(Request("load", arguments=(self._judged_job,)))
+        return loaded if isinstance(loaded, Failure) else judge.ask(request)
+
+    def compare(self, sent: Sent, at: At, named: int | None = None) -> OutputJudgement | Failure:
+        """Return the verdict on an output.
+
+        named  the sum that was named for the output with its burst
+        """
+        # The inputs of a record's accuracy are the same every night. Those of other calls are drawn, and a result that
+        # is close to a tolerance would be beyond it now and then.
+        slack = 1.0 if at == FIRST else SLACK if at.rerouted is None else REROUTED_SLACK
+        arguments = (sent, self._worker.path, at, self._row, self._job.rtol, self._job.atol, slack, named)
+        judged: OutputJudgement | Failure = self.ask(Request("compare", arguments=arguments))
+        return judged
+
+    def gauge(self) -> float | Failure:
+        """Return how many times as long known work takes on the device, by the process that judges."""
+        gauged = self.ask(Request("gauge"))
+        return gauged.stretch if isinstance(gauged, Gauged) else gauged
+
+    def rescheduled(self) -> Failure | None:
+        """Return a Failure if the system schedules the cell's process unlike the judge's, which started like it.
+
+        Either the backend has changed that, or that of another cell has slowed this one down.
+        """
+        ours, usual = self._worker.scheduling(), self._judge().scheduling()
+        if ours is None or usual is None or ours == usual:
+            return None
+        return Failure("error", f"not comparable: its process was rescheduled, to {ours} instead of {usual}")
