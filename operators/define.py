@@ -21,53 +21,27 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.measure.arrays import elements, is_numpy, is_tensor, memory_of, numpy_of, tensor_of
 from groupbench.operators.measure.given import named_arrays
+from groupbench.operators.named_sizes import NamedSizes, Shape, Sizes
 from groupbench.operators.operator import Backend, Operator, Run, Target
-from groupbench.operators.sizes import whole, within
 from groupbench.operators.tolerances import Tolerance
 
 F = TypeVar("F", bound=Callable[..., Any])
-Size: TypeAlias = int | float | str
-"""One size of a shape; a bool is an int."""
-Shape: TypeAlias = str | Mapping[str, Size]
-"""A shape as users write it: `M=8,N=100`, or a mapping of the sizes."""
-
 CONTEXT = ("dtype", "device", "seed")
 """Parameters of the function that makes inputs, other than sizes."""
 
-LARGEST = 2**62
 WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 """The dtype in which the reference gets its inputs; fp32 for all others, including fp8."""
 
-ALL_DEFAULTS = "default"
-"""Text of a shape in which every size has its default."""
-
 INTEGERS = ("int8", "int32", "int64", "bool")
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """One shape: its canonical text, and all sizes by name, including those with their default value."""
-
-    text: str
-    values: tuple[tuple[str, Size], ...]
-
-    @property
-    def dims(self) -> dict[str, int]:
-        return {name: int(value) for name, value in self.values if isinstance(value, int)}
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class Definition:
@@ -84,12 +58,12 @@ class Definition:
         self._make, self.name, self.dtypes, self._facts = make, name, dtypes, facts
         parameters = inspect.signature(make).parameters
         self._context = [word for word in CONTEXT if word in parameters]
-        self._sizes = {word: parameter for word, parameter in parameters.items() if word not in CONTEXT}
+        self.sizes = NamedSizes(name, {word: each for word, each in parameters.items() if word not in CONTEXT})
         self._reference: Callable[..., Any] | None = None
         self._backends: dict[str, Backend] = {}
         self._baseline = ""
         self._bytes: dict[tuple[str, str], int] = {}
-        self.suites = {suite: tuple(map(self._shape, some)) for suite, some in shapes.items()}
+        self.suites = {suite: tuple(map(self.sizes.shape, some)) for suite, some in shapes.items()}
 
     def __repr__(self) -> str:
         return f"<operator {self.name}>"
@@ -152,14 +126,14 @@ class Definition:
             backends=tuple(self._backends.values()),
             baseline=self._baseline,
             suites=self.suites,
-            parse_shape=self.parse_shape,
+            parse_shape=self.sizes.parse,
             make_inputs=self.make_inputs,
             reference=self._exact,
             flops=self._flops,
             min_bytes=self._least_bytes,
             returns=self.returns,
             dtypes=self.dtypes,
-            shapes_help=self.shapes_help,
+            shapes_help=self.sizes.help,
             output_dtype=lambda dtype: facts["output"] or dtype,
             decode=self._decode if facts["output"] in INTEGERS else None,
             moves=facts["moves"],
@@ -171,71 +145,6 @@ class Definition:
     def returns(self) -> str:
         about = (inspect.getdoc(self._reference) or "").partition("\n")[0] if self._reference else ""
         return about or f"the output of {getattr(self._reference, '__name__', 'its reference')}"
-
-    # --- shapes ---
-
-    @property
-    def shapes_help(self) -> str:
-        """The form of a shape's text; optional sizes are in parentheses."""
-        parts = [
-            f"{name}=.." if parameter.default is parameter.empty else f"({name}={_text(parameter.default)})"
-            for name, parameter in self._sizes.items()
-        ]
-        return ",".join(parts)
-
-    def parse_shape(self, text: str) -> Sizes:
-        """Parse a shape such as `M=8,N=100`, or `8,100` in the order of the parameters. Raises ValueError."""
-        try:
-            parts = [part.strip() for part in text.split(",")]
-            if text.strip() == ALL_DEFAULTS:
-                pairs = []
-            elif "=" in text:
-                pairs = [part.partition("=")[::2] for part in parts]
-            else:
-                pairs = list(zip(self._sizes, parts, strict=False))
-                if len(parts) > len(pairs):
-                    raise ValueError(f"{len(parts)} sizes are too many")
-            if len(dict(pairs)) < len(pairs):
-                raise ValueError("a size is given twice")
-            return self._of({name: self._value(name, value) for name, value in pairs})
-        except ValueError as error:
-            raise ValueError(f"shape {text!r}: {error}. A shape is {self.shapes_help}") from error
-
-    def _shape(self, shape: Shape) -> Sizes:
-        if isinstance(shape, str):
-            return self.parse_shape(shape)
-        return self.parse_shape(",".join(f"{name}={_text(value)}" for name, value in shape.items()) or ALL_DEFAULTS)
-
-    def _of(self, sizes: Mapping[str, Size]) -> Sizes:
-        if unknown := [name for name in sizes if name not in self._sizes]:
-            raise ValueError(f"{self.name} has no size {unknown[0]!r}")
-        values: dict[str, Size] = {}
-        texts = []
-        for name, parameter in self._sizes.items():
-            if name not in sizes and parameter.default is parameter.empty:
-                raise ValueError(f"it needs {name}")
-            values[name] = sizes.get(name, parameter.default)
-            if values[name] != parameter.default:
-                texts.append(f"{name}={_text(values[name])}")
-        return Sizes(",".join(texts) or ALL_DEFAULTS, tuple(values.items()))
-
-    def _value(self, name: str, text: str) -> Size:
-        """Parse a size to the type of its default, or to an int without a default. Raises ValueError.
-
-        An int may be negative only if the size has a default, as in `dim=-1`. Others are counts of rows, columns, ...
-        """
-        default = self._sizes[name].default if name in self._sizes else inspect.Parameter.empty
-        if isinstance(default, bool):
-            if text.lower() not in ("true", "false", "0", "1"):
-                raise ValueError(f"{name}={text} is neither true nor false")
-            return text.lower() in ("true", "1")
-        if isinstance(default, str):
-            return text
-        if isinstance(default, float):
-            if not math.isfinite(float(text)):
-                raise ValueError(f"{name}={text} is not a finite number")
-            return float(text)
-        return within(name, whole(name, text), LARGEST, 0 if default is inspect.Parameter.empty else -LARGEST)
 
     # --- inputs and output ---
 
@@ -412,12 +321,6 @@ def _also(first: Callable[[Target], str | None], second: Callable[[Target], str 
 def _of_sizes(function: Callable[..., int], shape: Sizes, **more: Any) -> int:
     values = dict(shape.values) | more
     return int(function(**{word: values[word] for word in inspect.signature(function).parameters if word in values}))
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(value)
 
 
 def seed_generators(seed: int) -> None:

@@ -31,7 +31,7 @@ from groupbench.operators.measure.further import (
     find_routing,
     wants_first_result,
 )
-from groupbench.operators.measure.live import Live, adopted, drawn, new_secret, settle
+from groupbench.operators.measure.live import Live, adopted, cool, drawn, new_secret, settle
 from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.operators.operator import Operator, Target, runs_everywhere
@@ -257,7 +257,7 @@ def _batch_records(
         for cell in _rotated(cells, number):
             progress.describe(f"{_name(cell.job)}: burst {number + 1}")
             if _wants_burst(cell, number):
-                cell.cool()
+                cool(cell.job)
                 cell.burst(secret, chosen)
             progress.advance(1 / (bursts + 1))
     secret = new_secret()

@@ -302,14 +302,9 @@ class Live:
             self.bursts.clear()
             for _ in range(bursts):
                 if self.going:
-                    self.cool()
+                    cool(self.job)
                     self.burst(new_secret(), drawn(31))
             self.finish(new_secret())
-
-    def cool(self) -> None:
-        """Let a GPU rest before a burst, as the protocol says."""
-        if self.job.device == "cuda":
-            time.sleep(self.job.protocol.idle_s)
 
     def _watch(self, secret: int) -> str | Failure | None:
         """Return why the times of the bursts differ from those of calls in a row on a GPU, or None."""
@@ -369,6 +364,12 @@ def _incomplete(cell: Live, burst: Burst, calls: int, most: int) -> str | None:
     if not least <= kept <= (room if device == "cuda" else least):
         return f"the outputs of {kept} timed calls were kept, and not of {least}"
     return None
+
+
+def cool(job: Job) -> None:
+    """Let a GPU rest before a burst, as the protocol says."""
+    if job.device == "cuda":
+        time.sleep(job.protocol.idle_s)
 
 
 def settle(cells: Sequence[Live]) -> None:

@@ -56,9 +56,9 @@ SHAPES = {
 
 @pytest.mark.parametrize(("text", "canonical"), SHAPES.items())
 def test_a_shape_has_one_text(text: str, canonical: str) -> None:
-    shape = defined().parse_shape(text)
+    shape = defined().sizes.parse(text)
     assert str(shape) == canonical
-    assert defined().parse_shape(canonical) == shape
+    assert defined().sizes.parse(canonical) == shape
     assert shape.dims["M"] == 2
 
 
@@ -79,7 +79,7 @@ BAD_SHAPES = {
 @pytest.mark.parametrize(("text", "message"), BAD_SHAPES.items())
 def test_an_error_shows_the_form_of_a_shape(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message) if text else ".") as caught:
-        defined().parse_shape(text)
+        defined().sizes.parse(text)
     assert "A shape is M=..,N=..,(scale=1.5),(causal=false),(layout=nk)" in str(caught.value)
 
 
@@ -90,9 +90,9 @@ def test_an_error_shows_the_form_of_a_shape(text: str, message: str) -> None:
     )
 )
 def test_sizes_come_back_from_their_text(sizes: dict[str, Any]) -> None:
-    shape = defined()._shape(sizes)
+    shape = defined().sizes.shape(sizes)
     assert dict(shape.values) | sizes == dict(shape.values)
-    assert defined().parse_shape(str(shape)) == shape
+    assert defined().sizes.parse(str(shape)) == shape
 
 
 def test_a_shape_of_defaults_alone_has_a_text() -> None:
@@ -101,7 +101,7 @@ def test_a_shape_of_defaults_alone_has_a_text() -> None:
         return np.zeros(N)
 
     (shape,) = alone.suites["default"]
-    assert alone.parse_shape(str(shape)) == shape
+    assert alone.sizes.parse(str(shape)) == shape
     assert shape.dims == {"N": 4}
 
 
@@ -115,10 +115,10 @@ def test_a_size_with_a_default_may_be_negative() -> None:
 
 def test_inputs_have_the_names_of_the_references_parameters() -> None:
     definition = defined()
-    made = definition.operator.make_inputs(definition.parse_shape("2,3"), "fp16", "cpu", 7)
+    made = definition.operator.make_inputs(definition.sizes.parse("2,3"), "fp16", "cpu", 7)
     assert (made.x.dtype, made.factor) == (torch.float16, 1.5)
-    again = definition.operator.make_inputs(definition.parse_shape("2,3"), "fp16", "cpu", 7)
-    other = definition.operator.make_inputs(definition.parse_shape("2,3"), "fp16", "cpu", 8)
+    again = definition.operator.make_inputs(definition.sizes.parse("2,3"), "fp16", "cpu", 7)
+    other = definition.operator.make_inputs(definition.sizes.parse("2,3"), "fp16", "cpu", 8)
     assert Given(made).is_like(Given(again))
     assert not Given(made).is_like(Given(other))
 
@@ -126,7 +126,7 @@ def test_inputs_have_the_names_of_the_references_parameters() -> None:
 @pytest.mark.parametrize(("dtype", "wide"), [("bf16", "float32"), ("fp16", "float32"), ("fp32", "float64")])
 def test_the_reference_gets_higher_precision(dtype: str, wide: str) -> None:
     definition = defined()
-    inputs = definition.operator.make_inputs(definition.parse_shape("2,3"), dtype, "cpu", 0)
+    inputs = definition.operator.make_inputs(definition.sizes.parse("2,3"), dtype, "cpu", 0)
     out = definition.operator.reference(inputs)
     assert out.dtype == getattr(torch, wide)
     assert torch.equal(out, inputs.x.to(out.dtype) * 1.5)
@@ -170,7 +170,7 @@ def test_bytes_of_arrays(make: str, reference: Any, expected: int) -> None:
     defined = operator(["N=4"], dtypes="fp32", output="fp64")(made)
     defined.reference(reference)
     defined.backend(lambda *args: args[0], name="first")
-    assert defined.operator.min_bytes(defined.parse_shape("4"), "fp32") == expected
+    assert defined.operator.min_bytes(defined.sizes.parse("4"), "fp32") == expected
 
 
 def test_an_operator_that_looks_at_values_has_no_bytes() -> None:
@@ -181,7 +181,7 @@ def test_an_operator_that_looks_at_values_has_no_bytes() -> None:
 
     looks.reference(lambda x: x)
     looks.backend(lambda x: x + 0, name="torch")
-    assert looks.operator.min_bytes(looks.parse_shape("4"), "fp32") == 0
+    assert looks.operator.min_bytes(looks.sizes.parse("4"), "fp32") == 0
 
 
 def test_a_backend_is_used_as_the_function_it_is() -> None:

@@ -161,7 +161,7 @@ class LatencyRule:
     def row(self, point: PointRow) -> Judged:
         """Judge the latency of a point with a correct result."""
         if not point.timed:
-            return self._untimed(point)
+            return _untimed(self.data, point)
         latency = self.latencies[point.pk]
         if len(latency.past.alike) <= transitions.YOUNG and len(latency.past.alike) < len(latency.past):
             return self._elsewhere(point, latency)
@@ -262,15 +262,6 @@ class LatencyRule:
         shift = float(past.log[past.run == base.pk][-1] - measured.log[measured.run == base.pk][-1])
         return shift / compared.effect >= 0.5
 
-    def _untimed(self, point: PointRow) -> Judged:
-        """Judge a point without a latency, such as an interpreted one: missing if the previous run had a latency."""
-        expected = self.data.expected.get(point.series.pk)
-        if expected is not None and expected.timed:
-            note = "the previous run has a latency, but this run does not"
-            return Judged(point.series, Verdict.MISSING, point, "latency", note=note)
-        seen = self.data.pasts.earlier_ok(point.series.pk)
-        return Judged(point.series, Verdict.OK if seen else Verdict.NEW, point, evidence=Evidence(seen))
-
     def _drift(self, row: Judged, point: PointRow, latency: LatencyFinding) -> Judged:
         """Return the row of a latency that moved without a step, or without a change of the code."""
         finding = latency.finding
@@ -278,17 +269,8 @@ class LatencyRule:
         inside = span is not None and span.same_code
         row = replace(row, what="latency", cause="infrastructure" if inside else DRIFT, span=span)
         row = replace(row, news=News(finding.n_after, loud=finding.n_after <= OLD or not inside))
-        total = None if inside else self._total(latency)
+        total = None if inside else _total(self.data, latency)
         return replace(row, note=joined(finding.reason, total), effect=changes(point, finding))
-
-    def _total(self, latency: LatencyFinding) -> str | None:
-        """Return the total change of a drift, which no single night shows."""
-        log, run = latency.past.log[latency.past.alike], latency.past.run[latency.past.alike]
-        ends = len(log) // 4
-        if ends < 1:
-            return None
-        moved = float(np.median(log[-ends:]) - np.median(log[:ends]))
-        return f"{percent(moved)} since {date(self.data.runs[int(run[0])].started)}"
 
     def _moved(self, row: Judged, latency: LatencyFinding) -> Judged:
         """Judge a latency that has moved, or may have: by A/B comparison, cause and history."""
@@ -395,6 +377,26 @@ class LatencyRule:
         if dirty is None:  # an unknown commit, which the note of the row mentions
             return row
         return replace(row, note=joined(row.note, f"{dirty.state} is a dirty tree, which cannot be measured again"))
+
+
+def _untimed(data: GateData, point: PointRow) -> Judged:
+    """Judge a point without a latency, such as an interpreted one: missing if the previous run had a latency."""
+    expected = data.expected.get(point.series.pk)
+    if expected is not None and expected.timed:
+        note = "the previous run has a latency, but this run does not"
+        return Judged(point.series, Verdict.MISSING, point, "latency", note=note)
+    seen = data.pasts.earlier_ok(point.series.pk)
+    return Judged(point.series, Verdict.OK if seen else Verdict.NEW, point, evidence=Evidence(seen))
+
+
+def _total(data: GateData, latency: LatencyFinding) -> str | None:
+    """Return the total change of a drift, which no single night shows."""
+    log, run = latency.past.log[latency.past.alike], latency.past.run[latency.past.alike]
+    ends = len(log) // 4
+    if ends < 1:
+        return None
+    moved = float(np.median(log[-ends:]) - np.median(log[:ends]))
+    return f"{percent(moved)} since {date(data.runs[int(run[0])].started)}"
 
 
 def _why_undecided(compared: Compared) -> str:
