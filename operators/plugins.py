@@ -17,8 +17,9 @@ import hashlib
 import importlib
 import importlib.util
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -196,6 +197,11 @@ def _from_file(file: str, path: str) -> ModuleType | TritonBenchFile:
     More than one folder may have a `softmax.py`, and an `operator.py` exists in Python's library as well.
     """
     source = _existing(file, path)
+    with _changing_code_not_kept(source.parent):
+        return _imported(source, path)
+
+
+def _imported(source: Path, path: str) -> ModuleType | TritonBenchFile:
     if is_operator_file(source):
         try:
             return _tritonbench_file(source)
@@ -222,6 +228,24 @@ def _from_file(file: str, path: str) -> ModuleType | TritonBenchFile:
         del sys.modules[name]
         raise _does_not_load(path, error) from error
     return module
+
+
+@contextmanager
+def _changing_code_not_kept(folder: Path) -> Iterator[None]:
+    """Keep no compiled code of modules if one of the folder's files has just been changed.
+
+    Python finds compiled code by the size of the source and its time in whole seconds, so the next change could get the
+    code of this one. A loop that writes a candidate and evaluates it is fast enough for that.
+    """
+    newest = 0.0
+    with suppress(OSError):  # a file may be removed at any time
+        newest = max((file.stat().st_mtime for file in folder.glob("*.py")), default=0.0)
+    kept = sys.dont_write_bytecode
+    sys.dont_write_bytecode = kept or time.time() < newest + 2
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = kept
 
 
 def _found_at(module_name: str) -> Path | None:

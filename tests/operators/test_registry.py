@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import statistics
 import subprocess
@@ -366,6 +367,7 @@ def test_every_operator_of_the_catalog_is_registered() -> None:
 CODE = """
 import sys
 import time
+import time
 from groupbench.operators.measure import cell, selection
 from groupbench.operators.registry import get_operator
 
@@ -386,6 +388,23 @@ def test_unknown_names_are_reported_with_the_known_ones() -> None:
         get_operator("twce", ["an_operator"])
     with pytest.raises(UsageError, match="torch_loop"):
         get_backend(get_operator("grouped_gemm"), "cutlass")
+
+
+VERSION = "import sys; from groupbench.operators.plugins import load; print(load(sys.argv[1]).VERSION)"
+
+
+@pytest.mark.parametrize("age_s", [0, 10], ids=["changing", "at rest"])
+def test_a_file_that_changes_twice_in_a_second_is_read_again(tmp_path: Path, age_s: int) -> None:
+    """Both versions have one size and one time, by which Python finds compiled code."""
+    (folder := tmp_path / "mine").mkdir()
+    file, when, seen = folder / "changing.py", int(time.time()) - age_s, []
+    for version in (1, 2):
+        file.write_text(f"VERSION = {version}")
+        os.utime(file, (when, when))
+        command = [sys.executable, "-c", VERSION, str(file)]
+        seen.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    assert seen == (["1", "2"] if age_s == 0 else ["1", "1"])
+    assert (folder / "__pycache__").exists() == (age_s > 0)
 
 
 @pytest.mark.parametrize("installed", [True, False])
