@@ -84,6 +84,7 @@ class DaskFleet:
         """Measure the batch on its card, or on another of its kind if that dies or is gone."""
         from distributed import KilledWorker
         from distributed.client import CancelledError
+        from distributed.comm import CommClosedError
         from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
         if time.monotonic() >= self._until:
@@ -106,7 +107,7 @@ class DaskFleet:
                     if home is None:
                         self._deserted = True
                         break
-        except CancelledError:  # Dask raises it when the connection is lost
+        except (CancelledError, CommClosedError):  # the connection is lost, even if the client still calls it running
             self._lost = True
             raise NotReached("the scheduler is gone, or the run has ended") from None
         except GroupbenchError:
