@@ -20,7 +20,6 @@ from typing import Any
 import msgspec
 
 from groupbench.operators.errors import UsageError
-from groupbench.operators.hosts import has_tritonbench
 from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
 from groupbench.tracker.environment import installed_version
@@ -187,7 +186,7 @@ def tritonbench_version() -> str | None:
     try:
         installed = distribution("tritonbench")
     except PackageNotFoundError:
-        return "source" if has_tritonbench() else None
+        return "source" if importlib.util.find_spec("tritonbench") else None
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     commit = origin.get("vcs_info", {}).get("commit_id", "")
     return f"{installed.version}+{commit[:10]}" if commit else installed.version

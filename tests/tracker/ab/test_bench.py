@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import os
@@ -449,6 +450,18 @@ def test_an_older_tree_may_be_measured_by_the_drivers_contract(tmp_path: Path) -
     for name in CONTRACT:
         assert (operators / name).resolve() == ROOT / "operators" / name
     assert (operators / "thing.py").resolve() == older / "operators" / "thing.py"
+
+
+def test_measuring_imports_little_of_the_tree() -> None:
+    """The code that measures is the driver's. A module that older trees lack would end comparisons with them."""
+    imported = set()
+    for path in (ROOT / "operators" / "measure").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "groupbench.operators":
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("groupbench.operators."):
+                imported.add((node.module or "").split(".")[2])
+    assert imported <= {name.removesuffix(".py") for name in CONTRACT} | {"measure", "registry", "plugins", "relayout"}
 
 
 def test_a_tree_that_is_too_old_says_so(tmp_path: Path) -> None:
