@@ -136,9 +136,10 @@ class RunningComparison:
             effect, low, high = sequential.estimate([b.difference for b in self.blocks], 0.95, rule.resolution)
             out_of_blocks = len(self.blocks) == sequential.MAX_BLOCKS
             limit = f"{sequential.MAX_BLOCKS} blocks" if out_of_blocks else f"{self.bench.budget_s:g} s of measuring"
+            interval = "; the interval is a 95 % interval" if math.isfinite(low) and math.isfinite(high) else ""
             return self._ended(
                 "unknown",
-                f"not resolved within {limit}; the interval is a 95 % interval",
+                f"not resolved within {limit}{interval}",
                 effect=effect,
                 low=finite_or_none(low),
                 high=finite_or_none(high),

@@ -170,9 +170,14 @@ class Evaluator(Closing):
             base_backend=problem["backend"],
             trusted=trusted,
         )
+        before = _content(candidate)
         result = self._bench.compare(cell)
         self._bench.forget()  # the next candidate is often another version of the same file
-        return of(result, self._bench.device or "cpu", candidate, defines_operator=offer["own"])
+        device = self._bench.device or "cpu"
+        if _content(candidate) != before:  # each process imports the file, so the results are of several versions
+            cell_facts = cell.operator, cell.backend, cell.base_backend, cell.shape, cell.dtype, cell.mode, device
+            return Evaluation(*cell_facts, "failed", None, None, "the file changed during its evaluation; repeat it")
+        return of(result, device, candidate, defines_operator=offer["own"])
 
 
 def _chosen(
@@ -330,3 +335,12 @@ def _plugin(candidate: str) -> str:
     if not path.is_file():
         raise AbError(f"no such file: {path}")
     return str(path.resolve()) + (f":{attribute}" if attribute else "")
+
+
+def _content(candidate: str) -> bytes | None:
+    """Return what a candidate's file contains; None for a module, and if the file is gone."""
+    file, with_attribute, _ = candidate.partition(".py:")
+    try:
+        return Path(f"{file}.py" if with_attribute else file).read_bytes()
+    except OSError:
+        return None

@@ -335,7 +335,7 @@ def _baseline(backend: str, why: str, moved: Sequence[tuple[Judged, int, int]]) 
     still, others = sum(each[1] for each in moved), sum(each[2] for each in moved)
     change_text = f"is {100 * abs(change):.1f}% {'faster' if change < 0 else 'slower'}"
     speed = f"{'fall' if change < 0 else 'rise'} by as much"
-    others_text = f"{still} of {others} other series are unchanged"
+    others_text = f"no change found in {still} of {others} other series"
     with_text = f" with {why}" if why else ""
     where = "" if len(moved) == 1 else f" in {len(moved)} problems"
     return f"baseline {backend} {change_text}{where}{with_text}: speed-ups over it {speed}; {others_text}"

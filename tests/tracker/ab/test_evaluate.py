@@ -111,6 +111,19 @@ def test_a_file_that_was_changed_is_read_again(evaluator: Evaluator, folder: Pat
         assert (one.verdict, one.first_wrong) == ("wrong", (place,))
 
 
+@pytest.mark.parametrize("attribute", ["", ":ALL"], ids=["file", "attribute"])
+def test_a_file_that_changes_during_its_evaluation_has_no_verdict(
+    evaluator: Evaluator, folder: Path, monkeypatch: pytest.MonkeyPatch, attribute: str
+) -> None:
+    """Each process imports the file, so the results would be of two versions."""
+    candidate = folder / "edited.py"
+    candidate.write_text(CANDIDATE)
+    monkeypatch.setattr(evaluator._bench, "compare", lambda cell: candidate.write_text(f"{CANDIDATE}# changed"))
+    (one, *_) = evaluator.evaluate(f"{candidate}{attribute}", backends=["fast"])
+    assert (one.verdict, one.right, one.backend, exit_code([one])) == ("failed", None, "fast", 3)
+    assert one.problem == "the file changed during its evaluation; repeat it"
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
