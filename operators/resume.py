@@ -24,7 +24,7 @@ Key: TypeAlias = tuple[str | int, ...]
 """The identity of a cell within a run: the values of `_KEY`."""
 
 _KEY = tuple(name for name in IDENTITY if name not in ("host", "hardware"))
-"""A file holds one run, by one host on one machine."""
+"""A run is made by one host on one machine."""
 
 LONGEST = timedelta(hours=24)
 """A run that began longer ago belongs to another night; a backfill may take longer."""
@@ -49,20 +49,27 @@ def read_run(path: Path) -> list[Record]:
 
     An incomplete last line, left by a killed process, is ignored. Raises UsageError for any other invalid line.
     """
+    return _split(path)[1]
+
+
+def _split(path: Path) -> tuple[list[bytes], list[Record]]:
+    """Return the lines of earlier runs in a file, and the records of its last run. Raises UsageError, as read_run."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        return []
+        return [], []
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     records = []
     for number, line in enumerate(lines[:-1], 1):  # the last piece is empty or half a record
         if line.strip():
             try:
-                records.append(decode(line))
+                records.append((line, decode(line)))
             except RecordError as error:
                 raise UsageError(f"{path}: line {number}: {error}") from error
-    return [record for record in records if record.run.id == records[-1].run.id]
+    last = records[-1][1].run.id if records else None
+    earlier = [line for line, record in records if record.run.id != last]
+    return earlier, [record for _, record in records if record.run.id == last]
 
 
 def left_out(path: Path) -> frozenset[Key]:
@@ -75,10 +82,11 @@ def go_on(
 ) -> tuple[Run, list[Record]] | None:
     """Return the interrupted run in a file and its records without the skipped cells; None without a run.
 
-    Rewrites the file with those records alone, so that a cell measured now has only one record. The GPUs and hosts of
-    a `fleet` may have changed since, but not its software. Raises CannotResume, UsageError.
+    Rewrites the file without the skipped cells, so that a cell measured now has only one record of this run. Earlier
+    runs in the file stay as they are. The GPUs and hosts of a `fleet` may have changed since, but not its software.
+    Raises CannotResume, UsageError.
     """
-    records = read_run(path)
+    earlier, records = _split(path)
     if not records:
         return None
     run, measured_on = records[0].run, records[0].environment
@@ -88,7 +96,7 @@ def go_on(
     if why is not None:
         raise CannotResume(f"{path} holds a run that began {run.started:%Y-%m-%d %H:%M} UTC{why}")
     kept = [record for record in records if record.status != "skipped"]
-    _rewrite(path, kept)
+    _rewrite(path, earlier, kept)
     return run, kept
 
 
@@ -133,7 +141,8 @@ def _software(measured_on: Environment, environment: Environment) -> Environment
     return msgspec.structs.replace(environment, **{name: getattr(measured_on, name) for name in both})
 
 
-def _rewrite(path: Path, records: list[Record]) -> None:
-    """Replace the records in a file. Raises UsageError."""
+def _rewrite(path: Path, earlier: list[bytes], records: list[Record]) -> None:
+    """Replace the contents of a file. Raises UsageError."""
     with whole_file(path, UsageError) as file:
+        file.writelines(line + b"\n" for line in earlier)
         file.writelines(map(encode, records))

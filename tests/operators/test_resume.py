@@ -76,12 +76,16 @@ def test_nothing_to_go_on_with(tmp_path: Path) -> None:
     assert resume.go_on(tmp_path / "empty.jsonl", NOW, HERE, "night") is None
 
 
-def test_only_the_last_run_of_a_file_counts(night: Callable[..., Path]) -> None:
-    night(("torch_loop", SHAPES[2], "ok"), id="before")
+def test_the_last_run_of_a_file_goes_on_and_earlier_ones_stay(night: Callable[..., Path]) -> None:
+    night(("torch_loop", SHAPES[2], "ok"), ("torch_loop", SHAPES[1], "skipped"), id="first")
+    earlier = night(("torch_loop", SHAPES[2], "error"), id="second").read_bytes()
     path = night(*CELLS)
+    with path.open("ab") as file:
+        file.write(b'{"half a rec')
     resumed = resume.go_on(path, NOW, HERE, "night")
     assert resumed is not None
     assert {record.run.id for record in resumed[1]} == {"r"}
+    assert path.read_bytes() == earlier + b"".join(map(encode, resumed[1]))
 
 
 OLD = datetime.now(UTC) - timedelta(hours=25)

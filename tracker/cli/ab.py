@@ -158,7 +158,7 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **opti
     \b
     Exit codes:
     0  every cell is the same, faster or more accurate
-    1  a cell is slower, less accurate or wrong
+    1  head is slower, less accurate, or wrong where base is right
     2  usage error
     3  a cell failed or was not resolved within its budget
     """

@@ -59,7 +59,7 @@ def pull_request(
     \b
     Exit codes:
     0  nothing got worse
-    1  a cell is slower, less accurate or wrong
+    1  head is slower, less accurate, or wrong where base is right
     2  usage error
     3  a cell failed or was not resolved within its budget
     """
