@@ -218,13 +218,18 @@ def test_noise_without_end_is_unknown(compare: Callable[..., AbResult]) -> None:
     assert ab.exit_code([result]) == 3
 
 
+@pytest.mark.parametrize(
+    ("blocks", "interval"), [(3, ""), (20, "; the interval is a 95 % interval")], ids=["too few", "enough"]
+)
 def test_a_comparison_that_runs_out_of_blocks_does_not_blame_the_budget(
-    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
+    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch, blocks: int, interval: str
 ) -> None:
-    monkeypatch.setattr("groupbench.tracker.stats.sequential.MAX_BLOCKS", 3)
+    """The message names an interval only if that many blocks have one."""
+    monkeypatch.setattr("groupbench.tracker.stats.sequential.MAX_BLOCKS", blocks)
     result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=600)
-    assert (result.verdict, result.blocks, result.ran_out) == ("unknown", 3, "blocks")
-    assert (result.message or "").startswith("not resolved within 3 blocks;")
+    assert (result.verdict, result.blocks, result.ran_out) == ("unknown", blocks, "blocks")
+    assert result.message == f"not resolved within {blocks} blocks{interval}"
+    assert (result.low is not None and result.high is not None) == bool(interval)
 
 
 def test_the_budget_counts_measuring_alone(compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch) -> None:
