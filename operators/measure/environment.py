@@ -186,6 +186,7 @@ def tritonbench_version() -> str | None:
     try:
         installed = distribution("tritonbench")
     except PackageNotFoundError:
+        # Not hosts.has_tritonbench: this code also measures older trees, which lack it.
         return "source" if importlib.util.find_spec("tritonbench") else None
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     commit = origin.get("vcs_info", {}).get("commit_id", "")

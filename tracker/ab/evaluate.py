@@ -328,8 +328,7 @@ def _inverse(effect: float | None) -> float | None:
 
 def _plugin(candidate: str) -> str:
     """Return a plugin with its file as an absolute path, since processes may run in other folders."""
-    file, _, attribute = candidate.partition(".py:") if ".py:" in candidate else (candidate, "", "")
-    path = Path(f"{file}.py" if attribute else file)
+    path, attribute = _file_of(candidate)
     if not path.name.endswith((".py", ".json")):
         return candidate
     if not path.is_file():
@@ -337,10 +336,15 @@ def _plugin(candidate: str) -> str:
     return str(path.resolve()) + (f":{attribute}" if attribute else "")
 
 
+def _file_of(candidate: str) -> tuple[Path, str]:
+    """Split `FILE.py:ATTRIBUTE` into the file and the attribute, which may be missing."""
+    file, _, attribute = candidate.partition(".py:") if ".py:" in candidate else (candidate, "", "")
+    return Path(f"{file}.py" if attribute else file), attribute
+
+
 def _content(candidate: str) -> bytes | None:
     """Return what a candidate's file contains; None for a module, and if the file is gone."""
-    file, with_attribute, _ = candidate.partition(".py:")
     try:
-        return Path(f"{file}.py" if with_attribute else file).read_bytes()
+        return _file_of(candidate)[0].read_bytes()
     except OSError:
         return None

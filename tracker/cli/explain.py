@@ -76,10 +76,10 @@ def explain(
     before = Filter(**fields)
     after = before if against is None else Filter(**{**fields, "backend": (against,)})
     with reading(context.obj) as session:
-        if against is None:
-            old, new = find_sides(session, a, b or a)
-        else:
+        if b is None or against is not None:
             old, new = find_side(session, a), find_side(session, b or a)
+        else:
+            old, new = find_sides(session, a, b)
         sides = narrowed_side(old, before), narrowed_side(new, after)
         explanation = explain_sides(session, *sides, against)
     kernels = KernelFolder(folder or kernel_folder())
