@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import statistics
 
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.metrics import LATENCY, METRICS, of_alert
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.stats.thresholds import least_effect
+from groupbench.tracker.stats.thresholds import least_effect, on_level
 
-LATEST = 9
-"""The largest number of newest results that decide whether a level is back."""
-
-_SIGMAS = 3.0
+_SHOW_SCATTER = 4
+"""Number of results since a change that show how far its level scatters."""
 
 
 def same_change(alert: AlertRow, row: Judged) -> bool:
@@ -40,6 +38,8 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
     if alert.state in OPEN:
         least = row.effect.low if row.what == "latency" else None  # the change is at least as large
         return abs(far) < abs(far - distance) and (least is None or math.log1p(least) <= distance + slack)
+    if row.compared is not None and row.span is not None and not Span(alert.base_run, alert.run).overlaps(row.span):
+        return False  # an A/B found it between other commits
     back = metric.log(after) - start - distance
     return abs(far) < abs(far - distance) and abs(back) <= slack
 
@@ -93,29 +93,9 @@ def _latency_is_back(alert: AlertRow, point: PointRow, row: Judged) -> bool:
         return False
     runs = [run for run, _ in row.evidence.latest]
     since = runs.index(alert.run.pk) + 1 if alert.run.pk in runs else 0
-    return on_level(
-        [log for _, log in row.evidence.latest[since:]],
-        math.log(alert.before),
-        alert.effect,
-        row.evidence.sigma,
-        point.timing,
-    )
-
-
-def on_level(
-    latest: Sequence[float],  # log latencies, the newest last
-    before: float,  # log level
-    effect: float,  # log distance of the other level
-    sigma: float | None,
-    timing: str,
-) -> bool:
-    """Return whether the newest results are on the level `before` rather than on the other one.
-
-    One result is enough if the levels are six sigma apart; otherwise enough results for their mean to be as certain.
-    """
-    needed = max(1, math.ceil((2 * _SIGMAS * (sigma or 0.0) / effect) ** 2)) if effect else 1
-    if not latest or needed > min(len(latest), LATEST):
-        return False
-    far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
-    slack = max(math.log1p(least_effect(timing, math.exp(before))), _SIGMAS * (sigma or 0.0) / math.sqrt(needed))
-    return far <= min(slack, abs(effect) / 2)
+    latest = [log for _, log in row.evidence.latest[since:]]
+    least = math.log1p(least_effect(point.timing, alert.before))
+    sigma = row.evidence.sigma
+    if sigma is not None and len(latest) >= _SHOW_SCATTER:
+        sigma = min(sigma, statistics.stdev(latest))  # that of a short history counts the alert's own step as scatter
+    return on_level(latest, math.log(alert.before), alert.effect, sigma, least) > 0

@@ -120,13 +120,10 @@ def _levels(row: Judged, alert: AlertRow) -> Effect:
     if alert.metric not in METRICS or row.point is None:
         return row.effect
     now = row.point.value(METRICS[alert.metric])
+    change = now / alert.before - 1 if now and alert.before else alert.change
     low, high = map(relative, (alert.low, alert.high))
-    # The interval belongs to the alert's own effect. Today's result alone may lie outside it.
-    change = alert.change
-    if change is None and now is not None and alert.before:
-        change = now / alert.before - 1
+    if change is None or low is None or high is None or not low <= change <= high:
+        low = high = None  # the interval is that of the change when it was found, not of today's result
     if alert.metric != "latency":
         return replace(row.effect, before=alert.before, change=change, low=low, high=high)
-    if not now or not alert.before:
-        return row.effect
     return replace(row.effect, before_ms=alert.before, change=change, low=low, high=high)

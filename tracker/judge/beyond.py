@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, moved
@@ -12,43 +14,143 @@ from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.stats import young
 from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory, newest_environment
 from groupbench.tracker.store import comparisons
-from groupbench.tracker.store.comparisons import DIFFERENT, Compared
+from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 
 
-def with_other_evidence(data: GateData, past: Past, history: SeriesHistory, finding: SeriesFinding) -> SeriesFinding:
-    """Return the statistics' finding, or if it is no change, one that an A/B or a short history shows."""
-    if moved(finding):
-        return finding
-    measured = _measured_step(data, past, history)
-    if measured is None:
-        return young.find_step(history) or finding
-    return _with_later_step(history, measured)
+def without_reverted(data: GateData, past: Past, history: SeriesHistory) -> Past:
+    """Return a past without the slowdowns that a stored A/B found and that are over: on the level before them.
+
+    To statistics, a few results on another level are scatter, in which a later change of any size could hide.
+    """
+    runs = past.run[past.alike].tolist()
+    for one in _different(data, past):
+        ends = _ends(data, runs, one)
+        if ends is None or not one.effect or one.effect < history.min_effect:
+            continue
+        first, last = ends
+        back = young.back_from(history, first, last, one.effect)
+        slow = past.alike[last:back]
+        if back is None or not len(slow) or _is_refuted(data, past, back, one.effect):
+            continue
+        step = young.step_between(history, first, last, stop=back)
+        assert step.effect is not None
+        past = past.shifted(slow, -step.effect)
+        history = replace(history, log_ms=past.log)
+    return past
 
 
-def _with_later_step(history: SeriesHistory, measured: SeriesFinding) -> SeriesFinding:
-    """Return a clear step after the one that an A/B measured, with this as what is left; without one, the latter."""
-    assert measured.first is not None and measured.last is not None and measured.effect is not None
-    later = young.find_step(history, since=measured.last)
-    if later is None or later.index is None:
-        return measured
+def _is_refuted(data: GateData, past: Past, back: int, effect: float) -> bool:
+    """Return whether a return to an earlier level was noise: A/Bs found no difference to later, slow results.
+
+    back  the place of the first result that seemed to be back
+    """
+    log, runs = past.log[past.alike], past.run[past.alike].tolist()
+    same = (one for one in data.comparisons.get(past.series, ()) if one.verdict == SAME and not one.toolchains)
+    spans = (ends for one in same if (ends := _ends(data, runs, one)) is not None)
+    return any(first >= back and float(log[last] - log[first]) >= effect / 2 for first, last in spans)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A step that an A/B measured, in a history with the results before earlier such steps on the level since."""
+
+    step: SeriesFinding
+    history: SeriesHistory
+
+    @property
+    def raised(self) -> SeriesHistory:
+        """The history with the results before the step on the level since."""
+        return _raised(self.history, [self.step])
+
+
+def _raised(history: SeriesHistory, steps: Sequence[SeriesFinding], stop: int | None = None) -> SeriesHistory:
+    """Return a history with the results before each of some steps, oldest first, shifted to the level since.
+
+    stop  the end of the level after the newest of them, an index in the history; None for the newest result
+    """
     place = newest_environment(history.environment)
-    first, last, stop = np.searchsorted(place, [measured.first, measured.last, later.index]).tolist()
-    earlier = young.step_between(history, first, last, stop=stop)
-    assert earlier.effect is not None
-    stays = earlier.effect * measured.effect > 0 and abs(earlier.effect) >= history.min_effect
-    return replace(later, left=earlier if stays else None)
+    for number, step in enumerate(steps):
+        later = steps[number + 1].first if number + 1 < len(steps) else None
+        end = stop if later is None else later + 1
+        level = young.step_between(history, *_at(place, step), stop=None if end is None else _place(place, end))
+        assert level.index is not None and level.effect is not None
+        log_ms = history.log_ms.copy()
+        log_ms[: level.index] += level.effect
+        history = replace(history, log_ms=log_ms)
+    return history
 
 
-def _measured_step(data: GateData, past: Past, history: SeriesHistory) -> SeriesFinding | None:
+def _place(place: NDArray[np.int64], index: int) -> int:
+    """Return the place of an index of a history among its results in the newest environment."""
+    return int(np.searchsorted(place, index))
+
+
+def _at(place: NDArray[np.int64], step: SeriesFinding) -> tuple[int, int]:
+    """Return the places of the results before and after a step."""
+    assert step.first is not None and step.last is not None
+    return _place(place, step.first), _place(place, step.last)
+
+
+def with_other_evidence(
+    history: SeriesHistory, finding: SeriesFinding, measured: Measured | None, raised: SeriesFinding | None
+) -> SeriesFinding:
+    """Return the finding on a series by all evidence.
+
+    finding   the statistics' finding
+    measured  the step that an A/B measured, if its level is still there
+    raised    the statistics' finding on the history raised to the level since, unless the step is settled
+    """
+    if measured is None:
+        return finding if moved(finding) else young.find_step(history) or finding
+    step = measured.step
+    if raised is None and moved(finding):
+        return finding
+    if moved(finding) and _is_after(finding, step):
+        return finding
+    later = raised if raised is not None and moved(raised) and _is_after(raised, step) else None
+    later = later or young.find_step(history, since=step.last or 0)
+    if later is None:
+        return finding if moved(finding) else step
+    return replace(later, left=_left(measured, later))
+
+
+def _is_after(finding: SeriesFinding, step: SeriesFinding) -> bool:
+    """Return whether a finding's change is certainly later than a step."""
+    return finding.first is not None and step.last is not None and finding.first >= step.last
+
+
+def _left(measured: Measured, later: SeriesFinding) -> SeriesFinding | None:
+    """Return a step as what is left of it after a later one, or None if the level between was not far enough off."""
+    history, step = measured.history, measured.step
+    assert later.index is not None
+    place = newest_environment(history.environment)
+    earlier = young.step_between(history, *_at(place, step), stop=_place(place, later.index))
+    assert earlier.effect is not None and step.effect is not None
+    stays = earlier.effect * step.effect > 0 and abs(earlier.effect) >= history.min_effect
+    return earlier if stays else None
+
+
+def measured_step(data: GateData, past: Past, history: SeriesHistory) -> Measured | None:
     """Return the change that a stored A/B found between two commits of the history, if its level is still there.
 
     A slowdown comes before an improvement. Of several A/Bs, the one that spans the fewest results decides.
     """
-    stored = [one for one in data.comparisons.get(past.series, ()) if one.verdict == DIFFERENT and not one.toolchains]
-    if not stored:
-        return None
-    steps = [step for one in stored if (step := _step(data, past, history, one)) is not None]
-    return max(steps, key=_weight, default=None)
+    runs = past.run[past.alike].tolist()
+    spans = ((ends, one) for one in _different(data, past) if (ends := _ends(data, runs, one)) is not None)
+    standing: list[Measured] = []
+    for ends, one in sorted(spans, key=lambda span: span[0]):
+        first = int(past.alike[ends[0]])
+        earlier = [each.step for each in standing if each.step.last is not None and each.step.last <= first]
+        own = _raised(history, earlier, first + 1)
+        step = _step(data, past, own, one, ends)
+        if step is not None:
+            standing.append(Measured(step, own))
+    return max(standing, key=lambda each: _weight(each.step), default=None)
+
+
+def _different(data: GateData, past: Past) -> list[Compared]:
+    """Return the A/Bs of a series that found a difference between two commits, under one toolchain."""
+    return [one for one in data.comparisons.get(past.series, ()) if one.verdict == DIFFERENT and not one.toolchains]
 
 
 def _weight(step: SeriesFinding) -> tuple[bool, int, int]:
@@ -56,14 +158,13 @@ def _weight(step: SeriesFinding) -> tuple[bool, int, int]:
     return step.effect > 0, step.first - step.last, step.last
 
 
-def _step(data: GateData, past: Past, history: SeriesHistory, compared: Compared) -> SeriesFinding | None:
+def _step(
+    data: GateData, past: Past, history: SeriesHistory, compared: Compared, ends: tuple[int, int]
+) -> SeriesFinding | None:
     """Return the step between the commits of an A/B, or None if the results or a newer A/B contradict it."""
     if not compared.effect or abs(compared.effect) < history.min_effect:
         return None
     runs = past.run[past.alike].tolist()
-    ends = _ends(data, runs, compared)
-    if ends is None:
-        return None
     first, last = ends
     step = young.step_between(history, first, last)
     before, after = runs[: first + 1], runs[last:]

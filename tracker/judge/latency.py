@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 
 from groupbench.tracker.judge import transitions
-from groupbench.tracker.judge.alert_levels import LATEST, on_level
-from groupbench.tracker.judge.beyond import with_other_evidence
 from groupbench.tracker.judge.causes import DRIFT, Cause, Facts, find_cause, some
 from groupbench.tracker.judge.further import Moved
 from groupbench.tracker.judge.gate_data import GateData, point_facts
-from groupbench.tracker.judge.levels import latency_history
+from groupbench.tracker.judge.latency_findings import LatencyFinding, latency_findings
 from groupbench.tracker.judge.parts import (
     OLD,
-    Q,
     changes,
     confirmed,
     joined,
@@ -30,8 +26,7 @@ from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Evidence, Judged, News
 from groupbench.tracker.metrics import finite_or_none
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.stats import scan as scans
-from groupbench.tracker.stats.thresholds import TOO_NOISY
+from groupbench.tracker.stats.thresholds import LATEST, TOO_NOISY, least_effect, on_level
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.wording import date
@@ -40,73 +35,13 @@ from groupbench.tracker.verdicts import Verdict
 ENOUGH = 3
 """Number of earlier results needed to accept a noisy result that agrees with them."""
 
-CLEAR = 6.0
-"""Distance in sigma from one level at which a result certainly belongs to the other."""
-
-
-@dataclass(frozen=True)
-class LatencyFinding:
-    """The statistics' finding on a point's latency."""
-
-    past: Past  # in any environment, on the accepted level
-    finding: scans.SeriesFinding
-    least: float  # smallest change that counts, as a logarithm
-
-    @property
-    def moved(self) -> bool:
-        return self.finding.moved
-
-    @property
-    def slower(self) -> bool:
-        return self.finding.effect is not None and self.finding.effect > 0
-
-    @property
-    def with_toolchain(self) -> bool:
-        """Return whether the toolchain changed along with the latency."""
-        used = self.past.toolchain
-        return self.finding.index is not None and bool(used[self.ends[0]] != used[self.ends[1]])
-
-    @cached_property
-    def ends(self) -> tuple[int, int]:
-        """The places of the last result certainly before the change and of the first certainly after it.
-
-        The statistics locate a change by its step, and a single new result locates it poorly. To tell toolchains
-        apart, a result that is on one level and far from the other counts as certain.
-        """
-        finding = self.finding
-        assert finding.first is not None and finding.last is not None and finding.index is not None
-        assert finding.effect is not None and finding.before is not None
-        first, last, clear = finding.first, finding.last, CLEAR * finding.sigma
-        if self.past.toolchain[first] == self.past.toolchain[last]:
-            return first, last
-        far = np.abs(self.past.log - finding.before)
-        while first + 1 < finding.index and far[first + 1] < min(abs(finding.effect) / 2, abs(finding.effect) - clear):
-            first += 1
-        far = np.abs(self.past.log - finding.before - finding.effect)
-        while last > finding.index and far[last - 1] < min(abs(finding.effect) / 2, abs(finding.effect) - clear):
-            last -= 1
-        return first, last
-
-    def before(self) -> list[int]:
-        """Return the runs certainly on the level before the change, newest last."""
-        if self.finding.index is None or self.finding.first is None:
-            return []
-        alike = self.past.alike
-        start = int(np.searchsorted(alike, self.finding.index)) - self.finding.n_before
-        return self.past.run[alike[max(start, 0) :][alike[max(start, 0) :] <= self.ends[0]]].tolist()
-
-    def after(self) -> list[int]:
-        """Return the runs certainly after the change, oldest first."""
-        alike = self.past.alike
-        return self.past.run[alike[alike >= (0 if self.finding.index is None else self.ends[1])]].tolist()
-
 
 class LatencyRule:
     """Judges all latencies of a run together, to bound the false-positive rate of the whole night."""
 
     def __init__(self, data: GateData) -> None:
         self.data = data
-        self.latencies = self._latencies()
+        self.latencies = latency_findings(data)
         # By machine, since a run may use several, and by direction: slower or not.
         self.machines_moved: dict[tuple[str, bool], list[Span]] = {}
         for point in data.points:
@@ -135,26 +70,6 @@ class LatencyRule:
         if latency is None or not latency.moved or latency.finding.effect is None:
             return None
         return Moved(latency.finding.effect, self._span(latency))
-
-    # ---- statistics
-
-    def _latencies(self) -> dict[int, LatencyFinding]:
-        """Return the finding on each timed point, by the point's key."""
-        pasts: dict[int, Past] = {}
-        histories: list[scans.SeriesHistory] = []
-        for point in self.data.points:
-            if point.timed and point.timing is not None:
-                past = self.data.on_accepted_level(self.data.pasts.latency(point.series.pk), "latency")
-                pasts[point.pk] = past
-                canary, least = point.series.operator == CANARY, self.data.min_effect
-                histories.append(
-                    latency_history(past, point.timing, canary=canary, min_effect=least, pool=_pool(point))
-                )
-        findings = scans.scan(histories, q=Q)
-        return {
-            key: LatencyFinding(past, with_other_evidence(self.data, past, history_, finding), history_.min_effect)
-            for (key, past), finding, history_ in zip(pasts.items(), findings, histories, strict=True)
-        }
 
     # ---- one point
 
@@ -187,7 +102,8 @@ class LatencyRule:
             return row
         assert finding.effect is not None and finding.before is not None and point.timing is not None
         newer = [log for _, log in row.evidence.latest][1 - finding.n_after :] if finding.n_after > 1 else []
-        if on_level(newer, finding.before, finding.effect, row.evidence.sigma, point.timing):
+        least = math.log1p(least_effect(point.timing, math.exp(finding.before)))
+        if on_level(newer, finding.before, finding.effect, row.evidence.sigma, least):
             return replace(
                 row, note=f"back on the level before a change of {percent(finding.effect)}", news=News(loud=True)
             )
@@ -432,10 +348,3 @@ def _is_too_noisy(point: PointRow, latency: LatencyFinding) -> bool:
     if len(earlier) < ENOUGH:
         return True
     return bool(abs(latency.past.log[-1] - np.median(earlier[-OLD:])) > latency.least)
-
-
-def _pool(point: PointRow) -> tuple[object, ...]:
-    """Return the pool of series with similar noise: same hardware, host and protocol, within a factor of ten."""
-    series = point.series
-    assert point.median_ms is not None
-    return (point.timing, series.hardware, series.host, series.protocol, math.floor(math.log10(point.median_ms)))

@@ -148,6 +148,32 @@ def worse_since(
     return int(worse[-1]) + 1 if len(worse) else None
 
 
+SURE = 3.0
+"""Standard errors from a level at which results are not on it."""
+LATEST = 9
+"""The largest number of newest results that decide whether a level is back."""
+
+
+def on_level(
+    latest: Sequence[float],  # [n] log latencies, the newest last
+    before: float,  # log level
+    effect: float,  # log distance of the other level
+    sigma: float | None,
+    least: float,  # smallest log change that counts
+) -> int:
+    """Return how many of the newest results show that they are on the level `before` rather than on the other one.
+
+    One result is enough if the levels are six sigma apart; otherwise enough results for their mean to be as certain,
+    up to `LATEST`. Returns 0 if they are not on the level, or too few to tell.
+    """
+    needed = max(1, math.ceil((2 * SURE * (sigma or 0.0) / effect) ** 2)) if effect else 1
+    if not latest or needed > min(len(latest), LATEST):
+        return 0
+    far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
+    slack = max(least, SURE * (sigma or 0.0) / math.sqrt(needed))
+    return needed if far <= min(slack, abs(effect) / 2) else 0
+
+
 def typical(errors: ArrayLike) -> float:
     """Return the median of the known errors, or 0 if none is known."""
     finite = np.asarray(errors, dtype=np.float64)

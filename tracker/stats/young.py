@@ -1,4 +1,4 @@
-"""Steps that statistics cannot judge: those of a short history, and those between two results that others compared.
+"""Steps that statistics cannot judge: those of a short history, and those between two commits that an A/B compared.
 
 A history of fewer than ten results has no segments, so a step inside it counts as scatter. It is a suspect if both
 levels are far apart, compared with their own scatter and with the bursts of their results. The newest result alone is
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from groupbench.tracker.stats.batches import MIN_POINTS
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory, newest_environment
-from groupbench.tracker.stats.thresholds import typical
+from groupbench.tracker.stats.thresholds import on_level, typical
 
 FEWEST = 3
 """Smallest number of results in which two agree against a third."""
@@ -40,9 +40,12 @@ def find_step(history: SeriesHistory, since: int = 0) -> SeriesFinding | None:
     n = len(place)
     if not (2 if since else FEWEST) <= n < 2 * MIN_SEGMENT:
         return None
+    # An A/B decides. It is cheap enough for every change that counts, while nothing else can judge the series.
+    few = since and start + n < MIN_POINTS
+    far = history.min_effect if few else max(FAR * history.gross, history.min_effect)
     state = history.state[place]
     ends = (k for k in range(1, n) if state[k - 1] != state[k] and (k < n - 1 or n < MIN_POINTS))
-    steps = [(gap, k) for k in ends if (gap := _clear_gap(history, place, k)) > 0]
+    steps = [(gap, k) for k in ends if (gap := _clear_gap(history, place, k, far)) > 0]
     if not steps:
         return None
     k = max(steps)[1]
@@ -52,8 +55,8 @@ def find_step(history: SeriesHistory, since: int = 0) -> SeriesFinding | None:
     )
 
 
-def _clear_gap(history: SeriesHistory, place: NDArray[np.int64], k: int) -> float:
-    """Return the distance between the results before `k` and since; 0 if it is not far outside their scatter."""
+def _clear_gap(history: SeriesHistory, place: NDArray[np.int64], k: int, far: float) -> float:
+    """Return the distance between the results before `k` and since; 0 if it is not `far` and outside their scatter."""
     y, error = history.log_ms[place], history.error[place]
     errors = typical(error[:k]), typical(error[k:])
     if min(k, len(y) - k) < 2 and not all(errors):
@@ -62,7 +65,6 @@ def _clear_gap(history: SeriesHistory, place: NDArray[np.int64], k: int) -> floa
     gap = float(y[k:].min() - y[:k].max() if up else y[:k].min() - y[k:].max())
     scatter = float(max(np.ptp(y[:k]), np.ptp(y[k:])))
     sigma = max(*errors, history.floor)
-    far = max(FAR * history.gross, history.min_effect)
     return gap if gap > max(far, SIGMAS * sigma, AGREE * scatter) else 0.0
 
 
@@ -78,13 +80,16 @@ def step_between(
     y, error = history.log_ms[place], history.error[place]
     before, after = y[max(first + 1 - LEVEL, start) : first + 1], y[last:stop]
     index = first + 1 + int(np.argmax(np.abs(np.diff(y[first : last + 1]))))
-    scatter = np.concatenate([before - np.median(before), after - np.median(after)])
-    sigma = max(float(np.std(scatter)), typical(error), history.floor)
+    sigma = max(_scatter(before), typical(error), history.floor)
     return SeriesFinding(
         "suspect", index=int(place[index]), first=int(place[first]), last=int(place[last]),
         effect=float(np.median(after) - np.median(before)), before=float(np.median(before)), sigma=sigma,
         n_before=index - start, n_after=len(y) - index, reason=reason,
     )  # fmt: skip
+
+
+def _scatter(level: NDArray[np.float64]) -> float:
+    return float(np.std(level, ddof=1)) if len(level) > 1 else 0.0
 
 
 def is_still_there(history: SeriesHistory, step: SeriesFinding, effect: float) -> bool:
@@ -93,3 +98,28 @@ def is_still_there(history: SeriesHistory, step: SeriesFinding, effect: float) -
     place = newest_environment(history.environment)
     newest = float(np.median(history.log_ms[place[place >= step.last][-NEWEST:]])) - step.before
     return min(step.effect / effect, newest / effect) >= 0.5
+
+
+def is_settled(history: SeriesHistory, step: SeriesFinding) -> bool:
+    """Return whether statistics can tell a step's earlier level from scatter: it and the history are long enough."""
+    assert step.first is not None
+    place = newest_environment(history.environment)
+    return len(place) >= 2 * MIN_SEGMENT and int(np.searchsorted(place, step.first)) + 1 >= MIN_SEGMENT
+
+
+def back_from(history: SeriesHistory, first: int, last: int, effect: float) -> int | None:
+    """Return the first result that shows the level before a step again, or None if none does.
+
+    first, last  the result before the step and the one after, indices among the results in the newest environment
+    effect       of the step, as an A/B measured it
+    """
+    place = newest_environment(history.environment)
+    y = history.log_ms[place]
+    before = y[max(first + 1 - LEVEL, 0) : first + 1]
+    # Few results since the step would count their own distance as scatter.
+    sigma = max(_scatter(before), typical(history.error[place]), history.floor)
+    for stop in range(last + 1, len(y) + 1):
+        count = on_level(y[last:stop].tolist(), float(np.median(before)), effect, sigma, history.min_effect)
+        if count:
+            return stop - count
+    return None
