@@ -107,7 +107,7 @@ def test_a_job_without_a_verdict_is_left_out(forge: Forge, post: Any) -> None:
     assert post()[:2] == (0, {})
 
 
-@pytest.mark.parametrize("status", [500, 403])
+@pytest.mark.parametrize("status", [500, pytest.param(403, marks=pytest.mark.exhaustive)])
 def test_a_request_that_fails_does_not_stop_the_others(forge: Forge, post: Any, status: int) -> None:
     forge.add(status)
     second = forge.add(b"ok")

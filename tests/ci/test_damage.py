@@ -31,6 +31,7 @@ def sound(marks: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     return marks.build(tmp_path_factory.mktemp("sound"))
 
 
+@pytest.mark.exhaustive  # with the other seeds
 def test_every_command_does_its_work_on_a_sound_database(marks: Any, sound: Path, tmp_path: Path) -> None:
     """Otherwise a mistyped option would end each command before it reads the damage."""
     for command in [*marks.READING, *marks.WRITING]:
@@ -44,6 +45,6 @@ def test_every_command_does_its_work_on_a_sound_database(marks: Any, sound: Path
     assert list(marks.page_problems(sound, {200, 202})) == []
 
 
-@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(2, 60))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, 60))])
 def test_no_damage_is_a_traceback(marks: Any, sound: Path, seed: int) -> None:
     assert list(marks.problems(sound, seed, sound.parent)) == []

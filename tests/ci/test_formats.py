@@ -35,21 +35,19 @@ def test_all_files_are_checked() -> None:
     assert {path.name for path in SCRIPTS} >= {"environment.sh", "nightly.sh", "pull-request.sh", "test.sh"}
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_scripts(path: Path) -> None:
-    lint(tool("shellcheck"), "-x", str(path))
+def test_scripts() -> None:
+    lint(tool("shellcheck"), "-x", *map(str, SCRIPTS))
 
 
-@pytest.mark.parametrize("path", GITHUB, ids=lambda path: path.name)
-def test_workflows_of_github(path: Path) -> None:
-    lint(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", str(path))
-    lint(tool("zizmor"), "--offline", "--quiet", "--config", str(CI / "github" / "zizmor.yml"), str(path))
+def test_workflows_of_github() -> None:
+    lint(tool("check-jsonschema"), "--builtin-schema", "vendor.github-workflows", *map(str, GITHUB))
+    lint(tool("zizmor"), "--offline", "--quiet", "--config", str(CI / "github" / "zizmor.yml"), *map(str, GITHUB))
 
 
-@pytest.mark.parametrize("path", GITLAB, ids=lambda path: path.name)
-def test_pipelines_of_gitlab(path: Path) -> None:
+def test_pipelines_of_gitlab() -> None:
     lint(
-        *(tool("check-jsonschema"), "--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci", str(path))
+        *(tool("check-jsonschema"), "--builtin-schema", "vendor.gitlab-ci", "--data-transform", "gitlab-ci"),
+        *map(str, GITLAB),
     )
 
 
@@ -79,10 +77,10 @@ def test_scripts_of_workflows(path: Path, workflow: Callable[[str], Any], tmp_pa
     texts = [step["run"] for job in jobs for step in job.get("steps", ()) if "run" in step]
     texts += ["\n".join(job[part]) for job in jobs for part in ("script", "after_script") if part in job]
     assert texts
-    for number, text in enumerate(texts):
-        script = tmp_path / f"{number}.sh"
+    scripts = [tmp_path / f"{number}.sh" for number in range(len(texts))]
+    for script, text in zip(scripts, texts, strict=True):
         script.write_text(f"# shellcheck disable=SC1091\n{text}")
-        lint(tool("shellcheck"), "-s", "bash", str(script))
+    lint(tool("shellcheck"), "-s", "bash", *map(str, scripts))
 
 
 @pytest.mark.parametrize("path", GITLAB, ids=lambda path: path.name)

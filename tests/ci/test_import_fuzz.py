@@ -24,11 +24,12 @@ def fuzz() -> Any:
     return module
 
 
+@pytest.mark.parametrize("mutations", [50, pytest.param(200, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_no_mutation_is_a_traceback_or_read_wrong(fuzz: Any, name: str, tmp_path: Path) -> None:
+def test_no_mutation_is_a_traceback_or_read_wrong(fuzz: Any, name: str, mutations: int, tmp_path: Path) -> None:
     file, data = fuzz.SAMPLES[name]
     assert fuzz.check(name, tmp_path / file, data) == ("accepted", None)
-    problems = {seed: fuzz.problem(name, seed, tmp_path)[1] for seed in range(1, 201)}
+    problems = {seed: fuzz.problem(name, seed, tmp_path)[1] for seed in range(1, mutations + 1)}
     assert {seed: problem for seed, problem in problems.items() if problem} == {}
 
 

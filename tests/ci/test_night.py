@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -60,6 +60,7 @@ def test_a_foreign_environment_is_not_replaced(checkout: Checkout) -> None:
     assert file.read_text() == "kept"
 
 
+@pytest.mark.exhaustive  # the script and its steps are those of the night of GitLab
 def test_two_nights_of_github(checkout: Checkout, github: Service, workflow: Workflow, tmp_path: Path) -> None:
     """The first run exceeds its budget and keeps its results; the second one starts with the skipped cells."""
     job = workflow("github/nightly.yml")["jobs"]["night"]
@@ -92,14 +93,38 @@ def test_two_nights_of_github(checkout: Checkout, github: Service, workflow: Wor
 
 
 def test_a_night_of_gitlab(checkout: Checkout, gitlab: Service, workflow: Workflow) -> None:
+    """Its database holds a newer run of another machine, whose clock differs."""
+    (checkout.folder / "state").mkdir()
+    (checkout.folder / "other.jsonl").write_text(json.dumps(wrong_and_foreign()))
+    store = "groupbench --db state/groupbench.db ingest other.jsonl"
+    stored = checkout.run("bash", "-c", f". ci/environment.sh && groupbench_environment x && {store}")
+    assert stored.returncode == 0, stored.stderr
     done = gitlab(workflow("gitlab/nightly.yml")["groupbench-night"], checkout)
     assert not done.failed, done.text
     artifacts = checkout.folder / "artifacts"
     assert {path.name for path in artifacts.iterdir()} == {*ARTIFACTS, "groupbench.db"}
     assert len(list(ElementTree.parse(artifacts / "gate.xml").iter("testcase"))) == 4 + 1  # the verdict
     assert json.loads((artifacts / "verdict.json").read_text())["exit_code"] == 0
-    assert runs(artifacts / "groupbench.db") == runs(checkout.folder / "state/groupbench.db")
-    assert "<html" in (checkout.folder / "report.html").read_text()
+    run, foreign = runs(artifacts / "groupbench.db")
+    assert [run, foreign] == runs(checkout.folder / "state/groupbench.db")
+    assert (json.loads((artifacts / "verdict.json").read_text())["run"], foreign) == (run, "foreign")
+    assert "foreign" not in (artifacts / "summary.md").read_text()
+    report = (checkout.folder / "report.html").read_text()
+    assert "<html" in report and run[:12] in report
+
+
+def wrong_and_foreign() -> dict[str, Any]:
+    """Return the record of a wrong result that another machine measures in 20 hours."""
+    commit = {"hash": "f" * 40}
+    started = (datetime.now(UTC) + timedelta(hours=20)).isoformat()
+    return {
+        "schema": 1,
+        "run": {"id": "foreign", "started": started, "trigger": "nightly", "plan": "tiny", "commit": commit},
+        "environment": {"device": "cpu", "cpu": "X"},
+        "cell": {"operator": "grouped_gemm", "backend": "torch_loop", "shape": "1,4,4,4", "dtype": "fp32"},
+        "status": "wrong",
+        "message": "x",
+    }
 
 
 SLOW = """
@@ -131,7 +156,11 @@ def slow(checkout: Checkout) -> tuple[str, ...]:
     return ("bash", "ci/nightly.sh", "--plugin", "slow.BACKEND")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.exhaustive)],
+    ids=lambda number: number.name,
+)
 def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout, slow: tuple[str, ...]) -> None:
     old = checkout.folder / "artifacts/comment.md"
     old.parent.mkdir()
@@ -170,6 +199,7 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     assert len(runs(checkout.folder / "groupbench.db")) == 1
 
 
+@pytest.mark.exhaustive  # `night` itself is tested with a played benchmark
 def test_a_night_of_another_commit_is_stored_and_a_new_one_begins(checkout: Checkout, slow: tuple[str, ...]) -> None:
     first = checkout.start(*slow)
     until(checkout.folder / "started", first)
@@ -185,6 +215,7 @@ def test_a_night_of_another_commit_is_stored_and_a_new_one_begins(checkout: Chec
     assert {record.status for record in new} == {"ok"}
 
 
+@pytest.mark.exhaustive  # by default, the night of GitLab does, which is the first of its database
 def test_a_night_judges_its_own_run_if_another_machines_is_newer(checkout: Checkout) -> None:
     """One database may have the runs of many machines, whose clocks differ."""
     first = checkout.run("bash", "ci/nightly.sh", GROUPBENCH_CONFIRM_MINUTES="0")
@@ -210,7 +241,11 @@ def test_a_night_judges_its_own_run_if_another_machines_is_newer(checkout: Check
 
 @pytest.mark.parametrize(
     ("args", "text"),
-    [(("none.toml",), "none.toml"), (("groupbench.toml", "--op", "x"), "--op"), (("--nonsense",), "--nonsense")],
+    [
+        (("none.toml",), "none.toml"),
+        (("groupbench.toml", "--op", "x"), "--op"),
+        pytest.param(("--nonsense",), "--nonsense", marks=pytest.mark.exhaustive),
+    ],
     ids=["plan", "option of a plan", "option"],
 )
 def test_a_night_that_cannot_begin(args: tuple[str, ...], text: str, checkout: Checkout) -> None:
@@ -279,26 +314,46 @@ def forge() -> Iterator[tuple[str, type[Forge]]]:
     server.server_close()
 
 
+@pytest.fixture
+def event(forge: Any, tmp_path: Path) -> dict[str, str]:
+    """Return the variables of GitHub's runner for a pull request."""
+    path = tmp_path / "event.json"
+    path.write_text(json.dumps({"pull_request": {"number": 7}}))
+    return {"GITHUB_API_URL": forge[0], "GITHUB_REPOSITORY": "o/r", "GITHUB_EVENT_PATH": str(path)}
+
+
+def test_a_verdict_is_one_comment_on_github(
+    checkout: Checkout, github: Service, workflow: Workflow, forge: Any, event: dict[str, str]
+) -> None:
+    job = workflow("github/pull-request.yml")["jobs"]["comment"]
+    text = checkout.folder / "artifacts/comment.md"
+    text.parent.mkdir()
+    for verdict in ("something got worse", "nothing got worse"):
+        text.write_text(verdict)
+        posted = github(job, checkout, {"github.token": "secret"}, **event)
+        assert not posted.failed, posted.text
+        assert "secret" not in posted.text
+    (comment,) = forge[1].comments
+    assert "nothing got worse" in comment["body"]
+
+
+@pytest.mark.exhaustive  # by default, the measuring job is GitLab's, which runs the same script
 def test_a_pull_request_of_github(
-    checkout: Checkout, github: Service, workflow: Workflow, forge: Any, tmp_path: Path
+    checkout: Checkout, github: Service, workflow: Workflow, forge: Any, event: dict[str, str]
 ) -> None:
     """The list may name a GPU in a comment, and the CPU in its last line, which has no newline."""
-    url, service_of = forge
     path = checkout.folder / "ci/pull-request.txt"
     path.write_text(f"# not --device cuda\n{path.read_text()} --device cpu")
     jobs = workflow("github/pull-request.yml")["jobs"]
     base, head = checkout.git("rev-parse", "HEAD~1"), checkout.git("rev-parse", "HEAD")
-    event = tmp_path / "event.json"
-    event.write_text(json.dumps({"pull_request": {"number": 7}}))
     facts = {"github.event.pull_request.base.sha": base, "github.token": "secret"}
-    service = {"GITHUB_API_URL": url, "GITHUB_REPOSITORY": "o/r", "GITHUB_EVENT_PATH": str(event)}
     measured = github(jobs["measure"], checkout, facts)
     assert not measured.failed, measured.text
     for _ in range(2):
-        posted = github(jobs["comment"], checkout, facts, **service)
+        posted = github(jobs["comment"], checkout, facts, **event)
         assert not posted.failed, posted.text
         assert "secret" not in posted.text
-    (comment,) = service_of.comments
+    (comment,) = forge[1].comments
     assert f"`{head[:10]}` against its merge base `{base[:10]}`" in comment["body"]
     assert "| same |" in comment["body"]
     comparisons = (checkout.folder / "artifacts/comparisons.jsonl").read_text().splitlines()
@@ -319,18 +374,22 @@ def of_gitlab(service: type[Forge], text: bytes | None, **job: Any) -> None:
 
 
 def test_a_merge_request_of_gitlab(checkout: Checkout, gitlab: Service, workflow: Workflow, forge: Any) -> None:
-    """The request's code steals its environment, which has no token; the default branch's code posts the text."""
+    """The request breaks a backend, which the comment reports.
+
+    Its code steals its environment, which has no token; the default branch's code posts the text.
+    """
     url, service = forge
     read = workflow("gitlab/merge-request.yml")
     with (checkout.folder / "ci/environment.sh").open("a") as script:
         script.write('\nenv >>"$HOME/stolen"\n')
-    checkout.git("commit", "-qam", "Steal")
+    break_loop(checkout)
+    checkout.git("commit", "-qam", "Steal and break it")
     facts = {
         "CI_MERGE_REQUEST_DIFF_BASE_SHA": checkout.git("rev-parse", "HEAD~2"),
         "CI_COMMIT_SHA": checkout.git("rev-parse", "HEAD"),
     }
     measured = gitlab(read["groupbench-compare"], checkout, **facts)
-    assert not measured.failed, measured.text
+    assert measured.failed == ["script"], measured.text
     of_gitlab(service, (checkout.folder / "artifacts/comment.md").read_bytes())
     stolen = Path(checkout.environment["HOME"]) / "stolen"
     assert "TOKEN" not in stolen.read_text()
@@ -343,7 +402,7 @@ def test_a_merge_request_of_gitlab(checkout: Checkout, gitlab: Service, workflow
         assert not posted.failed, posted.text
         assert "secret" not in posted.text
     assert not stolen.exists()
-    assert ["nothing got worse" in comment["body"] for comment in service.comments] == [True]
+    assert ["something got worse" in comment["body"] for comment in service.comments] == [True]
 
 
 def test_a_request_that_can_read_the_token_is_refused(checkout: Checkout, gitlab: Service, workflow: Workflow) -> None:
@@ -380,13 +439,19 @@ def test_a_text_gives_the_bot_no_orders(checkout: Checkout, gitlab: Service, wor
     assert "@all" not in "".join(lines)
 
 
-def test_a_change_that_is_wrong(checkout: Checkout) -> None:
-    """The exit code and the comment report a commit that breaks a backend."""
+def break_loop(checkout: Checkout) -> None:
+    """Make the results of a backend wrong."""
     path = checkout.folder / "operators/catalog/grouped_gemm.py"
     right = "def prepare_torch_loop("
     before, after = path.read_text().split(right)
     wrong = f"{right}inputs):\n    run = _prepare_right(inputs)\n    return lambda: run() * 1.01\n\n\n"
     path.write_text(f"{before}{wrong}def _prepare_right({after}")
+
+
+@pytest.mark.exhaustive  # by default, the merge request of GitLab is wrong
+def test_a_change_that_is_wrong(checkout: Checkout) -> None:
+    """The exit code and the comment report a commit that breaks a backend."""
+    break_loop(checkout)
     checkout.git("commit", "-qam", "Break it")
     done = checkout.run("bash", "ci/pull-request.sh", "HEAD~1")
     assert done.returncode == 1, done.stdout + done.stderr
