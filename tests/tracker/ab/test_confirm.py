@@ -458,12 +458,14 @@ class TestOneToolchainIsNoEvidenceForAnother:
     def runs(self, request: pytest.FixtureRequest, stored: Stored, make: Any) -> tuple[str, str]:
         """Return the newest runs of both toolchains."""
         sides = self.WAYS[request.param]
+        records = []
         for number in range(7):
             for which, facts in zip(("stable", "new"), sides, strict=True):
                 ms = 1.05 if number == 6 else 1 + 0.001 * (number % 3 - 1)
                 record = make(number, ms=ms + 1e-5 * (which == "new"), run=f"{which}-{number}", **facts)
                 started = record.run.started + timedelta(hours=which == "new")
-                stored([replace(record, run=replace(record.run, started=started))])
+                records.append(replace(record, run=replace(record.run, started=started)))
+        stored(records)
         return "stable-6", "new-6"
 
     def verdict(self, cli: Cli, run: str) -> str:

@@ -195,11 +195,12 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+@pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.exhaustive)])
 def test_checkouts_that_begin_together_do_not_remove_each_other(
-    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    for _ in range(4):
+    for _ in range(rounds):
         together = [hold(repo) for _ in range(6)]
         trees = {process.communicate()[0] for process in together}
         assert len(trees) == 6 and "" not in trees
