@@ -73,7 +73,11 @@ def test_what_exists_is_spared_from_collection_before_the_first_request(
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, (0, 130)), (signal.SIGTERM, (0,))], ids=["int", "term"])
+@pytest.mark.parametrize(
+    ("number", "codes"),
+    [(signal.SIGINT, (0, 130)), pytest.param(signal.SIGTERM, (0,), marks=pytest.mark.exhaustive)],
+    ids=["int", "term"],
+)
 def test_it_runs_by_its_command_and_ends_when_asked_to(
     nights: Any, tmp_path: Path, number: int, codes: tuple[int, ...]
 ) -> None:
