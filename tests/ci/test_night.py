@@ -179,15 +179,6 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     assert first.returncode == (-9 if number is signal.SIGKILL else 130), err
     if number is not signal.SIGKILL:
         assert "repeat the command to continue this run" in err
-        kept = f"the interrupted run is kept; to begin a new one, remove {checkout.folder / 'records'}"
-        for option, code, text in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
-            printed = checkout.run("bash", "ci/nightly.sh", option, GROUPBENCH_RECORDS=str(checkout.folder / "records"))
-            assert (printed.returncode, text in printed.stderr) == (code, True), printed.stderr
-            assert (kept in printed.stderr) == (option == "--budjet")
-            assert list((checkout.folder / "records").glob(".unfinished*"))
-        assert (
-            printed.stdout.startswith("Install groupbench, ") and printed.stdout.count("bash ci/nightly.sh [PLAN]") == 1
-        )
     assert not (checkout.folder / "groupbench.db").exists()  # an unfinished run is not judged
     (checkout.folder / "go").touch()
     third = checkout.run(*slow)
@@ -197,6 +188,21 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     assert [record.status for record in night] == ["ok"] * 4
     assert len({record.run.id for record in night}) == 1
     assert len(runs(checkout.folder / "groupbench.db")) == 1
+
+
+@pytest.mark.exhaustive  # `night` itself is tested with a played benchmark
+def test_options_that_measure_nothing_keep_an_interrupted_night(checkout: Checkout, slow: tuple[str, ...]) -> None:
+    first = checkout.start(*slow)
+    until(checkout.folder / "started", first)
+    first.terminate()
+    first.communicate()
+    kept = f"the interrupted run is kept; to begin a new one, remove {checkout.folder / 'records'}"
+    for option, code, text in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
+        printed = checkout.run("bash", "ci/nightly.sh", option, GROUPBENCH_RECORDS=str(checkout.folder / "records"))
+        assert (printed.returncode, text in printed.stderr) == (code, True), printed.stderr
+        assert (kept in printed.stderr) == (option == "--budjet")
+        assert list((checkout.folder / "records").glob(".unfinished*"))
+    assert printed.stdout.startswith("Install groupbench, ") and printed.stdout.count("bash ci/nightly.sh [PLAN]") == 1
 
 
 @pytest.mark.exhaustive  # `night` itself is tested with a played benchmark

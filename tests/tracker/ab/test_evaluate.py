@@ -67,7 +67,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("evaluate")
     (path / "doubled.py").write_text(OPERATOR)
     (path / "candidate.py").write_text(CANDIDATE)
-    (path / "alone.py").write_text(OPERATOR + "\n@doubled.backend\ndef mine(x):\n    return 2 * x\n")
     return path
 
 
@@ -187,16 +186,21 @@ def test_mistakes_say_what_there_is(
         evaluator.evaluate(str(folder / file), **by_name)  # type: ignore[arg-type]
 
 
-def test_the_command(folder: Path) -> None:
-    args = ["evaluate", str(folder / "alone.py"), "--device", "cpu", "--suite", "two", "--min-effect", "30", "--json"]
+@pytest.mark.parametrize(
+    ("returns", "right"), [("x + x + 1", False), pytest.param("2 * x", True, marks=pytest.mark.exhaustive)]
+)
+def test_the_command(tmp_path: Path, returns: str, right: bool) -> None:
+    """By default with a wrong result, which is not timed."""
+    (tmp_path / "alone.py").write_text(f"{OPERATOR}\n@doubled.backend\ndef mine(x):\n    return {returns}\n")
+    args = ["evaluate", str(tmp_path / "alone.py"), "--device", "cpu", "--suite", "two", "--min-effect", "30", "--json"]
     done = CliRunner().invoke(main, args)
     evaluations = json.loads(done.stdout)
     assert [(one["shape"], one["backend"], one["right"]) for one in evaluations] == [
-        ("N=8", "mine", True),
-        ("N=16", "mine", True),
+        ("N=8", "mine", right),
+        ("N=16", "mine", right),
     ]
     assert all("own reference was trusted" in one["note"] for one in evaluations)
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == (0 if right else 1), done.output
 
 
 def test_the_command_goes_by_groupbench_toml(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from groupbench.tracker.cli import main
 from groupbench.tracker.record import encode
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import ConsoleMessage, Page
 
 Browse = Callable[..., "Page"]
 
@@ -107,12 +107,6 @@ def test_a_change_leads_to_its_series(browse: Browse, report: Path) -> None:
     page.reload()
     page.locator("#s1 .latency .point").first.wait_for()  # opened by its address
     assert page.locator("article:focus").get_attribute("id") == "s1"
-
-
-def test_an_address_of_a_page_shows_the_verdict_too(browse: Browse, report: Path) -> None:
-    page = browse(at(report, "op-grouped_gemm"))
-    page.locator("[data-figure=map-0] .xaxislayer-above text").first.wait_for()
-    assert page.evaluate("scrollY") == 0
 
 
 def test_plots_are_drawn_when_they_are_looked_at(browse: Browse, report: Path) -> None:
@@ -242,10 +236,11 @@ def ink(page: Page) -> str:
     return page.locator("[data-figure=map-0] .xaxislayer-above text").first.evaluate("node => node.style.fill")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.exhaustive)])
 def test_light_and_dark_are_the_system_s_until_the_button_says(browse: Browse, report: Path, scheme: str) -> None:
     page = browse(at(report, "op-grouped_gemm"), color_scheme=scheme)
     page.locator("[data-figure=map-0] .xaxislayer-above text").first.wait_for()
+    assert page.evaluate("scrollY") == 0  # the address of a page shows the verdict too
     assert (ground(page) < 200) == (scheme == "dark")
     before = ink(page)
     page.locator("#theme").click()
@@ -320,9 +315,17 @@ def test_paper_has_every_map_and_plot_whole(browse: Browse, report: Path) -> Non
     assert page.locator("main > section:visible").count() == 1
 
 
-def test_a_screen_reader_finds_its_way(browse: Browse, report: Path) -> None:
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("overview", "op-grouped_gemm"),
+        pytest.param(("op-canary", "unmeasured", "environment"), marks=pytest.mark.exhaustive),
+    ],
+    ids=" ".join,
+)
+def test_a_screen_reader_finds_its_way(browse: Browse, report: Path, places: tuple[str, ...]) -> None:
     page = browse(report)
-    for place in ("overview", "op-grouped_gemm", "op-canary", "unmeasured", "environment"):
+    for place in places:
         page.goto(at(report, place))
         opened(page, place)
         page.wait_for_timeout(300)
@@ -386,18 +389,25 @@ def test_hostile_text_stays_text(browse: Browse, report: Path) -> None:
     assert HOSTILE.split("\u2028")[0] in page.locator("section.current").inner_text()
 
 
-def test_what_else_is_written_into_the_file_does_not_run(chromium: Browser, report: Path, tmp_path: Path) -> None:
+def test_what_else_is_written_into_the_file_does_not_run(
+    tab: Callable[..., Page], report: Path, tmp_path: Path
+) -> None:
     """Were escaping to fail, the browser still knows the page's own scripts by their hashes."""
     text = report.read_text(encoding="utf-8").replace("<main ", "<script>document.title = 'hacked'</script><main ", 1)
     (tmp_path / "r.html").write_text(text, encoding="utf-8")
     refused: list[str] = []
-    with chromium.new_context() as context:
-        page = context.new_page()
-        page.on("console", lambda line: refused.append(line.text))
-        page.goto((tmp_path / "r.html").as_uri())
-        page.locator("nav a", has_text="grouped_gemm").click()
-        opened(page, "op-grouped_gemm")
-        assert page.title().startswith("grouped_gemm · ")
+
+    def note(line: ConsoleMessage) -> None:
+        refused.append(line.text)
+
+    page = tab()
+    page.on("console", note)
+    page.goto((tmp_path / "r.html").as_uri())
+    page.locator("nav a", has_text="grouped_gemm").click()
+    opened(page, "op-grouped_gemm")
+    assert page.title().startswith("grouped_gemm · ")
+    page.remove_listener("console", note)
+    page.goto("about:blank")
     assert any("Content Security Policy" in line for line in refused)
 
 
