@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,20 +55,25 @@ class Bench:
         return AbFinding("different" if log else "same", log, log - 0.1, log + 0.1, sides[0].rms, sides[1].rms)
 
 
-@pytest.fixture
-def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Ten commits in a new repository that is the current folder, each of which changes a file."""
-    folder = tmp_path / "repository"
+@pytest.fixture(scope="module")
+def ten_commits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a repository of ten commits, each of which changes a file."""
+    folder = tmp_path_factory.mktemp("commits") / "repository"
     folder.mkdir()
-    monkeypatch.chdir(folder)
     git(folder, "init", "-q")
-    commits = []
     for number in range(10):
         (folder / "k.py").write_text(str(number))
         git(folder, "add", "k.py")
         git(folder, "commit", "-q", "-m", f"Change {number}", "--author", "Ada <a@b.c>")
-        commits.append(git(folder, "rev-parse", "HEAD"))
-    made = Bench(commits)
+    return folder
+
+
+@pytest.fixture
+def bench(ten_commits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    """Ten commits in a repository that is the current folder."""
+    folder = shutil.copytree(ten_commits, tmp_path / "repository")
+    monkeypatch.chdir(folder)
+    made = Bench(git(folder, "rev-list", "--reverse", "HEAD").split())
 
     @contextmanager
     def opened(repository: Path, header: Header, keep: Any) -> Iterator[Bench]:
