@@ -80,6 +80,7 @@ class Lab:
 
     def __init__(self, folder: Path, planted: dict[str, float]) -> None:
         self.folder, self.planted = folder, planted
+        self._above: dict[str, list[str]] = {}
         self.asked: list[ComparisonRequest] = []
         self.stop_after = 10**6
         self.broken: set[str] = set()
@@ -88,12 +89,17 @@ class Lab:
         self.spoilt: dict[str, SideAccuracy] = {}  # by the commit from which on results are so
 
     def result(self, commit: str) -> SideAccuracy:
-        above = git(self.folder, "rev-list", commit).split()
-        return next((self.spoilt[name] for name in above if name in self.spoilt), SideAccuracy("ok", 1e-3))
+        spoilt = (self.spoilt[name] for name in self.above(commit) if name in self.spoilt)
+        return next(spoilt, SideAccuracy("ok", 1e-3))
 
     def level(self, commit: str) -> float:
-        above = set(git(self.folder, "rev-list", commit).split())
-        return sum(change for name, change in self.planted.items() if name in above)
+        return sum(change for name, change in self.planted.items() if name in self.above(commit))
+
+    def above(self, commit: str) -> list[str]:
+        """Return a commit and those before it, newest first."""
+        if commit not in self._above:
+            self._above[commit] = git(self.folder, "rev-list", commit).split()
+        return self._above[commit]
 
     def __call__(self, question: ComparisonRequest) -> AbFinding:
         if len(self.asked) >= self.stop_after:
