@@ -10,6 +10,7 @@ import random
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -378,6 +379,7 @@ def test_what_cannot_be_kept_is_shown_all_the_same(
     compare({}, {})  # the sides are simulated from here on
     monkeypatch.setattr(Bench, "cells", lambda self, device, **selection: ([CELL, CELL], []))
     monkeypatch.setattr(Bench, "device", "cuda", raising=False)
+    monkeypatch.setattr(comparing, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None))
     monkeypatch.setattr("groupbench.tracker.cli.ab._check_records", lambda path: None)
     result = CliRunner().invoke(main, ["ab", ".", ".", "--operator", "op", "--records", "/dev/full", "--csv"])
     assert (result.exit_code, result.stdout.count("\n")) == (3, 2), result.output
@@ -552,7 +554,7 @@ def groupbench_ab(repository: Path) -> Iterator[Callable[..., subprocess.Complet
 
 def test_a_commit_that_makes_everything_worse(groupbench_ab: Any, tmp_path: Path) -> None:
     backends = [part for name in ("mine", "wrong", "raises") for part in ("--backend", name)]
-    options = ("--budget", "30", "--json", "--records", str(tmp_path / "ab.jsonl"))
+    options = ("--budget", "30", "--min-effect", "100", "--json", "--records", str(tmp_path / "ab.jsonl"))
     done = groupbench_ab("one", "two", *backends, *options)
     assert done.returncode == 1, done.stderr
     rows = {row["cell"]["backend"]: row for row in json.loads(done.stdout)}

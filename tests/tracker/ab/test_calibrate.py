@@ -45,7 +45,7 @@ def result(
 
 
 def test_a_report_for_each_latency(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibrate, "RUNS", 100)
+    monkeypatch.setattr(calibrate, "RUNS", 30)
     results = [result(0.012, 0.01, 1), result(0.1, 0.003, 2), result(0.1, 0.003, 3, "different"), result(1.5, 0.002, 4)]
     reports = calibrate.summarise(results, budget_s=60, alpha=0.001)
     assert [report.upto_ms for report in reports] == [0.03, 0.2, None]

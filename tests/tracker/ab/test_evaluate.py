@@ -126,7 +126,10 @@ def test_a_file_that_changes_during_its_evaluation_has_no_verdict(
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("import not_installed", "does not load: ModuleNotFoundError: No module named 'not_installed'"),
+        pytest.param(
+            *("import not_installed", "does not load: ModuleNotFoundError: No module named 'not_installed'"),
+            marks=pytest.mark.exhaustive,
+        ),
         ("def f(", r"does not load: SyntaxError: '\(' was never closed"),
         ("raise SystemExit(3)", "does not load: SystemExit: 3"),
         (

@@ -269,6 +269,7 @@ def test_a_phone_needs_no_sideways_scrolling(browse: Browse, report: Path) -> No
     assert page.evaluate("visualViewport.scale") == 1
 
 
+@pytest.mark.exhaustive
 def test_plots_follow_the_width_of_the_page(browse: Browse, report: Path) -> None:
     page = browse(report, viewport={"width": 1300, "height": 900})
     page.goto(at(report, "op-grouped_gemm"))

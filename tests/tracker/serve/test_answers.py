@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -141,10 +142,12 @@ WRONG = (
 )
 
 
-def test_wrong_parameters_are_named(nights: Any, serve: Client) -> None:
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["each", "product"])
+def test_wrong_parameters_are_named(nights: Any, serve: Client, every: bool) -> None:
+    """By default, each wrong parameter is asked of one page, and each page has several."""
     client = serve()
     pages = ("/", "/runs", "/runs/run-007", "/series/1", "/operators/grouped_gemm", "/compare", "/alerts")
-    for search, page in ((search, page) for search in WRONG for page in pages):
+    for search, page in itertools.product(WRONG, pages) if every else zip(WRONG, itertools.cycle(pages), strict=False):
         name = search.partition("=")[0]
         response = client.get(f"{page}?{search}")
         assert response.status_code == 400, (page, search)

@@ -158,6 +158,7 @@ def test_a_view_is_shared_by_its_address(address: str, browse: Browse) -> None:
     assert "regressed" in page.locator("main table tbody").inner_text()
 
 
+@pytest.mark.exhaustive  # the script is that of the report, whose browser tests it
 def test_tables_sort_by_their_heads_and_keys_lead_everywhere(address: str, browse: Browse) -> None:
     page = browse(f"{address}/series")
     backends = page.locator("main table tbody tr td:nth-child(2)")

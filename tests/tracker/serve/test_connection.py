@@ -81,14 +81,14 @@ def ask(one: socket.socket) -> None:
 def test_who_connects_and_asks_nothing_is_sent_away(
     place: Place, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
     idle = [connect() for _ in range(4)]
     idle[0].sendall(HEAD)  # and never the rest
     assert [all_of(each) for each in idle] == [b""] * 4
     kept = connect()  # who has asked may ask again
     for _ in range(2):
         ask(kept)
-        time.sleep(1.2)
+        time.sleep(0.7)
     kept.sendall(HEAD)  # but must then ask to the end
     assert all_of(kept) == b""
     with urllib.request.urlopen(f"http://127.0.0.1:{place[1]}/healthz", timeout=30) as response:
@@ -152,5 +152,5 @@ def test_who_does_not_read_is_sent_away(connect: Connect, monkeypatch: pytest.Mo
     one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     one.sendall(b"GET /static/plotly.js HTTP/1.1\r\nHost: localhost\r\n\r\n")
     one.recv(100)
-    time.sleep(2)
+    time.sleep(1)
     assert len(all_of(one)) < 4_000_000
