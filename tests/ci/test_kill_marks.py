@@ -24,8 +24,8 @@ def marks() -> Any:
     return module
 
 
-# One command that only measures is killed by default, and one that changes the database. What a kill may leave of the
-# others is tested where these commands are: logs, comparisons and files that are continued, and transactions.
+# One command that only measures is killed by default, and one that changes the database. The state that a kill may
+# leave of the others is tested where these commands are: logs, comparisons and files that are continued, transactions.
 LONGER = [
     pytest.param(name, marks=pytest.mark.exhaustive)
     for name in ("backfill", "bisect", "confirm", "gate", "ingest", "night", "repair", "serve")
