@@ -337,6 +337,8 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
     if options["baseline"]:
         for op in options["ops"]:
             registry.get_backend(registry.get_operator(op, plugins), options["baseline"])
+    if options["trace_steps"] != plan.TRACE_STEPS and options["routing_trace"] is None:
+        raise UsageError("--trace-steps needs --routing-trace")
     if options["cudagraph"] and device == "cpu":
         raise UsageError("--cudagraph needs a GPU: a CPU has no CUDA graphs")
     protocol = Protocol(

@@ -6,6 +6,7 @@ The selection comes from the command line, or from a plan: the `[[measure]]` of 
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from groupbench.operators.operator import Operator
 from groupbench.operators.registry import check_baselines, get_backend, get_operator, plugin_backends
 from groupbench.tracker import project
 from groupbench.tracker.project import PlanEntry
+from groupbench.tracker.text.wording import counted
 
 TRACE_STEPS = 16
 """Steps to take from a routing trace, evenly spaced in time."""
@@ -217,10 +219,17 @@ def _on_trace(operator: Operator, shapes: list[Any], steps: list[trace.TraceStep
         routed = [operator.on_trace(shape, step) for shape in shapes for step in steps]
     except ValueError as error:
         raise UsageError(f"{operator.name}, --routing-trace: {error}") from error
-    routed = list({str(shape): shape for shape in routed if shape.M}.values())
-    if not routed:
+    kept = list({str(shape): shape for shape in routed if shape.M}.values())
+    if not kept:
         raise UsageError("--routing-trace: the trace routes no row to the experts of the shapes")
-    return routed
+    idle = sum(not shape.M for shape in routed)
+    if idle:
+        print(
+            f"tritonbench: --routing-trace: {idle} of {counted(len(routed), 'problem')} left out: "
+            "the step routes no row to the experts of the shape",
+            file=sys.stderr,
+        )
+    return kept
 
 
 def input_ids(count: int, ids: tuple[int, ...], number: int | None) -> list[int]:

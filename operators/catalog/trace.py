@@ -171,9 +171,10 @@ def _tensor(path: Path, key: str) -> np.ndarray:
 
 
 def _csv(path: Path) -> Iterator[TraceStep]:
-    with path.open(encoding="utf-8", newline="") as file:
-        lines = csv.DictReader(file)
-        columns = set(lines.fieldnames or ())
+    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte-order mark
+        lines = csv.DictReader(file, skipinitialspace=True)
+        lines.fieldnames = [name.strip().lower() for name in lines.fieldnames or ()]
+        columns = set(lines.fieldnames)
         counted = {"step", "expert", "rows"} <= columns
         if not counted and not {"step", "token", "expert"} <= columns:
             raise ValueError("it needs the columns step, token and expert, or step, expert and rows")

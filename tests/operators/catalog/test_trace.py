@@ -53,6 +53,7 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
     "jsonl lists": text("t.jsonl", json.dumps(IDS) + "\n\n"),
     "jsonl objects": text("t.jsonl", json.dumps({"layer": 3, "topk_ids": IDS, "num_experts": 4})),
     "csv of choices": text("t.csv", "step,token,expert\n0,0,0\n0,0,1\n0,1,1\n0,1,3\n0,2,1\n0,2,-1\n"),
+    "csv of a spreadsheet": text("t.csv", "\ufeffStep, Token, Expert\n0, 0, 0\n0, 0, 1\n0, 1, 1\n0, 1, 3\n0, 2, 1\n"),
     "flashinfer": flashinfer,
 }
 
@@ -120,10 +121,13 @@ def test_a_grouped_gemm_has_the_rows_of_each_step(operator: str, tmp_path: Path)
     assert texts == ["G=4,M_g=1|3|0|1,N=32,K=64,W=nk", "G=4,M_g=2|1|3|2,N=32,K=64,W=nk"]
 
 
-def test_a_rank_has_its_share_of_the_steps_and_its_total_varies(tmp_path: Path) -> None:
+def test_a_rank_has_its_share_of_the_steps_and_its_total_varies(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = npy(tmp_path, np.array([IDS, [[2, 3], [2, 3], [0, 1], [2, 0]], [[2, 3]] * 4]))
     texts = shapes_on("grouped_gemm", path, "G=2,M_g=9,N=32,K=64")
     assert texts == ["G=2,M_g=1|3,N=32,K=64", "G=2,M_g=2|1,N=32,K=64"]  # the third step has no row there
+    assert "1 of 3 problems left out: the step routes no row" in capsys.readouterr().err
 
 
 def test_more_groups_than_experts_in_the_trace_are_accepted(tmp_path: Path) -> None:
