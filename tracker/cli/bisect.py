@@ -224,8 +224,10 @@ def _header(context: click.Context, repository: Path, good: str, bad: str, optio
     from groupbench.tracker.bisect import history as bisect_git
     from groupbench.tracker.bisect.log import Header
 
-    cell = _cell_of_series(context, options) if options["series"] else _cell_of_options(context, options)
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
+    if first == last and not options["package"]:
+        raise click.UsageError(f"GOOD and BAD are one commit, {first[:10]}; give two", context)
+    cell = _cell_of_series(context, options) if options["series"] else _cell_of_options(context, options)
     paths = options["paths"] or bisect_git.relevant_paths(repository, last, options["plugins"])
     bench = {name: options[name] for name in ("min_effect", "budget", "python", "only_changed") if options[name]}
     bench |= {

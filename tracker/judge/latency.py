@@ -26,7 +26,7 @@ from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Evidence, Judged, News
 from groupbench.tracker.metrics import finite_or_none
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.stats.thresholds import LATEST, TOO_NOISY, least_effect, on_level
+from groupbench.tracker.stats.thresholds import GROSS, LATEST, TOO_NOISY, least_effect, on_level
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.wording import date
@@ -168,7 +168,14 @@ class LatencyRule:
             row = replace(
                 row, verdict=Verdict.UNRESOLVED, compared=compared, note=joined(_why_undecided(compared), row.note)
             )
-        return self._to_confirm(row, base)
+        row = self._to_confirm(row, base)
+        if row.ab_base is None and compared is None and abs(moved) > math.log1p(GROSS[point.timing or "gpu"]):
+            row = replace(
+                row, note=joined("too few results to judge, and no A/B of these commits is possible", row.note)
+            )
+            effect = Effect(before_ms=math.exp(before), change=math.expm1(moved))
+            return replace(row, what="latency", span=Span(base, self.data.run), news=News(1, loud=True), effect=effect)
+        return row
 
     def _is_accepted(self, past: Past, base: RunRow, compared: Compared | None) -> bool:
         """Return whether the change that an A/B found is accepted: the level before it is shifted by as much."""

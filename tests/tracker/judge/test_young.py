@@ -13,6 +13,7 @@ import pytest
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.resolve import find_run
+from groupbench.tracker.record import UNKNOWN_COMMIT
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
@@ -93,6 +94,16 @@ QUIET = {
 @pytest.mark.parametrize("nights", QUIET.values(), ids=QUIET)
 def test_some_series_are_not_compared(nights: list[tuple[int, dict[str, Any]]], make: Any, stored: Any) -> None:
     assert judged(stored, [make(night, **fields) for night, fields in nights]).ab_base is None
+
+
+@pytest.mark.parametrize(
+    "fields", [{"commit": UNKNOWN_COMMIT}, {"commit_facts": {"dirty": True}}], ids=["unknown", "dirty"]
+)
+def test_a_large_move_without_a_commit_to_compare_is_shown(fields: dict[str, Any], make: Any, stored: Any) -> None:
+    row = judged(stored, [make(1), make(2, 1.5, **fields)])
+    assert row.verdict == "insufficient" and row.ab_base is None
+    assert row.news.loud and row.change == pytest.approx(0.5, abs=2e-3)
+    assert row.note is not None and "no A/B of these commits is possible" in row.note
 
 
 def test_a_commit_in_between_that_was_measured_twice_is_not_a_base(make: Any, stored: Any) -> None:
