@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -71,7 +71,7 @@ class Standing:
     matches  matches in which it was measured and correct
     wrong    matches in which its result was wrong
     absent   matches in which it was not measured for another reason
-    behind   geometric mean of its latency over the fastest's
+    behind   geometric mean of its latency over the fastest's; at least 1, as are the ends of its interval
     worst    the largest of these ratios, with `worst_shape`
     """
 
@@ -112,6 +112,17 @@ class LeagueTable:
         standings = [_standing(name, self.matches) for name in names]
         most = max(standing.matches for standing in standings)
         return tuple(sorted(standings, key=lambda s: (2 * s.matches < most, s.behind.ratio, s.backend)))
+
+    @property
+    def untimed(self) -> dict[str, str]:
+        """The backends without a latency in any match, each with its status, or `interpreted` if it was right."""
+        timed = {point.series.backend for match in self.matches for point in match.entries}
+        return {
+            point.series.backend: "interpreted" if point.status == "ok" else point.status
+            for match in self.matches
+            for point in match.out
+            if point.series.backend not in timed
+        }
 
     @property
     def provenance(self) -> list[str]:
@@ -160,6 +171,8 @@ def _standing(backend: str, matches: Sequence[Match]) -> Standing:
     missed = [p for m in matches for p in m.out if p.series.backend == backend]
     behind = geometric_mean([match.behind(point) for match, point in played])
     assert behind is not None
+    if behind.low is not None:
+        behind = replace(behind, low=max(behind.low, 1.0))  # computed as if ratios below 1 were possible
     last, worst = max(played, key=lambda pair: pair[0].behind(pair[1]))
     return Standing(
         backend=backend,

@@ -30,7 +30,9 @@ def page(tables: Sequence[LeagueTable]) -> str:
 def _table(table: LeagueTable) -> Iterator[str]:
     yield f"## {_plain(table.title)}"
     counts = f"{counted(len(table.matches), 'problem')}, protocol {_plain(table.protocol)}."
-    yield "\n".join([counts, *(f"- {_plain(line)}" for line in table.provenance)])
+    untimed = [f"{_plain(name)} ({status})" for name, status in sorted(table.untimed.items())]
+    lines = [_plain(line) for line in table.provenance] + [f"not timed: {', '.join(untimed)}"] * bool(untimed)
+    yield "\n".join([counts, *(f"- {line}" for line in lines)])
     head = ("backend", "won", "behind", "95 %", "worst", "on", "RMS error", "memory", "prepare", "routing", "version")
     yield _lines([head, *map(_standing, table.standings)])
     names = [standing.backend for standing in table.standings]

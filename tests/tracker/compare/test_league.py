@@ -80,6 +80,25 @@ def test_wrong_and_missing_results_win_nothing_and_are_counted() -> None:
     assert "0 of 2 (1 wrong)" in text and "| oom |" in text and "| wrong |" in text
 
 
+def test_backends_without_a_latency_are_named() -> None:
+    table = table_of(
+        build(0, 1.0, backend="a"), build(0, 2.0, backend="b"),
+        build(0, 3.0, backend="c", timing="interpreted"), build(0, 3.0, backend="d", status="wrong"),
+        build(0, 1.0, backend="a", shape="s"), build(0, 2.0, backend="b", shape="s"),
+        build(0, 3.0, backend="d", shape="s"),
+    )  # fmt: skip
+    assert "- not timed: c (interpreted)\n" in page([table])
+
+
+def test_an_interval_of_how_far_a_backend_is_behind_starts_at_one() -> None:
+    """The t interval of two ratios, 1 and 1.5, reaches far below 1."""
+    slow = table_of(
+        build(0, 1.0, backend="a"), build(0, 1.5, backend="b"),
+        build(0, 1.0, backend="a", shape="s"), build(0, 1.0, backend="b", shape="s"),
+    ).standings[1]  # fmt: skip
+    assert slow.behind.low == 1 and slow.behind.high is not None and slow.behind.high > slow.behind.ratio
+
+
 APART: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "card": ({"environment": {"gpu_uuid": "GPU-1"}}, {"environment": {"gpu_uuid": "GPU-2"}}),
     "toolchain": ({"environment": {"triton": "3.6.0"}}, {"environment": {"triton": "3.7.0"}}),
