@@ -1,7 +1,8 @@
 """Builders of records, files and databases. Times are made up, and no test waits for a clock.
 
-Tests that use `db` run on SQLite and, but for those marked `sqlite`, on PostgreSQL too: a cluster of its own is
-started where Debian's postgresql is installed. GROUPBENCH_TEST_DATABASES=sqlite leaves that out.
+Tests that use `db` run on SQLite and, but for those marked `sqlite`, on PostgreSQL too, most of them only with
+--exhaustive (pytest_itemcollected): a cluster of its own is started where Debian's postgresql is installed.
+GROUPBENCH_TEST_DATABASES=sqlite leaves that out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -108,7 +108,7 @@ def compiled_statements() -> Iterator[None]:
 
 
 MIGRATE = ("test_durability", "test_migrations", "test_schema", "test_store")
-"""Modules that test the creation of databases. In all others, a new database is a copy of the session's."""
+"""Modules that test how files are created and synced. In all others, a new one is a copy, and no write is synced."""
 
 
 @pytest.fixture(scope="session")
@@ -121,18 +121,28 @@ def empty_database(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 @pytest.fixture(autouse=True)
 def copied_databases(empty_database: bytes, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Copy an empty database instead of migrating each one, except in tests of migrations."""
+    """Copy an empty database instead of making each one, and sync nothing to disk, except in tests of just that."""
     if request.module.__name__.rpartition(".")[2] in MIGRATE:
         return
     migrate = engine.migrate
 
+    def copy(of: Engine) -> None:
+        assert of.url.database is not None
+        Path(of.url.database).write_bytes(empty_database)
+
     def copy_or_migrate(of: Engine, revision: str = "head", **named: Any) -> None:
-        dialect, path = of.dialect.name, of.url.database
-        if revision == "head" and dialect == "sqlite" and path and not Path(path).exists():
-            Path(path).write_bytes(empty_database)
-        elif revision != "head" or dialect != "postgresql" or inspect(of).get_table_names() or not _copied(of, migrate):
+        new = revision == "head" and of.dialect.name == "postgresql" and not inspect(of).get_table_names()
+        if not new or not _copied(of, migrate):
             migrate(of, revision, **named)
 
+    connect = engine._on_connect
+
+    def without_sync(connection: Any, other: Any) -> None:
+        connect(connection, other)
+        connection.execute("PRAGMA synchronous = OFF")
+
+    monkeypatch.setattr(engine, "_on_connect", without_sync)
+    monkeypatch.setattr(engine, "_create_tables", copy)
     monkeypatch.setattr(engine, "migrate", copy_or_migrate)
 
 
@@ -183,23 +193,26 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             backends = ["sqlite"]
         elif module == "test_postgresql":
             backends = [name for name in backends if name == "postgresql"]
-        left_out = _left_to_exhaustive(metafunc) if len(backends) > 1 else None
-        metafunc.parametrize(
-            "backend",
-            [pytest.param(name, marks=pytest.mark.exhaustive if name == left_out else ()) for name in backends],
-        )
+        metafunc.parametrize("backend", backends)
 
 
-def _left_to_exhaustive(metafunc: pytest.Metafunc) -> str | None:
-    """Return the database that a test leaves to --exhaustive, or None.
+_covered: set[object] = set()
 
-    The tests of `store` and `query` run on both. The rooms above them ask through these two, so each of their tests
-    runs on one of the databases: half of them on either.
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave most tests on PostgreSQL to --exhaustive, where all run on both databases.
+
+    The first case of each test of `store` and `query` stays. The rooms above them ask through these two, so of them the
+    first test of each module stays, which runs the module's own queries.
     """
-    room = metafunc.definition.path.relative_to(Path(__file__).parent).parts[0]
-    if room in ("store", "query") or _lacks_postgresql():
-        return None
-    return ("sqlite", "postgresql")[crc32(metafunc.definition.originalname.encode()) % 2]
+    if not isinstance(item, pytest.Function) or item.path.stem == "test_postgresql" or not hasattr(item, "callspec"):
+        return
+    if item.callspec.params.get("backend") == "postgresql":
+        room = item.path.relative_to(Path(__file__).parent).parts[0]
+        whole = item.function if room in ("store", "query") else item.module
+        if whole in _covered:
+            item.add_marker("exhaustive")
+        _covered.add(whole)
 
 
 @pytest.fixture

@@ -20,11 +20,12 @@ from groupbench.tracker.store.engine import Store, open_store
 Cli = Callable[..., Result]
 
 
-def test_a_new_store_waits_for_writers_and_checks_keys(opened: Store) -> None:
+def test_a_new_store_waits_for_writers_checks_keys_and_syncs(opened: Store) -> None:
     with opened.read() as session:
         assert session.scalar(text("PRAGMA journal_mode")) == "wal"
         assert session.scalar(text("PRAGMA foreign_keys")) == 1
         assert session.scalar(text("PRAGMA busy_timeout")) == 30_000
+        assert session.scalar(text("PRAGMA synchronous")) == 2  # FULL
 
 
 def test_a_broken_key_is_refused(opened: Store) -> None:
