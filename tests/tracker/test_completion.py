@@ -73,18 +73,22 @@ for variables in {asked}:
 """
 
 
-def words_of_each(program: str, lines: list[str], shell: str = "bash", **environment: str) -> list[list[str]]:
-    """Return the values proposed for each of some lines, each by a fork of one process."""
-    code = EACH.format(asked=[variables(program, line, shell) for line in lines])
-    done = start(program, f"exec({code!r})", **environment)
+def each(program: str, asked: list[dict[str, str]], **environment: str) -> list[str]:
+    """Return what a program prints with each of some variables, in forks of one process."""
+    done = start(program, f"exec({EACH.format(asked=asked)!r})", **environment)
     assert (done.returncode, done.stderr) == (0, "")
     answers = done.stdout.split("----\n")[:-1]
-    assert len(answers) == len(lines)
-    return [proposed(answer, shell) for answer in answers]
+    assert len(answers) == len(asked)
+    return answers
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_names_of_the_database_are_proposed(database: Path, shell: str) -> None:
+def words_of_each(program: str, lines: list[str], shell: str = "bash", **environment: str) -> list[list[str]]:
+    """Return the values proposed for each of some lines."""
+    asked = [variables(program, line, shell) for line in lines]
+    return [proposed(answer, shell) for answer in each(program, asked, **environment)]
+
+
+def test_names_of_the_database_are_proposed(database: Path) -> None:
     expected = {
         "history --operator g": ["gather_rows", "grouped_gemm"],
         "league --op gr": ["grouped_gemm"],
@@ -93,49 +97,62 @@ def test_names_of_the_database_are_proposed(database: Path, shell: str) -> None:
         "compare 00": ["001ccccccc", "000ccccccc"],
         "history --commits main..00": ["main..001ccccccc", "main..000ccccccc"],
     }
-    lines = [f"groupbench {line}" for line in expected]
-    assert words_of_each("groupbench", lines, shell, GROUPBENCH_DB=str(database)) == list(expected.values())
+    asked = [(shell, f"groupbench {line}") for shell in ("bash", "zsh", "fish") for line in expected]
+    answers = each(
+        "groupbench",
+        [variables("groupbench", line, shell) for shell, line in asked],
+        GROUPBENCH_DB=str(database),
+    )
+    found = [proposed(answer, shell) for answer, (shell, _) in zip(answers, asked, strict=True)]
+    assert found == list(expected.values()) * 3
 
 
 def test_the_words_and_the_branches_come_before_the_commits(database: Path) -> None:
-    named = words("groupbench", "groupbench compare ", GROUPBENCH_DB=str(database))
-    assert named == ["latest", "previous", "main", "side", "001ccccccc", "000ccccccc"]
-    assert words("groupbench", "groupbench ab s", GROUPBENCH_DB=str(database)) == ["side"]
-    assert words("groupbench", "groupbench show run:run-00", GROUPBENCH_DB=str(database)) == [
-        "run:run-001",
-        "run:run-000",
-    ]
+    expected = {
+        "groupbench compare ": ["latest", "previous", "main", "side", "001ccccccc", "000ccccccc"],
+        "groupbench ab s": ["side"],
+        "groupbench show run:run-00": ["run:run-001", "run:run-000"],
+    }
+    assert words_of_each("groupbench", [*expected], GROUPBENCH_DB=str(database)) == list(expected.values())
 
 
 def test_the_option_and_the_project_name_the_database(database: Path, tmp_path: Path) -> None:
-    assert words("groupbench", f"groupbench --db {database} history --op ga") == ["gather_rows"]
     file = tmp_path / "elsewhere.toml"
     file.write_text(f'database = "{database}"\n')
-    assert words("groupbench", f"groupbench --config {file} history --op ga") == ["gather_rows"]
+    lines = [f"groupbench {option} history --op ga" for option in (f"--db {database}", f"--config {file}")]
+    assert words_of_each("groupbench", lines) == [["gather_rows"]] * 2
 
 
 def test_tritonbench_proposes_its_own_names_too(database: Path) -> None:
-    environment = {"GROUPBENCH_DB": str(database)}
-    assert words("tritonbench", "tritonbench --op ga", **environment) == ["gather_rows"]
-    assert "vector_add" in words("tritonbench", "tritonbench --op ", GROUPBENCH_DB="nowhere.db")
-    named = words("tritonbench", "tritonbench --op grouped_gemm --only torch,triton_p", **environment)
+    asked = [
+        variables("tritonbench", f"tritonbench {line}", "bash") | {"GROUPBENCH_DB": place}
+        for line, place in (
+            ("--op ga", str(database)),
+            ("--op grouped_gemm --only torch,triton_p", str(database)),
+            ("--op ", "nowhere.db"),
+        )
+    ]
+    stored, named, known = (proposed(answer, "bash") for answer in each("tritonbench", asked))
+    assert stored == ["gather_rows"]
+    assert "vector_add" in known
     assert "torch,triton_pointer" in named
     assert all(name.startswith("torch,triton_p") for name in named)
 
 
-@pytest.mark.parametrize(
-    "location", ["none.db", ".", "broken.db", "postgresql://nobody@127.0.0.1:1/nothing", "empty.db", "odd?#.db"]
-)
-def test_a_database_that_cannot_be_read_proposes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, location: str
-) -> None:
+def test_a_database_that_cannot_be_read_proposes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken.db").write_bytes(b"SQLite format 3\x00" + b"\xff" * 5000)
     (tmp_path / "empty.db").touch()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    lines = [f"groupbench {line}" for line in ("history --operator ", "history --backend ", "gate --run ", "pin ")]
-    for names in words_of_each("groupbench", lines, GROUPBENCH_DB=location):
-        assert [name for name in names if name not in ("latest", "previous")] == []
+    places = ("none.db", ".", "broken.db", "postgresql://nobody@127.0.0.1:1/nothing", "empty.db", "odd?#.db")
+    asked = [
+        variables("groupbench", f"groupbench {line}", "bash") | {"GROUPBENCH_DB": place}
+        for place in places
+        for line in ("history --operator ", "history --backend ", "gate --run ", "pin ")
+    ]
+    for variable, answer in zip(asked, each("groupbench", asked), strict=True):
+        names = [name for name in proposed(answer, "bash") if name not in ("latest", "previous")]
+        assert names == [], variable
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
@@ -157,20 +174,19 @@ def test_completion_loads_nothing_slow(database: Path, program: str) -> None:
     assert len(done.stdout.splitlines()) > 2
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_lines_of_the_page_print_a_script_that_the_shell_takes(shell: str, program: str) -> None:
-    variable = f"_{program.upper()}_COMPLETE"
-    (line,) = (
-        line for line in re.findall(rf"```{shell}\n(.*?)```", DOCS, re.DOTALL)[0].splitlines() if variable in line
-    )
-    assert f"{variable}={shell}_source {program}" in line
-    done = start(program, **{variable: f"{shell}_source"})
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"{variable}={shell}_complete" in done.stdout
-    if shutil.which(shell) is not None:
-        checked = subprocess.run([shell, "-n"], input=done.stdout, text=True, capture_output=True, timeout=60)
-        assert (checked.returncode, checked.stderr) == (0, "")
+def test_the_lines_of_the_page_print_a_script_that_the_shell_takes(program: str) -> None:
+    variable, shells = f"_{program.upper()}_COMPLETE", ("bash", "zsh", "fish")
+    scripts = each(program, [{variable: f"{shell}_source"} for shell in shells])
+    for shell, script in zip(shells, scripts, strict=True):
+        (line,) = (
+            line for line in re.findall(rf"```{shell}\n(.*?)```", DOCS, re.DOTALL)[0].splitlines() if variable in line
+        )
+        assert f"{variable}={shell}_source {program}" in line
+        assert f"{variable}={shell}_complete" in script
+        if shutil.which(shell) is not None:
+            checked = subprocess.run([shell, "-n"], input=script, text=True, capture_output=True, timeout=60)
+            assert (checked.returncode, checked.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import rarely
 from click.testing import Result
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,17 +42,17 @@ def further(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def nights(cli: Cli, write: Callable[..., Path], make: Callable[..., Record], further: None) -> Callable[..., str]:
+def nights(stored: Callable[..., Any], make: Callable[..., Record], further: None) -> Callable[..., str]:
     """Store nights of two series whose metrics a function gives; gives the id of the last run."""
 
     def store(values: Callable[[int], dict[str, float]], number: int = 14) -> str:
         random = np.random.default_rng(5)
+        records = []
         for night in range(number):
             scatter = 1 + 0.002 * random.standard_normal()
             held = {name: value * (scatter if name == "effort" else 1) for name, value in values(night).items()}
-            records = [make(night, metrics=held), make(night, backend="torch", metrics={"effort": 2.0 * scatter})]
-            done = cli("ingest", write(records))
-            assert done.exit_code == 0, done.output
+            records += [make(night, metrics=held), make(night, backend="torch", metrics={"effort": 2.0 * scatter})]
+        stored(records)
         return f"run-{number - 1:03d}"
 
     return store
@@ -210,10 +211,9 @@ def rows_of(cli: Cli, *args: str) -> list[dict[str, Any]]:
         pytest.param("effort", 3.0, 3.6, 24, {"suspect", "regressed"}, id="scatter"),
         pytest.param("effort", 3.0, 9.0, 5, {"suspect", "regressed"}, id="scatter, young"),
         pytest.param("holes", 0.0, 2.0, 1, {"regressed"}, id="exact, from none, after one night"),
-        pytest.param("holes", 8.0, 9.0, 4, {"regressed"}, id="exact"),
         pytest.param("holes", 8.0, 0.0, 4, {"improved"}, id="exact, for the better"),
         pytest.param("width", 0.5, 0.25, 4, {"regressed"}, id="exact, higher is better"),
-        pytest.param("width", 0.5, 0.75, 4, {"improved"}, id="exact, higher is better, and it is"),
+        *rarely(("holes", 8.0, 9.0, 4, {"regressed"}), ("width", 0.5, 0.75, 4, {"improved"})),
     ],
 )
 def test_a_change_is_found_on_its_first_night(
@@ -232,7 +232,7 @@ def test_a_change_is_found_on_its_first_night(
 
 def test_quiet_nights_are_not_listed(nights: Callable[..., str], cli: Cli) -> None:
     nights(lambda night: {"effort": 3.0, "holes": 8.0, "width": 0.5}, 25)
-    for night in range(4, 25):
+    for night in range(4, 25, 4):
         rows = rows_of(cli, "--run", f"run-{night:03d}")
         assert {row["verdict"] for row in rows} <= {"ok", "new", "insufficient"}
         assert len(rows) == 2
@@ -295,13 +295,11 @@ def test_the_tables_of_a_measurement_have_it(further: None, make: Callable[..., 
 
 
 @pytest.fixture
-def kernels(cli: Cli, write: Callable[..., Path], make: Callable[..., Record]) -> Callable[..., None]:
+def kernels(stored: Callable[..., Any], make: Callable[..., Record]) -> Callable[..., None]:
     """Store a night for each value of a metric that compiled kernels tell."""
 
     def store(name: str, values: list[float], **fields: Any) -> None:
-        for night, value in enumerate(values):
-            done = cli("ingest", write([make(night, metrics={name: value}, **fields)]))
-            assert done.exit_code == 0, done.output
+        stored([make(night, metrics={name: value}, **fields) for night, value in enumerate(values)])
 
     return store
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from cases import rarely
 from click.testing import Result
 
 Cli = Callable[..., Result]
@@ -41,22 +42,23 @@ def test_slices(cli: Cli, stored: Any, make: Any) -> None:
     assert "no series match" in nothing.stderr
 
 
-COMMANDS = [
+COMMANDS: list[tuple[str, ...]] = [
     *[("series",), ("history",), ("compare", "000", "001"), ("show", "run:")],
     *[("gate", "--update"), ("alerts", "--each")],
 ]
+DIFFERENCES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
+    ("host", ("builtin", "tritonbench"), {"cell": {"host": "tritonbench"}}),
+    ("protocol", ("cooled", "sustained"), {"cell": {"protocol": "sustained"}}),
+    ("seed", ("0", "7"), {"cell": {"seed": 7}}),
+    ("hardware", (" H100", " B200"), {"environment": {"gpu": "NVIDIA B200"}}),
+]
+ASKED = [(command, *difference) for command in COMMANDS for difference in DIFFERENCES]
+# One function adds the columns of all commands. By default, one of them shows every difference, and the others one.
+OFTEN = [case for case in ASKED if case[0] == ("history",) or case[1] == "hardware"]
 
 
-@pytest.mark.pairwise
-@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 @pytest.mark.parametrize(
-    ("field", "values", "expected"),
-    [
-        ("host", ("builtin", "tritonbench"), {"cell": {"host": "tritonbench"}}),
-        ("protocol", ("cooled", "sustained"), {"cell": {"protocol": "sustained"}}),
-        ("seed", ("0", "7"), {"cell": {"seed": 7}}),
-        ("hardware", (" H100", " B200"), {"environment": {"gpu": "NVIDIA B200"}}),
-    ],
+    ("command", "field", "values", "expected"), [*OFTEN, *rarely(*(case for case in ASKED if case not in OFTEN))]
 )
 def test_series_that_differ_in_one_thing_are_told_apart(
     cli: Cli, stored: Any, make: Any, command: tuple[str, ...], field: str, values: tuple[str, ...], expected: Any

@@ -85,19 +85,13 @@ def test_the_size_is_of_the_newest_against_the_last_ones_before() -> None:
 
 def test_two_toolchains_in_turns_from_the_first_night_are_judged_apart(cli: Cli, stored: Stored, make: Any) -> None:
     """The newer one is 10 % faster, and both get 10 % slower: that is the older one's level on its first night."""
+    records = []
     for night in range(24):
         newer, step = night % 2, 1.1 if night >= 22 else 1.0
+        ms = wobble(night) * (0.9 if newer else 1.0) * step
         commit = f"{night // 2:03x}" + "c" * 37
-        stored(
-            [
-                make(
-                    night,
-                    ms=wobble(night) * (0.9 if newer else 1.0) * step,
-                    commit=commit,
-                    **(NEW if newer else {}),
-                )
-            ]
-        )
+        records.append(make(night, ms=ms, commit=commit, **(NEW if newer else {})))
+    stored(records)
     for run in ("run-022", "run-023"):
         code, rows = judged(cli, "--run", run)
         assert (code, rows["triton"]["verdict"]) == (3, "suspect"), run
@@ -125,11 +119,13 @@ def test_a_toolchain_in_turns_that_is_upgraded_is_compared_with_itself(
     cli: Cli, stored: Stored, make: Any, nights: int, new: dict[str, str], transition: str
 ) -> None:
     """Stable takes 1.0 and nightly 0.9 ms, also with a newer nightly Triton, or a new driver below stable."""
+    records = []
     for night in range(nights):
         nightly = night % 2
         environment = ({"triton": "3.9.0"} if nightly else {}) | (new if night == nights - 1 else {})
         plan = "nightly@nightly" if nightly else "nightly"
-        stored([make(night, ms=wobble(night) * (0.9 if nightly else 1.0), plan=plan, environment=environment)])
+        records.append(make(night, ms=wobble(night) * (0.9 if nightly else 1.0), plan=plan, environment=environment))
+    stored(records)
     code, rows = judged(cli)
     assert (code, rows["triton"]["verdict"]) == (0, "ok")
     assert rows["triton"]["transition"].startswith((f"{transition}+0.", f"{transition}-0."))
@@ -141,10 +137,12 @@ def test_a_toolchain_in_turns_that_is_upgraded_is_compared_with_itself(
 def test_an_upgrade_in_one_of_two_jobs_of_one_plan_is_compared_with_that_job(
     cli: Cli, stored: Stored, make: Any, nights: int, transition: str
 ) -> None:
+    records = []
     for night in range(nights):
         second, new = night % 2, night == nights - 1
         triton = ("3.8.1" if new else "3.8.0") if second else ("3.7.2" if new else "3.7.1")
-        stored([make(night, ms=wobble(night) * (0.9 if second else 1.0), environment={"triton": triton})])
+        records.append(make(night, ms=wobble(night) * (0.9 if second else 1.0), environment={"triton": triton}))
+    stored(records)
     code, rows = judged(cli)
     assert (code, rows["triton"]["verdict"]) == (0, "ok")
     assert rows["triton"]["transition"].startswith((f"{transition}+0.", f"{transition}-0."))
@@ -393,13 +391,15 @@ class TestAB:
 def test_forty_nights_of_forty_tritons(cli: Cli, stored: Stored, make: Any) -> None:
     """One kernel of six is 20 % slower from night 30 on; the statistics are the real ones."""
     rng = np.random.default_rng(21)
+    records = []
     for number in range(6):
         factor = [1.2 if number == 2 and night >= 30 else 1.0 for night in range(40)]
         ms = 0.1 * 1.7**number * np.array(factor) * np.exp(rng.normal(0, 0.005, 40))
-        stored([
+        records += [
             make(night, ms=float(ms[night]), backend=f"b{number}", environment={"triton": f"3.8.{night}"}, **ONE_COMMIT)
             for night in range(40)
-        ])  # fmt: skip
+        ]
+    stored(records)
     verdicts = {night: judged(cli, "--run", f"run-{night:03d}") for night in (8, 16, 24, 29, 30)}
     for night in (8, 16, 24, 29):
         code, rows = verdicts[night]

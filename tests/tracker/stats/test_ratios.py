@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from cases import rarely
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,8 +41,8 @@ def shares(runs: tuple[int, int], between: float, within: float, truth: float, n
     return missed / TRIALS, called / TRIALS
 
 
-# By default each number of runs and each noise once, the worst for an interval of few runs among them.
-COVERED = {("2+2", "outliers"), ("3+3", "t3"), ("3+6", "outliers"), ("10+10", "normal")}
+# By default, the worst for an interval of few runs, and the noise of many.
+COVERED = {("2+2", "outliers"), ("10+10", "normal")}
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_swapped_sides_give_the_inverse() -> None:
     assert there.p == pytest.approx(back.p)
 
 
-@pytest.mark.parametrize("k", [2, 5, 20])
+@pytest.mark.parametrize("k", [2, 20, *rarely(5)])
 def test_an_interval_of_a_geometric_mean_covers_it(k: int) -> None:
     rng = np.random.default_rng(5)
     held = 0

@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from cases import rarely
 from click.testing import Result
 
 from groupbench.tracker.cli import main
@@ -69,10 +70,8 @@ def night(write: Any, make: Any, number: int, name: str | None = None) -> Path:
     return write([make(number, backend=f"b{i}") for i in range(200)], name or f"{number}.jsonl")
 
 
-# Four ways in which a process is killed, and each of them again at other moments.
-@pytest.mark.parametrize(
-    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(4, 8))]
-)
+# A new database is killed somewhere, and an existing one after the first file. More of both, and the other way round.
+@pytest.mark.parametrize("seed", [1, 2, *rarely(0, 3, 4, 5, 6, 7)])
 def test_a_kill_at_any_moment_leaves_all_of_a_file_or_nothing(
     seed: int, cli: Cli, db: Path, write: Any, make: Any
 ) -> None:
@@ -127,19 +126,19 @@ def test_a_full_disk_is_one_line_and_the_store_as_it_was(
     assert whole(db) == 400
 
 
-@pytest.mark.parametrize("kib", [60, 200, 300])
+@pytest.mark.parametrize("kib", [60, 200, *rarely(300)])
 def test_a_file_that_may_not_grow_is_one_line(
     cli: Cli, db: Path, write: Any, make: Any, full_disk: Any, kib: int
 ) -> None:
     """A limit on the size of files, small enough to stop the making of the database, or its filling."""
-    files = [night(write, make, number) for number in range(6)]
+    files = [night(write, make, number) for number in range(4)]
     with full_disk(kib * 1024):
         result = cli("ingest", *files)
     assert result.exit_code == 2  # and one line, as the fixture wants it
     if db.exists():
         assert whole(db) == 200 * result.stdout.count("200 points added")
     assert [entry.name for entry in db.parent.iterdir() if entry.name.startswith(".")] == []
-    assert (cli("ingest", *files).exit_code, whole(db)) == (0, 1200)
+    assert (cli("ingest", *files).exit_code, whole(db)) == (0, 800)
 
 
 def test_two_ingests_and_a_report_at_once(cli: Cli, db: Path, write: Any, make: Any, tmp_path: Path) -> None:
@@ -158,12 +157,12 @@ def test_two_ingests_and_a_report_at_once(cli: Cli, db: Path, write: Any, make: 
 
 
 def test_two_processes_make_one_database(db: Path, write: Any, make: Any) -> None:
-    files = [night(write, make, number) for number in range(4)]
-    assert exit_codes([start(db, "ingest", file) for file in files]) == [0] * 4
-    assert whole(db) == 800
+    files = [night(write, make, number) for number in range(2)]
+    assert exit_codes([start(db, "ingest", file) for file in files]) == [0] * 2
+    assert whole(db) == 400
 
 
-@pytest.mark.parametrize("keep", [0.999, 0.7, 0.3, 0.05])
+@pytest.mark.parametrize("keep", [0.999, 0.3, *rarely(0.7, 0.05)])
 def test_a_database_that_was_cut_is_one_line(cli: Cli, db: Path, write: Any, make: Any, keep: float) -> None:
     cli("ingest", night(write, make, 0))
     with closing(sqlite3.connect(db)) as connection:
@@ -181,10 +180,8 @@ def test_a_database_that_was_cut_is_one_line(cli: Cli, db: Path, write: Any, mak
         assert db.read_bytes() == before
 
 
-# Two seeds whose noise is reported, one whose noise hits nothing, and more of each.
-@pytest.mark.parametrize(
-    "seed", [0, 1, 7, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (2, 3, 4, 5, 6, 8, 9))]
-)
+# A seed whose noise is reported, one whose noise hits nothing, and more of each.
+@pytest.mark.parametrize("seed", [0, 7, *rarely(1, 2, 3, 4, 5, 6, 8, 9)])
 def test_noise_in_a_database_is_reported_by_verify_or_hit_nothing(
     cli: Cli, db: Path, write: Any, make: Any, seed: int
 ) -> None:

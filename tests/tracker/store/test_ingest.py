@@ -495,7 +495,7 @@ AMOUNTS = st.fixed_dictionaries(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(files=st.lists(st.lists(AMOUNTS, min_size=1, max_size=3), min_size=1, max_size=3))
 def test_each_record_keeps_the_amounts_that_it_gave(empty_database: bytes, make: Any, files: Any) -> None:
     """Whatever other records of the series say, before it, after it, or in the same file."""

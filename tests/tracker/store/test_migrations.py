@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from cases import rarely
 from click.testing import Result
 from sqlalchemy import text
 
@@ -135,7 +136,7 @@ def test_no_copy_is_overwritten(cli: Cli, old: Path) -> None:
     assert old.with_name("old.db.backup-0001-1").exists()
 
 
-@pytest.mark.parametrize("mode", ["WAL", "DELETE"])
+@pytest.mark.parametrize("mode", ["WAL", *rarely("DELETE")])
 def test_a_migration_that_is_killed_and_repeated_leaves_one_copy(
     old: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
@@ -237,7 +238,8 @@ def test_tables_of_a_revision_that_is_not_finished_are_refused(cli: Cli, old: Pa
     assert dump(old) == before
 
 
-@pytest.mark.parametrize("revision", REVISIONS)
+# From the first revision, a migration goes through all others.
+@pytest.mark.parametrize("revision", [REVISIONS[0], *rarely(*REVISIONS[1:])])
 def test_every_revision_can_be_migrated_from_when_empty(tmp_path: Path, revision: str) -> None:
     url = stores.URL.create("sqlite", database=str(tmp_path / "t.db"))
     engine = stores._engine(url, "t.db")

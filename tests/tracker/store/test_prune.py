@@ -155,7 +155,8 @@ def test_an_empty_database(cli: Cli, opened: Store) -> None:
     assert cli("prune", "--apply").exit_code == 0
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Each example makes a database.
+@settings(max_examples=settings().max_examples // 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.sqlite
 def test_whatever_happened_edges_stay_and_a_second_time_removes_nothing(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import rarely
 from click.testing import Result
 
 from groupbench.tracker.store.engine import migrate, sqlite_engine
@@ -110,7 +111,7 @@ def test_derived_values_are_computed_again(cli: Cli, path: Path, change: str, me
     assert saved(cli, path)[1] == 6
 
 
-@pytest.mark.parametrize("table", ["series", "run", "commit", "pin"])
+@pytest.mark.parametrize("table", ["pin", *rarely("series", "run", "commit")])
 def test_every_column_of_a_row_is_covered(cli: Cli, path: Path, table: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
         names = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")')]
@@ -154,8 +155,15 @@ def exported(cli: Cli, path: Path) -> list[str]:
     return [*sorted(cli("export", "-", db=path).stdout.splitlines()), cli("pins", "--json", db=path).stdout]
 
 
-@pytest.mark.parametrize("length", [16, 100, 2000, 8192])
-@pytest.mark.parametrize("seed", [1, 2, None])
+# 16 bytes hide the page size, 100 the header, 2000 the schema. Of zeros, a page may be taken for an unused one.
+@pytest.mark.parametrize(
+    ("seed", "length"),
+    [
+        *[(1, 16), (1, 2000), (None, 8192)],
+        *rarely(*[(seed, length) for seed in (1, 2) for length in (100, 8192)], (2, 16), (2, 2000)),
+        *rarely((None, 16), (None, 100), (None, 2000)),
+    ],
+)
 def test_a_damaged_first_page_loses_nothing(cli: Cli, path: Path, length: int, seed: int | None) -> None:
     before = exported(cli, path)
     overwrite(path, 0, length, seed)
@@ -164,7 +172,7 @@ def test_a_damaged_first_page_loses_nothing(cli: Cli, path: Path, length: int, s
     assert exported(cli, path.with_name("new.db")) == before
 
 
-@pytest.mark.parametrize("size", [512, 1024, 4096, 32768, 65536])
+@pytest.mark.parametrize("size", [512, 65536, *rarely(1024, 4096, 32768)])
 def test_the_page_size_is_found(cli: Cli, path: Path, size: int) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute(f"PRAGMA page_size = {size}")
@@ -176,7 +184,7 @@ def test_the_page_size_is_found(cli: Cli, path: Path, size: int) -> None:
     assert exported(cli, path.with_name("new.db")) == before
 
 
-@pytest.mark.parametrize("revision", REVISIONS)
+@pytest.mark.parametrize("revision", [REVISIONS[0], REVISIONS[-1], *rarely(*REVISIONS[1:-1])])
 def test_every_revision_is_recognized_without_its_first_page(cli: Cli, tmp_path: Path, revision: str) -> None:
     path = tmp_path / f"{revision}.db"
     engine = sqlite_engine(path)
@@ -240,7 +248,7 @@ def root_of(path: Path, table: str) -> int:
         return connection.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (table,)).fetchone()[0]
 
 
-@pytest.mark.parametrize("length", [24, 8192])
+@pytest.mark.parametrize("length", [24, *rarely(8192)])
 def test_deleted_points_do_not_come_back(cli: Cli, large: Path, length: int) -> None:
     before = exported(cli, large)
     overwrite(large, 0, length)
@@ -250,7 +258,7 @@ def test_deleted_points_do_not_come_back(cli: Cli, large: Path, length: int) -> 
     assert exported(cli, large.with_name("new.db")) == before
 
 
-@pytest.mark.parametrize("first_page", [False, True])
+@pytest.mark.parametrize("first_page", [True, *rarely(False)])
 def test_a_damaged_root_page_loses_no_row(cli: Cli, large: Path, first_page: bool) -> None:
     before = exported(cli, large)
     overwrite(large, 8192 * (root_of(large, "point") - 1), 8192, seed=3)
