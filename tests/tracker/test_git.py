@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,22 +11,33 @@ import pytest
 
 from groupbench.tracker import git
 
+OF_THE_USER = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM")
 
-@pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkout of two commits on `main`, tagged `first` and `second`."""
-    for name in ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM"):
-        monkeypatch.setenv(name, "/dev/null")
-    folder = tmp_path / "repository"
+    folder = tmp_path_factory.mktemp("template") / "repository"
     identity = ("-c", "user.name=Ada", "-c", "user.email=ada@example.org")
     folder.mkdir()
-    git.run(folder, "init", "-q", "-b", "main")
-    for tag in ("first", "second"):
-        (folder / "file").write_text(tag)
-        git.run(folder, "add", "file")
-        git.run(folder, *identity, "commit", "-q", "-m", tag)
-        git.run(folder, "tag", tag)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OF_THE_USER:
+            patch.setenv(name, "/dev/null")
+        git.run(folder, "init", "-q", "-b", "main")
+        for tag in ("first", "second"):
+            (folder / "file").write_text(tag)
+            git.run(folder, "add", "file")
+            git.run(folder, *identity, "commit", "-q", "-m", tag)
+            git.run(folder, "tag", tag)
     return folder
+
+
+@pytest.fixture
+def repository(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the checkout."""
+    for name in OF_THE_USER:
+        monkeypatch.setenv(name, "/dev/null")
+    return Path(shutil.copytree(template, tmp_path / "repository"))
 
 
 def test_the_output_is_returned(repository: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from cases import rarely
 from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,6 +22,8 @@ from groupbench.tracker.plots import Curve, DrawError, Row, Trend, ValueTable
 from groupbench.tracker.text.wording import printable
 
 Cli = Callable[..., Result]
+
+pytestmark = pytest.mark.sqlite
 
 TREND = Trend(
     "grouped_gemm fwd bf16 G=4,M_g=0|1|2",
@@ -92,7 +95,7 @@ def test_a_terminal_is_coloured_unless_told_otherwise(no_color: str, monkeypatch
     assert ("\x1b[" in out.getvalue()) is not bool(no_color)
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "PNG"])
+@pytest.mark.parametrize("suffix", ["svg", "PNG", *rarely("png")])
 def test_pictures(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"plot.{suffix}"
     path.write_text("old")
@@ -184,7 +187,7 @@ def test_any_numbers_in_the_terminal(panels: Any, width: int, coloured: bool) ->
 
 
 @given(panels=panels())
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=settings().max_examples // 8)
 def test_any_numbers_in_a_picture(panels: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("plot") / "p.svg"
     plots.picture(panels, path)

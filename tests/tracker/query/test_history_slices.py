@@ -197,6 +197,7 @@ def test_a_checkout_is_not_needed(
     assert "no commit" in cli("history", "--commit", "--help").stderr
 
 
+@pytest.mark.sqlite
 def test_a_history_loads_only_what_it_needs(stored: Stored, make: Any) -> None:
     path = stored([make()])
     code = """
