@@ -141,6 +141,7 @@ def copied_databases(empty_database: bytes, request: pytest.FixtureRequest, monk
         connect(connection, other)
         connection.execute("PRAGMA synchronous = OFF")
 
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     monkeypatch.setattr(engine, "_on_connect", without_sync)
     monkeypatch.setattr(engine, "_create_tables", copy)
     monkeypatch.setattr(engine, "migrate", copy_or_migrate)

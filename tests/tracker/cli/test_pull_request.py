@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,15 +23,21 @@ from groupbench.tracker.cli.pull_request import _cells, _comment, _ends, _search
 from groupbench.tracker.project import PlanEntry, Project, ProjectSettings
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("template")
+    git(folder, "init", "-q", "-b", "main")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "Root")
+    git(folder, "switch", "-q", "-c", "change")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "Change")
+    git(folder, "switch", "-q", "main")
+    git(folder, "commit", "-q", "--allow-empty", "-m", "Meanwhile")
+    return folder
+
+
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    git(tmp_path, "init", "-q", "-b", "main")
-    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "Root")
-    git(tmp_path, "switch", "-q", "-c", "change")
-    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "Change")
-    git(tmp_path, "switch", "-q", "main")
-    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "Meanwhile")
-    return tmp_path
+def repository(template: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(template, tmp_path, dirs_exist_ok=True))
 
 
 def test_the_base_is_the_common_commit(repository: Path) -> None:

@@ -166,7 +166,10 @@ def test_files_that_are_none(cli: Cli, tmp_path: Path, write: Any) -> None:
 
 EVERYTHING = Options(commit="a", date=datetime(2026, 1, 1, tzinfo=UTC), operator="o", backend="b")
 
-fuzzing = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+fuzzing = settings(
+    max_examples=settings().max_examples // 3,  # of each format
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 
 
 def read_or_refused(path: Path, name: str) -> None:

@@ -56,7 +56,14 @@ class Tritonbench:
 
 
 @pytest.fixture
-def tritonbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tritonbench:
+def whole_report() -> None:
+    """Make the reports of a test's nights, which takes longer than the rest of a night."""
+
+
+@pytest.fixture
+def tritonbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Tritonbench:
+    if "whole_report" not in request.fixturenames:
+        monkeypatch.setattr("groupbench.tracker.report.page.build", lambda *_, **__: "<html></html>")
     for name in [name for name in os.environ if name.startswith(("GROUPBENCH_", "GITHUB_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv(measuring.HELD, "/tmp/groupbench-cpu-here.lock")
@@ -82,7 +89,7 @@ def run(*arguments: str) -> tuple[int, str]:
 
 
 def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
-    tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path
+    whole_report: None, tritonbench: Tritonbench, make: Callable[..., Record], tmp_path: Path
 ) -> None:
     tritonbench.records = [[make(1)], [make(2)]]
     code, output = run("night", "--samples", "3")
