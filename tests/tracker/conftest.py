@@ -184,6 +184,7 @@ ON_FILES = ("test_cli", "test_docs_query", "test_durability", "test_import", "te
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sqlite: of SQLite files, not of databases as such")
+    config.addinivalue_line("markers", "both: runs on PostgreSQL too, even without --exhaustive")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -197,23 +198,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("backend", backends)
 
 
-_covered: set[object] = set()
+_on_postgresql: set[object] = set()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Leave most tests on PostgreSQL to --exhaustive, where all run on both databases.
 
-    The first case of each test of `store` and `query` stays. The rooms above them ask through these two, so of them the
-    first test of each module stays, which runs the module's own queries.
+    By default, the first test of a module and those marked `both` run there. Together, they reach every line of the
+    product that sends a statement.
     """
-    if not isinstance(item, pytest.Function) or item.path.stem == "test_postgresql" or not hasattr(item, "callspec"):
+    if not isinstance(item, pytest.Function) or not hasattr(item, "callspec") or item.path.stem == "test_postgresql":
         return
     if item.callspec.params.get("backend") == "postgresql":
-        room = item.path.relative_to(Path(__file__).parent).parts[0]
-        whole = item.function if room in ("store", "query") else item.module
-        if whole in _covered:
+        if item.module in _on_postgresql and not item.get_closest_marker("both"):
             item.add_marker("exhaustive")
-        _covered.add(whole)
+        _on_postgresql.add(item.module)
 
 
 @pytest.fixture

@@ -269,6 +269,7 @@ def test_outputs_name_it_with_its_unit(form: str, nights: Callable[..., str], cl
         assert " J" in text
 
 
+@pytest.mark.both
 def test_the_report_draws_it(nights: Callable[..., str], cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("plotly")
     nights(lambda night: {"effort": 3.0, "holes": 0.0 if night < 5 else 96.0}, 6)

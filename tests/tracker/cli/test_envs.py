@@ -42,6 +42,7 @@ def test_each_with_what_differs_from_the_one_before(cli: Cli, three: None) -> No
     assert "no hardware 'x'; known: B200, NVIDIA H100 80GB HBM3" in cli("envs", "--hardware", "x").stderr
 
 
+@pytest.mark.both
 def test_two_of_them(cli: Cli, three: None) -> None:
     _, a, b = (row["environment"] for row in json.loads(cli("envs", "--json").stdout))
     assert json.loads(cli("envs", a[:8], b[:8], "--json").stdout) == [{"fact": "driver", "a": "570.1", "b": "580.2"}]

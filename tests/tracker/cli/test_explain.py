@@ -59,6 +59,7 @@ def test_a_commit_against_itself_is_refused(stored: None, cli: Cli) -> None:
     assert "are the same commit" in done.stderr and "give two different ones" in done.stderr
 
 
+@pytest.mark.both
 def test_the_cause_is_in_the_first_three_lines(stored: None, folder: Path, cli: Cli) -> None:
     done = cli("explain", "previous", "latest", "--kernels", folder)
     assert done.exit_code == 0, done.output

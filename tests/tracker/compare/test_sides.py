@@ -137,6 +137,7 @@ def test_identical_sides_are_not_compared(cli: Cli, stored: Stored, write: Any, 
     assert cli("compare", "nope.jsonl", "000").exit_code == 2
 
 
+@pytest.mark.both
 def test_only_the_newest_run_without_a_commit_is_a_side(cli: Cli, stored: Stored, make: Any) -> None:
     """Runs outside git may be of different code: pooled, they would hide a change."""
     stored([make(n, commit="unknown", ms=1.0 + n) for n in (0, 1, 2)])

@@ -82,6 +82,7 @@ def test_stdout(cli: Cli, filled: Any, tmp_path: Path) -> None:
     assert len(cli("export", "-", "--format", "csv").stdout.splitlines()) > 7
 
 
+@pytest.mark.both
 def test_csv_has_a_line_for_each_point(cli: Cli, filled: Any, tmp_path: Path) -> None:
     cli("export", tmp_path / "x.csv")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "x.csv").read_text(encoding="utf-8"), newline="")))

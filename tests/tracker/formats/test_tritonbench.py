@@ -351,6 +351,7 @@ def test_what_export_writes_comes_back(cli: Any, stored: Any, make: Any, tmp_pat
     assert [of[name].latency for name in ("gone", "bad", "interpreted")] == [None] * 3
 
 
+@pytest.mark.both
 def test_an_export_of_runs_at_one_commit_and_time_comes_back(cli: Any, stored: Any, make: Any, tmp_path: Path) -> None:
     """Runs, and seeds of a cell, that nothing else tells apart."""
     twice = [make(0, ms=2.0), make(0, ms=2.5, run="again"), make(0, ms=3.0, cell={"seed": 7})]

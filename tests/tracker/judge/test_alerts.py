@@ -405,6 +405,7 @@ class TestKeeping:
                 assert alert.state == "acknowledged"
                 assert [len(each) for each in comparisons.of_series(session, [1]).values()] == [1]
 
+    @pytest.mark.both
     def test_the_newest_event_of_two_databases_holds(self, judged: Cli, db: Any, tmp_path: Path) -> None:
         other = tmp_path / "other.db"
         assert judged("merge", db, db=other).exit_code == 0
@@ -426,6 +427,7 @@ class TestKeeping:
             assert (alert.base_run.id, alert.run.id, alert.machine is None) == ("run-005", "run-006", False)
         assert judged("gate").exit_code == 0
 
+    @pytest.mark.both
     def test_verify_reports_missing_events(self, judged: Cli, db: Any) -> None:
         with open_store(db, create=False) as store, store.write() as session:
             for event in session.scalars(select(AlertEvent)):

@@ -121,7 +121,9 @@ def test_a_range_of_commits_has_the_command_that_finds_the_commit(
     (line,) = [line for line in cli("gate").stdout.splitlines() if line.startswith("one of ")]
     label, _, command = line.partition(": ")
     assert label == "one of 4 commits"
-    assert command == (f"groupbench --db {db} bisect {commits[0]} {commits[4]} --series 1{option} --device cuda")
+    assert command == (
+        f"groupbench --db {shlex.quote(str(db))} bisect {commits[0]} {commits[4]} --series 1{option} --device cuda"
+    )
     done = cli(*shlex.split(command)[3:])  # `cli` adds --db itself; the commits do not differ, so nothing is measured
     assert (done.exit_code, done.stdout.startswith("no regression to find: GOOD and BAD have the same files")) == (
         0,
@@ -488,6 +490,7 @@ def test_the_gravest_decides(cli: Cli, stored: Stored, make: Any) -> None:
     assert cli("gate").exit_code == 1
 
 
+@pytest.mark.both
 def test_usage_is_2(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make()])
     assert "no run 'x'" in cli("gate", "--run", "x").stderr
@@ -610,6 +613,7 @@ def test_a_canary_that_moved_makes_the_machine_suspect(cli: Cli, stored: Stored,
     assert "machine suspect" in result.stdout
 
 
+@pytest.mark.both
 def test_a_wrong_result_is_the_codes_whatever_the_canary(cli: Cli, stored: Stored, make: Any) -> None:
     canary = {"operator": "canary"}
     stored([*quiet(make, 6, **canary), make(6, ms=1.05, **canary), make(6, status="wrong")])

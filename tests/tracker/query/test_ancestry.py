@@ -83,6 +83,7 @@ def test_order_of_a_store(opened: Store, make: Any) -> None:
         assert ancestors(session, "none") == set()
 
 
+@pytest.mark.both
 def test_recent_points_are_the_newest_by_time(opened: Store, make: Any) -> None:
     """Whatever order files came in; a series that stopped is found as well."""
     nights = [5, 1, 9, 3, 7, 0, 2, 8, 4, 6]
@@ -171,6 +172,7 @@ def belonging_to(record: Record, commit: str, day: int) -> Record:
     return replace(record, run=replace(run, commit=replace(run.commit, hash=commit), started=started))
 
 
+@pytest.mark.both
 def test_recent_points_of_nothing(opened: Store) -> None:
     with opened.read() as session:
         recent = recent_points(session, 5)

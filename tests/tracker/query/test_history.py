@@ -80,11 +80,11 @@ SHAPES = [
         *[(shape, [shape]) for shape in SHAPES],
         ("G=8,*", SHAPES[1:4]),
         ("*zipf(?.2)*", SHAPES[1:2]),
-        ("G=8,M=[1|2]*", SHAPES[2:3]),
+        pytest.param("G=8,M=[1|2]*", SHAPES[2:3], marks=pytest.mark.both),
         ("G=8,M=[12],*", []),
-        ("g=8*", []),
+        pytest.param("g=8*", [], marks=pytest.mark.both),
         ("%*", []),
-        ("*%_*", SHAPES[4:]),
+        pytest.param("*%_*", SHAPES[4:], marks=pytest.mark.both),
         ("G=_,M=1,N=?", []),
         ("' OR 1=1 --*", []),
         ("4,1024,1024,1024", SHAPES[:1]),  # as `tritonbench --shapes` takes it
@@ -108,6 +108,7 @@ def test_an_unknown_shape_lists_the_known_ones(cli: Cli, stored: Stored, make: A
         assert f"known: {SHAPES[0]}, " in result.stderr
 
 
+@pytest.mark.both
 def test_filters(cli: Cli, stored: Stored, make: Any) -> None:
     main = {"commit_facts": {"branch": "main"}}
     stored(

@@ -42,13 +42,13 @@ def sized(stored: Stored, make: Any) -> None:
         (["--where", "M>=4096", "--where", "N=64"], [1]),
         (["--where", "M>=4096,N=64"], [1]),
         (["--where", "G=8..64"], [1, 2]),
-        (["--where", "G!=8"], [0, 2]),
+        pytest.param(["--where", "G!=8"], [0, 2], marks=pytest.mark.both),
         (["--where", "M>10000000"], []),
         (["--shape", "M>=4096"], [1, 2]),
         (["--shape", "M>=4096", "--shape", "copy"], [1, 2, 3]),
         (["--shape", "N=4096"], [2]),
         (["--shape", "G=8,M=4096,N=64"], [1]),
-        (["--shape", "G=8*", "--where", "M<5000"], [1]),
+        pytest.param(["--shape", "G=8*", "--where", "M<5000"], [1], marks=pytest.mark.both),
         (["--shape", "M>=4096", "--where", "N=64"], [1]),
     ],
     ids=str,
@@ -71,7 +71,10 @@ def test_sizes(cli: Cli, sized: None, args: list[str], expected: list[int]) -> N
             "no metric 'speed' (did you mean 'speedup'?); known: latency, tflops, gbps, rms",
         ),
         (["--metrics", "speedup"], "requires --baseline"),
-        (["--baseline", "tritn"], "no backend 'tritn' (did you mean 'triton'?); known: triton"),
+        pytest.param(
+            *(["--baseline", "tritn"], "no backend 'tritn' (did you mean 'triton'?); known: triton"),
+            marks=pytest.mark.both,
+        ),
     ],
     ids=str,
 )
@@ -81,6 +84,7 @@ def test_mistakes_are_one_line(cli: Cli, sized: None, args: list[str], message: 
     assert message in result.stderr
 
 
+@pytest.mark.both
 def test_speed_up_is_over_the_same_run_problem_and_environment(cli: Cli, stored: Stored, make: Any) -> None:
     stored(
         [

@@ -62,6 +62,7 @@ def test_a_commit_that_is_measured_late_is_not_the_latest(stored: Any, make: Any
     assert commits == [third, second, third]
 
 
+@pytest.mark.both
 def test_an_unknown_word_is_looked_up(session: Session) -> None:
     names = {"v1": COMMITS[0], "HEAD": "f" * 40}
     assert resolve_commit(session, "v1", names.get) == State(COMMITS[0], False)

@@ -212,6 +212,7 @@ def test_no_address_breaks_it(shared: TestClient, raw: str, part: str) -> None:
     assert response.status_code < 500
 
 
+@pytest.mark.both
 def test_postgresql_bears_what_sqlite_bears(nights: Any, serve: Client) -> None:
     client = serve()
     for search in ("where=M>" + "9" * 30, "q=%25_%5C", "shape=%5Ba-*%3F", "where=M!=5,Zz<1", "q=TRITON"):

@@ -32,6 +32,7 @@ def test_the_database_is_opened_to_read(nights: Any) -> None:
     opened.close()
 
 
+@pytest.mark.both
 def test_a_statement_uses_one_core_of_postgresql(nights: Any) -> None:
     opened = database.open_to_read(str(nights))
     with opened.read() as session:

@@ -206,6 +206,7 @@ def test_a_contradiction_names_both_lines(cli: Cli, write: Any, make: Any, db: P
     assert untouched(db)
 
 
+@pytest.mark.both
 def test_a_contradiction_with_the_store(cli: Cli, write: Any, make: Any, stored: Any, db: Path) -> None:
     stored([make()])
     before = tables(db)
@@ -216,6 +217,7 @@ def test_a_contradiction_with_the_store(cli: Cli, write: Any, make: Any, stored:
 
 
 @pytest.mark.parametrize("split", [True, False], ids=["stored between", "one stream"])
+@pytest.mark.both
 def test_a_skipped_cell_gives_way_to_its_result(cli: Cli, write: Any, make: Any, db: Path, split: bool) -> None:
     begun = [make(backend="torch"), make(status="skipped", message="the budget was over")]
     gone_on = [make(backend="torch"), make()]
@@ -241,6 +243,7 @@ def test_a_run_is_of_one_commit(cli: Cli, write: Any, make: Any, db: Path) -> No
     assert tables(db)["run"] == []
 
 
+@pytest.mark.both
 def test_a_death_in_the_middle_leaves_nothing(
     opened: Store, make: Any, db: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,6 +385,7 @@ def test_a_clock_a_little_ahead_and_one_that_is_slow_here(make: Any, monkeypatch
 NASTY = """it's "quoted"; DROP TABLE point;-- <script>alert('x')</script> 100% %s {0} \\ 改行\n\t\x1b[31m ☃"""
 
 
+@pytest.mark.both
 def test_any_text_comes_back(stored: Any, make: Any, db: Path) -> None:
     record = make(operator=NASTY, backend=NASTY, shape=NASTY, run=NASTY, commit=NASTY, status="error", message=NASTY)
     stored([record])
@@ -466,6 +470,7 @@ once = settings(deadline=None, suppress_health_check=[HealthCheck.function_scope
 
 @once
 @given(document=documents())
+@pytest.mark.both
 def test_any_record_is_refused_or_stored_exactly(opened: Store, document: dict[str, Any]) -> None:
     rejected_or_stored_exactly(opened, json.dumps(document).encode() + b"\n")
 

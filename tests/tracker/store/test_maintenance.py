@@ -139,6 +139,7 @@ def test_verify_shows_no_more_than_it_should(cli: Cli, stored: Any, make: Any, d
     assert "only the first 3" in result.stdout
 
 
+@pytest.mark.both
 def test_merge_adds_missing_points_and_is_idempotent(
     cli: Cli, stored: Any, make: Any, write: Any, tmp_path: Path
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_week_prefers_a_result_to_a_failure(cli: Cli, stored: Any, make: Any, 
     assert {4, 5} <= left  # the failure is an edge, the night after it both edge and the week's
 
 
+@pytest.mark.both
 def test_a_series_that_ended_keeps_its_last(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night, backend="gone") for night in range(10)] + [make(300)])
     cli("prune", "--apply", "--every", "10000")
@@ -117,6 +118,7 @@ def test_evidence_stays(opened: Store, make: Any) -> None:
     assert {"run-007", "run-008"} <= left
 
 
+@pytest.mark.both
 def test_unreferenced_rows_are_removed_too(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     kernel = {"name": "k", "hash": "h"}
     stored([make(night, kernels=[{**kernel, "registers": night}]) for night in range(150)])
