@@ -97,14 +97,16 @@ def test_names_of_the_database_are_proposed(database: Path) -> None:
         "compare 00": ["001ccccccc", "000ccccccc"],
         "history --commits main..00": ["main..001ccccccc", "main..000ccccccc"],
     }
-    asked = [(shell, f"groupbench {line}") for shell in ("bash", "zsh", "fish") for line in expected]
+    asked = [("bash", f"groupbench {line}") for line in expected]
+    asked += [(shell, f"groupbench {line}") for shell in ("zsh", "fish") for line in [*expected][-2:]]
     answers = each(
         "groupbench",
         [variables("groupbench", line, shell) for shell, line in asked],
         GROUPBENCH_DB=str(database),
     )
     found = [proposed(answer, shell) for answer, (shell, _) in zip(answers, asked, strict=True)]
-    assert found == list(expected.values()) * 3
+    values = list(expected.values())
+    assert found == values + values[-2:] * 2
 
 
 def test_the_words_and_the_branches_come_before_the_commits(database: Path) -> None:
@@ -149,6 +151,7 @@ def test_a_database_that_cannot_be_read_proposes_nothing(tmp_path: Path, monkeyp
         variables("groupbench", f"groupbench {line}", "bash") | {"GROUPBENCH_DB": place}
         for place in places
         for line in ("history --operator ", "history --backend ", "gate --run ", "pin ")
+        if place == "broken.db" or "--run" in line  # all lines are read by one function
     ]
     for variable, answer in zip(asked, each("groupbench", asked), strict=True):
         names = [name for name in proposed(answer, "bash") if name not in ("latest", "previous")]

@@ -29,7 +29,7 @@ def held(db: Any) -> list[Record]:
 
 
 @pytest.mark.parametrize(
-    "latency", ["NaN", "-1.0", "-0.0", "1e999", "null", *rarely("Infinity", "-Infinity", "0", "0.0", '"1"')]
+    "latency", ["NaN", "-0.0", "1e999", *rarely("Infinity", "-Infinity", "0", "0.0", "-1.0", "null", '"1"')]
 )
 def test_a_latency_that_is_none_is_refused_by_its_line(
     cli: Cli, stored: Any, make: Any, write: Any, db: Any, latency: str
@@ -204,10 +204,10 @@ def test_a_batch_of_many_series_and_kernels(stored: Any, make: Any, db: Any) -> 
     """More than a batch, with repeats on both sides of its border."""
     kernel = {"name": "k", "hash": "h", "config": {"B": [1, {"x": None}]}}
     records = [
-        make(night, backend=f"b{i}", kernels=[{**kernel, "registers": i % 7}]) for night in range(2) for i in range(600)
+        make(night, backend=f"b{i}", kernels=[{**kernel, "registers": i % 7}]) for night in range(2) for i in range(300)
     ]
     stored([*records, *records[-3:], *records[:3]])
-    assert len(held(db)) == 1200
+    assert len(held(db)) == 600
 
 
 def test_no_statement_is_built_from_text() -> None:

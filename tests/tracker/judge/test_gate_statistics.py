@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import rarely
 from click.testing import Result
 
 from groupbench.tracker.judge import gate
@@ -100,7 +101,7 @@ def test_a_change_is_one_alert_and_closes_itself(cli: Cli, stored: Stored, make:
     assert "1 fixed (1)" in cli("gate", "--update").stderr
 
 
-@pytest.mark.parametrize("slow_nights", [4, 8])
+@pytest.mark.parametrize("slow_nights", [8, *rarely(4)])
 def test_half_a_fix_does_not_hide_the_rest_of_a_slowdown(slow_nights: int, cli: Cli, stored: Stored, make: Any) -> None:
     """No alert is stored, so the history alone shows the level before."""
     fixed, end = 30 + slow_nights, 30 + slow_nights + 6
@@ -171,9 +172,8 @@ def test_a_canary_points_at_the_machine_whatever_the_code(cli: Cli, stored: Stor
     ("machine", "kernel", "verdict", "cause"),
     [
         (1.05, 1.1, "unresolved", "machine"),
-        (0.95, 0.9, "improved", "machine"),
-        (1.05, 0.9, "improved", "code"),
         (0.95, 1.1, "regressed", "code"),
+        *rarely((0.95, 0.9, "improved", "machine"), (1.05, 0.9, "improved", "code")),
     ],
 )
 def test_a_canary_explains_changes_in_the_same_direction(
@@ -188,7 +188,7 @@ def test_a_canary_explains_changes_in_the_same_direction(
     assert (rows["triton"]["verdict"], rows["triton"]["cause"]) == (verdict, cause)
 
 
-@pytest.mark.parametrize("earlier", [5, 12, 25])
+@pytest.mark.parametrize("earlier", [5, 25, *rarely(12)])
 def test_five_per_cent_for_one_night_is_never_overlooked(cli: Cli, stored: Stored, make: Any, earlier: int) -> None:
     """The step is found even if few series share their noise, where significance tests have little power."""
     stored(nights(make, earlier + 2, {"b3": (earlier, 1.06)}))

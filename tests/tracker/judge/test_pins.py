@@ -24,6 +24,12 @@ def rows(cli: Cli) -> list[dict[str, Any]]:
     return json.loads(cli("gate", "--json").stdout)["series"]
 
 
+def test_below_the_limit_nothing_is_reported(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(creeping(make, 12, 0.0008))
+    cli("pin", "000ccc", "--max-slowdown", "3")
+    assert cli("gate").exit_code == 0
+
+
 def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) -> None:
     stored(creeping(make, 46, 0.0008))
     assert cli("pin", "000ccc", "--max-slowdown", "3%", "--name", "v1").exit_code == 0
@@ -39,12 +45,6 @@ def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) ->
     assert cli("alerts").stdout.count("pin") == 0
     assert cli("unpin", "v1").exit_code == 0
     assert [row for row in rows(cli) if row["metric"] == "pin"] == []
-
-
-def test_below_the_limit_nothing_is_reported(cli: Cli, stored: Stored, make: Any) -> None:
-    stored(creeping(make, 12, 0.0008))
-    cli("pin", "000ccc", "--max-slowdown", "3")
-    assert cli("gate").exit_code == 0
 
 
 def test_a_series_that_cannot_be_compared_with_a_pin_is_reported(cli: Cli, stored: Stored, make: Any) -> None:

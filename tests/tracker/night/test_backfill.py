@@ -189,7 +189,7 @@ def repository(history: Path, tmp_path: Path, forked: Callable[..., subprocess.C
     return Repository(folder, forked)
 
 
-@pytest.mark.parametrize(("kills", "newest"), [(1, "HEAD~8"), *rarely((5, "HEAD"))])
+@pytest.mark.parametrize(("kills", "newest"), [(1, "HEAD~9"), *rarely((5, "HEAD"))])
 def test_killed_it_measures_nothing_twice_and_loses_nothing(repository: Repository, kills: int, newest: str) -> None:
     chance = random.Random(7)
     asked = f"HEAD~{COMMITS}..{newest}"
@@ -267,7 +267,8 @@ def test_another_run_of_a_commit_does_not_count(change: str, measured: Path, tmp
     assert counting() == []
 
 
-@pytest.mark.parametrize("change", [*OTHER_RUNS.values()][:1] + rarely(*OTHER_RUNS.values())[1:], ids=OTHER_RUNS)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("change", OTHER_RUNS.values(), ids=OTHER_RUNS)
 def test_a_commit_is_measured_if_the_database_has_another_run_of_it(
     change: str, measured: Path, tmp_path: Path, forked: Callable[..., subprocess.CompletedProcess[str]]
 ) -> None:

@@ -336,6 +336,7 @@ def other(tmp_path: Path) -> Path:
     return python
 
 
+@pytest.mark.exhaustive  # a backfill does the same
 def test_setup_builds_for_the_toolchain(tritonbench: Tritonbench, make: Callable[..., Record], other: Path) -> None:
     file = Path("groupbench.toml")
     file.write_text('setup = "command -v python >> built"\n' + file.read_text())

@@ -69,7 +69,7 @@ QUIET = {
 
 
 # Of all with 30 points, ar1 shows best that a limit is too lax.
-FEW = [("ar1", 30), ("t3", 100), ("bimodal", 30), ("flicker", 100)]
+FEW = [("ar1", 30), ("t3", 100)]
 MORE = [(kind, n) for kind in QUIET for n in (30, 100) if (kind, n) not in FEW]
 
 
@@ -114,11 +114,12 @@ def test_one_last_point_off_is_a_suspect_and_no_change(n: int) -> None:
     assert sum(one.index == n - 1 and one.n_after == 1 for one in findings) >= 285
 
 
-def test_big_steps_are_reported_at_their_index() -> None:
+@pytest.mark.parametrize(("seeds", "least"), [(40, 38), *rarely((100, 95))])
+def test_big_steps_are_reported_at_their_index(seeds: int, least: int) -> None:
     """Except for one in hundreds whose noise looks restless by chance: a suspect, or an old drift."""
     draw = np.random.default_rng(11)
     right = 0
-    for seed in range(100):
+    for seed in range(seeds):
         before, after, scale = int(draw.integers(25, 60)), int(draw.integers(8, 40)), float(draw.choice([0.002, 0.01]))
         size = max(float(draw.uniform(10, 100)) * scale, 0.03) * float(draw.choice([-1, 1]))
         y = stepped(seed, before, after, scale, size)
@@ -127,7 +128,7 @@ def test_big_steps_are_reported_at_their_index() -> None:
             assert findings.first is not None and findings.last is not None and findings.first < before <= findings.last
             assert findings.effect == pytest.approx(size, abs=2.5 * scale)
             right += [change.index for change in find_changes(history(y))] == [before]
-    assert right >= 95
+    assert right >= least
 
 
 def stepped(seed: int, before: int, after: int, scale: float, size: float) -> Floats:
