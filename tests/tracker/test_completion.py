@@ -61,7 +61,7 @@ def words(program: str, line: str, shell: str = "bash", **environment: str) -> l
 
 EACH = """
 import os
-for variables in {asked}:
+for variables in {requests}:
     sys.stdout.flush()
     process = os.fork()
     if process == 0:
@@ -73,19 +73,19 @@ for variables in {asked}:
 """
 
 
-def each(program: str, asked: list[dict[str, str]], **environment: str) -> list[str]:
-    """Return what a program prints with each of some variables, in forks of one process."""
-    done = start(program, f"exec({EACH.format(asked=asked)!r})", **environment)
+def each(program: str, requests: list[dict[str, str]], **environment: str) -> list[str]:
+    """Return a program's output for each of some variables, in forks of one process."""
+    done = start(program, f"exec({EACH.format(requests=requests)!r})", **environment)
     assert (done.returncode, done.stderr) == (0, "")
     answers = done.stdout.split("----\n")[:-1]
-    assert len(answers) == len(asked)
+    assert len(answers) == len(requests)
     return answers
 
 
 def words_of_each(program: str, lines: list[str], shell: str = "bash", **environment: str) -> list[list[str]]:
     """Return the values proposed for each of some lines."""
-    asked = [variables(program, line, shell) for line in lines]
-    return [proposed(answer, shell) for answer in each(program, asked, **environment)]
+    requests = [variables(program, line, shell) for line in lines]
+    return [proposed(answer, shell) for answer in each(program, requests, **environment)]
 
 
 def test_names_of_the_database_are_proposed(database: Path) -> None:
@@ -97,16 +97,16 @@ def test_names_of_the_database_are_proposed(database: Path) -> None:
         "compare 00": ["001ccccccc", "000ccccccc"],
         "history --commits main..00": ["main..001ccccccc", "main..000ccccccc"],
     }
-    asked = [("bash", f"groupbench {line}") for line in expected]
-    asked += [(shell, f"groupbench {line}") for shell in ("zsh", "fish") for line in [*expected][-2:]]
+    requests = [("bash", f"groupbench {line}") for line in expected]
+    requests += [(shell, f"groupbench {line}") for shell in ("zsh", "fish") for line in [*expected][-2:]]
     answers = each(
         "groupbench",
-        [variables("groupbench", line, shell) for shell, line in asked],
+        [variables("groupbench", line, shell) for shell, line in requests],
         GROUPBENCH_DB=str(database),
     )
-    found = [proposed(answer, shell) for answer, (shell, _) in zip(answers, asked, strict=True)]
+    proposals = [proposed(answer, shell) for answer, (shell, _) in zip(answers, requests, strict=True)]
     values = list(expected.values())
-    assert found == values + values[-2:] * 2
+    assert proposals == values + values[-2:] * 2
 
 
 def test_the_words_and_the_branches_come_before_the_commits(database: Path) -> None:
@@ -126,7 +126,7 @@ def test_the_option_and_the_project_name_the_database(database: Path, tmp_path: 
 
 
 def test_tritonbench_proposes_its_own_names_too(database: Path) -> None:
-    asked = [
+    requests = [
         variables("tritonbench", f"tritonbench {line}", "bash") | {"GROUPBENCH_DB": place}
         for line, place in (
             ("--op ga", str(database)),
@@ -134,9 +134,9 @@ def test_tritonbench_proposes_its_own_names_too(database: Path) -> None:
             ("--op ", "nowhere.db"),
         )
     ]
-    stored, named, known = (proposed(answer, "bash") for answer in each("tritonbench", asked))
+    stored, named, every = (proposed(answer, "bash") for answer in each("tritonbench", requests))
     assert stored == ["gather_rows"]
-    assert "vector_add" in known
+    assert "vector_add" in every
     assert "torch,triton_pointer" in named
     assert all(name.startswith("torch,triton_p") for name in named)
 
@@ -147,13 +147,13 @@ def test_a_database_that_cannot_be_read_proposes_nothing(tmp_path: Path, monkeyp
     (tmp_path / "empty.db").touch()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     places = ("none.db", ".", "broken.db", "postgresql://nobody@127.0.0.1:1/nothing", "empty.db", "odd?#.db")
-    asked = [
+    requests = [
         variables("groupbench", f"groupbench {line}", "bash") | {"GROUPBENCH_DB": place}
         for place in places
         for line in ("history --operator ", "history --backend ", "gate --run ", "pin ")
         if place == "broken.db" or "--run" in line  # all lines are read by one function
     ]
-    for variable, answer in zip(asked, each("groupbench", asked), strict=True):
+    for variable, answer in zip(requests, each("groupbench", requests), strict=True):
         names = [name for name in proposed(answer, "bash") if name not in ("latest", "previous")]
         assert names == [], variable
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -171,8 +171,8 @@ def test_a_broken_project_file_prints_no_error(tmp_path: Path, monkeypatch: pyte
 def test_completion_loads_nothing_slow(database: Path, program: str) -> None:
     slow = "{'torch', 'triton', 'numpy', 'sqlalchemy', 'jinja2'}"
     code = f"import atexit; atexit.register(lambda: print('loaded', {slow} & set(sys.modules))); main()"
-    asked = variables(program, f"{program} history --op ", "bash")
-    done = start(program, code, GROUPBENCH_DB=str(database), **asked)
+    requests = variables(program, f"{program} history --op ", "bash")
+    done = start(program, code, GROUPBENCH_DB=str(database), **requests)
     assert done.stdout.splitlines()[-1] == "loaded set()", done.stdout
     assert len(done.stdout.splitlines()) > 2
 

@@ -192,9 +192,9 @@ def repository(history: Path, tmp_path: Path, forked: Callable[..., subprocess.C
 @pytest.mark.parametrize(("kills", "newest"), [(1, "HEAD~9"), *rarely((5, "HEAD"))])
 def test_killed_it_measures_nothing_twice_and_loses_nothing(repository: Repository, kills: int, newest: str) -> None:
     chance = random.Random(7)
-    asked = f"HEAD~{COMMITS}..{newest}"
+    span = f"HEAD~{COMMITS}..{newest}"
     for kill in range(kills):
-        process = repository.start(asked, "--bisect")
+        process = repository.start(span, "--bisect")
         enough = 6 * kill + chance.randint(1, 6)
         while repository.lines_written() < enough and process.poll() is None:
             time.sleep(0.005)
@@ -202,14 +202,14 @@ def test_killed_it_measures_nothing_twice_and_loses_nothing(repository: Reposito
         assert process.poll() is None
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    code, output = repository.run(asked, "--bisect")
+    code, output = repository.run(span, "--bisect")
     assert code == 0, output
     assert "2 failed" in output or "failed before" in output
-    commits = git(repository.folder, "rev-list", asked).split()
+    commits = git(repository.folder, "rev-list", span).split()
     every = {(commit, f"N={cell}") for commit in commits for cell in range(CELLS)}
     assert repository.stored() == Counter(every)
     assert repository.written() == Counter(every)
-    code, output = repository.run(asked)
+    code, output = repository.run(span)
     assert code == 0 and f"{len(commits) - 2} measured before, 2 failed before" in output
     assert repository.stored() == Counter(every)
     # Check this last: git runs in its own session, so an orphan of the last kill may outlive the start of the next run.
