@@ -1,7 +1,14 @@
 """Settings and fixtures of all tests: an environment that the caller's shell does not affect, and pairwise selection.
 
-Without a GPU, Triton's kernels run in its interpreter. By default, tests marked `pairwise` run on a part of the product
-of their parameters in which every pair of values occurs. The rest is marked `exhaustive` and runs with --exhaustive.
+Without a GPU, Triton's kernels run in its interpreter.
+
+The default run takes minutes. Every behaviour and every named case has a test in it, at the cheapest level where it can
+fail. These are marked `exhaustive` instead, and run with --exhaustive:
+- members of a product of parameters that reach no other code than the members that stay. Of tests marked `pairwise`,
+  those stay that together have every pair of values.
+- campaigns beyond one or two members: kills, damage, many seeds or examples, all cheats, pages or window sizes.
+- a journey a second time: through another service, starter, host or database, or where other tests take each step.
+Cheats and losses of data that must be caught stay in the default run, each in one form.
 """
 
 from __future__ import annotations

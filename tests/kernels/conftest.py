@@ -31,14 +31,17 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave a few cases with Helion to --exhaustive: it compiles for half a second for each N and K.
+    """Leave cases with Helion to --exhaustive that it compiles for: a second for each dtype, N and K.
 
     Also skip CUDA graphs under compute-sanitizer (ci/sanitize.sh), which runs without torch's caching allocator.
     """
     for item in items:
-        case = getattr(item, "callspec", None) and item.callspec.params.get("case")  # type: ignore[attr-defined]
-        if getattr(case, "name", None) in COVERED_WITH_HELION and "helion" in item.nodeid:
-            item.add_marker("exhaustive")
+        params = item.callspec.params if hasattr(item, "callspec") else {}
+        if isinstance(params.get("case"), Case) and "helion" in item.nodeid:
+            covered = params["case"].name in COVERED_WITH_HELION or params.get("dtype", torch.float16) != torch.float16
+            ones = params["case"].name == "n_and_k_of_one" and "wgrad" not in item.nodeid  # one kernel has them
+            if covered or ones:
+                item.add_marker("exhaustive")
     if "PYTORCH_NO_CUDA_MEMORY_CACHING" in os.environ:
         skip = pytest.mark.skip(reason="NOT TESTED: CUDA graphs. A capture needs torch's caching allocator")
         for item in items:
@@ -88,8 +91,12 @@ CASES = (
     Case("many_tiles", (130, 70), n=140, k=72),
 )
 
-# For a kernel of which Helion masks M, N and K alike, these are in "n_and_k_of_one" and "one_row_in_all".
-COVERED_WITH_HELION = ("k_below_a_tile", "n_below_a_tile", "one_row_and_one_column")
+# For kernels of which Helion masks M, N and K alike, tiles that are not full are in "ragged_n_and_k". The configs of
+# GPUs have tests of their own in fp32, and the other kernels run all of these.
+COVERED_WITH_HELION = (
+    *("k_below_a_tile", "n_below_a_tile", "one_row_and_one_column"),
+    *("many_tiles", "strided_rows", "weights_shared"),
+)
 
 DTYPES = (torch.float16, torch.float32, *([torch.bfloat16] if DEVICE.type == "cuda" else []))
 

@@ -92,23 +92,32 @@ def test_one_nan_stays_in_its_row(prepare, make_case, make_inputs):
     assert bad.sum() == b.size(2)
 
 
-@pytest.mark.parametrize("config_of", ["cuda", "cuda_fp32"])
-def test_configs_of_the_gpu_are_right_too(config_of, make_case, make_inputs, poisoned, check):
+@pytest.mark.parametrize(
+    ("name", "config_of"),
+    [
+        *((name, config_of) for name in ("pointer", "contiguous") for config_of in ("cuda", "cuda_fp32")),
+        ("jagged", "cuda_fp32"),
+        ("persistent", "cuda_fp32"),
+        # In fp16, tests of Helion's kernels try other tiles.
+        *(pytest.param(name, "cuda", marks=pytest.mark.exhaustive) for name in ("jagged", "persistent")),
+    ],
+)
+def test_configs_of_the_gpu_are_right_too(name, config_of, make_case, make_inputs, poisoned, check):
     """The interpreter's own tiles are small; these lead to masks of other shapes."""
     dtype = torch.float32 if config_of == "cuda_fp32" else torch.float16
     a, b, offs = make_inputs(make_case("ragged", (129, 0, 30), n=140, k=72), dtype)
     groups = list(a.split([129, 0, 30]))
-    runs = [
-        pointer.prepare_pointer_packed(groups, list(b), pointer.CONFIGS[config_of]),
-        contiguous.prepare_contiguous(a, b.transpose(1, 2), offs, contiguous.CONFIGS[config_of]),
-        helion_jagged.prepare_helion_jagged(a, b, offs, helion_jagged.CONFIGS[config_of]),
-        helion_persistent.prepare_helion_persistent(a, b, offs, helion_persistent.CONFIGS[config_of]),
-    ]
-    expected = grouped_gemm_reference(a, b, offs)
-    for run in runs:
-        with poisoned():
-            out = run()
-        check(out, expected, dtype)
+    run = {
+        "pointer": lambda: pointer.prepare_pointer_packed(groups, list(b), pointer.CONFIGS[config_of]),
+        "contiguous": lambda: contiguous.prepare_contiguous(a, b.transpose(1, 2), offs, contiguous.CONFIGS[config_of]),
+        "jagged": lambda: helion_jagged.prepare_helion_jagged(a, b, offs, helion_jagged.CONFIGS[config_of]),
+        "persistent": lambda: helion_persistent.prepare_helion_persistent(
+            a, b, offs, helion_persistent.CONFIGS[config_of]
+        ),
+    }[name]()
+    with poisoned():
+        out = run()
+    check(out, grouped_gemm_reference(a, b, offs), dtype)
 
 
 @pytest.mark.parametrize(

@@ -204,9 +204,17 @@ def test_clusters_need_a_gpu(make_operands):
         cluster_wgrad.prepare_cluster_wgrad(*make_operands((21, 40), 48, 64, dtype=torch.float16))
 
 
+COMPILED = [*cluster_tiles.TILES, replace(cluster_tiles.NARROW, from_end=1)]
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("of", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.exhaustive)], ids=str)
-@pytest.mark.parametrize("config", [*cluster_tiles.TILES, replace(cluster_tiles.NARROW, from_end=1)], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    # test_cluster.py compiles the tiles of the others.
+    [pytest.param(c, marks=() if c == cluster_tiles.LONG else pytest.mark.exhaustive) for c in COMPILED],
+    ids=str,
+)
 def test_clusters_compile_without_spills(of, config):
     named = cluster_tiles.constants(config, of, False, False, torch.int32)
     _, log = cuda_source.compile_with_log(cluster_tiles.source("cluster_wgrad.cu", config.columns), named, "sm_90a")
