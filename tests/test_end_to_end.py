@@ -128,6 +128,7 @@ def test_a_wrong_backend_fails_the_gate(second_night: Callable[..., tuple[int, i
     assert "wrong" in output
 
 
+@pytest.mark.exhaustive  # tests of the executor, the command and the gate take the steps
 def test_a_backend_that_hangs_leaves_the_night_incomplete(second_night: Callable[..., tuple[int, int, str]]) -> None:
     measured, judged, output = second_night("hangs", "--timeout", "3")
     assert (measured, judged) == (3, 3), output

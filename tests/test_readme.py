@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+import pytest
 
 from groupbench.operators.measure import worker
 
@@ -75,6 +76,23 @@ def test_the_backend_that_is_shown_runs(tmp_path: Path, forked: Run) -> None:
     assert re.search(r"mine .* ok", done.stdout)
 
 
+def parsed(command: str) -> None:
+    """Parse a line of shell, and do not run it."""
+    name, *arguments = shlex.split(command)
+    if name == "groupbench":
+        group = importlib.import_module("groupbench.tracker.cli").main
+        subcommand = group.get_command(click.Context(group), arguments[0])
+        assert subcommand is not None and subcommand.make_context(arguments[0], arguments[1:])
+
+
+def test_the_commands_of_the_story_parse() -> None:
+    commands = [line.partition("  #")[0].strip() for line in STORY.splitlines()]
+    assert sum(command.startswith("groupbench") for command in commands) >= 3
+    for command in commands:
+        parsed(command)
+
+
+@pytest.mark.exhaustive  # tests of each command take the steps
 def test_the_story_ends_with_the_culprit(tmp_path: Path, warm_imports: dict[str, str]) -> None:
     """Run the five commands as they are written, in a temporary home folder."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GROUPBENCH_")}
@@ -98,11 +116,7 @@ def test_your_own_repository_takes_few_commands_and_lines(tmp_path: Path) -> Non
     commands = [line.partition("  #")[0].strip() for line in OWN.splitlines() if not line.startswith("#")]
     assert len(commands) <= 5
     for command in commands:
-        name, *arguments = shlex.split(command)
-        if name == "groupbench":
-            group = importlib.import_module("groupbench.tracker.cli").main
-            subcommand = group.get_command(click.Context(group), arguments[0])
-            assert subcommand is not None and subcommand.make_context(arguments[0], arguments[1:])
+        parsed(command)
     example = ROOT / "examples" / "slower"
     lines = [
         line for name in ("bench_norm.py", "groupbench.toml") for line in (example / name).read_text().splitlines()

@@ -18,7 +18,7 @@ from groupbench.operators import cli, table
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError, PlanError
 from groupbench.tracker.cli.history import known_metrics
-from groupbench.tracker.record import read
+from groupbench.tracker.record import Record, encode, read
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.usefixtures("warm_imports")
@@ -262,13 +262,12 @@ def test_records_are_not_appended_to_something_else(invoke: Callable[..., Result
 
 @pytest.mark.parametrize("half", ['{"schema": 1, "ru', "whole"], ids=["half a record", "a record without its end"])
 def test_records_are_not_appended_to_half_a_line(
-    half: str, invoke: Callable[..., Result], tritonbench: Command, tmp_path: Path
+    half: str, invoke: Callable[..., Result], make: Callable[..., Record], tmp_path: Path
 ) -> None:
     """Both together would be one invalid line, and `ingest` would refuse the file."""
     kept = tmp_path / "kept.jsonl"
     options = ("--op", "grouped_gemm", *FAST, "--only", "torch_loop", "--shapes", "1,16,64,64", "--records", str(kept))
-    assert tritonbench(*options).returncode == 0
-    line = kept.read_text()
+    line = encode(make()).decode()
     kept.write_text(line + (line.rstrip("\n") if half == "whole" else half))
     before = kept.read_bytes()
     result = invoke(*options)
@@ -290,15 +289,17 @@ def test_an_error_of_many_lines_is_one(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 @pytest.mark.parametrize("value", ["1", "true", "yes"])
-def test_the_interpreter_on_a_gpu_is_a_usage_error(value: str, tritonbench_apart: Command) -> None:
-    done = tritonbench_apart("--op", "grouped_gemm", "--device", "cuda", "--host", "builtin", TRITON_INTERPRET=value)
+def test_the_interpreter_on_a_gpu_is_a_usage_error(value: str, forked: Command) -> None:
+    args = ("--op", "grouped_gemm", "--device", "cuda", "--host", "builtin")
+    done = forked("groupbench.operators.cli:main", *args, env=os.environ | {"TRITON_INTERPRET": value})
     assert done.returncode == 2
     assert done.stderr.startswith("tritonbench: TRITON_INTERPRET is set")
     assert done.stderr.count("\n") == 1
 
 
-def test_a_gpu_that_is_not_there(tritonbench_apart: Command) -> None:
-    done = tritonbench_apart("--op", "grouped_gemm", "--device", "cuda", "--host", "builtin", CUDA_VISIBLE_DEVICES="")
+def test_a_gpu_that_is_not_there(tritonbench: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = tritonbench("--op", "grouped_gemm", "--device", "cuda", "--host", "builtin")
     assert done.returncode == 2
     assert done.stderr.startswith("tritonbench: --device cuda: torch finds no CUDA GPU here; use --device cpu ")
     assert done.stderr.count("\n") == 1
@@ -315,23 +316,32 @@ LIGHT = (
 )
 
 
-@pytest.mark.parametrize("args", LIGHT, ids=" ".join)
-def test_no_torch_where_none_is_needed(args: list[str]) -> None:
-    heavy = {"torch", "triton", "helion", "numpy", "sqlalchemy"}
-    if args == ["--list-operators"]:
-        heavy.remove("numpy")  # which draws the loads of published models' suites
-    code = (
-        "import sys\n"
-        "from groupbench.operators import cli\n"
-        "from groupbench.operators.hosts import tritonbench\n"
-        f"sys.argv = ['tritonbench', *{args!r}]\n"
-        "try:\n    cli.main()\n"
-        "except SystemExit: pass\n"
-        f"heavy = {heavy!r} & set(sys.modules)\n"
-        "sys.exit(f'imported: {heavy}' if heavy else 0)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+IMPORTED = """
+import os, sys
+from groupbench.operators import cli
+from groupbench.operators.hosts import tritonbench
+for args in {light!r}:
+    process = os.fork()
+    if process:
+        os.waitpid(process, 0)
+        continue
+    sys.argv = ["tritonbench", *args]
+    try:
+        cli.main()
+    except SystemExit:
+        pass
+    heavy = {{"torch", "triton", "helion", "numpy", "sqlalchemy"}} & {{*sys.modules}}
+    print("imported by", *args, sorted(heavy), flush=True)
+    os._exit(0)
+"""
+
+
+def test_no_torch_where_none_is_needed() -> None:
+    """Each command runs in a fork of one process that has imported their modules."""
+    done = subprocess.run([sys.executable, "-c", IMPORTED.format(light=LIGHT)], capture_output=True, text=True)
+    imported = [line for line in done.stdout.splitlines() if line.startswith("imported by")]
+    numpy_alone = ["--list-operators"]  # it draws the loads of published models' suites
+    assert imported == [f"imported by {' '.join(args)} {['numpy'] * (args == numpy_alone)}" for args in LIGHT]
 
 
 def test_backends_are_named_for_the_operators_that_have_them(tritonbench: Command) -> None:
@@ -433,6 +443,7 @@ def test_the_threads_asked_for_are_measured_with_and_recorded(
     assert record.environment.cpu_threads == (count or 1)
 
 
+@pytest.mark.exhaustive  # test_executor.py has that they end with their cell
 def test_processes_started_by_a_backend_do_not_hold_a_pipe(tritonbench_apart: Command, faulty: str) -> None:
     """The pipe is read to its end, which comes only after the last process with the other end has closed it."""
     args = ("--op", "grouped_gemm", *FAST, "--shapes", "single", "--only", "leaves_children", "--plugin", faulty)

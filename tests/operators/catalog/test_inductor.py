@@ -39,12 +39,16 @@ def test_kernels_are_read_from_the_generated_code(source: str, names: list[str])
     ids=["extern", "both", "nothing", "template"],
 )
 def test_only_the_template_will_do(source: str, message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    before = config.max_autotune, config.max_autotune_gemm_backends
     monkeypatch.setattr("torch._inductor.utils.run_and_get_code", lambda run, *args: (None, [source]))
     if message is None:
         assert callable(inductor.prepare_grouped_mm(*OPERANDS))
     else:
         with pytest.raises(Unavailable, match=message):
             inductor.prepare_grouped_mm(*OPERANDS)
+    assert (config.max_autotune, config.max_autotune_gemm_backends) == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
@@ -57,6 +61,7 @@ def test_a_product_that_torch_cannot_compile_is_unavailable(dtype: torch.dtype) 
         inductor.prepare_grouped_mm(a.to(dtype), b.to(dtype), offs)
 
 
+@pytest.mark.exhaustive  # Inductor compiles for seven seconds
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has the template")
 def test_a_cpu_has_no_template_and_settings_stay_as_they_were() -> None:
     from torch._inductor import config

@@ -95,6 +95,7 @@ def test_workers_without_a_plugin_are_refused(
     dask.DaskFleet(engine.address, "cpu", look=cells.look, plugins=("faulty_backends.BACKENDS",)).close()
 
 
+@pytest.mark.exhaustive  # the fleet's own refusal is tested above, and the command's one line in test_cli.py
 def test_the_clients_command_reports_a_plugin_that_workers_lack(engine: marks.Engine, tmp_path: Path) -> None:
     """Run the command in a folder with a plugin that the workers do not have."""
     engine.start()
@@ -110,6 +111,7 @@ def test_batches_not_begun_within_the_budget_are_skipped(engine: marks.Engine) -
     assert {r.status for r in measure(engine, cells.instant, budget_s=0)} == {"skipped"}
 
 
+@pytest.mark.exhaustive  # a loss of the scheduler is tested below without one, and test_resume.py resumes
 def test_a_resumed_run_measures_the_cells_skipped_when_the_scheduler_died(engine: marks.Engine, tmp_path: Path) -> None:
     engine.start()
     records = tmp_path / "r.jsonl"

@@ -39,8 +39,12 @@ def test_batches_are_jobs_of_an_array(tmp_path: Path) -> None:
     assert len({r.environment.host for r in records}) == 2
 
 
-def test_a_job_that_dies_is_measured_again_once(tmp_path: Path) -> None:
+@pytest.mark.exhaustive  # that which dies twice is measured again too
+def test_a_job_that_dies_once_is_measured(tmp_path: Path) -> None:
     assert {r.status for r in measure(cells.dies_once, tmp_path, 3)} == {"ok"}
+
+
+def test_a_job_that_dies_is_measured_again_once(tmp_path: Path) -> None:
     records = measure(cells.dies, tmp_path, 3, max_array=4)
     failed = [r for r in records if r.status != "ok"]
     assert {(r.cell.shape, r.status) for r in failed} == {("G=1,M_g=3,N=256,K=256", "error")}

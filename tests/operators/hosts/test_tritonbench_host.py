@@ -35,6 +35,15 @@ ON_CPU = (*HOST, "--bursts", "2", "--samples", "2")
 BRIEF = ("--num-inputs", "1", "--warmup", "1", "--rep", "1")
 
 
+def all_of(cases: dict[str, Any], left_out: tuple[str, ...]) -> list[Any]:
+    """Return the cases by name as parameters; those left out reach the code that others reach, and are exhaustive."""
+    assert cases.keys() >= {*left_out}
+    return [
+        pytest.param(*case, id=name, marks=pytest.mark.exhaustive if name in left_out else ())
+        for name, case in cases.items()
+    ]
+
+
 @pytest.fixture(scope="module")
 def warm(
     tmp_path_factory: pytest.TempPathFactory, warm_imports: dict[str, str], warm_python: tuple[str, ...]
@@ -188,9 +197,12 @@ def test_an_operator_that_names_no_precision_has_that_of_its_inputs(measured: Ca
     ]
 
 
-@pytest.fixture(scope="module")
-def both(measured: Callable[..., Any], measured_apart: Callable[..., Any]) -> dict[str, list[Record]]:
+@pytest.fixture(scope="module", params=["forked", pytest.param("apart", marks=pytest.mark.exhaustive)])
+def both(
+    request: pytest.FixtureRequest, measured: Callable[..., Any], measured_apart: Callable[..., Any]
+) -> dict[str, list[Record]]:
     """Return the records of the same cells by host."""
+    theirs = measured if request.param == "forked" else measured_apart
     args = (
         "--op",
         "grouped_gemm",
@@ -203,7 +215,7 @@ def both(measured: Callable[..., Any], measured_apart: Callable[..., Any]) -> di
         "single",
     )
     records = {}
-    for host, run in (("tritonbench", measured_apart), ("builtin", measured)):
+    for host, run in (("tritonbench", theirs), ("builtin", measured)):
         done, records[host] = run(*args, *ON_CPU[2:], "--host", host)
         if done.returncode != 0:
             cells = [(r.cell.shape, r.cell.backend, r.status, r.message) for r in records[host]]
@@ -213,7 +225,9 @@ def both(measured: Callable[..., Any], measured_apart: Callable[..., Any]) -> di
     return records
 
 
-@pytest.mark.parametrize("flags", [("--bwd",), ("--mode", "fwd", "--bwd")], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [("--bwd",), pytest.param(("--mode", "fwd", "--bwd"), marks=pytest.mark.exhaustive)], ids=" ".join
+)
 def test_flag_bwd_is_mode_bwd(flags: tuple[str, ...], measured: Callable[..., Any], tmp_path: Path) -> None:
     output = tmp_path / "o.json"
     args = ("--op", "grouped_gemm", "--only", "torch_loop", "--shapes", "ragged", "--output-json", str(output))
@@ -241,8 +255,7 @@ SQUARES = (("--input-dim", "2", "--reduce-dim", "0"), "512 [512x512] input_dim=2
 
 @pytest.mark.parametrize(
     ("args", "shape", "protocol"),
-    [*PROBLEMS.values(), pytest.param(*SQUARES, marks=pytest.mark.exhaustive)],
-    ids=[*PROBLEMS, "squares"],
+    all_of(PROBLEMS | {"squares": SQUARES}, ("none", "a dimension", "a size", "autotuning", "squares")),
 )
 def test_options_are_in_a_problems_identity(
     args: tuple[str, ...], shape: str, protocol: str, measured: Callable[..., Any]
@@ -277,7 +290,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("args", "status", "message"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(("args", "status", "message"), all_of(WRONG, ("columns with accuracy",)))
 def test_a_wrong_result_is_wrong_whatever_columns_are_shown(
     args: tuple[str, ...], status: str, message: str, measured: Callable[..., Any], faulty: str
 ) -> None:
@@ -383,16 +396,24 @@ FAULTS = {
 }
 
 
+# test_executor.py has each fault, and test_tritonbench_launcher.py a process that hangs.
+FEW_FAULTS = ("crashes", "raises", "half", "one_percent", "not_here", "torch_loop")
+
+
 @pytest.fixture(scope="module")
-def faults(measured: Callable[..., Any]) -> tuple[int, list[Record]]:
+def faults(measured: Callable[..., Any], pytestconfig: pytest.Config) -> tuple[int, list[Record]]:
+    names = tuple(FAULTS) if pytestconfig.getoption("exhaustive") else FEW_FAULTS
     done, records = measured(
-        *("--op", "grouped_gemm", *ON_CPU, "--shapes", "even", "--only", ",".join(FAULTS)),
+        *("--op", "grouped_gemm", *ON_CPU, "--shapes", "even", "--only", ",".join(names)),
         *("--plugin", "faulty_backends.BACKENDS", "--timeout", "20"),
     )
+    assert len(records) == len(names)
     return done.returncode, records
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in FEW_FAULTS else pytest.mark.exhaustive) for name in FAULTS]
+)
 def test_every_fault_has_its_status_once_and_the_others_go_on(name: str, faults: tuple[int, list[Record]]) -> None:
     (record,) = [r for r in faults[1] if r.cell.backend == name]
     status, message = FAULTS[name]
@@ -402,7 +423,6 @@ def test_every_fault_has_its_status_once_and_the_others_go_on(name: str, faults:
 
 def test_faults_exit_code(faults: tuple[int, list[Record]]) -> None:
     assert faults[0] == 1
-    assert len(faults[1]) == len(FAULTS)
 
 
 def test_a_crash_of_the_last_backend_leaves_the_baselines_record_alone(measured: Callable[..., Any]) -> None:
@@ -615,7 +635,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-@pytest.mark.parametrize(("args", "message"), REFUSED.values(), ids=REFUSED)
+# Several names, options, values and operators are checked in one place.
+REFUSED_ALIKE = (
+    *("an operator that a plugin has under another name", "an option of an operator without options"),
+    *("an option's value", "a backend to skip", "an input of ours", "a metric that the other host has"),
+)
+
+
+@pytest.mark.parametrize(("args", "message"), all_of(REFUSED, REFUSED_ALIKE))
 def test_refused(args: tuple[str, ...], message: str, measured: Callable[..., Any], faulty: str) -> None:
     done, records = measured(*args, *HOST)
     assert (done.returncode, records) == (2, [])

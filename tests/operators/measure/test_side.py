@@ -180,22 +180,32 @@ def test_a_burst_before_loading_and_an_unknown_verb_fail(ask: Ask) -> None:
     assert "failure" in ask("dance")
 
 
-@pytest.mark.parametrize("long", [False, True])
-@pytest.mark.parametrize("killed", ["driver", "side"])
+@pytest.mark.parametrize(
+    ("killed", "long", "warm"),
+    [
+        ("driver", False, True),
+        ("side", True, True),
+        *(
+            pytest.param(*more, marks=pytest.mark.exhaustive)
+            for more in (("driver", True, True), ("driver", False, False), ("side", False, False))
+        ),
+    ],
+)
 def test_all_processes_end_with_the_driver_or_the_side(
-    killed: str, long: bool, warm_imports: dict[str, str], tmp_path: Path
+    killed: str, long: bool, warm: bool, warm_imports: dict[str, str], tmp_path: Path
 ) -> None:
     """The side is killed during a question, whose backend never returns.
 
-    long  the temporary folder's path is too long for the address of a socket. The fork server, which is among the
-          processes, is then a fork of one that has imported torch; otherwise it is a process as users have it.
+    long  the temporary folder's path is too long for the address of a socket.
+    warm  the fork server, which is among the processes, is a fork of one that has imported torch; otherwise it is a
+          process as users have it.
     """
     if long:
         tmp_path /= "x" * 100
         tmp_path.mkdir()
     paths = [str(Path(__file__).parents[1]), warm_imports["PYTHONPATH"]]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(tmp_path)}
-    warm = long and environment.get("TRITON_INTERPRET") == "1"
+    warm = warm and environment.get("TRITON_INTERPRET") == "1"
     if not warm:
         environment["GROUPBENCH_TEST_WARM"] = ""
     command = [sys.executable, "-m", "groupbench.operators.measure.side"]

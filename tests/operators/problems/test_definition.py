@@ -123,7 +123,20 @@ def measure(path: Path) -> dict[str, Record]:
     return {r.cell.backend: r for r in executor.execute(jobs, CPU, RUN, 300.0, Progress())}
 
 
-@pytest.mark.parametrize("layout", [flashinfer, sol])
+def test_both_layouts_are_read_alike(tmp_path: Path) -> None:
+    made = []
+    for layout in (flashinfer, sol):
+        (tmp_path / layout.__name__).mkdir()
+        made.append(registry.get_operator("scaled_sum_h8", (str(layout(tmp_path / layout.__name__)),)))
+    one, other = made
+    assert {b.name: b.kind for b in one.backends} == {b.name: b.kind for b in other.backends}
+    assert {*(s["name"] for s in SOLUTIONS), "reference"} == {b.name for b in one.backends}
+    assert [[str(shape) for shape in operator.suites["smoke"]] for operator in made] == [
+        ["rows=3,workload=3333-uuid"]
+    ] * 2
+
+
+@pytest.mark.parametrize("layout", [flashinfer, pytest.param(sol, marks=pytest.mark.exhaustive)])
 def test_a_dataset_is_measured_and_traced(layout: Any, tmp_path: Path) -> None:
     path = layout(tmp_path)
     records = measure(path)
