@@ -25,12 +25,12 @@ from groupbench.operators.vet import vetted
 from groupbench.tracker.record import Record, decode, encode
 
 ON_CPU = {cheat.name: cheat for cheat in CHEATS if cheat.device != "cuda"}
+# Cheats that differ in their kind, or in what catches them.
 QUICK = (
-    *("memo_clone", "every_other_call", "memo_by_fingerprint", "packed_activations", "dispatch_aware", "lazy_dispatch"),
-    *("lazy_list", "lazy_method", "profile_hook", "forged_and_idle"),
-    *("thread_after_three", "half_precision", "slow_clock", "forged_instance", "forged_answer_with_token"),
-    *("stopped_moves", "patched_judge", "loose_tolerance", "signals_parent", "writes_descriptors"),
-    *("computed_when_shown_without_seal", "keeps_one_output", "patched_kernel", "forged_in_the_pipe", "stops_warden"),
+    *("memo_clone", "memo_by_fingerprint", "packed_activations", "dispatch_aware", "lazy_dispatch", "lazy_method"),
+    *("thread_after_three", "half_precision", "slow_clock", "forged_answer_with_token", "forged_in_the_pipe"),
+    *("stopped_moves", "patched_judge", "loose_tolerance", "signals_parent", "stops_warden"),
+    *("keeps_one_output", "patched_kernel"),
 )
 
 
