@@ -71,10 +71,10 @@ OUTER_K = {
     "outer_k_fp32": ProductCase(4096, 4096, 4096, "fp32", nk=False),
 }
 NAMES = (*SPLIT_K, *STREAM, *OUTER_K, "sum", "add_bf16", "add_fp32", "helion_barrier")
-# Other sizes of cases that remain.
+# Other sizes, dtypes and layouts of cases that remain.
 SIZES = {
     *("seed_long", "square", "decode_32", "stream_router", "stream_long", "stream_long_64", "stream_narrow"),
-    "stream_decode",
+    *("stream_decode", "stream_fp16", "stream_split", "seed_fp32", "decode_64", "outer_k_nk", "wide"),
 }
 
 

@@ -250,7 +250,17 @@ HELION = (
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the barrier runs with all its programs")
-@pytest.mark.parametrize("product", HELION, ids=[product.name for product in HELION])
+@pytest.mark.parametrize(
+    "product",
+    [
+        pytest.param(
+            product,
+            id=product.name,
+            marks=() if product.name in ("seed", "primes_by_rows", "several_tiles") else pytest.mark.exhaustive,
+        )
+        for product in HELION  # a test has that no dimension of one element reaches Helion
+    ],
+)
 def test_helions_stages_with_one_worker(product, device, poisoned, check):
     """A grid of one program passes its barrier in the interpreter too, so both stages can be checked here."""
     import helion

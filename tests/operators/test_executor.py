@@ -89,13 +89,20 @@ FAULTS = {
 }
 
 
+# Each differs from another fault in its message or value alone; tests of accuracy have the wrong results.
+ALIKE = ("exits", "one_element", "overwrites_later")
+
+
 @pytest.fixture(scope="module")
-def records(faulty: str) -> dict[str, Record]:
+def records(faulty: str, pytestconfig: pytest.Config) -> dict[str, Record]:
     """Measure every fault but the one that hangs in one run, with healthy backends last."""
-    return {record.cell.backend: record for record in measure([job(name) for name in FAULTS])}
+    names = [name for name in FAULTS if name not in ALIKE or pytestconfig.getoption("exhaustive")]
+    return {record.cell.backend: record for record in measure([job(name) for name in names])}
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.exhaustive if name in ALIKE else ()) for name in FAULTS]
+)
 def test_every_fault_has_its_status_and_the_others_go_on(name: str, records: dict[str, Record]) -> None:
     status, message = FAULTS[name]
     record = records[name]
@@ -201,17 +208,18 @@ def test_a_backend_whose_process_died_works_for_the_next_problem(faulty: str) ->
 
 
 def test_an_interrupt_keeps_the_finished_and_names_the_rest_skipped(
-    faulty: str, monkeypatch: pytest.MonkeyPatch
+    scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs = [job("torch_loop"), job("torch_grouped_mm"), job("torch_loop", SINGLE), job("torch_grouped_mm", SINGLE)]
-    original = worker.Worker.ask
+    cells = [("torch_loop", EVEN), ("torch_grouped_mm", EVEN), ("torch_loop", SINGLE), ("torch_grouped_mm", SINGLE)]
+    jobs = [job(name, shape, plugins=()) for name, shape in cells]
+    original = Scripted.ask
 
-    def interrupted(self: worker.Worker, request: object) -> object:
+    def interrupted(self: Scripted, request: executor.Request) -> object:
         if len(records) == 2:
             raise KeyboardInterrupt
-        return original(self, request)  # type: ignore[arg-type]
+        return original(self, request)
 
-    monkeypatch.setattr(worker.Worker, "ask", interrupted)
+    monkeypatch.setattr(Scripted, "ask", interrupted)
     records: list[Record] = []
     with pytest.raises(KeyboardInterrupt):
         for record in executor.execute(jobs, CPU, RUN, TIMEOUT_S, Progress()):

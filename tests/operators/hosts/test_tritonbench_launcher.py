@@ -122,7 +122,7 @@ def test_killed_for_memory(follow: Callable[..., list[Record]]) -> None:
 
 
 def test_silence_is_a_timeout(follow: Callable[..., list[Record]]) -> None:
-    records = follow("if not done:\n  begin('a')\n  time.sleep(3600)", timeout_s=5)
+    records = follow("if not done:\n  begin('a')\n  time.sleep(3600)", timeout_s=3)
     assert outcomes(records) == [("a", "timeout")]
 
 

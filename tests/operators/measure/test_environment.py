@@ -41,6 +41,15 @@ def test_detect_on_a_cpu() -> None:
     assert msgspec.json.decode(msgspec.json.encode(detected), type=Environment) == detected
 
 
+def test_a_cpu_is_measured_with_one_thread_unless_others_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    environment.resolve_device("cpu")
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    environment.resolve_device("cpu")
+    assert os.environ["OMP_NUM_THREADS"] == "2"
+
+
 def test_settings_are_the_variables_that_change_measurements(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(environment.SETTING_PREFIXES):
