@@ -15,6 +15,10 @@ ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "ci" / "site" / "mkdocs.yml"
 
 
+# The site's own job (ci/site.sh) builds it as strictly.
+of_site = pytest.mark.exhaustive
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if importlib.util.find_spec("mkdocs") is None or importlib.util.find_spec("material") is None:
@@ -35,22 +39,26 @@ def pages() -> ModuleType:
     return module
 
 
+@of_site
 def test_every_page_is_there(site: Path) -> None:
     for page in (ROOT / "docs").rglob("*.md"):
         assert (site / page.relative_to(ROOT / "docs").with_suffix(".html")).is_file(), page
 
 
+@of_site
 def test_it_works_without_a_network(site: Path) -> None:
     index = (site / "index.html").read_text()
     assert not re.findall(r'<(?:script|link|img)[^>]*(?:src|href)="(https?:[^"]+)"', index)
     assert "grouped_gemm" in (site / "search" / "search_index.js").read_text()
 
 
+@of_site
 def test_code_of_120_characters_fits(site: Path) -> None:
     assert 'href="site.css"' in (site / "index.html").read_text()
     assert "max-width: 76rem" in (site / "site.css").read_text()
 
 
+@of_site
 def test_the_first_page_has_no_menu_of_itself(site: Path) -> None:
     first, other = ((site / name).read_text() for name in ("index.html", "guide/ci.html"))
     sidebar = '<div class="md-sidebar md-sidebar--primary" data-md-component="sidebar" data-md-type="navigation" hidden'
@@ -58,12 +66,14 @@ def test_the_first_page_has_no_menu_of_itself(site: Path) -> None:
     assert sidebar not in other
 
 
+@of_site
 def test_links_to_source_lead_to_its_text(site: Path) -> None:
     page = (site / "explanation" / "toolchains.html").read_text()
     assert 'href="../source/kernels/device.py.html"' in page
     assert "shared memory" in (site / "source" / "kernels" / "device.py.html").read_text()
 
 
+@of_site
 def test_a_pipe_in_the_code_of_a_table_has_no_backslash(site: Path) -> None:
     assert "FILE|URL" in (site / "reference" / "cli" / "index.html").read_text()
 

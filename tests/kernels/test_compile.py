@@ -105,8 +105,10 @@ CASES: dict[str, KernelCase] = {
     "moe_place": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "place"}),
     "moe_route": ("by_row", permute.RowConfig(0, routing.WARPS), {"kernel": "route", "G": 256}),
 }
-# These combine what other cases compile apart: a config, the layout of weights, a number of groups.
+# These combine what other cases compile apart: a config, the layout of weights, a number of groups, a schedule.
 COMBINED = {
+    *("flat_specialized_alone", "wgrad_wide_and_dynamic", "wgrad_specialized_uneven", "fp8_rowwise_fast"),
+    *("fp8_specialized_rowwise_256", "gate_up_large_training", "moe_combine_of_two"),
     *("flat_large_nk", "flat_specialized_256", "flat_specialized_192_nk", "flat_specialized_192_columns"),
     *("wgrad_specialized_192_lockstep", "wgrad_specialized_alone", "fp8_specialized_rowwise"),
     *("fp8_specialized_blockwise_256", "gate_up_many_256_training", "moe_place_and_spread_of_wide"),

@@ -118,7 +118,7 @@ def test_every_config_is_right(name, make_case, make_operands, poisoned, check, 
     check(out, grouped_gemm_wgrad_reference(a, dc, offs), dtype_of(name))
 
 
-@pytest.mark.parametrize("name", ["cuda", "cuda_small", "cuda_fp32"])
+@pytest.mark.parametrize("name", ["cuda", pytest.param("cuda_small", marks=pytest.mark.exhaustive), "cuda_fp32"])
 def test_every_helion_config_is_right(name, make_case, make_operands, poisoned, check):
     dtype = torch.float32 if name == "cuda_fp32" else torch.float16
     a, dc, offs, _ = make_operands(make_case("ragged", (129, 0, 30, 1), n=144, k=200, tail=3), dtype)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from groupbench.operators.measure import worker
+from groupbench.operators.measure import witness, worker
 from groupbench.tracker.record import Record
 
 HERE = Path(__file__).parent
@@ -55,6 +55,17 @@ def faulty() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(HERE))
         yield "faulty_backends.BACKENDS"
+
+
+@pytest.fixture(scope="module")
+def unaudited() -> Iterator[None]:
+    """Let this process and its forks believe reported times. Audits of each cell take seconds on a busy machine.
+
+    Tests of audits, and the end-to-end tests, have them.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(witness, "audit", lambda ask, pace, median_ms, gauge: ask(1) and None)
+        yield
 
 
 LEFT_OUT = ("TRITON_INTERPRET", "FORCE_COLOR", "OMP_NUM_THREADS")

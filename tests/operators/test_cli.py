@@ -21,7 +21,7 @@ from groupbench.tracker.cli.history import known_metrics
 from groupbench.tracker.record import Record, encode, read
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
-pytestmark = pytest.mark.usefixtures("warm_imports")
+pytestmark = pytest.mark.usefixtures("warm_imports", "unaudited")
 COLD = {"GROUPBENCH_TEST_WARM": ""}
 """Variables with which the command imports torch itself."""
 FAST = ("--host", "builtin", "--device", "cpu", "--bursts", "1", "--samples", "2")

@@ -26,6 +26,7 @@ from groupbench.operators.operator import Target
 from groupbench.operators.tolerances import Tolerance, tolerance_of
 from groupbench.tracker.record import Commit, Environment, Record, Run
 
+pytestmark = pytest.mark.usefixtures("unaudited")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "operators"
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
 CPU = Machine(Environment(device="cpu", memory_mib=64_000), None)
@@ -292,7 +293,13 @@ def timing(record: Record) -> str | None:
     return record.latency.timing if record.latency else None
 
 
-@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file",
+    [
+        pytest.param(file, id=file.stem, marks=pytest.mark.exhaustive if file.stem == "causal_attention" else ())
+        for file in sorted(EXAMPLES.glob("*.py"))  # row_softmax is one of torch and Triton too
+    ],
+)
 def test_an_example_is_right(file: Path) -> None:
     device = "cpu" if file.stem == "moving_average" else DEVICE  # of NumPy arrays
     records = measure(file, file.stem, device=device)

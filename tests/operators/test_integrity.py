@@ -25,7 +25,7 @@ from groupbench.operators.vet import vetted
 from groupbench.tracker.record import Record, decode, encode
 
 ON_CPU = {cheat.name: cheat for cheat in CHEATS if cheat.device != "cuda"}
-# Cheats that differ in their kind, or in what catches them.
+# Cheats of different kinds, or caught by different checks.
 QUICK = (
     *("memo_clone", "memo_by_fingerprint", "packed_activations", "dispatch_aware", "lazy_dispatch", "lazy_method"),
     *("thread_after_three", "half_precision", "slow_clock", "forged_answer_with_token", "forged_in_the_pipe"),

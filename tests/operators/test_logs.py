@@ -12,6 +12,7 @@ from groupbench.operators import cli
 from groupbench.operators.logs import Logs, file_name, logs_for, own_folder
 from groupbench.tracker.record import Record, read
 
+pytestmark = pytest.mark.usefixtures("unaudited")
 NOISY = """
 import ctypes
 from groupbench.operators.define import operator

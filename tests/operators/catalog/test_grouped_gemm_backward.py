@@ -62,10 +62,18 @@ RUNNABLE = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name"), RUNNABLE, ids=["-".join(pair) for pair in RUNNABLE])
+# The kernels of dgrad are those of the forward pass, and tested there.
+OF_FORWARD = (("dgrad", "helion_persistent"), ("dgrad", "helion_worklist"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [pytest.param(*pair, marks=pytest.mark.exhaustive if pair in OF_FORWARD else ()) for pair in RUNNABLE],
+    ids=["-".join(pair) for pair in RUNNABLE],
+)
 def test_backend_is_right_on_smoke_shapes(kind: str, name: str, pytestconfig: pytest.Config) -> None:
     operator, smoke = OPERATORS[kind], shapes.SUITES["smoke"]
-    # The kernels of dgrad are those of the forward pass, and tested there. Helion generates one for each kind of size.
+    # Helion generates a kernel for each kind of size.
     one = kind == "dgrad" or (name.startswith("helion") and not pytestconfig.getoption("exhaustive"))
     for shape in [smoke["ragged"]] if one else smoke.values():
         x = operator.make_inputs(shape, "fp16", DEVICE, 0)

@@ -165,6 +165,7 @@ def test_the_digest_is_of_the_code_that_is_imported(monkeypatch: pytest.MonkeyPa
     assert batches.code.__wrapped__() != before
 
 
+@pytest.mark.usefixtures("unaudited")
 def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise most of a night goes into opening the GPU three times for every shape."""
     begun: list[Any] = []
@@ -175,7 +176,7 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
             super().__init__(*args)
 
     monkeypatch.setattr(executor, "Worker", Counted)
-    monkeypatch.setattr(batches, "IDLE_S", 2.0)
+    monkeypatch.setattr(batches, "IDLE_S", 1.0)
     first, second = cells.work(2)
     assert [(r.status, r.message) for r in batches.measure(first)] == [("ok", None)] * 2
     assert [(r.status, r.message) for r in batches.measure(second)] == [("ok", None)] * 2
@@ -460,6 +461,7 @@ CELLS = ("--only", "torch", "--shapes", "N=5", "N=6")
 
 
 @pytest.mark.usefixtures("warm_imports")
+@pytest.mark.exhaustive  # a fleet measures above, and test_resume.py resumes
 def test_the_command_measures_on_two_cards_and_resumes(tritonbench: Callable[..., Any], tmp_path: Path) -> None:
     records = tmp_path / "r.jsonl"
     arguments = (*COMMAND, *CELLS, "--gpus", "0,1", "--commit", "abcdef12", "--records", records)

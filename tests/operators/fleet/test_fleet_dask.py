@@ -49,6 +49,7 @@ def measure(engine: marks.Engine, kind: Callable[..., Any], number: int = 8, **o
     return list(drive.records(fleet, cells.work(number), Progress()))
 
 
+@pytest.mark.exhaustive  # the next test counts cells too
 def test_every_cell_is_measured_once_on_two_workers(engine: marks.Engine) -> None:
     records = measure(engine, cells.instant, 20)
     assert len({(r.cell.shape, r.cell.backend) for r in records}) == len(records) == 40
@@ -56,7 +57,9 @@ def test_every_cell_is_measured_once_on_two_workers(engine: marks.Engine) -> Non
 
 
 def test_a_batch_whose_worker_dies_is_measured_again(engine: marks.Engine) -> None:
-    assert [r.status for r in measure(engine, cells.dies_once)] == ["ok"] * 16
+    records = measure(engine, cells.dies_once)
+    assert [r.status for r in records] == ["ok"] * 16
+    assert len({(r.cell.shape, r.cell.backend) for r in records}) == 16
 
 
 def test_a_batch_that_kills_two_workers_is_an_error_that_names_them(engine: marks.Engine) -> None:
@@ -253,6 +256,10 @@ def test_the_worker_command_without_a_gpu_suggests_the_cpu() -> None:
     code, errors = worker_command("tcp://127.0.0.1:1")
     assert (code, errors.count("\n")) == (2, 1)
     assert "torch sees no GPU here; use --device cpu" in errors
+
+
+@pytest.mark.exhaustive  # a fleet refuses addresses in the same place
+def test_the_worker_command_refuses_an_address() -> None:
     code, errors = worker_command("udp://a:1")
     assert (code, errors.count("\n")) == (2, 1)
     assert "'udp://a:1' is not a scheduler's address" in errors

@@ -87,6 +87,7 @@ def test_no_slurm_here_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.Monk
         slurm.executor(tmp_path, "cuda", {"partition": "gpu"})
 
 
+@pytest.mark.exhaustive  # jobs of an array measure above, and test_fleet.py real cells
 def test_local_jobs_measure_on_this_machine(tmp_path: Path) -> None:
     """Run the command of a user, on a machine with or without a GPU."""
     command = [sys.executable, "-m", "groupbench.operators", "--op", "grouped_gemm", "--host", "builtin"]

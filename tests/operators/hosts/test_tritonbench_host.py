@@ -202,7 +202,7 @@ def both(
     request: pytest.FixtureRequest, measured: Callable[..., Any], measured_apart: Callable[..., Any]
 ) -> dict[str, list[Record]]:
     """Return the records of the same cells by host."""
-    theirs = measured if request.param == "forked" else measured_apart
+    under_tritonbench = measured if request.param == "forked" else measured_apart
     args = (
         "--op",
         "grouped_gemm",
@@ -215,7 +215,7 @@ def both(
         "single",
     )
     records = {}
-    for host, run in (("tritonbench", theirs), ("builtin", measured)):
+    for host, run in (("tritonbench", under_tritonbench), ("builtin", measured)):
         done, records[host] = run(*args, *ON_CPU[2:], "--host", host)
         if done.returncode != 0:
             cells = [(r.cell.shape, r.cell.backend, r.status, r.message) for r in records[host]]

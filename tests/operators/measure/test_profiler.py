@@ -23,6 +23,7 @@ from groupbench.operators.measure.protocol import Protocol
 from groupbench.tracker.metrics import METRICS, PROFILERS
 from groupbench.tracker.record import Commit, Environment, Record, Run
 
+pytestmark = pytest.mark.usefixtures("unaudited")
 JOB = Job(
     "grouped_gemm", "torch_loop", "G=2,M_g=16,N=64,K=64", "fp16", "cpu", protocol=Protocol(bursts=1, samples=2),
     costs=(NCU,),

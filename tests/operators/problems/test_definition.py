@@ -20,6 +20,7 @@ from groupbench.operators.problems.definition import evaluated, read_json
 from groupbench.operators.problems.solution import Solution, read_solutions
 from groupbench.tracker.record import Commit, Environment, Record, Run
 
+pytestmark = pytest.mark.usefixtures("unaudited")
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
 CPU = Machine(Environment(device="cpu", cpu="a CPU", memory_mib=64_000, torch="2"), None)
 

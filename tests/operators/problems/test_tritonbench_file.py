@@ -23,6 +23,7 @@ needs_tritonbench = pytest.mark.skipif(
     importlib.util.find_spec("tritonbench") is None,
     reason="NOT TESTED: operator files of TritonBench. It is not importable; put its checkout on PYTHONPATH",
 )
+pytestmark = pytest.mark.usefixtures("unaudited")
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
 CPU = Machine(Environment(device="cpu", cpu="a CPU", memory_mib=64_000, torch="2"), None)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
