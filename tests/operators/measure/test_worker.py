@@ -55,7 +55,7 @@ def test_the_fork_server_imports_what_is_asked_for_alone_and_while_it_runs(tmp_p
     (tmp_path / "broken.py").write_text("raise SystemError")
     done = subprocess.run(
         [sys.executable, tmp_path / "imports.py"],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
         check=True,
