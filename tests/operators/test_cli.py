@@ -139,6 +139,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "plan on tritonbench": (("--plan", "x.toml", "--host", "tritonbench"), "built-in"),
     "commit": ((*OP, "--only", "torch_loop", "--commit", "garbage"), "'garbage'"),
     "a suite without a name": ((*OP, "--suite", ","), "no name given"),
+    "steps of no trace": ((*OP, "--trace-steps", "3"), "--trace-steps needs --routing-trace"),
     "cudagraph on a cpu": ((*OP, "--only", "torch_loop", "--cudagraph"), "a CPU has no CUDA graphs"),
     "records that cannot be written": ((*OP, "--only", "torch_loop", "--records", "/proc/none/r"), "cannot write"),
 }

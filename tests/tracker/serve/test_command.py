@@ -68,6 +68,7 @@ def test_a_port_that_is_taken_is_named(empty: None, cli: Cli) -> None:
     assert (result.exit_code, "give another" in result.stderr) == (2, True)
 
 
+@pytest.mark.exhaustive  # it is about speed
 @pytest.mark.sqlite
 def test_what_exists_is_spared_from_collection_before_the_first_request(
     cli: Cli, nights: Any, monkeypatch: pytest.MonkeyPatch
