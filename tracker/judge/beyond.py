@@ -103,9 +103,7 @@ def with_other_evidence(
     if measured is None:
         return finding if moved(finding) else young.find_step(history) or finding
     step = measured.step
-    if raised is None and moved(finding):
-        return finding
-    if moved(finding) and _is_after(finding, step):
+    if moved(finding) and (raised is None or _is_after(finding, step)):
         return finding
     later = raised if raised is not None and moved(raised) and _is_after(raised, step) else None
     later = later or young.find_step(history, since=step.last or 0)
