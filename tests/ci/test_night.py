@@ -156,6 +156,14 @@ def slow(checkout: Checkout) -> tuple[str, ...]:
     return ("bash", "ci/nightly.sh", "--plugin", "slow.BACKEND")
 
 
+def interrupt(checkout: Checkout, command: tuple[str, ...]) -> None:
+    """Start a nightly run, and end it while it waits."""
+    process = checkout.start(*command)
+    until(checkout.folder / "started", process)
+    process.terminate()
+    process.communicate()
+
+
 @pytest.mark.parametrize(
     "number",
     [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.exhaustive)],
@@ -192,10 +200,7 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
 
 @pytest.mark.exhaustive  # `night` itself is tested with a played benchmark
 def test_options_that_measure_nothing_keep_an_interrupted_night(checkout: Checkout, slow: tuple[str, ...]) -> None:
-    first = checkout.start(*slow)
-    until(checkout.folder / "started", first)
-    first.terminate()
-    first.communicate()
+    interrupt(checkout, slow)
     kept = f"the interrupted run is kept; to begin a new one, remove {checkout.folder / 'records'}"
     for option, code, text in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
         printed = checkout.run("bash", "ci/nightly.sh", option, GROUPBENCH_RECORDS=str(checkout.folder / "records"))
@@ -207,10 +212,7 @@ def test_options_that_measure_nothing_keep_an_interrupted_night(checkout: Checko
 
 @pytest.mark.exhaustive  # `night` itself is tested with a played benchmark
 def test_a_night_of_another_commit_is_stored_and_a_new_one_begins(checkout: Checkout, slow: tuple[str, ...]) -> None:
-    first = checkout.start(*slow)
-    until(checkout.folder / "started", first)
-    first.terminate()
-    first.communicate()
+    interrupt(checkout, slow)
     (checkout.folder / "go").touch()
     checkout.git("checkout", "-q", "HEAD~1")
     second = checkout.run(*slow)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, moved
@@ -22,12 +21,9 @@ def without_reverted(data: GateData, past: Past, history: SeriesHistory) -> Past
 
     To statistics, a few results on another level are scatter, in which a later change of any size could hide.
     """
-    runs = past.run[past.alike].tolist()
-    for one in _different(data, past):
-        ends = _ends(data, runs, one)
-        if ends is None or not one.effect or one.effect < history.min_effect:
+    for (first, last), one in _stored(data, past, DIFFERENT):
+        if not one.effect or one.effect < history.min_effect:
             continue
-        first, last = ends
         back = young.back_from(history, first, last, one.effect)
         slow = past.alike[last:back]
         if back is None or not len(slow) or _is_refuted(data, past, back, one.effect):
@@ -44,9 +40,8 @@ def _is_refuted(data: GateData, past: Past, back: int, effect: float) -> bool:
 
     back  the place of the first result that seemed to be back
     """
-    log, runs = past.log[past.alike], past.run[past.alike].tolist()
-    same = (one for one in data.comparisons.get(past.series, ()) if one.verdict == SAME and not one.toolchains)
-    spans = (ends for one in same if (ends := _ends(data, runs, one)) is not None)
+    log = past.log[past.alike]
+    spans = (ends for ends, _ in _stored(data, past, SAME))
     return any(first >= back and float(log[last] - log[first]) >= effect / 2 for first, last in spans)
 
 
@@ -66,13 +61,12 @@ class Measured:
 def _raised(history: SeriesHistory, steps: Sequence[SeriesFinding], stop: int | None = None) -> SeriesHistory:
     """Return a history with the results before each of some steps, oldest first, shifted to the level since.
 
-    stop  the end of the level after the newest of them, an index in the history; None for the newest result
+    stop  the end of the level after the newest of them, a place in the newest environment; None for the newest result
     """
-    place = newest_environment(history.environment)
-    for number, step in enumerate(steps):
-        later = steps[number + 1].first if number + 1 < len(steps) else None
-        end = stop if later is None else later + 1
-        level = young.step_between(history, *_at(place, step), stop=None if end is None else _place(place, end))
+    ends = [_at(history, step) for step in steps]
+    stops = [first + 1 for first, _ in ends[1:]] + [stop]
+    for (first, last), end in zip(ends, stops, strict=False):  # without steps, there is a stop alone
+        level = young.step_between(history, first, last, stop=end)
         assert level.index is not None and level.effect is not None
         log_ms = history.log_ms.copy()
         log_ms[: level.index] += level.effect
@@ -80,15 +74,11 @@ def _raised(history: SeriesHistory, steps: Sequence[SeriesFinding], stop: int | 
     return history
 
 
-def _place(place: NDArray[np.int64], index: int) -> int:
-    """Return the place of an index of a history among its results in the newest environment."""
-    return int(np.searchsorted(place, index))
-
-
-def _at(place: NDArray[np.int64], step: SeriesFinding) -> tuple[int, int]:
-    """Return the places of the results before and after a step."""
+def _at(history: SeriesHistory, step: SeriesFinding) -> tuple[int, int]:
+    """Return the places of the results before and after a step, among those in the newest environment."""
     assert step.first is not None and step.last is not None
-    return _place(place, step.first), _place(place, step.last)
+    first, last = np.searchsorted(newest_environment(history.environment), [step.first, step.last]).tolist()
+    return first, last
 
 
 def with_other_evidence(
@@ -121,8 +111,8 @@ def _left(measured: Measured, later: SeriesFinding) -> SeriesFinding | None:
     """Return a step as what is left of it after a later one, or None if the level between was not far enough off."""
     history, step = measured.history, measured.step
     assert later.index is not None
-    place = newest_environment(history.environment)
-    earlier = young.step_between(history, *_at(place, step), stop=_place(place, later.index))
+    stop = int(np.searchsorted(newest_environment(history.environment), later.index))
+    earlier = young.step_between(history, *_at(history, step), stop=stop)
     assert earlier.effect is not None and step.effect is not None
     stays = earlier.effect * step.effect > 0 and abs(earlier.effect) >= history.min_effect
     return earlier if stays else None
@@ -133,22 +123,25 @@ def measured_step(data: GateData, past: Past, history: SeriesHistory) -> Measure
 
     A slowdown comes before an improvement. Of several A/Bs, the one that spans the fewest results decides.
     """
-    runs = past.run[past.alike].tolist()
-    spans = ((ends, one) for one in _different(data, past) if (ends := _ends(data, runs, one)) is not None)
     standing: list[Measured] = []
-    for ends, one in sorted(spans, key=lambda span: span[0]):
+    for ends, one in sorted(_stored(data, past, DIFFERENT), key=lambda span: span[0]):
         first = int(past.alike[ends[0]])
         earlier = [each.step for each in standing if each.step.last is not None and each.step.last <= first]
-        own = _raised(history, earlier, first + 1)
+        own = _raised(history, earlier, ends[0] + 1)
         step = _step(data, past, own, one, ends)
         if step is not None:
             standing.append(Measured(step, own))
     return max(standing, key=lambda each: _weight(each.step), default=None)
 
 
-def _different(data: GateData, past: Past) -> list[Compared]:
-    """Return the A/Bs of a series that found a difference between two commits, under one toolchain."""
-    return [one for one in data.comparisons.get(past.series, ()) if one.verdict == DIFFERENT and not one.toolchains]
+def _stored(data: GateData, past: Past, verdict: str) -> list[tuple[tuple[int, int], Compared]]:
+    """Return the A/Bs of a series with a verdict, under one toolchain, each after its `_ends`."""
+    stored = [one for one in data.comparisons.get(past.series, ()) if one.verdict == verdict and not one.toolchains]
+    if not stored:
+        return []
+    runs = [data.runs[run] for run in past.run[past.alike].tolist()]
+    commits = [run.commit if run.state.clean else None for run in runs]
+    return [(ends, one) for one in stored if (ends := _ends(commits, one)) is not None]
 
 
 def _weight(step: SeriesFinding) -> tuple[bool, int, int]:
@@ -173,13 +166,12 @@ def _step(
     return step if young.is_still_there(history, step, decisive.effect) else None
 
 
-def _ends(data: GateData, runs: list[int], compared: Compared) -> tuple[int, int] | None:
+def _ends(commits: list[str | None], compared: Compared) -> tuple[int, int] | None:
     """Return the places of the last run of an A/B's base and the first of its head; None if they are old or missing."""
-    measured = [data.runs[run].commit if data.runs[run].state.clean else None for run in runs]
-    if compared.base not in measured:
+    if compared.base not in commits:
         return None
-    start = measured.index(compared.base)
-    last = next((at for at in range(start + 1, len(runs)) if measured[at] == compared.head), None)
-    if last is None or len(runs) - last > OLD:
+    start = commits.index(compared.base)
+    last = next((at for at in range(start + 1, len(commits)) if commits[at] == compared.head), None)
+    if last is None or len(commits) - last > OLD:
         return None
-    return max(at for at in range(last) if measured[at] == compared.base), last
+    return max(at for at in range(last) if commits[at] == compared.base), last

@@ -150,32 +150,25 @@ class LatencyRule:
             return replace(row, verdict=Verdict.OK, what="latency")
         if compared is not None and compared.verdict == SAME:
             return replace(row, verdict=Verdict.OK, what="latency", compared=compared, note="A/B: no difference")
+        effect = Effect(before_ms=math.exp(before), change=math.expm1(moved))
+        shown = replace(row, what="latency", span=Span(base, self.data.run), news=News(1), effect=effect)
         if compared is not None and compared.verdict == DIFFERENT and compared.effect is not None:
-            span = Span(base, self.data.run)
-            cause = _cause_by_ab(compared, *self.data.facts_of(point, span))
-            row = replace(row, what="latency", cause=cause.word, note=cause.note, span=span, news=News(1))
-            if moved * compared.effect > 0:  # else noise hides in two results what the A/B found
-                row = replace(row, effect=Effect(before_ms=math.exp(before), change=math.expm1(moved)))
-            else:
+            cause = _cause_by_ab(compared, *self.data.facts_of(point, Span(base, self.data.run)))
+            shown = replace(shown, cause=cause.word, note=cause.note, compared=compared)
+            if moved * compared.effect <= 0:  # noise hides in two results what the A/B found
                 own = f"before is computed from the A/B; the runs' own results show {percent(moved)}"
-                row = replace(row, note=joined(own, _scatter(latency.past), row.note))
-            return confirmed(replace(row, compared=compared))
+                shown = replace(shown, effect=row.effect, note=joined(own, _scatter(latency.past), cause.note))
+            return confirmed(shown)
         if abs(moved) <= latency.least:
             return row
         if compared is not None:
-            effect = Effect(before_ms=math.exp(before), change=math.expm1(moved))
-            row = replace(row, what="latency", span=Span(base, self.data.run), news=News(1), effect=effect)
-            row = replace(
-                row, verdict=Verdict.UNRESOLVED, compared=compared, note=joined(_why_undecided(compared), row.note)
-            )
+            note = joined(_why_undecided(compared), row.note)
+            return self._to_confirm(replace(shown, verdict=Verdict.UNRESOLVED, compared=compared, note=note), base)
         row = self._to_confirm(row, base)
-        if row.ab_base is None and compared is None and abs(moved) > math.log1p(GROSS[point.timing or "gpu"]):
-            row = replace(
-                row, note=joined("too few results to judge, and no A/B of these commits is possible", row.note)
-            )
-            effect = Effect(before_ms=math.exp(before), change=math.expm1(moved))
-            return replace(row, what="latency", span=Span(base, self.data.run), news=News(1, loud=True), effect=effect)
-        return row
+        if row.ab_base is not None or abs(moved) <= math.log1p(GROSS[point.timing or "gpu"]):
+            return row
+        note = joined("too few results to judge, and no A/B of these commits is possible", row.note)
+        return replace(shown, news=News(1, loud=True), note=note)
 
     def _is_accepted(self, past: Past, base: RunRow, compared: Compared | None) -> bool:
         """Return whether the change that an A/B found is accepted: the level before it is shifted by as much."""

@@ -114,8 +114,8 @@ def _without_reverted(data: GateData, past: Past, point: PointRow, timing: str) 
         return latency_history(of, timing, canary=canary, min_effect=least, pool=_pool(point))
 
     whole = history(past)
-    past = beyond.without_reverted(data, past, whole)
-    return past, whole if past.log is whole.log_ms else history(past)
+    kept = beyond.without_reverted(data, past, whole)
+    return kept, whole if kept is past else history(kept)
 
 
 def _pool(point: PointRow) -> tuple[object, ...]:
