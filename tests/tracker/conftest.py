@@ -388,9 +388,25 @@ def cli(db: Database, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
 
 
 @pytest.fixture(scope="module")
-def stored_before() -> dict[bytes, bytes]:
-    """Return the SQLite databases that `stored` has made for this module, by the records in them."""
+def filled_before() -> dict[bytes, bytes]:
+    """Return the SQLite databases that `fill` has made for this module, by key."""
     return {}
+
+
+@pytest.fixture
+def fill(db: Database, filled_before: dict[bytes, bytes]) -> Callable[[bytes, Callable[[], object]], None]:
+    """Fill the test's database by a function, or with a copy of the one that this module filled under the same key."""
+
+    def fill_or_copy(key: bytes, make: Callable[[], object]) -> None:
+        new = isinstance(db, Path) and not db.exists()
+        if new and key in filled_before:
+            Path(db).write_bytes(filled_before[key])
+            return
+        make()
+        if new and not Path(f"{db}-wal").exists():
+            filled_before[key] = Path(db).read_bytes()
+
+    return fill_or_copy
 
 
 @pytest.fixture
@@ -398,7 +414,7 @@ def stored(
     cli: Callable[..., Result],
     write: Callable[..., Path],
     db: Database,
-    stored_before: dict[bytes, bytes],
+    fill: Callable[[bytes, Callable[[], object]], None],
     request: pytest.FixtureRequest,
 ) -> Callable[..., Database]:
     """Store records by the command, and give the database's path. The second database of some records is a copy."""
@@ -406,15 +422,15 @@ def stored(
 
     def store(records: Iterable[Record]) -> Database:
         file = write(records)
-        content = file.read_bytes()
-        new = copies and isinstance(db, Path) and not db.exists()
-        if new and content in stored_before:
-            Path(db).write_bytes(stored_before[content])
-            return db
-        result = cli("ingest", file)
-        assert result.exit_code == 0, result.stderr
-        if new and not Path(f"{db}-wal").exists():
-            stored_before[content] = Path(db).read_bytes()
+
+        def ingest() -> None:
+            result = cli("ingest", file)
+            assert result.exit_code == 0, result.stderr
+
+        if copies:
+            fill(file.read_bytes(), ingest)
+        else:
+            ingest()
         return db
 
     return store

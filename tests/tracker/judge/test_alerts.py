@@ -34,18 +34,17 @@ def quiet(make: Any, nights: int, **fields: Any) -> list[Any]:
 
 
 @pytest.fixture
-def slower(cli: Cli, stored: Stored, make: Any, db: Path | str, stored_before: dict[bytes, bytes]) -> Cli:
+def slower(cli: Cli, stored: Stored, make: Any, fill: Callable[..., None]) -> Cli:
     """Six quiet nights and two that are 5 % slower, with their alert. They are judged once for all tests on SQLite."""
-    if isinstance(db, Path) and b"slower" in stored_before:
-        db.write_bytes(stored_before[b"slower"])
-        return cli
-    facts = {"subject": "Tiles", "author": "Ada", "branch": "main"}
-    stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), make(7, ms=1.05)])
-    result = cli("gate", "--update")
-    assert result.exit_code == 1
-    assert "alerts: 1 opened (1)" in result.stderr
-    if isinstance(db, Path) and not Path(f"{db}-wal").exists():
-        stored_before[b"slower"] = db.read_bytes()
+
+    def judge() -> None:
+        facts = {"subject": "Tiles", "author": "Ada", "branch": "main"}
+        stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), make(7, ms=1.05)])
+        result = cli("gate", "--update")
+        assert result.exit_code == 1
+        assert "alerts: 1 opened (1)" in result.stderr
+
+    fill(b"slower", judge)
     return cli
 
 

@@ -24,15 +24,14 @@ HISTORY = sorted((Path(__file__).parents[2] / "data" / "h100").glob("*.jsonl"))
 
 
 @pytest.fixture
-def h100(cli: Cli, db: Path | str, stored_before: dict[bytes, bytes]) -> Cli:
+def h100(cli: Cli, fill: Callable[..., None]) -> Cli:
     """Ingest the files once for all tests on SQLite."""
-    if isinstance(db, Path) and b"h100" in stored_before:
-        db.write_bytes(stored_before[b"h100"])
-        return cli
-    done = cli("ingest", *map(str, HISTORY))
-    assert done.exit_code == 0, done.output
-    if isinstance(db, Path) and not Path(f"{db}-wal").exists():
-        stored_before[b"h100"] = db.read_bytes()
+
+    def ingest() -> None:
+        done = cli("ingest", *map(str, HISTORY))
+        assert done.exit_code == 0, done.output
+
+    fill(b"h100", ingest)
     return cli
 
 
