@@ -71,12 +71,15 @@ class Progress:
 class Workers:
     """The worker processes: one for each backend, started when it is first needed, and one that judges."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, judge: Judge | None = None) -> None:
+        """Take the judging process if it has been started before."""
         self.timeout_s = timeout_s
         self.idle_w: float | None = None  # power of the GPU at rest, once a cell has measured it
         self.reasons: dict[tuple[Any, ...], str | None] = {}  # answers of plugins to whether a backend can run
         self._alive: dict[tuple[str, ...], Worker] = {}
-        self._judge: Judge | None = None
+        self._judge = judge
+        if judge is not None:
+            judge.timeout_s = timeout_s
 
     def judge(self, device: str) -> Judge:
         """Return the process that checks results, restarted if it has died."""
@@ -242,6 +245,7 @@ def _batch_records(
 ) -> Iterator[tuple[Record, Job]]:
     """Yield the records of jobs whose processes fit into memory together, where `size` such processes fit."""
     cells = [Live(job, workers.get(job), partial(workers.judge, job.device)) for job in jobs]
+    workers.judge(jobs[0].device)  # opens the GPU while the others do
     progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
     _load(cells)
     bursts = jobs[0].protocol.bursts

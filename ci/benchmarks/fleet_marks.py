@@ -345,6 +345,8 @@ def gpus(options: argparse.Namespace) -> bool:
     with tempfile.TemporaryDirectory() as name:
         folder = options.out or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
+        # pip compiles what it installs. Where that is missing, importing torch takes 3 s more in every night.
+        os.environ |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(Path(name) / "bytecode")}
         shapes = options.shapes or SHAPES
         _night(options, folder, "warm", every, shapes)  # compiles, and fills the caches
         one = _night(options, folder, "one", str(numbers[0]), shapes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import importlib.util
+import math
 import platform
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from groupbench.operators.executor import Machine, Progress, Workers
 from groupbench.operators.logs import Logs
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.texts import one_line
+from groupbench.operators.measure.worker import Judge
 from groupbench.operators.registry import plugin_backends
 from groupbench.tracker.record import Environment, Record, Run
 
@@ -137,7 +139,12 @@ class _KeptWorkers:
         self._guard = threading.Lock()
         self._run: tuple[str, float] | None = None
         self._workers: Workers | None = None
+        self._judge: Judge | None = None
         self._idle: threading.Timer | None = None
+
+    def start_judge(self, device: str) -> None:
+        with self._guard:
+            self._judge = self._judge or Judge(device, math.inf)
 
     @contextmanager
     def of(self, batch: Batch) -> Iterator[Workers]:
@@ -147,7 +154,8 @@ class _KeptWorkers:
             run = (batch.run.id, batch.timeout_s)
             if self._workers is None or self._run != run:
                 self._end()
-                self._run, self._workers = run, Workers(batch.timeout_s)
+                self._run, self._workers = run, Workers(batch.timeout_s, self._judge)
+                self._judge = None
             try:
                 yield self._workers
             except BaseException:
@@ -168,6 +176,11 @@ class _KeptWorkers:
 
 
 _KEPT = _KeptWorkers()
+
+
+def start_judge(device: str) -> None:
+    """Start the process that judges the first run, so that it opens the GPU early. The GPU must be locked."""
+    _KEPT.start_judge(device)
 
 
 def plugin_fault(plugins: Sequence[str]) -> str | None:

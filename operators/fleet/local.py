@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import re
 import signal
 import threading
 import time
@@ -31,6 +32,9 @@ from groupbench.tracker.text.wording import counted
 START_S = 300
 """Seconds to import torch and open the GPU. The first time on a machine may take minutes."""
 
+UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+"""A GPU's UUID as NVML and CUDA_VISIBLE_DEVICES write it."""
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -44,6 +48,11 @@ class Slot:
     device: str
     variables: Mapping[str, str]
     processors: tuple[int, ...] = ()
+
+    @property
+    def uuid(self) -> str | None:
+        """Return the GPU's whole UUID if it is the name. CUDA also accepts a part of it, or a number."""
+        return self.name if self.device == "cuda" and UUID.fullmatch(self.name) else None
 
 
 def slots(gpus: str, device: str) -> list[Slot]:
@@ -137,12 +146,13 @@ class LocalFleet:
         self._queues: list[ThreadPoolExecutor] = []
         self.cards: list[Card] = []
         started = [_Process(slot) for slot in chosen]
-        opening = [process.pool.submit(look or _card, process.slot) for process in started]
+        opening = [_opening(process, look) for process in started]
         try:
             for process, card in zip(started, opening, strict=True):
                 try:
                     opened = card.result(START_S)
-                    _lock(opened)
+                    if opened.machine.environment.gpu_uuid != process.slot.uuid:
+                        _lock(opened.machine.environment.gpu_uuid)
                 except Exception as error:
                     reason = error if isinstance(error, GroupbenchError) else f"{type(error).__name__}: {error}"
                     if named:
@@ -249,17 +259,31 @@ def look(gpus: str | None, device: str) -> list[tuple[Slot, Card]]:
         for process in processes:
             process.kill()
     for card in cards:
-        _lock(card)
+        _lock(card.machine.environment.gpu_uuid)
     return list(zip(chosen, cards, strict=True))
 
 
-def _card(slot: Slot) -> Card:
+def _opening(process: _Process, look: Callable[[Slot], Card] | None) -> Future[Card]:
+    """Return the card, once the slot's process has opened it. The GPU is locked first, if its UUID is known."""
+    if look is not None:
+        return process.pool.submit(look, process.slot)
+    try:
+        _lock(process.slot.uuid)
+    except Exception as error:
+        refused: Future[Card] = Future()
+        refused.set_exception(error)
+        return refused
+    return process.pool.submit(_card, process.slot, process.slot.uuid is not None)
+
+
+def _card(slot: Slot, locked: bool = False) -> Card:
+    if locked:
+        batches.start_judge(slot.device)
     machine = batches.machine_here(slot.device)
     return Card(machine.environment.gpu_uuid or slot.name, machine, batches.code())
 
 
-def _lock(card: Card) -> None:
+def _lock(uuid: str | None) -> None:
     """Lock the GPU for this process, unless the nightly run that it is part of holds it. Raises Busy."""
-    uuid = card.machine.environment.gpu_uuid
     if uuid is not None and os.environ.get(HELD) != str(lock_file(uuid)):
         alone.take(uuid, ["tritonbench", "--gpus"])

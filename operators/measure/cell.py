@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from groupbench.operators.errors import Unavailable
-from groupbench.operators.measure import accuracy, compiled, costs, exchange, moves, seal
+from groupbench.operators.measure import accuracy, compiled, costs, exchange, moves, seal, triton_key
 from groupbench.operators.measure.arrays import size_of
 from groupbench.operators.measure.costs import CHEAP, Costs
 from groupbench.operators.measure.exchange import Sent
@@ -180,7 +180,7 @@ class Request:
     token: bytes = b""
 
 
-def serve(connection: Connection, file: int) -> None:
+def serve(connection: Connection, file: int, device: str) -> None:
     """Answer requests until the pipe closes. `file` is the descriptor of the file for outputs."""
     answer_requests(
         connection, lambda request, cell: _CellHandler(request.job, file) if request.job is not None else cell
@@ -395,6 +395,7 @@ class _CellHandler:
     def first(self, folder: str) -> Costs:
         """Prepare the backend and call it once, with all compiler caches in `folder`, which is empty."""
         os.environ |= {name: str(Path(folder) / name.lower()) for name in CACHES}
+        triton_key.forget()
         start = _now()
         with costs.building() as built:
             self._prepared()

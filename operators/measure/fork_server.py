@@ -2,7 +2,8 @@
 
 Before it starts a process, it imports the modules that its client has asked for (`worker.preload`). It looks up the
 entry points of installed packages, which each process needs, and imports groupbench's operators, all of which a process
-that imports a plugin guards against it.
+that imports a plugin guards against it. While its first processes open the GPU, it computes Triton's digest of
+itself for all that follow.
 
 It is the parent of processes whose warden was killed, and it keeps quiet about a process that had nothing to do because
 an interrupt came before its client had sent any work. At its end it removes the folder of its socket, which a client
@@ -15,6 +16,7 @@ import atexit
 import contextlib
 import importlib
 import os
+import signal
 import socket
 import sys
 import traceback
@@ -25,7 +27,10 @@ from pickle import UnpicklingError
 from types import TracebackType
 
 from groupbench.operators import plugins, registry
-from groupbench.operators.measure import warden, worker
+from groupbench.operators.measure import environment, triton_key, warden, worker
+
+IDLE_S = 0.05
+"""Time in s after the first process in which others may be requested, before the server is busy for 0.4 s."""
 
 
 def _print_unless_abandoned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -68,11 +73,30 @@ def _import_wanted(place: Path, server: int, tried: set[str]) -> None:
                     importlib.import_module(name)
 
 
+def _compute_when_idle(server: int, begun: list[bool]) -> None:
+    """Compute Triton's digest of itself, once, when this server has had nothing to do for a moment."""
+    if os.getpid() == server and not begun:
+        begun.append(True)
+        signal.signal(signal.SIGALRM, lambda number, frame: triton_key.compute())
+        signal.setitimer(signal.ITIMER_REAL, IDLE_S)
+
+
+def _forget_alarm(server: int) -> None:
+    """Give a process of this server, but none that it forks, the usual reaction to an alarm."""
+    if os.getppid() == server:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
 warden._prctl(warden.PR_SET_CHILD_SUBREAPER, 1)
 _place = _socket()
 if _place is not None:
     atexit.register(_remove, _place)
     os.register_at_fork(before=partial(_import_wanted, _place, os.getpid(), set()))
+if not environment.interpreted():
+    os.register_at_fork(
+        after_in_parent=partial(_compute_when_idle, os.getpid(), []),
+        after_in_child=partial(_forget_alarm, os.getpid()),
+    )
 plugins.offered()
 for _name in registry.CATALOG:
     registry.catalog_operator(_name)

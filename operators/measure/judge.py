@@ -71,9 +71,21 @@ class Gauged(msgspec.Struct, frozen=True, tag=True):
 JudgeAnswer = OutputJudgement | Possible | Gauged | Paced | Done | Failure
 
 
-def serve(connection: Connection, file: int) -> None:
-    """Answer requests until the pipe closes."""
+def serve(connection: Connection, file: int, device: str) -> None:
+    """Answer requests until the pipe closes. A GPU is opened before the first, which may not come for a while."""
+    if device == "cuda":
+        with contextlib.suppress(Exception):  # the first request fails in the same way, and reports it
+            _open()
     answer_requests(connection, lambda request, judge: judge or _Judge())
+
+
+def _open() -> None:
+    """Open the GPU and load the kernels of a judgement, which together take half a second."""
+    import torch
+
+    output = torch.ones(128, 128, dtype=torch.bfloat16, device="cuda")
+    wide = output.float()
+    accuracy.compare(output, wide @ wide, TOLERANCES["bf16"])
 
 
 class _Judge:

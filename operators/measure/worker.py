@@ -417,7 +417,7 @@ def _serve_limited(
     if device == "cpu":  # CUDA reserves address space by the terabyte: no limit there
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    warden.guard(lambda: serves(connection, file), keep=(connection.fileno(), file), log=log, memory=memory)
+    warden.guard(lambda: serves(connection, file, device), keep=(connection.fileno(), file), log=log, memory=memory)
 
 
 def _cause_of_death(code: int) -> str:

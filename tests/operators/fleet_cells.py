@@ -89,6 +89,12 @@ def look_at_slot(slot: Slot) -> Card:
     return Card(slot.name, machine(), batches.code())
 
 
+def look_at_gpu(slot: Slot, locked: bool = False) -> Card:
+    """Return the card of a GPU, named by whether it was locked first, without opening one."""
+    uuid = slot.name if locked else f"GPU behind {slot.name}"
+    return Card("locked" if locked else "not locked", machine(gpu_uuid=uuid), batches.code())
+
+
 def look(device: str, dask_worker: object = None) -> Card:
     """Return the card of a Dask worker, without torch."""
     return Card(str(dask_worker.name), machine(cpu_model() or ""), batches.code())  # type: ignore[union-attr, attr-defined]

@@ -24,8 +24,9 @@ from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.executor import Progress
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import drive, host, local
-from groupbench.operators.fleet.batch import Before, Card
+from groupbench.operators.fleet.batch import Before
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
+from groupbench.operators.fleet.local import Slot
 from groupbench.tracker.device_lock import HELD, lock_file
 from groupbench.tracker.record import Environment, Record, decode, encode, read
 
@@ -193,6 +194,22 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
     assert not any(worker._process.is_alive() for worker in begun[:4])
     batches._KEPT.end()
     assert not any(worker._process.is_alive() for worker in begun)
+
+
+def test_a_judge_that_was_started_before_the_run_judges_it() -> None:
+    kept, (batch, _) = batches._KeptWorkers(), cells.work(2)
+    kept.start_judge("cpu")
+    started = kept._judge
+    kept.start_judge("cpu")
+    assert kept._judge is started is not None
+    with kept.of(batch) as workers:
+        assert workers.judge("cpu") is started
+        assert started.timeout_s == batch.timeout_s
+    kept.end()
+    assert not started._process.is_alive()
+    with kept.of(batch) as workers:
+        assert workers.judge("cpu") is not started
+    kept.end()
 
 
 def _with(batch: Any, **changes: Any) -> Any:
@@ -422,36 +439,56 @@ def test_a_plan_takes_all_gpus_and_a_table_one(four: None, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Card]:
-    card = cells.card("GPU-x", "GPU-x")
+def locks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     held: list[Any] = []
     monkeypatch.setattr(alone, "_HELD", held)
-    yield card
+    yield
     for lock in held:
         lock.release()
 
 
-def test_a_card_is_locked_unless_its_nightly_run_holds_the_lock(gpu: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    local._lock(gpu)
+@pytest.mark.usefixtures("locks")
+def test_a_card_is_locked_unless_its_nightly_run_holds_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    local._lock("GPU-x")
     with pytest.raises(alone.Busy, match="GPU-x"):
-        local._lock(gpu)
+        local._lock("GPU-x")
     monkeypatch.setenv(HELD, str(lock_file("GPU-x")))
-    local._lock(gpu)
+    local._lock("GPU-x")
 
 
-def test_a_busy_card_is_skipped_with_a_message_unless_it_was_named(gpu: Card, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lock(card: Card) -> None:
-        if card.name == "cpu 0":
-            raise alone.Busy("cpu 0 is measured on by another")
+UUID = "GPU-90cf6f3e-c184-4377-2a0a-53ea40627005"
+
+
+def _gpus(*names: str) -> list[Slot]:
+    return [Slot(name, "cuda", {}) for name in names]
+
+
+def test_a_gpu_is_locked_before_it_is_opened_if_its_name_tells_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that judges computes on it from then on, which would disturb another run's measurement."""
+    locked: list[str | None] = []
+    monkeypatch.setattr(local, "_lock", locked.append)
+    monkeypatch.setattr(local, "_card", cells.look_at_gpu)
+    fleet = local.LocalFleet(_gpus(UUID, "1", UUID[:8]))
+    fleet.close()
+    assert [card.name for card in fleet.cards] == ["locked", "not locked", "not locked"]
+    assert [name for name in locked if name] == [UUID, "GPU behind 1", f"GPU behind {UUID[:8]}"]
+
+
+@pytest.mark.parametrize("busy", [UUID, "0"])
+def test_a_busy_card_is_skipped_with_a_message_unless_it_was_named(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lock(uuid: str | None) -> None:
+        if uuid in (UUID, "GPU behind 0"):
+            raise alone.Busy("it is measured on by another")
 
     monkeypatch.setattr(local, "_lock", lock)
-    slots, messages = local.slots("0,1", "cpu"), []
-    fleet = local.LocalFleet(slots, named=False, say=messages.append, look=cells.look_at_slot)
+    monkeypatch.setattr(local, "_card", cells.look_at_gpu)
+    slots, messages = _gpus(busy, "1"), []
+    fleet = local.LocalFleet(slots, named=False, say=messages.append)
     fleet.close()
-    assert [card.name for card in fleet.cards] == ["cpu 1"]
-    assert messages == ["skipped GPU cpu 0: cpu 0 is measured on by another"]
+    assert [card.machine.environment.gpu_uuid for card in fleet.cards] == ["GPU behind 1"]
+    assert messages == [f"skipped GPU {busy}: it is measured on by another"]
     with pytest.raises(alone.Busy):
-        local.LocalFleet(slots, look=cells.look_at_slot)
+        local.LocalFleet(slots)
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
