@@ -10,7 +10,7 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.metrics import LATENCY, METRICS, of_alert
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.stats.thresholds import least_effect, on_level
+from groupbench.tracker.stats.thresholds import SURE, least_effect, on_level
 
 _SHOW_SCATTER = 4
 """Number of results since a change that show how far its level scatters."""
@@ -35,13 +35,23 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
     start = metric.log(alert.before)
     far = metric.log(before) - start
     slack = max(abs(distance) / 2, math.log1p(least_effect("gpu", alert.before)))
+    elsewhere = row.span is not None and not Span(alert.base_run, alert.run).overlaps(row.span)
+    if elsewhere and row.what == "latency" and abs(far) > _uncertainty(alert, row):
+        return False  # from another level
     if alert.state in OPEN:
         least = row.effect.low if row.what == "latency" else None  # the change is at least as large
         return abs(far) < abs(far - distance) and (least is None or math.log1p(least) <= distance + slack)
-    if row.compared is not None and row.span is not None and not Span(alert.base_run, alert.run).overlaps(row.span):
+    if row.compared is not None and elsewhere:
         return False  # an A/B found it between other commits
     back = metric.log(after) - start - distance
     return abs(far) < abs(far - distance) and abs(back) <= slack
+
+
+def _uncertainty(alert: AlertRow, row: Judged) -> float:
+    """Return the log distance up to which the level before a row's change may be the one before an alert."""
+    assert alert.before is not None
+    timing = row.point.timing if row.point is not None else None
+    return max(math.log1p(least_effect(timing or "gpu", alert.before)), SURE * (row.evidence.sigma or 0.0))
 
 
 def levels(row: Judged) -> tuple[float | None, float | None]:

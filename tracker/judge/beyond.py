@@ -4,35 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, moved
 from groupbench.tracker.judge.pasts import Past
-from groupbench.tracker.stats import young
+from groupbench.tracker.stats import known, young
 from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory, newest_environment
+from groupbench.tracker.stats.known import KnownStep
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 
+CLEAR = 6.0
+"""Smallest distance in sigma of a change after a step that statistics can tell from scatter."""
+
 
 def without_reverted(data: GateData, past: Past, history: SeriesHistory) -> Past:
-    """Return a past without the slowdowns that a stored A/B found and that are over: on the level before them.
+    """Return a past without the steps that stored A/Bs found and that are over, and otherwise with flat levels."""
+    steps = [
+        KnownStep(*ends, one.effect)
+        for ends, one in _stored(data, past, DIFFERENT)
+        if one.effect and abs(one.effect) >= history.min_effect and _decides(data, past, one)
+    ]
+    if not steps:
+        return past
+    shifts = known.shifts(history, steps, partial(_is_refuted, data, past))
+    return past.shifted(past.alike, shifts) if shifts.any() else past
 
-    To statistics, a few results on another level are scatter, in which a later change of any size could hide.
-    """
-    for (first, last), one in _stored(data, past, DIFFERENT):
-        if not one.effect or one.effect < history.min_effect:
-            continue
-        back = young.back_from(history, first, last, one.effect)
-        slow = past.alike[last:back]
-        if back is None or not len(slow) or _is_refuted(data, past, back, one.effect):
-            continue
-        step = young.step_between(history, first, last, stop=back)
-        assert step.effect is not None
-        past = past.shifted(slow, -step.effect)
-        history = replace(history, log_ms=past.log)
-    return past
+
+def _decides(data: GateData, past: Past, compared: Compared) -> bool:
+    """Return whether no newer A/B of the same commits came to another verdict."""
+    stored = data.comparisons.get(past.series, ())
+    newest = comparisons.about(stored, {compared.base}, {compared.head})
+    return newest is not None and newest.verdict == compared.verdict
 
 
 def _is_refuted(data: GateData, past: Past, back: int, effect: float) -> bool:
@@ -66,7 +72,8 @@ def _raised(history: SeriesHistory, steps: Sequence[SeriesFinding], stop: int | 
     ends = [_at(history, step) for step in steps]
     stops = [first + 1 for first, _ in ends[1:]] + [stop]
     for (first, last), end in zip(ends, stops, strict=False):  # without steps, there is a stop alone
-        level = young.step_between(history, first, last, stop=end)
+        newest = history.log_ms[newest_environment(history.environment)][last:]
+        level = young.step_between(history, first, last, stop=end or last + len(known.beginning(newest)))
         assert level.index is not None and level.effect is not None
         log_ms = history.log_ms.copy()
         log_ms[: level.index] += level.effect
@@ -88,18 +95,34 @@ def with_other_evidence(
 
     finding   the statistics' finding
     measured  the step that an A/B measured, if its level is still there
-    raised    the statistics' finding on the history raised to the level since, unless the step is settled
+    raised    the statistics' finding on the history raised to the level since
     """
     if measured is None:
         return finding if moved(finding) else young.find_step(history) or finding
-    step = measured.step
-    if moved(finding) and (raised is None or _is_after(finding, step)):
+    step, settled = measured.step, young.is_settled(history, measured.step)
+    later = raised if moved(raised) and _is_after(raised, step) else None
+    if settled and later is not None and not _is_clear(later):
+        later = None
+    if later is None and moved(finding) and _is_after(finding, step):
         return finding
-    later = raised if raised is not None and moved(raised) and _is_after(raised, step) else None
-    later = later or young.find_step(history, since=step.last or 0)
+    if later is None and not settled:
+        later = young.find_step(history, since=step.last or 0)
     if later is None:
-        return finding if moved(finding) else step
+        return finding if moved(finding) and not _merges(finding, measured, history) else step
     return replace(later, left=_left(measured, later))
+
+
+def _is_clear(finding: SeriesFinding) -> bool:
+    """Return whether a finding on a raised history is beyond the uncertainty of its levels."""
+    assert finding.effect is not None
+    return abs(finding.effect) >= CLEAR * finding.sigma
+
+
+def _merges(finding: SeriesFinding, measured: Measured, history: SeriesHistory) -> bool:
+    """Return whether the statistics' change may be several, of which an A/B measured the newest."""
+    assert finding.index is not None and measured.step.index is not None
+    has_earlier = measured.history is not history
+    return finding.index < measured.step.index or (finding.index == measured.step.index and has_earlier)
 
 
 def _is_after(finding: SeriesFinding, step: SeriesFinding) -> bool:

@@ -127,7 +127,8 @@ class LatencyRule:
         past, finding = latency.past, latency.finding
         latest: tuple[tuple[int, float], ...] = ()
         if latency.moved or past.series in self.data.alerts:
-            latest = tuple((int(past.run[at]), float(past.log[at])) for at in past.alike[-LATEST:])
+            log = latency.measured.log
+            latest = tuple((int(past.run[at]), float(log[at])) for at in past.alike[-LATEST:])
         numbers = {name: finite_or_none(getattr(finding, name)) for name in ("sigma", "p", "q")}
         return Evidence(len(past.alike) - 1, **numbers, latest=latest)
 

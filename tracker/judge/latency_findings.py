@@ -16,7 +16,6 @@ from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.verdicts import CANARY
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
-from groupbench.tracker.stats import young
 
 CLEAR = 6.0
 """Distance in sigma from one level at which a result certainly belongs to the other."""
@@ -26,7 +25,8 @@ CLEAR = 6.0
 class LatencyFinding:
     """The statistics' finding on a point's latency."""
 
-    past: Past  # in any environment, on the accepted level
+    past: Past  # in any environment, on the accepted level, without steps that are over
+    measured: Past  # with them
     finding: scans.SeriesFinding
     least: float  # smallest change that counts, as a logarithm
 
@@ -66,12 +66,18 @@ class LatencyFinding:
         return first, last
 
     def before(self) -> list[int]:
-        """Return the runs certainly on the level before the change, newest last."""
+        """Return the runs certainly on the level before the change, newest last.
+
+        Those of a slowdown that is over were measured on another level, so they are left out.
+        """
         if self.finding.index is None or self.finding.first is None:
             return []
         alike = self.past.alike
         start = int(np.searchsorted(alike, self.finding.index)) - self.finding.n_before
-        return self.past.run[alike[max(start, 0) :][alike[max(start, 0) :] <= self.ends[0]]].tolist()
+        level = alike[max(start, 0) :]
+        level = level[level <= self.ends[0]]
+        own = level[self.past.log[level] == self.measured.log[level]]
+        return self.past.run[own if len(own) else level].tolist()
 
     def after(self) -> list[int]:
         """Return the runs certainly after the change, oldest first."""
@@ -81,28 +87,29 @@ class LatencyFinding:
 
 def latency_findings(data: GateData) -> dict[int, LatencyFinding]:
     """Return the finding on each timed point, by the point's key."""
-    pasts: dict[int, Past] = {}
+    pasts: dict[int, tuple[Past, Past]] = {}
     histories: list[scans.SeriesHistory] = []
     for point in data.points:
         if point.timed and point.timing is not None:
             past = data.on_accepted_level(data.pasts.latency(point.series.pk), "latency")
-            pasts[point.pk], history = _without_reverted(data, past, point, point.timing)
+            kept, history = _without_reverted(data, past, point, point.timing)
+            pasts[point.pk] = kept, past
             histories.append(history)
     measured = {
         at: one
-        for at, (past, history) in enumerate(zip(pasts.values(), histories, strict=True))
+        for at, ((past, _), history) in enumerate(zip(pasts.values(), histories, strict=True))
         if (one := beyond.measured_step(data, past, history)) is not None
     }
-    raised = {at: one.raised for at, one in measured.items() if not young.is_settled(histories[at], one.step)}
+    raised = {at: one.raised for at, one in measured.items()}
     findings = scans.scan([*histories, *raised.values()], q=Q)
     of_raised = dict(zip(raised, findings[len(histories) :], strict=True))
     return {
         key: LatencyFinding(
-            past,
+            *pasts_of_point,
             beyond.with_other_evidence(histories[at], findings[at], measured.get(at), of_raised.get(at)),
             histories[at].min_effect,
         )
-        for at, (key, past) in enumerate(pasts.items())
+        for at, (key, pasts_of_point) in enumerate(pasts.items())
     }
 
 

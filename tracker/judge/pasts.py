@@ -93,8 +93,8 @@ class Past:
         """Return the past with these logarithms subtracted, one for each result."""
         return replace(self, log=self.log - log)
 
-    def shifted(self, places: NDArray[Any], by: float) -> Past:
-        """Return the past with the results at `places` shifted by a log distance."""
+    def shifted(self, places: NDArray[Any], by: float | NDArray[np.float64]) -> Past:
+        """Return the past with the results at `places` shifted by one log distance, or each by its own."""
         log = self.log.copy()
         log[places] += by
         return replace(self, log=log)

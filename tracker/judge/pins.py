@@ -210,13 +210,13 @@ class PinRule:
         past = past.where(past.alike)
         past = past.where(past.toolchain == past.toolchain[-1])
         number = min(NEWEST, row.news.since or NEWEST, len(past))
-        newest = past.run[-number:].tolist()
-        stored = self.data.evidence(point.series.pk, [], newest)
-        compared = comparisons.about(of_one_toolchain(stored), {pinned.commit}, self.data.clean_commits(newest))
+        limit = math.log1p(pinned.max_slowdown)
+        level = past.run[-min(number, _on_newest_level(past, point, limit)) :].tolist()
+        stored = self.data.evidence(point.series.pk, [], level)
+        compared = comparisons.about(of_one_toolchain(stored), {pinned.commit}, self.data.clean_commits(level))
         if compared is not None and compared.verdict == SAME:
             return None
         effect, low, high = _slowdown(past, number, before, point, compared)
-        limit = math.log1p(pinned.max_slowdown)
         if effect <= limit:
             return None
         base, run = before.run, self.data.run
@@ -229,6 +229,14 @@ class PinRule:
         )  # fmt: skip
         decides = verdict is Verdict.SUSPECT and compared is None and run.state.clean
         return replace(judged, ab_base=base) if decides else judged
+
+
+def _on_newest_level(past: Past, point: PointRow, limit: float) -> int:
+    """Return how many of the newest results are near the newest. An A/B of an older commit says nothing about it."""
+    assert point.timing is not None
+    far = max(limit, SIGMAS * max(POOL_FLOOR[point.timing], point.error or 0.0))
+    off = np.flatnonzero(np.abs(past.log - past.log[-1]) > far)
+    return len(past) - (int(off[-1]) + 1 if len(off) else 0)
 
 
 def _slowdown(

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from groupbench.tracker.stats.batches import MIN_POINTS
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory, newest_environment
-from groupbench.tracker.stats.thresholds import on_level, typical
+from groupbench.tracker.stats.known import LEVEL, crossing
+from groupbench.tracker.stats.thresholds import typical
 
 FEWEST = 3
 """Smallest number of results in which two agree against a third."""
@@ -23,8 +24,6 @@ SIGMAS = 6.0
 """Smallest distance in standard errors of a result."""
 AGREE = 2.0
 """Smallest distance as a multiple of the range of the results on a level."""
-LEVEL = 10
-"""Largest number of results before a step that form its earlier level."""
 NEWEST = 3
 """Number of newest results that show whether a level is still there."""
 
@@ -79,7 +78,7 @@ def step_between(
     place = newest_environment(history.environment)
     y, error = history.log_ms[place], history.error[place]
     before, after = y[max(first + 1 - LEVEL, start) : first + 1], y[last:stop]
-    index = first + 1 + int(np.argmax(np.abs(np.diff(y[first : last + 1]))))
+    index = crossing(y, first, last)
     sigma = max(_scatter(before), typical(error), history.floor)
     return SeriesFinding(
         "suspect", index=int(place[index]), first=int(place[first]), last=int(place[last]),
@@ -105,21 +104,3 @@ def is_settled(history: SeriesHistory, step: SeriesFinding) -> bool:
     assert step.first is not None
     place = newest_environment(history.environment)
     return len(place) >= 2 * MIN_SEGMENT and int(np.searchsorted(place, step.first)) + 1 >= MIN_SEGMENT
-
-
-def back_from(history: SeriesHistory, first: int, last: int, effect: float) -> int | None:
-    """Return the first result that shows the level before a step again, or None if none does.
-
-    first, last  the result before the step and the one after, indices among the results in the newest environment
-    effect       of the step, as an A/B measured it
-    """
-    place = newest_environment(history.environment)
-    y = history.log_ms[place]
-    before = y[max(first + 1 - LEVEL, 0) : first + 1]
-    # Few results since the step would count their own distance as scatter.
-    sigma = max(_scatter(before), typical(history.error[place]), history.floor)
-    for stop in range(last + 1, len(y) + 1):
-        count = on_level(y[last:stop].tolist(), float(np.median(before)), effect, sigma, history.min_effect)
-        if count:
-            return stop - count
-    return None

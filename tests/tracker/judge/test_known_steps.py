@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import rarely
 
 from groupbench.tracker.judge import alert_moves, alerts
 from groupbench.tracker.judge.gate import judge_run
@@ -117,6 +118,48 @@ def test_an_open_slowdown_does_not_hide_the_next(
     for number, (reported, (_, opened)) in enumerate(zip(changes(nights), nights, strict=True), 1):
         assert set(reported) == opened == {one for one in (first, second) if one <= number}, number
     assert changes(nights)[-1][second] == pytest.approx(levels[-1] / levels[second - 2] - 1, rel=0.2)
+
+
+IN_PARTS = [0.3, 0.3, 0.5, 3.0, 0.36, 0.3, 0.3, 0.5, 0.5, 0.5]
+
+
+def test_slowdowns_that_were_reverted_in_parts_do_not_hide_the_next(make: Any, stored: Any) -> None:
+    nights = play(make, stored, IN_PARTS, 0.004, "cpu")
+    expected: list[set[int]] = [set(), set(), {3}, {3, 4}, {3}, set(), set(), {8}, {8}, {8}]
+    assert [set(one) for one in changes(nights)] == expected
+    assert [opened for _, opened in nights] == expected
+    assert changes(nights)[7][8] == pytest.approx(2 / 3, rel=0.02)
+
+
+def test_of_slowdowns_night_after_night_each_is_measured_from_the_one_before(make: Any, stored: Any) -> None:
+    nights = play(make, stored, [0.3] * 4 + [0.4, 0.5, 0.6, 0.4, 0.3, 0.4, 0.4], 0.004, "cpu")
+    reported = changes(nights)
+    assert [set(one) for one in reported[4:]] == [{5}, {5, 6}, {5, 6, 7}, {5}, set(), {10}, {10}]
+    assert reported[5][6] == pytest.approx(0.25, rel=0.05)
+    assert reported[6][7] == pytest.approx(0.2, rel=0.05)
+    rows, _ = nights[-1]
+    assert rows[0].effect.before_ms == pytest.approx(0.3, rel=0.01)
+
+
+@pytest.mark.parametrize("seed", [2, 5, *rarely(*range(100, 120))])
+@pytest.mark.parametrize(("menu", "noise"), [([1, 1.35, 1.8, 2.5], (0.005, "cpu")), ([1, 1.05, 1.12, 1.2], QUIET)])
+def test_nights_that_come_and_go_name_each_slowdown(
+    menu: list[float], noise: tuple[float, str], seed: int, make: Any, stored: Any
+) -> None:
+    """No commit is named that did not slow the kernel down; most slowdowns are named on their first night.
+
+    The others return to the level of an earlier slowdown that was taken back in part, whose alert is still open.
+    """
+    rng = np.random.default_rng(seed)
+    levels, level = [1.0] * 4, 0
+    for move in rng.random(10):
+        level = level if move < 0.45 else int(rng.integers(0, 4)) if move < 0.75 else 0
+        levels.append(menu[level])
+    nights = play(make, stored, levels, *noise)
+    for number, named in enumerate(changes(nights), 1):
+        assert all(levels[one - 1] > levels[one - 2] for one in named), (number, levels)
+        if number > 1 and levels[number - 1] > levels[number - 2]:
+            assert number in named or nights[number - 2][1], (number, levels)
 
 
 def test_a_row_of_an_open_alert_shows_the_newest_result(make: Any, stored: Any) -> None:

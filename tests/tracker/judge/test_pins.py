@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 
 from groupbench.tracker.record import UNKNOWN_COMMIT
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
@@ -22,6 +28,16 @@ def creeping(make: Any, nights: int, a_night: float) -> list[Any]:
 
 def rows(cli: Cli) -> list[dict[str, Any]]:
     return json.loads(cli("gate", "--json").stdout)["series"]
+
+
+def measured_between(database: Path, base: int, head: int, effect: float) -> None:
+    """Store an A/B of two nights' commits."""
+    compared = Compared(
+        f"{base:03x}" + "c" * 37, f"{head:03x}" + "c" * 37, "different" if effect else "same",
+        datetime(2026, 1, 9, tzinfo=UTC), effect, effect - 0.002, effect + 0.002,
+    )  # fmt: skip
+    with open_store(database, create=False) as store, store.write() as session:
+        comparisons.store(session, 1, compared)
 
 
 def test_below_the_limit_nothing_is_reported(cli: Cli, stored: Stored, make: Any) -> None:
@@ -45,6 +61,25 @@ def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) ->
     assert cli("alerts").stdout.count("pin") == 0
     assert cli("unpin", "v1").exit_code == 0
     assert [row for row in rows(cli) if row["metric"] == "pin"] == []
+
+
+@pytest.mark.parametrize("since", [1, 2, 4])
+def test_a_reverted_slowdown_since_the_pin_is_over(since: int, cli: Cli, stored: Stored, make: Any) -> None:
+    """An A/B of the pinned commit and the slow one says nothing about the commits since the revert."""
+    levels = [1.0, 1.0, 1.5, *[1.0] * since]
+    database = stored([make(night, ms=ms) for night, ms in enumerate(levels)])
+    measured_between(database, 0, 2, math.log(1.5))
+    cli("pin", "000ccc", "--max-slowdown", "5%")
+    assert [row for row in rows(cli) if row["metric"] == "pin"] == []
+
+
+@pytest.mark.parametrize("since", [1, 2])
+def test_an_ab_from_before_a_slowdown_does_not_hide_it(since: int, cli: Cli, stored: Stored, make: Any) -> None:
+    database = stored([make(night, ms=ms) for night, ms in enumerate([1.0, 1.0, 1.0, *[1.5] * since])])
+    measured_between(database, 0, 2, 0.0)
+    cli("pin", "000ccc", "--max-slowdown", "5%")
+    (row,) = [row for row in rows(cli) if row["metric"] == "pin"]
+    assert row["change"] == pytest.approx(0.5, rel=0.01)
 
 
 def test_a_series_that_cannot_be_compared_with_a_pin_is_reported(cli: Cli, stored: Stored, make: Any) -> None:
