@@ -155,6 +155,8 @@ def pytest_collection() -> Iterator[None]:
     try:
         return (yield)
     finally:
+        if "helion" in sys.modules:
+            importlib.import_module("binds").patch_once()
         gc.freeze()
         gc.set_threshold(20_000)
         gc.enable()

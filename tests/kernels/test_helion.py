@@ -5,6 +5,7 @@ from __future__ import annotations
 import helion
 import pytest
 import torch
+from helion._compiler.type_propagation import TypePropagation
 from helion.runtime import default_launcher
 
 from groupbench.kernels.grouped_gemm import helion_jagged, helion_persistent
@@ -86,3 +87,15 @@ def test_offset_tables_of_either_width(module, kernel, extra, table, make_case, 
     args = (a, b, torch.cat([offs.new_zeros(1), offs]).to(table), out, *extra)
     compiled = kernel.bind(args).compile_config(module.CONFIGS["cpu" if a.device.type == "cpu" else "cuda"])
     check(compiled(*args), grouped_gemm_reference(a, b, offs), torch.float16)
+
+
+def test_types_that_are_inferred_once_give_the_same_code(make_case, make_inputs, monkeypatch):
+    """These tests bind kernels faster than Helion does."""
+    a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
+    args = (a, b, torch.cat([offs.new_zeros(1), offs]), a.new_empty(61, b.size(2)))
+    kernel, codes = helion_jagged.grouped_gemm_jagged, []
+    for infer in (TypePropagation._loop_body, TypePropagation._loop_body.__wrapped__):
+        monkeypatch.setattr(TypePropagation, "_loop_body", infer)
+        kernel.reset()
+        codes.append(kernel.bind(args).to_triton_code(helion_jagged.CONFIGS["cpu"]))
+    assert codes[0] == codes[1]

@@ -163,10 +163,11 @@ def main() -> None:
     for name in ("numpy", "torch", "triton", "torch._dynamo", "helion", *LATER):
         with contextlib.suppress(ImportError):  # not every toolchain has all of them
             importlib.import_module(name)
-    if "triton" in sys.modules:
-        sys.path.append(str(Path(__file__).parents[1]))
-        importlib.import_module("launches").patch_once()
-        sys.path.pop()
+    sys.path.append(str(Path(__file__).parents[1]))
+    for package, patches in (("triton", "launches"), ("helion", "binds")):
+        if package in sys.modules:
+            importlib.import_module(patches).patch_once()
+    sys.path.pop()
     import atexit
 
     atexit._clear()  # of the packages: their state is that of a fork
