@@ -6,6 +6,7 @@ function by a kernel, a quarter of its time, and does not restore what only that
 It also builds its table of dtypes at each look-up, of which every operation of a kernel makes one. It computes
 whether integers overflow with ten operations of the language, which nothing reads, and makes a shape for each tensor.
 The calls of the language pass through two more functions each, and most casts and look-ups of constants change nothing.
+A constant operand becomes a tensor twice each time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from typing import Any
 from triton.runtime import interpreter
 
 REPLACED = ("_patch_lang", "_LangPatchScope", "GridExecutor", "tl", "_get_np_dtype")  # as in Triton 3.6 to 3.9
+
+SMALL, MOST = 4096, 20_000
+"""Elements of a constant operand that is remembered, and number of these, at most."""
 
 
 def patch_once() -> None:
@@ -64,6 +68,7 @@ def patch_once() -> None:
     if share_shapes():
         skip_comparisons()
         shorten_calls()
+        remember_constants()
     remember_builtins()
 
 
@@ -153,7 +158,7 @@ def shorten_calls() -> None:
     if not all(hasattr(semantic, name) for name in names) or not hasattr(core, "_unwrap_if_constexpr"):
         return
     unwrap, cast, computed = core._unwrap_if_constexpr, semantic.cast, semantic.computation_type_impl
-    plain = (core.tensor, int)
+    plain = (core.tensor, int, float, bool, str, type(None), core.dtype, core.block_type)
     types: dict[tuple[Any, ...], Any] = {}
 
     @functools.wraps(unwrap)
@@ -176,6 +181,49 @@ def shorten_calls() -> None:
     semantic.cast, semantic.computation_type_impl = cast_unless_same, type_of_result
     if hasattr(interpreter.TensorHandle, "__post_init__"):
         interpreter.TensorHandle.__post_init__ = lambda self: None
+
+
+def remember_constants() -> None:
+    """Convert operands of an operation only if they differ, and make a constant operand once for all tensors like it.
+
+    Nothing writes to the data of a tensor of the language. Those of a remembered one are read-only, to be sure.
+    """
+    core, semantic = interpreter.tl.core, getattr(interpreter, "TritonSemantic", None)
+    check = getattr(semantic, "binary_op_type_checking_impl", None)
+    flags = ["allow_lhs_ptr", "allow_rhs_ptr", "arithmetic_check", "div_or_mod"]
+    if check is None or list(inspect.signature(check).parameters)[3:] != flags:
+        return
+    constants: dict[tuple[Any, ...], Any] = {}
+    offsets = core.int32, core.int64
+
+    @functools.wraps(check)
+    def checked(
+        self: Any,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        if type(lhs) is core.tensor and arithmetic_check and not div_or_mod:
+            of, kind = lhs.dtype, type(rhs)
+            if kind is core.tensor:
+                is_offset = type(of) is core.pointer_type and allow_lhs_ptr and rhs.dtype in offsets
+                if is_offset or (type(of) is core.dtype and of.name == rhs.dtype.name):
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif kind in (int, float) and type(of) is core.dtype:
+                key = of.name, id(lhs.shape), kind, rhs  # `share_shapes` keeps the shapes
+                if key not in constants:
+                    cast, constant = check(self, lhs, rhs)
+                    if constant.handle.data.size > SMALL or len(constants) > MOST:
+                        return cast, constant
+                    constant.handle.data.flags.writeable = False
+                    constants[key] = constant
+                return self.cast(lhs, constants[key].dtype), constants[key]
+        return check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    semantic.binary_op_type_checking_impl = checked
 
 
 def remember_builtins() -> None:
