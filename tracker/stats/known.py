@@ -1,8 +1,8 @@
-"""Split a history into levels at steps that A/B comparisons measured, and where it came back from them.
+"""Split a history into levels at steps that A/B comparisons measured, and at returns from them.
 
-To statistics, a few results on another level are scatter, in which a later change of any size could hide. So results
-before a step that is over, and before one that stands, are shifted to the level that counts: a history then has no
-steps but those that stand, and no scatter but that of each level.
+To statistics, a few results on another level are scatter, in which a later change of any size could hide. So each level
+that is over is shifted to the level that came after it. The history then has those steps alone that last, and no
+scatter but that of its levels.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class KnownStep:
     effect: float  # log
 
     def shows(self, y: NDArray[np.float64]) -> bool:
-        """Return whether the results moved by at least half of the effect: the two, or the medians of three each."""
+        """Return whether the results moved by half of the effect or more: the two, or the medians of three each."""
         before, after = y[max(self.first + 1 - BEGINNING, 0) : self.first + 1], y[self.last : self.last + BEGINNING]
         steps = float(after[0] - before[-1]), float(np.median(after) - np.median(before))
         return max(step / self.effect for step in steps) >= 0.5
@@ -50,7 +50,7 @@ def crossing(y: NDArray[np.float64], first: int, last: int) -> int:
 def shifts(
     history: SeriesHistory, steps: Iterable[KnownStep], is_noise: Callable[[int, float], bool]
 ) -> NDArray[np.float64]:
-    """Return log distances [m] to add to the results in the newest environment, so that only standing steps remain.
+    """Return log distances [m] to add to the results in the newest environment, so that only steps that last remain.
 
     is_noise  whether a return to the level before a slowdown was noise, by its first result and the slowdown's effect
     """
@@ -130,15 +130,14 @@ class _Levels:
             return
 
     def shifts(self) -> NDArray[np.float64]:
-        """Return the distance of each result to the last level of its stage; stages begin with steps that stand."""
-        of, places = np.array(self.of), np.arange(len(self.of))
-        known = places < self.start + len(beginning(places[self.start :]))
-        heights = {level: float(np.median(self.y[(of == level) & known])) for level in set(self.of)}
+        """Return the distance of each result to the last level of its stage; stages begin with steps that last."""
+        of, counts = np.array(self.of), np.arange(len(self.of)) < self.start + len(beginning(self.y[self.start :]))
+        heights = {level: float(np.median(self.y[(of == level) & counts])) for level in set(self.of)}
         stages = sorted({0, len(of), *self.improvements, *(each.start for each in self.slowdowns)})
         shifts = np.zeros(len(of))
         for start, stop in pairwise(stages):
             last = int(of[stop - 1])
-            sigma = self._sigma(self.y[(of == last) & known])
+            sigma = self._sigma(self.y[(of == last) & counts])
             for place in range(start, stop):
                 level = int(of[place])
                 if level == last:

@@ -65,7 +65,7 @@ def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) ->
 
 @pytest.mark.parametrize("since", [1, 2, 4])
 def test_a_reverted_slowdown_since_the_pin_is_over(since: int, cli: Cli, stored: Stored, make: Any) -> None:
-    """An A/B of the pinned commit and the slow one says nothing about the commits since the revert."""
+    """An A/B of the pinned commit and the slow one does not decide about the commits since the revert."""
     levels = [1.0, 1.0, 1.5, *[1.0] * since]
     database = stored([make(night, ms=ms) for night, ms in enumerate(levels)])
     measured_between(database, 0, 2, math.log(1.5))

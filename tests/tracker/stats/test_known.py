@@ -46,7 +46,7 @@ def flat(levels: Sequence[float], *places: int, noise: Sequence[int] = ()) -> li
     ],
     ids=[
         "over",
-        "stands",
+        "lasts",
         "two",
         "over in parts",
         "both over",
@@ -56,7 +56,7 @@ def flat(levels: Sequence[float], *places: int, noise: Sequence[int] = ()) -> li
         "faster since",
     ],
 )
-def test_only_steps_that_stand_remain(levels: list[float], places: list[int], expected: list[float]) -> None:
+def test_only_steps_that_last_remain(levels: list[float], places: list[int], expected: list[float]) -> None:
     assert flat(levels, *places) == pytest.approx(expected)
 
 
