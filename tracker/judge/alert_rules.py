@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from groupbench.tracker.judge.parts import OLD, joined
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
 from groupbench.tracker.metrics import METRICS, relative
+from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.verdicts import Verdict
 
 
@@ -94,10 +96,13 @@ class AlertRules:
 
     def _still(self, row: Judged, alert: AlertRow) -> Judged:
         """Return a regression that has become the series' normal level while its alert is open."""
-        span = Span(alert.base_run, alert.run)
-        note = joined("still there", self._text(alert))
+        effect = _levels(row, alert)
+        note = joined(
+            "too few results to tell that it is over" if _seems_over(row, alert) else "still there",
+            self._text(alert),
+        )
         row = replace(row, verdict=Verdict.REGRESSED, alert=alert, note=note, ab_base=None, compared=alert.compared)
-        return replace(row, what=alert.metric, cause=alert.cause, span=span, effect=_levels(row, alert))
+        return replace(row, what=alert.metric, cause=alert.cause, span=Span(alert.base_run, alert.run), effect=effect)
 
     def _text(self, alert: AlertRow) -> str:
         return "; ".join(filter(None, [alert.text, "expired" if alert.pk in self.data.lapsed else None, alert.advice]))
@@ -109,6 +114,14 @@ def _long_ago(row: Judged) -> Judged:
         return row
     note = joined(f"old change: {row.news.since} results on this level", row.note)
     return replace(row, verdict=Verdict.OK, news=replace(row.news, old=True), note=note, ab_base=None)
+
+
+def _seems_over(row: Judged, alert: AlertRow) -> bool:
+    """Return whether the newest latency alone is on the level before an alert."""
+    point = row.point
+    if alert.metric != "latency" or point is None or not point.median_ms or point.timing is None or not alert.before:
+        return False
+    return abs(math.log(point.median_ms / alert.before)) <= math.log1p(least_effect(point.timing, alert.before))
 
 
 def _levels(row: Judged, alert: AlertRow) -> Effect:

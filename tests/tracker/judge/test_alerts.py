@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from click.testing import Result
@@ -15,6 +16,10 @@ from sqlalchemy import func, select
 
 from groupbench.tracker import open_tracker
 from groupbench.tracker.judge import alert_moves, alerts
+from groupbench.tracker.judge.alert_rules import AlertRules
+from groupbench.tracker.judge.gate import judge_run
+from groupbench.tracker.judge.gate_data import GateData
+from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
@@ -269,6 +274,18 @@ def test_half_the_way_back_is_not_fixed(slower: Cli, stored: Stored, make: Any) 
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize(("ms", "note"), [(1.05, "still there"), (1.001, "too few results to tell that it is over")])
+def test_a_row_of_an_open_alert_reports_a_newest_result_that_is_as_fast_as_before(
+    ms: float, note: str, slower: Cli, db: Any
+) -> None:
+    with open_store(db, create=False) as store, store.read() as session:
+        (row,) = judge_run(session, find_run(session, None)).rows
+    assert row.alert is not None and row.point is not None
+    row = replace(row, point=replace(row.point, median_ms=ms))
+    still = AlertRules(cast(GateData, SimpleNamespace(lapsed=())))._still(row, row.alert)
+    assert (still.verdict, (still.note or "").partition(";")[0]) == ("regressed", note)
+
+
 def test_another_environment_fixes_nothing(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(8, ms=1.0, environment={"gpu_uuid": "GPU-other"})])
     result = slower("gate", "--update")
