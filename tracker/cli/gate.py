@@ -194,7 +194,8 @@ def _write(judged: Gate, form: Format | None, program: list[str]) -> None:
         if rows:
             click.echo()
             write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
-        commands = [row.repro for row in rest if row.repro and row.verdict.exit is not ExitCode.OK]
+        failing = (row for row in rest if row.verdict.exit is not ExitCode.OK and not row.acknowledged)
+        commands = [row.repro for row in failing if row.repro]
         for command in commands[:REPROS]:
             click.echo(printable(f"reproduce: {command}"))
         for line in _searches(rest, program)[:REPROS]:

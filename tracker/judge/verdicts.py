@@ -257,9 +257,12 @@ class Gate:
 
     @property
     def notable(self) -> tuple[Judged, ...]:
-        """The rows worth showing, most severe first: changes, failures to judge, and news."""
-        loud = [row for row in self.rows if row.news.loud or not row.verdict.quiet]
-        return tuple(sorted(loud, key=lambda row: (row.verdict.severity, -(row.change or 0.0), row.series.sort_key)))
+        """The rows worth showing, most severe first, acknowledged last: changes, failures to judge, and news."""
+
+        def order(row: Judged) -> tuple[Any, ...]:
+            return row.verdict.severity, row.acknowledged, -(row.change or 0.0), row.series.sort_key
+
+        return tuple(sorted((row for row in self.rows if row.news.loud or not row.verdict.quiet), key=order))
 
     @property
     def suspects(self) -> tuple[Judged, ...]:

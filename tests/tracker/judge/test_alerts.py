@@ -254,7 +254,11 @@ def test_a_newer_change_does_not_hide_an_open_alert(
     assert (rows[1]["before_ms"], rows[1]["p"]) == (pytest.approx(1.0, abs=0.002), None)
     assert result.exit_code == 1
     slower("ack", "1", "--reason", "known", *WHO)
-    assert slower("gate", "--window", "6").exit_code == (1 if verdict == "regressed" else 0)
+    result = slower("gate", "--window", "6")
+    assert result.exit_code == (1 if verdict == "regressed" else 0)
+    acknowledged = ["acknowledged" in line for line in result.stdout.split("\n") if line.startswith("regressed")]
+    assert acknowledged == ([False, True] if verdict == "regressed" else [True])
+    assert result.stdout.count("reproduce") == (verdict == "regressed")
 
 
 @pytest.mark.sqlite
