@@ -136,8 +136,16 @@ OUTCOMES = {
 NOT_JUDGED = RunOutcome("not judged", FAINT)
 """The outcome of a run that passed although none of its latencies could be judged. Its exit code is OK."""
 
-_STATUSES = {"error": BAD, "skipped": FAINT}
-"""Tones of the statuses that are not verdicts. Every other status is a warning."""
+_OTHER_WORDS = {
+    # statuses
+    "error": BAD,
+    "skipped": FAINT,
+    # events of a series
+    "alert": BAD,
+    "closed": FAINT,
+    "environment": FAINT,
+}
+"""Tones of words that are not verdicts. Every other word is a warning."""
 
 
 def most_severe(codes: Iterable[ExitCode]) -> ExitCode:
@@ -147,13 +155,13 @@ def most_severe(codes: Iterable[ExitCode]) -> ExitCode:
 
 
 def tone_of(word: str | None) -> Tone:
-    """Return the tone of a verdict, status or state: faint if empty, a warning if unknown."""
+    """Return the tone of a verdict, status or event: faint if empty, a warning if unknown."""
     if not word:
         return FAINT
     return _TONE_BY_WORD.get(word, WARN)
 
 
-_TONE_BY_WORD = {**_STATUSES, **{str(verdict): verdict.tone for verdict in Verdict}}
+_TONE_BY_WORD = {**_OTHER_WORDS, **{str(verdict): verdict.tone for verdict in Verdict}}
 
 
 def style_sheet() -> str:

@@ -304,7 +304,7 @@ async def _expected_error(request: Request, error: Exception) -> Response:
 
 
 async def _perhaps_damaged(request: Request, error: Exception) -> Response:
-    """Respond with 503 if the database is damaged, since a damaged value may raise anything. Else it is a bug."""
+    """Respond with 503 if damage is known, since a damaged value may raise anything. Else it is a bug."""
     site: Site = request.app.state.site
     damage = await run_in_threadpool(site.damage)
     if damage is None:

@@ -153,17 +153,15 @@ class Site:
             return Failed(error.message)
 
     def damage(self) -> str | None:
-        """Return why the database is damaged, or None if it is sound; the answer is cached.
+        """Return the damage of the database, or None if none is known; the answer is cached.
 
-        A long search continues in its process; until it ends, the answer is that the database cannot be read.
+        A long search continues in its process; until it ends, nothing is known of damage.
         """
         location = self.database.location
         with self.database.read() as session:
             now = version(session)
         job = self.jobs.ask(("damage",), now, work.damage, location, patience=DAMAGE_S, keep=True)
-        if isinstance(job, Known) and not job.stale:
-            return job.value
-        return f"{self.name}: cannot be read; the server is checking it for damage"
+        return job.value if isinstance(job, Known) and not job.stale else None
 
     def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
         """Return the alerts of one series. Most series lack any, which an index shows quickly."""

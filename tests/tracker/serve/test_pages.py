@@ -8,17 +8,21 @@ import re
 from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from click.testing import Result
+from sqlalchemy import select
 from starlette.testclient import TestClient
 
+from groupbench.tracker.judge.alerts import OPEN, STATES
 from groupbench.tracker.report.figures import burst_plot, history_plots, speedup_map
+from groupbench.tracker.report.shown import MarkKind
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import NAMED, Compared, NamedCommits
 from groupbench.tracker.store.engine import open_store
+from groupbench.tracker.store.schema import Alert, AlertEvent
 
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
@@ -97,6 +101,9 @@ def test_a_series_shows_its_history_with_what_happened(stored: Any, make: Any, s
     body = serve().get("/series/1.json").json()
     assert [(mark["kind"], mark["commit"][:3]) for mark in body["marks"]] == [("environment", "004"), ("change", "00c")]
     assert "driver 580.2 → 570.1" in body["marks"][0]["text"]
+    page = serve().get("/series/1").text
+    assert '<span class="badge faint"><span aria-hidden="true">·</span> environment</span>' in page
+    assert '<span class="badge warn"><span aria-hidden="true">!</span> change</span>' in page
     levels = [(level["first"], level["last"], round(level["ms"], 1)) for level in body["levels"]]
     assert levels == [("run-000", "run-011", 1.0), ("run-012", "run-023", 1.2)]
     assert body["paging"]["total"] == body["shown"] == 25
@@ -113,6 +120,28 @@ def test_what_the_gate_says_of_the_newest_change_is_marked(nights: Any, serve: C
     marks = {mark["kind"]: mark for mark in body["marks"]}
     assert (marks["verdict"]["run"], marks["verdict"]["text"][:10]) == ("run-006", "regressed ")
     assert marks["alert"]["run"] == "run-006"
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_series_shows_its_alert_in_every_state(nights: Any, serve: Client, db: Any, state: str) -> None:
+    with open_store(str(db), create=False) as store, store.write() as session:
+        alert = session.scalars(select(Alert)).one()
+        alert.state = state
+        session.add(AlertEvent(alert_id=alert.id, at=datetime.now(UTC), who="Ada", state=state, reason="known"))
+    client = serve()
+    key = client.get("/alerts/1.json").json()["alert"]["series"]
+    marks = {mark["kind"] for mark in client.get(f"/series/{key}.json").json()["marks"]}
+    assert ("alert" if state in OPEN else "closed") in marks
+    for page in (f"/series/{key}", "/alerts?state=all", "/alerts/1", "/"):
+        response = client.get(page)
+        assert response.status_code == 200, page
+    text = client.get(f"/series/{key}").text
+    assert all(f"</span> {kind}</span>" in text for kind in marks)
+    assert f"{state}</span>" in text
+
+
+def test_every_kind_of_event_is_drawn() -> None:
+    assert set(history_plots._MARKS) == set(get_args(MarkKind))
 
 
 @pytest.mark.usefixtures("plain_statistics")

@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from starlette.testclient import TestClient
 
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.query import lines
-from groupbench.tracker.serve import app, database, queries, site
+from groupbench.tracker.serve import app, database, queries, runs, site
 from groupbench.tracker.serve.app import create_app
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.schema import Commit, Point, Run
@@ -121,6 +122,22 @@ def test_an_error_without_damage_is_a_bug(nights: Any, serve: Client, monkeypatc
         client.get("/alerts")
     client = TestClient(client.app, base_url="http://localhost:8642", raise_server_exceptions=False)
     assert client.get("/alerts").status_code == 500
+
+
+def test_an_error_in_a_template_is_not_blamed_on_the_database(
+    nights: Any, serve: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it while the search for damage takes long."""
+    searched = Event()
+    monkeypatch.setattr(site.work, "damage", lambda _: searched.wait(60) and None)
+    monkeypatch.setattr(site, "DAMAGE_S", 0.05)
+    monkeypatch.setattr(runs, "overview", lambda *_: site.Page("alert.html", {}))
+    client = TestClient(serve().app, base_url="http://localhost:8642", raise_server_exceptions=False)
+    try:
+        response = client.get("/")
+    finally:
+        searched.set()
+    assert (response.status_code, "internal error" in response.text, "damage" in response.text) == (500, True, False)
 
 
 def test_a_run_is_counted_once_and_again_when_it_changes(
