@@ -64,7 +64,6 @@ def compare(site: Site, parameters: Parameters) -> Page:
         "geometric_mean": comparison.geometric_mean,
         "geometric_means": list(comparison.geometric_means),
         "overall": comparison.overall,
-        "compared": comparison.compared,
         "differences": list(comparison.differences[:20]),
         "paging": paging.data(len(rows)),
         "rows": paging.part(rows),

@@ -40,7 +40,6 @@ class SideBySide:
     geometric_mean: float | None
     geometric_means: tuple[dict[str, Any], ...]  # of each backend: its series and the 95 % interval
     overall: dict[str, Any] | None  # the same of all series
-    compared: int  # series that have a ratio
     differences: tuple[str, ...]
     rows: tuple[dict[str, Any], ...] = field(repr=False)  # each series, the most severe first
     seconds: float = 0.0
@@ -137,7 +136,6 @@ def compare(location: str, a: StoredSide, b: StoredSide, force: bool, where: Fil
         geometric_mean=whole.geometric_mean,
         geometric_means=tuple(whole.means()),
         overall=None if whole.overall is None else asdict(whole.overall),
-        compared=sum(pair.ratio is not None for pair in whole.pairs),
         differences=whole.differences,
         rows=tuple({"series": pair.series.pk, **pair.flat()} for pair in whole.pairs),
         seconds=time.perf_counter() - began,

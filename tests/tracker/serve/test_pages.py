@@ -245,6 +245,15 @@ def test_comparisons_are_those_of_the_command(nights: Any, serve: Client, cli: C
     assert [row["backend"] for row in only["rows"]] == ["triton"]
 
 
+def test_the_mean_is_over_the_series_that_could_be_judged(stored: Any, make: Any, serve: Client) -> None:
+    nights = [(n, {"commit": "a" * 40 if n < 3 else "b" * 40}) for n in range(6)]
+    noisy = [make(n, ms, **side) for (n, side), ms in zip(nights, (1.0, 3.0, 0.4, 0.8, 2.5, 0.3), strict=True)]
+    stored([*noisy, *(make(n, backend=name, **side) for n, side in nights for name in ("calm", "quiet"))])
+    page = serve().get("/compare?a=aaa&b=bbb").text
+    assert "too noisy to judge" in page
+    assert "Geometric mean of B/A over 2 series" in page
+
+
 def test_unlike_environments_are_compared_where_that_is_asked_for(stored: Any, make: Any, serve: Client) -> None:
     stored([make(0), make(1, environment={"driver": "580.2"})])
     client = serve()
