@@ -16,7 +16,7 @@ from groupbench.tracker.errors import QueryError
 PATTERNS = ("shape", "hardware")
 """Fields of a series that accept wildcards."""
 
-_CONDITION = re.compile(r"\s*([A-Za-z_]\w*)\s*(>=|<=|==|!=|>|<|=)\s*(\S+)\s*", re.ASCII)
+_CONDITION = re.compile(r"\s*([A-Za-z_]\w*)\s*(>=|<=|==|!=|>|<|=)\s*([^\s<>=!]\S*|)\s*", re.ASCII)
 _NUMBER = re.compile(r"-?\d[\d_]{0,30}", re.ASCII)
 _MORE_THAN_EQUALITY = re.compile(r"[<>]|!=|==|\.\.")
 
@@ -168,6 +168,8 @@ def _size(part: str, whole: str) -> Size:
     if match is None:
         raise QueryError(f"{whole!r}: {part.strip()!r} is not a condition; give M>=4096, N=4096 or G=8..64")
     name, sign, value = match.groups()
+    if not value:
+        raise QueryError(f"{whole!r}: {part.strip()!r} has no number; give one, as in {name}{sign}4096")
     if ".." in value:
         if sign not in ("=", "==", "!="):
             raise QueryError(f"{whole!r}: a range needs =, as in {name}={value}")

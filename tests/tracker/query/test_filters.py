@@ -72,6 +72,12 @@ def test_an_invalid_size_is_named(text: str) -> None:
         sizes(text)
 
 
+@pytest.mark.parametrize("text", ["K>=", "K>", "K=", "K!= ", "M=4,K<="])
+def test_a_condition_without_a_number_is_told_so(text: str) -> None:
+    with pytest.raises(QueryError, match=r"'K[=!<>]+' has no number; give one, as in K[=!<>]+4096$"):
+        sizes(text)
+
+
 @given(NUMBERS, NUMBERS, NUMBERS)
 def test_an_expression_selects_by_its_sizes(value: int, a: int, b: int) -> None:
     low, high = sorted((a, b))
