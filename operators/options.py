@@ -7,6 +7,7 @@ programs accept both.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -64,12 +65,17 @@ def _costs(context: click.Context, parameter: click.Parameter, value: Any) -> tu
 
 
 class GreedyShapes(click.Command):
-    """A command whose `--shapes` takes several values separated by blanks, as in TritonBench's argparse."""
+    """A command whose `--shapes` takes several values separated by blanks, as in TritonBench's argparse.
+
+    `--resume` takes none, which the command says as soon as it reads one.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spelled: list[str] = []
         greedy = False
         for arg, after in pairwise([*args, "-"]):
+            if arg == "--resume" and not _is_flag(after):
+                raise click.UsageError(f"--resume takes no value: write --records {shlex.quote(after)} --resume", ctx)
             if _is_flag(arg):
                 greedy = arg in SHAPES
                 if greedy and _is_flag(after):

@@ -47,7 +47,7 @@ def select_dtypes(operator: Operator, dtypes: Sequence[str], device: str) -> tup
 def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str], device: str) -> list[Any]:
     """Return the shapes of suites, by default of the default suite, and those given as text, without duplicates.
 
-    Raises UsageError for an unknown suite or an invalid shape.
+    Raises UsageError for an unknown suite or an empty or invalid shape.
     """
     if not suites and not texts:
         suites = (default_suite(operator, device),)
@@ -56,6 +56,8 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
         if suite not in operator.suites:
             raise UsageError(no_such(f"{operator.name} has no suite", suite, operator.suites))
         shapes += operator.suites[suite]
+    if not all(text.strip() for text in texts):
+        raise UsageError("a shape is empty")
     try:
         shapes += [operator.parse_shape(text) for text in texts]
     except ValueError as error:
