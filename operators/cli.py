@@ -55,7 +55,7 @@ FLEET = ("gpus", "scheduler", "slurm", "hardware")
     cls=GreedyShapes,
     context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True, "max_content_width": 110},
     epilog="Exit codes: 0 all cells measured, 1 a result is wrong, 2 usage error, 3 a cell was not measured or a file "
-    "not written, 4 --resume found a run of other code or another machine, 130 interrupted.",
+    "not written, 4 --resume found a run of other code, of other cells or of another machine, 130 interrupted.",
 )
 @cells
 @places

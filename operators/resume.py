@@ -19,6 +19,7 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import IDENTITY
 from groupbench.tracker.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
 from groupbench.tracker.text.files import whole_file
+from groupbench.tracker.text.wording import counted
 
 Key: TypeAlias = tuple[str | int, ...]
 """The identity of a cell within a run: the values of `_KEY`."""
@@ -31,7 +32,7 @@ LONGEST = timedelta(hours=24)
 
 
 class CannotResume(GroupbenchError):
-    """The run in the file cannot be resumed: its code, machine or plan differs, or it is too old."""
+    """The run in the file cannot be resumed: its code, machine, plan or cells differ, or it is too old."""
 
     exit_code = ExitCode.INCOMPARABLE
 
@@ -78,7 +79,12 @@ def left_out(path: Path) -> frozenset[Key]:
 
 
 def go_on(
-    path: Path, commit: Commit, environment: Environment, plan: str | None, fleet: bool = False
+    path: Path,
+    commit: Commit,
+    environment: Environment,
+    plan: str | None,
+    fleet: bool = False,
+    planned: Iterable[Job] | None = None,  # the cells of this invocation, which must include those of the run
 ) -> tuple[Run, list[Record]] | None:
     """Return the interrupted run in a file and its records without the skipped cells; None without a run.
 
@@ -93,6 +99,8 @@ def go_on(
     if fleet:
         measured_on = _software(measured_on, environment)
     why = _why_another(run, measured_on, commit, environment, plan)
+    if why is None and planned is not None:
+        why = _other_cells(run, records, planned)
     if why is not None:
         raise CannotResume(f"{path} holds a run that began {run.started:%Y-%m-%d %H:%M} UTC{why}")
     kept = [record for record in records if record.status != "skipped"]
@@ -117,6 +125,18 @@ def _why_another(
     if run.trigger != "backfill" and datetime.now(UTC) - run.started > LONGEST:
         return f", more than {LONGEST.total_seconds() / 3600:.0f} hours ago"
     return None
+
+
+def _other_cells(run: Run, records: Iterable[Record], planned: Iterable[Job]) -> str | None:
+    """Return the end of a sentence, as `_why_another`, if the run has cells that are not planned now."""
+    others = {key_of_cell(record.cell) for record in records} - {key_of_job(job) for job in planned}
+    if not others:
+        return None
+    began = f" (it began as: tritonbench {run.command})" if run.command else ""
+    return (
+        f" with {counted(len(others), 'cell')} that this command does not select{began}; select them too, or remove "
+        "--resume to add a new run to the file"
+    )
 
 
 def not_done(jobs: Iterable[Job], records: Iterable[Record]) -> list[Job]:

@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -25,6 +25,7 @@ from groupbench.operators.ceilings import Ceilings
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Progress
 from groupbench.operators.logs import Logs, logs_for
+from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.vet import vetted
@@ -73,11 +74,13 @@ class Session:
     unwritten: bool = False  # a requested file could not be written
     lacking: bool = False  # a record lacks something that was asked for
 
-    def open(self, host: str, environment: Environment, fleet: bool = False) -> None:
+    def open(
+        self, host: str, environment: Environment, fleet: bool = False, planned: Iterable[Job] | None = None
+    ) -> None:
         """Print the environment, and check before anything is measured that the results can be written.
 
-        With `resume`, `records` then holds the cells measured before. For a `fleet`, `environment` is that of one of
-        its GPUs. Raises UsageError, CannotResume.
+        With `resume`, `records` then holds the cells measured before, which must be among the `planned` ones. For a
+        `fleet`, `environment` is that of one of its GPUs. Raises UsageError, CannotResume.
         """
         commit = find_commit(self.commit)
         if self.branch:
@@ -85,7 +88,7 @@ class Session:
         self._check_files()
         resumed = None
         if self.resume and self.records_path is not None:
-            resumed = resume.go_on(self.records_path, commit, environment, self.plan, fleet)
+            resumed = resume.go_on(self.records_path, commit, environment, self.plan, fleet, planned)
         self.run, self.records = resumed or (self._new_run(commit), [])
         self.say(" · ".join([f"groupbench: {host}", *_named(environment), f"commit {resume.named(commit)}"]))
         if not fleet:  # the processes of a fleet hold the locks of their GPUs
@@ -98,7 +101,9 @@ class Session:
             )
         if resumed:
             done = counted(len(self.records), "cell")
-            self.say(f"resuming the run of {self.run.started:%H:%M} UTC: {done} already measured")
+            other = self.run.command and _unresumed(self.run.command) != _unresumed(_command())
+            began = f"; it began as: tritonbench {self.run.command}" if other else ""
+            self.say(f"resuming the run of {self.run.started:%H:%M} UTC: {done} already measured{began}")
 
     def _check_files(self) -> None:
         """Raise UsageError for a file that cannot be written, or whose content is not records."""
@@ -115,7 +120,7 @@ class Session:
             commit=commit,
             trigger=storable(self.trigger),
             plan=self.plan,
-            command=cut(storable(" ".join(sys.argv[1:]))) or None,
+            command=_command() or None,
         )
 
     @property
@@ -269,6 +274,14 @@ class Session:
             return
         with self.records_path.open("ab", buffering=0) as file:
             yield lambda record: _append(file, encode(record))
+
+
+def _command() -> str:
+    return cut(storable(" ".join(sys.argv[1:])))
+
+
+def _unresumed(command: str) -> list[str]:
+    return [word for word in command.split() if word != "--resume"]
 
 
 def _append(file: FileIO, line: bytes) -> None:

@@ -72,7 +72,7 @@ def measure(selections: list[Selection], device: str, session: Session, where: D
     fleet = _open(where, device, session, jobs)
     try:
         first = fleet.cards[0].machine.environment if fleet.cards else Environment(device=_device(device))
-        session.open(_host(where, fleet), first, fleet=True)
+        session.open(_host(where, fleet), first, fleet=True, planned=jobs)
         jobs = resume.not_done(jobs, session.records)
         if hasattr(fleet, "history"):
             fleet.history = history | batches.before(session.records)

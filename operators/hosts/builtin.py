@@ -20,7 +20,7 @@ def record_failure(selections: list[Selection], device: str, session: Session, r
     jobs = list_jobs(selections, device)
     machine = executor.probe(device)
     session.shows_table = False
-    session.open("built-in host", machine.environment)
+    session.open("built-in host", machine.environment, planned=jobs)
     jobs = resume.not_done(jobs, session.records)
     return session.collect(
         lambda run, progress: (executor.unmeasured(job, machine, run, "error", storable(reason)) for job in jobs),
@@ -34,7 +34,7 @@ def measure(selections: list[Selection], device: str, session: Session) -> int:
     late = resume.left_out(session.previous) if session.previous is not None else frozenset()
     jobs = executor.first_of(jobs, lambda job: resume.key_of_job(job) in late)
     machine = executor.probe(device)
-    session.open("built-in host", machine.environment)
+    session.open("built-in host", machine.environment, planned=jobs)
     jobs = resume.not_done(jobs, session.records)
     return session.collect(
         lambda run, progress: executor.execute(jobs, machine, run, session.timeout_s, progress, session.budget_s),

@@ -9,16 +9,18 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from groupbench.operators import cli, table
+from groupbench.operators import cli, executor, table
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError, PlanError
 from groupbench.tracker.cli.history import known_metrics
-from groupbench.tracker.record import Record, encode, read
+from groupbench.tracker.record import Commit, Record, Run, encode, read
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.usefixtures("warm_imports", "unaudited")
@@ -96,6 +98,9 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "mode of an operator that has the forward alone": (("--op", "canary", *OP[2:], "--mode", "bwd"), "fwd"),
     "shape": ((*OP, "--shapes", "1,2,3"), "G,M,N,K"),
     "shapes without one": ((*OP, "--shapes"), "--shapes"),
+    "an empty shape": ((*OP, "--shapes", ""), "a shape is empty"),
+    "an empty shape behind the sign": ((*OP, "--shapes="), "a shape is empty"),
+    "an empty shape behind another": ((*OP, "--shapes", "1,64,64,64", " "), "a shape is empty"),
     "shapes without one before a flag": ((*OP, "--shapes", "--csv"), "--shapes"),
     "a shape below zero": ((*OP, "--shapes", "-1,64,64,64"), "G=-1"),
     "a shape below zero behind another": ((*OP, "--shapes", "1,64,64,64", "-2,64,64,64"), "G=-2"),
@@ -130,6 +135,11 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
         "to measure other cells, use `tritonbench --op NAME --only ...`",
     ),
     "resume without a file": ((*OP, "--resume"), "--records FILE"),
+    "resume with a file": (("--resume", "r.jsonl"), "--resume takes no value: write --records r.jsonl --resume"),
+    "resume with a second file": (
+        (*OP, "--records", "x", "--resume", "r 1.jsonl"),
+        "--resume takes no value: write --records 'r 1.jsonl' --resume",
+    ),
     "budget": ((*OP, "--budget", "0"), "--budget"),
     "budget of nan": ((*OP, "--budget", "nan"), "--budget"),
     "plot of another kind": ((*OP, "--plot", "x.pdf"), ".png or .svg"),
@@ -275,6 +285,21 @@ def test_records_are_not_appended_to_half_a_line(
     assert "ends in the middle of a line" in str(result.exception)
     assert "--resume" in str(result.exception)
     assert kept.read_bytes() == before
+
+
+@pytest.mark.parametrize("unmeasured", [(), ("--unmeasured", "it does not build")], ids=["measured", "unmeasured"])
+def test_a_run_of_other_cells_is_not_resumed(
+    unmeasured: tuple[str, ...], invoke: Callable[..., Result], make: Callable[..., Record], tmp_path: Path
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    commit = "abcdef0123456789"
+    run = Run(id="r", started=datetime.now(UTC), commit=Commit(hash=commit), command="--op grouped_gemm")
+    there = executor.probe("cpu").environment
+    kept.write_bytes(encode(msgspec.structs.replace(make(shape="another"), run=run, environment=there)))
+    options = ("--op", "grouped_gemm", *FAST, "--only", "torch_loop", "--shapes", "1,16,64,64", "--commit", commit)
+    result = invoke(*options, *unmeasured, "--records", str(kept), "--resume")
+    assert "1 cell that this command does not select" in str(result.exception)
+    assert "(it began as: tritonbench --op grouped_gemm); select them too" in str(result.exception)
 
 
 def test_an_error_of_many_lines_is_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

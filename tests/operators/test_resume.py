@@ -114,6 +114,17 @@ def test_a_run_that_cannot_go_on(run: Any, now: Any, message: str, night: Callab
     assert path.read_bytes() == before
 
 
+def test_a_run_with_cells_that_the_command_does_not_select(night: Callable[..., Path]) -> None:
+    """Its table would show cells that were not asked for, and its records another command."""
+    path = night(*CELLS, command="--op grouped_gemm")
+    before = path.read_bytes()
+    with pytest.raises(CannotResume) as caught:
+        resume.go_on(path, NOW, HERE, "night", planned=[job for job in planned() if job.shape != SHAPES[0]])
+    assert "with 2 cells that this command does not select (it began as: tritonbench --op gr" in str(caught.value)
+    assert path.read_bytes() == before
+    assert resume.go_on(path, NOW, HERE, "night", planned=planned()) is not None
+
+
 def test_another_container_of_the_same_machine_goes_on(night: Callable[..., Path]) -> None:
     assert resume.go_on(night(*CELLS), NOW, msgspec.structs.replace(HERE, host="two"), "night") is not None
 

@@ -116,6 +116,22 @@ def test_resuming_reports_the_progress(make: Make, tmp_path: Path, capsys: pytes
     assert "1 cell already measured\n" in capsys.readouterr().out
 
 
+def test_a_run_that_another_command_began_is_named(
+    make: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "r.jsonl"
+    monkeypatch.setattr(sys, "argv", ["tritonbench", "--op", "x", "--shapes", "a"])
+    begun = Session(commit="abcdef0123456789", records_path=path)
+    begun.open("test host", CPU)
+    assert begun.run is not None
+    path.write_bytes(encode(msgspec.structs.replace(make(), run=begun.run, environment=CPU)))
+    for more, end in (([], "measured\n"), (["b"], "measured; it began as: tritonbench --op x --shapes a\n")):
+        monkeypatch.setattr(sys, "argv", ["tritonbench", "--op", "x", "--resume", "--shapes", "a", *more])
+        capsys.readouterr()
+        Session(commit="abcdef0123456789", records_path=path, resume=True).open("test host", CPU)
+        assert capsys.readouterr().out.endswith(end)
+
+
 def test_first_line_says_where(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
     run(Session(commit="abcdef0123456789", branch="side"), [make()])
     first = capsys.readouterr().out.splitlines()[0]
