@@ -30,7 +30,7 @@ _COLUMNS = (
     metavar="PERCENT",
     help="Largest slowdown allowed, in percent: 3 or 3%.",
 )
-@click.option("--name", metavar="NAME", help="Name of the pin. Default: COMMIT as typed.")
+@click.option("--name", metavar="NAME", help="Name of the pin. Default: COMMIT as typed, or the hash of HEAD~2.")
 @click.option("--who", metavar="NAME", help="Person to record with the pin. Default: git's user, or the login name.")
 @click.pass_obj
 def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | None) -> None:

@@ -7,6 +7,7 @@ commit and the largest slowdown that is allowed since then.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,9 @@ NEWEST = 5
 SIGMAS = 3.0
 """Standard errors by which a regression exceeds the limit; anything closer is a suspect."""
 
+_MOVES = re.compile(r"[~^:]|@\{|^(@|\w*HEAD|latest|previous)$", re.ASCII)
+"""Finds what names a commit only for now, such as HEAD~2."""
+
 
 @dataclass(frozen=True)
 class PinRow:
@@ -80,7 +84,10 @@ def find(session: Session, *, ended: bool = False) -> list[PinRow]:
 
 
 def pin(session: Session, commit: str, max_slowdown: float, name: str | None, who: str) -> PinRow:
-    """Pin a measured commit, replacing a pin of the same name. Raises QueryError."""
+    """Pin a measured commit, replacing a pin of the same name. Raises QueryError.
+
+    name  by default `commit`, or its short hash if that would move
+    """
     state = resolve_commit(session, commit, git.rev_parse)
     if not state.has_commit:
         raise QueryError(f"{state} is not a commit: the code that its runs measured is not known")
@@ -90,7 +97,10 @@ def pin(session: Session, commit: str, max_slowdown: float, name: str | None, wh
         raise QueryError("--max-slowdown must be larger than 0")
     filters.refuse_longer("name", name, LONGEST_NAME)
     filters.refuse_longer("who", who, LONGEST_NAME)
-    now, name = datetime.now(UTC), name or commit
+    if name is not None and not name.strip():
+        raise QueryError("--name is empty")
+    now = datetime.now(UTC)
+    name = name or (state.commit[:10] if _MOVES.search(commit) else commit)
     for row in session.scalars(select(Pin).where(Pin.name == name, Pin.ended.is_(None))):
         row.ended = now
     session.add(Pin(name=name, commit=state.commit, max_slowdown=max_slowdown, created=now, who=who))

@@ -143,15 +143,31 @@ def test_an_unknown_commit_cannot_be_pinned(cli: Cli, stored: Stored, make: Any)
 
 
 @pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        *((moving, "000ccccccc") for moving in ("latest", "HEAD", "HEAD~2", "main^", "@", "main@{1}", "ORIG_HEAD")),
+        *((fixed, fixed) for fixed in ("000ccc", "v1.2", "release/2", "ahead", "me@home")),
+    ],
+)
+def test_the_name_of_a_pin_does_not_move(
+    cli: Cli, stored: Stored, make: Any, typed: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored([make()])
+    monkeypatch.setattr("groupbench.tracker.git.rev_parse", lambda _: "000" + "c" * 37)
+    assert f"pinned {name}: 000ccccccc, at most" in cli("pin", typed, "--max-slowdown", "3").stdout
+
+
+@pytest.mark.parametrize(
     ("args", "reason"),
     [
         (("pin", "beef", "--max-slowdown", "3%"), "beef"),
         (("pin", "000ccc", "--max-slowdown", "0%"), "larger than 0"),
         (("pin", "000ccc"), "--max-slowdown'. Give a percentage, such as 3 or 3%."),
         (("pin", "000ccc", "--max-slowdown", "some"), "give for example 3 or 3%"),
+        (("pin", "000ccc", "--max-slowdown", "3", "--name", ""), "--name is empty"),
         (("unpin", "v9"), "no pin 'v9'; known: none"),
     ],
-    ids=["unknown commit", "no limit", "no option", "no percentage", "unknown pin"],
+    ids=["unknown commit", "no limit", "no option", "no percentage", "empty name", "unknown pin"],
 )
 def test_mistakes_are_one_line(cli: Cli, stored: Stored, make: Any, args: tuple[str, ...], reason: str) -> None:
     stored([make()])
