@@ -116,7 +116,17 @@ def _groups(alerts: list[AlertRow]) -> list[dict[str, Any]]:
     return rows
 
 
-_ids = click.argument("ids", type=click.IntRange(min=1), nargs=-1, required=True, metavar="ID...")
+class _AlertId(click.IntRange):
+    """The number of an alert."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(f"{value!r} is not the number of an alert, such as 3; `groupbench alerts` lists them", param, ctx)
+
+
+_ids = click.argument("ids", type=_AlertId(min=1), nargs=-1, required=True, metavar="ID...")
 
 
 def _who(command: F) -> F:
@@ -136,7 +146,7 @@ def _reason(help: str, required: bool = False) -> Callable[[F], F]:
 
 
 @click.command()
-@click.argument("ids", type=click.IntRange(min=1), nargs=-1, metavar="[ID...]")
+@click.argument("ids", type=_AlertId(min=1), nargs=-1, metavar="[ID...]")
 @click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
 @_reason("Why the alerts are acknowledged, or the planned action. Required with ID.")
 @_who

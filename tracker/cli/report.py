@@ -42,6 +42,8 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
     It begins with the verdict on the run and the changes, each with its first commit. A page for each operator follows:
     speed-up by shape and backend over a selectable baseline, roofline, and the history of every series.
     """
+    if not output.strip():
+        raise click.UsageError("-o names no file")
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("-o - writes a page of megabytes; redirect it to a file or another program")
     from groupbench.tracker import git

@@ -390,6 +390,10 @@ def test_a_wrong_result_has_one_alert_whichever_night_is_judged(
 def test_usage(slower: Cli) -> None:
     for command in ("ack 7", "ack 0", "ack", "ack 1", "close 1", "expect 1"):
         assert slower(*command.split()).exit_code == 2, command
+    for command in ("ack 2-5", "expect abc --reason r", "close 0 --as fixed --reason r"):
+        word = command.split()[1]
+        message = f"{word!r} is not the number of an alert, such as 3; `groupbench alerts` lists them"
+        assert message in slower(*command.split()).stderr
     assert listed(slower)[0]["state"] == "new"
 
 

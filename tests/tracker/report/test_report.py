@@ -287,6 +287,7 @@ def test_a_place_that_cannot_be_written(cli: Cli, stored: Any, make: Any, tmp_pa
     for bad in (tmp_path / "none" / "r.html", tmp_path / "file" / "r.html", f"{tmp_path}/none/"):
         result = cli("report", "-o", bad)
         assert result.exit_code == 2
+    assert "-o names no file" in cli("report", "-o", "").stderr
     assert (tmp_path / "file").read_text() == "kept"
     assert not list(tmp_path.glob(".*"))
 
