@@ -23,6 +23,7 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
 
     from sqlalchemy import func, select
 
+    from groupbench.tracker.store.engine import ADVICE
     from groupbench.tracker.store.schema import Point
     from groupbench.tracker.store.verify import DatabaseProblem
     from groupbench.tracker.store.verify import verify as problems_of
@@ -34,7 +35,7 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
             problems = list(islice(problems_of(session, quick=quick), limit + 1))
             number = 0 if problems else session.scalar(select(func.count()).select_from(Point)) or 0
     except DamageError as error:  # too damaged to be opened
-        problems.append(DatabaseProblem("damage", error.message))
+        problems.append(DatabaseProblem("damage", error.message.removesuffix(f"; {ADVICE}")))
     for problem in problems[:limit]:
         click.echo(printable(str(problem)))
     if problems:

@@ -156,9 +156,7 @@ def _open_sqlite_file(path: Path, *, create: bool, read_only: bool) -> Store:
     exists = check_file(path, create=create)
     writable = os.access(path if exists else path.parent, os.W_OK) and os.access(path.parent, os.W_OK)
     if create and not writable:
-        raise StoreError(
-            f"{name}: cannot be written; change its permissions, or name another: groupbench --db FILE ..."
-        )
+        raise StoreError(f"{name}: {_READ_ONLY_FILE}")
     url = URL.create("sqlite", database=name)
     if not writable:
         url = URL.create("sqlite", database=read_only_uri(path), query={"uri": "true"})
@@ -316,6 +314,9 @@ ADVICE = "`groupbench verify` lists the damage, `groupbench repair` saves the re
 _RESTORE = "restore a backup (from `groupbench backup`, or FILE.backup-REVISION from a migration)"
 
 
+_READ_ONLY_FILE = "cannot be written; change its permissions, or name another: groupbench --db FILE ..."
+
+
 def _lacking_columns(connection: Connection) -> str | None:
     """Return which columns are missing, or None. Only SQLite is checked, with a single query."""
     if connection.dialect.name != "sqlite":
@@ -413,6 +414,8 @@ def error_of(name: str, error: Exception) -> StoreError:
     # For a malformed file, sqlite3 raises its root exception; for everything else a subclass.
     if type(origin) is sqlite3.DatabaseError or isinstance(origin, UnicodeDecodeError) or "UTF-8" in str(origin):
         return DamageError(f"{name}: damaged database: {cause(error)}; {ADVICE}")
+    if getattr(origin, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_READONLY:
+        return StoreError(f"{name}: {_READ_ONLY_FILE}")
     return StoreError(f"{name}: {cause(error)}")
 
 
