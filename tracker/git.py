@@ -117,11 +117,11 @@ def is_shallow(folder: str | os.PathLike[str] = ".") -> bool:
 
 def unknown_commit(name: str, folder: str | os.PathLike[str], otherwise: str) -> str:
     """Return the error for a commit that git does not know here, with advice: a shallow clone lacks most commits."""
+    meant = _similar_name(name, folder)
+    advice = otherwise if meant is None else f"did you mean {meant!r}?"
     if is_shallow(folder):
-        advice = "this is a shallow clone: run `git fetch --unshallow`"
-    else:
-        meant = _similar_name(name, folder)
-        advice = otherwise if meant is None else f"did you mean {meant!r}?"
+        advice = "this is a shallow clone: run `git fetch --unshallow`, or check the spelling"
+        advice += "" if meant is None else f" ({meant!r}?)"
     return f"git knows no commit {name!r} in {folder}; {advice}"
 
 

@@ -66,7 +66,14 @@ def find_side(session: Session | None, word: str, options: Options | None = None
         return _of_file(word, options)
     if session is None:
         raise QueryError(f"no file {word!r}, and no database to look it up in")
-    return stored_side(session, find_stored(session, word, git.rev_parse))
+    try:
+        return stored_side(session, find_stored(session, word, git.rev_parse))
+    except QueryError as error:
+        if not Path(word).is_file():
+            raise
+        raise QueryError(
+            f"{word} is not a file of records ({', '.join(FILE_SUFFIXES)}), and {error.message}"
+        ) from error
 
 
 def find_sides(

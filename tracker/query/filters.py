@@ -148,6 +148,8 @@ def instant(text: str, *, end: bool = False, now: datetime | None = None) -> dat
         when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
         return when + timedelta(days=1) if end and _BARE_DATE.fullmatch(stripped) else when
     except (ValueError, OverflowError) as error:
+        if _DURATION.fullmatch(stripped):
+            raise QueryError(f"{text!r} is too long ago: it is before the year 1") from error
         raise QueryError(f"{text!r} is not a date; give 2026-01-31, 2026-01-31T12:00 or 7d") from error
 
 

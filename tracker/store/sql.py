@@ -61,6 +61,8 @@ def ask(location: str | os.PathLike[str], statement: str, params: Mapping[str, s
 
     Raises QueryError for a statement that fails or would write, StoreError for a database that cannot be opened.
     """
+    if not statement.strip(" \t\r\n;"):
+        raise QueryError("the statement is empty")
     where = os.fspath(location)
     if "://" in where and not where.startswith("sqlite"):
         return _postgresql(where, statement, params or {})

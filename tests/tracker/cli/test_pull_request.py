@@ -64,8 +64,10 @@ def test_a_name_of_another_remote_suggests_the_branch(repository: Path) -> None:
 def test_a_shallow_clone_is_named(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     clone = tmp_path_factory.mktemp("clone")
     git(clone, "clone", "-q", "--depth", "1", f"file://{repository}", ".")
-    with pytest.raises(WorktreeError, match="this is a shallow clone: run `git fetch --unshallow`"):
-        _ends(clone, "HEAD~1", "HEAD")
+    for name, meant in (("HEAD~1", ""), ("mian", r" \('main'\?\)")):
+        fetch = "this is a shallow clone: run `git fetch --unshallow`, or check the spelling"
+        with pytest.raises(WorktreeError, match=f"{fetch}{meant}$"):
+            _ends(clone, name, "HEAD")
     git(clone, "fetch", "-q", "--depth", "1", "origin", "change")
     with pytest.raises(click.UsageError, match="no common commit here; run `git fetch --unshallow`"):
         _ends(clone, "FETCH_HEAD", "HEAD")

@@ -129,6 +129,16 @@ def test_a_file_that_cannot_be_read(cli: Cli, write: Any, make: Any, content: by
     assert "a.jsonl" in result.stderr
 
 
+def test_a_file_that_does_not_hold_records_is_no_commit(
+    cli: Cli, stored: Stored, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored([make()])
+    monkeypatch.chdir(tmp_path)
+    Path("kernel.py").write_text("")
+    message = cli("compare", "kernel.py", "latest").stderr
+    assert "kernel.py is not a file of records (.jsonl, .ndjson, .json, .csv), and no commit or branch" in message
+
+
 def test_identical_sides_are_not_compared(cli: Cli, stored: Stored, write: Any, make: Any) -> None:
     a = write([make()], "a.jsonl")
     assert "are the same" in cli("compare", a, a).stderr
