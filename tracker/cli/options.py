@@ -44,7 +44,7 @@ def reading(location: str) -> Iterator[Session]:
 
 
 class Percent(click.ParamType[float]):
-    """A percentage: `2` and `2%` both become 0.02."""
+    """A percentage: `2` and `2%` both become 0.02, and `0.5` becomes 0.005."""
 
     name = "percent"
 
@@ -84,8 +84,9 @@ class When(click.ParamType[datetime]):
 
 
 # Help texts that several commands share.
-MIN_EFFECT = "Ignore changes below this size, in percent: 2 or 2%."
-MIN_EFFECT_SAME = 'Report "same" once the change is certainly below this size, in percent: 2 or 2%.'
+IN_PERCENT = "in percent: 2 or 2%; 0.5 is half a percent."
+MIN_EFFECT = f"Ignore changes below this size, {IN_PERCENT}"
+MIN_EFFECT_SAME = f'Report "same" once the change is certainly below this size, {IN_PERCENT}'
 MIN_EFFECT_DEFAULT = "Default: 10 on a CPU; on a GPU 0.3, or 1 for latencies below 90 us and 2 below 40 us."
 CELL_BUDGET = (
     "Stop measuring a cell after this time, without its preparation: imports, compiling and a first burst. "

@@ -6,7 +6,7 @@ import os
 
 import click
 
-from groupbench.tracker.cli.options import Percent, reading
+from groupbench.tracker.cli.options import IN_PERCENT, Percent, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_percent
@@ -28,7 +28,7 @@ _COLUMNS = (
     type=Percent(),
     required=True,
     metavar="PERCENT",
-    help="Largest slowdown allowed, in percent: 3 or 3%.",
+    help=f"Largest slowdown allowed, {IN_PERCENT}",
 )
 @click.option("--name", metavar="NAME", help="Name of the pin. Default: COMMIT as typed, or the hash of HEAD~2.")
 @click.option("--who", metavar="NAME", help="Person to record with the pin. Default: git's user, or the login name.")

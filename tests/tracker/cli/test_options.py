@@ -10,6 +10,7 @@ from click import Command, Context
 
 from groupbench.operators import tuners
 from groupbench.tracker.cli import COMMANDS, main
+from groupbench.tracker.cli.options import Percent
 
 NAMES = {"--operator": "--op", "--backend": "--only", "--shape": "--shapes", "--dtype": "--precision"}
 
@@ -25,6 +26,16 @@ def test_no_command_knows_one_name_alone(command: str) -> None:
     for opts in flags(command):
         for ours, tritonbenchs in NAMES.items():
             assert (ours in opts) == (tritonbenchs in opts), opts
+
+
+def test_a_percentage_is_never_a_fraction() -> None:
+    """`0.5` might be either."""
+    assert [Percent().convert(text, None, None) for text in ("5", "5%", "0.5", "0.5%")] == [0.05, 0.05, 0.005, 0.005]
+    commands = [main.get_command(Context(main), name) for name in COMMANDS]
+    options = [each for command in commands if command for each in command.params if isinstance(each.type, Percent)]
+    options = [each for each in options if each.opts != ["--confidence"]]  # no fraction is a confidence
+    assert len(options) > 5
+    assert all("0.5 is half a percent" in str(getattr(option, "help", None)) for option in options)
 
 
 @pytest.mark.parametrize("name", [each.name for each in pkgutil.iter_modules(tuners.__path__)])
