@@ -78,8 +78,8 @@ def night(
     groupbench night && groupbench night --toolchain nightly
 
     Other options are passed to `tritonbench`. To continue an interrupted run, repeat the command on the same commit
-    within a day. The next run starts with the cells that this run's budget left out. Only one run at a time measures
-    on a device.
+    within a day; a run of uncommitted changes cannot continue. The next run starts with the cells that this run's
+    budget left out. Only one run at a time measures on a device.
 
     Writes these files. An environment variable or a field of groupbench.toml changes each path:
 
@@ -126,7 +126,8 @@ def night(
     places.clear()
     if "://" not in places.database and not check_file(Path(places.database), create=True) and git.is_shallow():
         say("groupbench: this is a shallow clone, so commits cannot be put in order; run `git fetch --unshallow`")
-    if git.ask(project.folder, "status", "--porcelain", "--untracked-files=no"):
+    dirty = bool(git.ask(project.folder, "status", "--porcelain", "--untracked-files=no"))
+    if dirty:
         say("groupbench: uncommitted changes: no commit has this code, so a change cannot be confirmed; commit first")
     files = NightFiles(places.records, lock.stem, toolchain)
     limit = [] if budget is None else ["--budget", f"{budget:.6f}s"]
@@ -135,7 +136,11 @@ def night(
     try:
         code = run(confirm_s)
     except KeyboardInterrupt:
-        say("groupbench: interrupted; repeat the command to continue this run")
+        say(
+            "groupbench: interrupted; a run of uncommitted changes cannot continue: a repeated command begins a new run"
+            if dirty
+            else "groupbench: interrupted; repeat the command to continue this run"
+        )
         raise
     context.exit(code)
 
@@ -302,7 +307,7 @@ class Night:
             run_setup(Path(), self._project.settings.setup, "this checkout", python=self._python or sys.executable)
         file = self._files.unfinished or self._begin()
         code = self._tritonbench(file)
-        if code == ExitCode.INCOMPARABLE:  # the unfinished run is another commit's: store its part and begin a new one
+        if code == ExitCode.INCOMPARABLE:  # such as another commit's: store its part and begin a new one
             self.step("ingest", str(file))
             file = self._begin()
             code = self._tritonbench(file)
