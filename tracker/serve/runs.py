@@ -193,6 +193,7 @@ def verdict_data(job: Known | Working | Failed, paging: Paging) -> tuple[dict[st
         "summary": of_run.summary,
         "exit_code": of_run.exit_code,
         "counts": of_run.counts,
+        "acknowledged": of_run.acknowledged,
         "folded": list(of_run.folded),
         "paging": paging.data(len(of_run.rows)),
         "rows": list(rows),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ class RunVerdict:
     summary: str
     exit_code: int
     counts: dict[str, int]
+    acknowledged: dict[str, int]  # of the counts
     folded: tuple[str, ...]  # a line for each reason that several series share
     rows: tuple[dict[str, Any], ...]  # other rows that changed or have a note, the most severe first
     unmeasured: tuple[dict[str, Any], ...]  # expected series without a result, with the reason
@@ -68,6 +70,7 @@ def judge(location: str, run: str) -> RunVerdict:
         summary=gate.summary,
         exit_code=gate.exit_code,
         counts=gate.counts,
+        acknowledged=dict(Counter(row.verdict for row in gate.rows if row.acknowledged)),
         folded=tuple(lines),
         rows=tuple(
             {

@@ -45,6 +45,16 @@ def test_the_overview_says_what_the_gate_says(nights: Any, serve: Client, cli: C
     assert "needs &lt;/script&gt;" in page
 
 
+def test_acknowledged_regressions_are_no_failure(nights: Any, serve: Client, cli: Cli) -> None:
+    client = serve()
+    assert '<span class="count bad"><b>1</b> regressed</span>' in client.get("/").text
+    cli("ack", "1", "--reason", "</td>on it", "--who", "Ada")
+    run = client.get("/overview.json").json()["run"]["run"]
+    for page in (client.get("/").text, client.get(f"/runs/{run}").text):
+        assert '<span class="count warn"><b>1</b> regressed (1 acknowledged)</span>' in page
+        assert '"><a href="/alerts/1">alert 1</a> acknowledged by Ada: &lt;/td&gt;on it</td>' in page
+
+
 def test_verdicts_cells_and_alerts_have_a_command(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
     (row,) = [row for row in client.get("/overview.json").json()["verdict"]["rows"] if row["verdict"] == "regressed"]
