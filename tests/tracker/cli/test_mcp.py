@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,14 @@ def test_without_the_sdk_the_message_says_how_to_get_it(monkeypatch: pytest.Monk
         served.server([])
 
 
+@pytest.fixture
+def handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo that the SDK prints the log messages of the whole process."""
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    monkeypatch.setattr(logging.getLogger(), "level", logging.getLogger().level)
+
+
+@pytest.mark.usefixtures("handlers")
 def test_the_server_lists_tools_with_their_arguments() -> None:
     pytest.importorskip("mcp", reason="NOT TESTED: the MCP server. It needs the SDK")
     server = served.server(served.reading_tools(None) + served.measuring_tools(None, "cpu"))
