@@ -30,7 +30,7 @@ ruff check .
 ruff format --check .
 
 # The tests start many programs. Each would compile the product's modules, if PYTHONDONTWRITEBYTECODE is set.
-python -m compileall -q kernels operators tracker
+python -m compileall -q -j 0 kernels operators tracker
 
 # mypy and import-linter cannot read the editable install's mapping: give them folders in the installed layout.
 mkdir "$scratch/groupbench"
