@@ -67,6 +67,11 @@ def beginning(level: NDArray[np.float64]) -> NDArray[np.float64]:
     return level[: max(1, min(BEGINNING, len(level) // 2))]
 
 
+def deviation(level: NDArray[np.float64]) -> float:
+    """Return the standard deviation of the results on a level; 0 for one."""
+    return float(np.std(level, ddof=1)) if len(level) > 1 else 0.0
+
+
 @dataclass
 class _Slowdown:
     """A slowdown that is not over."""
@@ -148,5 +153,4 @@ class _Levels:
         return shifts
 
     def _sigma(self, level: NDArray[np.float64]) -> float:
-        scatter = float(np.std(level, ddof=1)) if len(level) > 1 else 0.0
-        return max(scatter, typical(self.history.error), self.history.floor)
+        return max(deviation(level), typical(self.history.error), self.history.floor)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from groupbench.tracker.stats.batches import MIN_POINTS
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.histories import SeriesFinding, SeriesHistory, newest_environment
-from groupbench.tracker.stats.known import LEVEL, crossing
+from groupbench.tracker.stats.known import LEVEL, crossing, deviation
 from groupbench.tracker.stats.thresholds import typical
 
 FEWEST = 3
@@ -79,16 +79,12 @@ def step_between(
     y, error = history.log_ms[place], history.error[place]
     before, after = y[max(first + 1 - LEVEL, start) : first + 1], y[last:stop]
     index = crossing(y, first, last)
-    sigma = max(_scatter(before), typical(error), history.floor)
+    sigma = max(deviation(before), typical(error), history.floor)
     return SeriesFinding(
         "suspect", index=int(place[index]), first=int(place[first]), last=int(place[last]),
         effect=float(np.median(after) - np.median(before)), before=float(np.median(before)), sigma=sigma,
         n_before=index - start, n_after=len(y) - index, reason=reason,
     )  # fmt: skip
-
-
-def _scatter(level: NDArray[np.float64]) -> float:
-    return float(np.std(level, ddof=1)) if len(level) > 1 else 0.0
 
 
 def is_still_there(history: SeriesHistory, step: SeriesFinding, effect: float) -> bool:
