@@ -17,9 +17,6 @@ from groupbench.tracker.stats.known import KnownStep
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 
-CLEAR = 6.0
-"""Smallest distance in sigma of a change after a step that statistics can tell from scatter."""
-
 
 def without_reverted(data: GateData, past: Past, history: SeriesHistory) -> Past:
     """Return a past without the steps that stored A/Bs found and that are over, and otherwise with flat levels."""
@@ -57,6 +54,7 @@ class Measured:
 
     step: SeriesFinding
     history: SeriesHistory
+    has_earlier: bool  # whether there are such steps
 
     @property
     def raised(self) -> SeriesHistory:
@@ -70,10 +68,12 @@ def _raised(history: SeriesHistory, steps: Sequence[SeriesFinding], stop: int | 
     stop  the end of the level after the newest of them, a place in the newest environment; None for the newest result
     """
     ends = [_at(history, step) for step in steps]
+    if ends and stop is None:
+        last = ends[-1][1]
+        stop = last + known.beginning(len(newest_environment(history.environment)) - last)
     stops = [first + 1 for first, _ in ends[1:]] + [stop]
     for (first, last), end in zip(ends, stops, strict=False):  # without steps, there is a stop alone
-        newest = history.log_ms[newest_environment(history.environment)][last:]
-        level = young.step_between(history, first, last, stop=end or last + len(known.beginning(newest)))
+        level = young.step_between(history, first, last, stop=end)
         assert level.index is not None and level.effect is not None
         log_ms = history.log_ms.copy()
         log_ms[: level.index] += level.effect
@@ -108,21 +108,21 @@ def with_other_evidence(
     if later is None and not settled:
         later = young.find_step(history, since=step.last or 0)
     if later is None:
-        return finding if moved(finding) and not _merges(finding, measured, history) else step
+        return finding if moved(finding) and not _merges(finding, measured) else step
     return replace(later, left=_left(measured, later))
 
 
 def _is_clear(finding: SeriesFinding) -> bool:
     """Return whether a finding on a raised history is beyond the uncertainty of its levels."""
     assert finding.effect is not None
-    return abs(finding.effect) >= CLEAR * finding.sigma
+    return abs(finding.effect) >= young.SIGMAS * finding.sigma
 
 
-def _merges(finding: SeriesFinding, measured: Measured, history: SeriesHistory) -> bool:
+def _merges(finding: SeriesFinding, measured: Measured) -> bool:
     """Return whether the statistics' change may be several, of which an A/B measured the newest."""
     assert finding.index is not None and measured.step.index is not None
-    has_earlier = measured.history is not history
-    return finding.index < measured.step.index or (finding.index == measured.step.index and has_earlier)
+    same = finding.index == measured.step.index
+    return finding.index < measured.step.index or (same and measured.has_earlier)
 
 
 def _is_after(finding: SeriesFinding, step: SeriesFinding) -> bool:
@@ -153,7 +153,7 @@ def measured_step(data: GateData, past: Past, history: SeriesHistory) -> Measure
         own = _raised(history, earlier, ends[0] + 1)
         step = _step(data, past, own, one, ends)
         if step is not None:
-            standing.append(Measured(step, own))
+            standing.append(Measured(step, own, bool(earlier)))
     return max(standing, key=lambda each: _weight(each.step), default=None)
 
 

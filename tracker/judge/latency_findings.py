@@ -97,19 +97,20 @@ def latency_findings(data: GateData) -> dict[int, LatencyFinding]:
             histories.append(history)
     measured = {
         at: one
-        for at, ((past, _), history) in enumerate(zip(pasts.values(), histories, strict=True))
-        if (one := beyond.measured_step(data, past, history)) is not None
+        for at, ((kept, _), history) in enumerate(zip(pasts.values(), histories, strict=True))
+        if (one := beyond.measured_step(data, kept, history)) is not None
     }
     raised = {at: one.raised for at, one in measured.items()}
     findings = scans.scan([*histories, *raised.values()], q=Q)
     of_raised = dict(zip(raised, findings[len(histories) :], strict=True))
     return {
         key: LatencyFinding(
-            *pasts_of_point,
+            kept,
+            past,
             beyond.with_other_evidence(histories[at], findings[at], measured.get(at), of_raised.get(at)),
             histories[at].min_effect,
         )
-        for at, (key, pasts_of_point) in enumerate(pasts.items())
+        for at, (key, (kept, past)) in enumerate(pasts.items())
     }
 
 

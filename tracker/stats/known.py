@@ -62,9 +62,9 @@ def shifts(
     return levels.shifts()
 
 
-def beginning(level: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the first results of the newest level, [1] to [BEGINNING]."""
-    return level[: max(1, min(BEGINNING, len(level) // 2))]
+def beginning(count: int) -> int:
+    """Return how many of the newest level's results, 1 to `BEGINNING`, describe it."""
+    return max(1, min(BEGINNING, count // 2))
 
 
 def deviation(level: NDArray[np.float64]) -> float:
@@ -136,7 +136,8 @@ class _Levels:
 
     def shifts(self) -> NDArray[np.float64]:
         """Return the distance of each result to the last level of its stage; stages begin with steps that last."""
-        of, counts = np.array(self.of), np.arange(len(self.of)) < self.start + len(beginning(self.y[self.start :]))
+        of, newest = np.array(self.of), len(self.of) - self.start
+        counts = np.arange(len(of)) < self.start + beginning(newest)
         heights = {level: float(np.median(self.y[(of == level) & counts])) for level in set(self.of)}
         stages = sorted({0, len(of), *self.improvements, *(each.start for each in self.slowdowns)})
         shifts = np.zeros(len(of))

@@ -73,7 +73,7 @@ def test_an_invalid_size_is_named(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["K>=", "K>", "K=", "K!= ", "M=4,K<="])
-def test_a_condition_without_a_number_is_told_so(text: str) -> None:
+def test_a_condition_without_a_number_is_named(text: str) -> None:
     with pytest.raises(QueryError, match=r"'K[=!<>]+' has no number; give one, as in K[=!<>]+4096$"):
         sizes(text)
 
