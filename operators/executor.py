@@ -25,6 +25,7 @@ from groupbench.operators.measure import environment, machine_code, seal
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.further import (
+    begin_analysis,
     describe_kernels,
     find_costs,
     find_profile,
@@ -264,6 +265,7 @@ def _batch_records(
                 cool(cell.job)
                 cell.burst(secret, chosen)
             progress.advance(1 / (bursts + 1))
+    begin_analysis(cells)
     secret = new_secret()
     for cell in cells:
         cell.finish(secret)

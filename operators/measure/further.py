@@ -5,6 +5,9 @@ Each function takes a cell after its bursts. None of them makes it fail: its lat
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+
 import msgspec
 
 from groupbench.operators.measure import machine_code, profiler
@@ -15,21 +18,19 @@ from groupbench.operators.measure.live import Live, drawn, median_ms, new_secret
 from groupbench.tracker.metrics import PROFILERS
 from groupbench.tracker.record import Kernel
 
+_ANALYSES = ThreadPoolExecutor(4, thread_name_prefix="machine code")
+
 
 def find_costs(cell: Live, idle_w: float | None = None) -> bool:
     """Measure the costs of a call besides its latency. Returns False if the process is unusable afterwards.
 
     idle_w  power of the GPU at rest; None if it is not known, and is measured before the energy
-
-    While the process measures, this one analyses the kernels.
     """
     wanted = tuple(name for name in cell.job.costs if name not in (COLD, *PROFILERS))
     if not wanted or not cell.sound or not cell.bursts:
         return True
     more = (IDLE,) if ENERGY in wanted and idle_w is None else ()
-    cell.worker.send(Request("costs", arguments=((*wanted, *more), median_ms(cell.bursts))))
-    describe_kernels(cell)
-    reply = cell.worker.receive()
+    reply = cell.worker.ask(Request("costs", arguments=((*wanted, *more), median_ms(cell.bursts))))
     if isinstance(reply, Costs):
         cell.metrics |= reply.metrics
         if idle_w is not None and "energy_j" in cell.metrics:
@@ -46,11 +47,19 @@ def _lower_enqueue(cell: Live, enqueue_ms: float | None) -> None:
         cell.prepared = msgspec.structs.replace(cell.prepared, enqueue_ms=enqueue_ms)
 
 
+def begin_analysis(cells: Iterable[Live]) -> None:
+    """Analyse the machine code of the cells' kernels in the background, half a second for each."""
+    for cell in cells:
+        if cell.analysis is None and cell.prepared is not None and cell.prepared.code:
+            cell.analysis = _ANALYSES.submit(machine_code.described, cell.prepared.kernels, cell.prepared.code)
+
+
 def describe_kernels(cell: Live) -> tuple[Kernel, ...]:
-    """Return the kernels with the facts about their machine code, whose analysis takes up to a second."""
-    if cell.kernels is None and cell.prepared is not None:
-        cell.kernels = machine_code.described(cell.prepared.kernels, cell.prepared.code)
-    return cell.kernels or ()
+    """Return the kernels with the facts about their machine code."""
+    begin_analysis([cell])
+    if cell.analysis is not None:
+        return cell.analysis.result()
+    return cell.prepared.kernels if cell.prepared is not None else ()
 
 
 def wants_first_result(cell: Live) -> bool:

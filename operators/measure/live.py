@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -84,7 +85,7 @@ class Live:
     launched: tuple[str, ...] | None = None  # kernels, copies and fills of one call, in order
     dynamic: bool | None = None  # whether the callable follows another routing; None where that was not tried
 
-    kernels: tuple[Kernel, ...] | None = None  # with the facts about their machine code, once they are analysed
+    analysis: Future[tuple[Kernel, ...]] | None = None  # the kernels with the facts about their machine code
 
     held_to: HeldTo | None = None
     inaccurate: str | None = None  # the fault in the output of the first calls, as text

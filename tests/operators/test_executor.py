@@ -6,8 +6,9 @@ import contextlib
 import itertools
 import os
 import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from multiprocessing import forkserver
 from pathlib import Path
@@ -27,7 +28,7 @@ from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Possible
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run, decode, encode
+from groupbench.tracker.record import Accuracy, Code, Commit, Environment, Kernel, Record, Run, decode, encode
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
@@ -388,19 +389,15 @@ def test_an_interpreted_backend_has_one_burst(scripted: type[Scripted]) -> None:
 
 def test_the_power_at_rest_is_measured_once_per_run(scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch) -> None:
     wanted: list[tuple[str, ...]] = []
+    original = Scripted.ask
 
-    def send(self: Scripted, request: executor.Request) -> None:
-        if request.job:
-            self.backend, self.samples = request.job.backend, request.job.protocol.samples
-        if request.verb == "costs":
-            wanted.append(request.arguments[0])
+    def ask(self: Scripted, request: executor.Request) -> object:
+        if request.verb != "costs":
+            return original(self, request)
+        wanted.append(request.arguments[0])
+        return Costs({"energy_j": 1.0} | ({"idle_w": 70.0 + len(wanted)} if "idle" in wanted[-1] else {}))
 
-    def receive(self: Scripted) -> object:
-        measured = {"energy_j": 1.0} | ({"idle_w": 70.0 + len(wanted)} if wanted and "idle" in wanted[-1] else {})
-        return Costs(measured if self.backend != "no_counter" else {}) if wanted else Done("loaded")
-
-    monkeypatch.setattr(Scripted, "send", send)
-    monkeypatch.setattr(Scripted, "receive", receive)
+    monkeypatch.setattr(Scripted, "ask", ask)
     cells = [("torch_loop", EVEN), ("torch_grouped_mm", EVEN), ("torch_loop", SINGLE)]
     records = measure([job(name, shape, plugins=(), costs=("energy",)) for name, shape in cells])
     assert wanted == [("energy", "idle"), ("energy",), ("energy",)]
@@ -423,15 +420,28 @@ def test_the_lowest_host_time_of_all_bursts_is_recorded(
     assert record.latency.enqueue_ms == 0.03
 
 
-def test_kernels_are_analysed_while_the_costs_are_measured(
+def test_kernels_are_analysed_during_the_last_checks_of_all_cells(
     scripted: type[Scripted], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    order: list[str] = []
-    monkeypatch.setattr(Scripted, "send", lambda self, request: order.append(request.verb))
-    monkeypatch.setattr(Scripted, "receive", lambda self: order.append("reply"))
-    monkeypatch.setattr(machine_code, "described", lambda kernels, code: order.append("analysis") or tuple(kernels))
-    measure([job("torch_loop", plugins=())])
-    assert order[order.index("costs") :] == ["costs", "analysis", "reply"]
+    both, verbs, ask = threading.Barrier(3), [], Scripted.ask
+
+    def described(kernels: Sequence[Kernel], code: Sequence[Code]) -> tuple[Kernel, ...]:
+        both.wait(TIMEOUT_S)
+        return (Kernel(name="analysed"),)
+
+    def answer(self: Scripted, request: executor.Request) -> object:
+        verbs.append(request.verb)
+        if request.verb == "restore" and verbs.count("restore") == 1:
+            both.wait(TIMEOUT_S)  # the analyses of both cells have begun
+        reply = ask(self, request)
+        return (
+            msgspec.structs.replace(reply, code=(Code(hash="h", name="k"),)) if isinstance(reply, Prepared) else reply
+        )
+
+    monkeypatch.setattr(Scripted, "ask", answer)
+    monkeypatch.setattr(machine_code, "described", described)
+    records = measure([job(name, plugins=()) for name in ("torch_loop", "torch_grouped_mm")])
+    assert [kernel.name for record in records for kernel in record.kernels] == ["analysed"] * 2
 
 
 def test_the_first_result_of_a_new_process_is_timed_before_any_burst(faulty: str) -> None:
