@@ -39,6 +39,9 @@ UNEVEN, EVEN = 1.05, 1.01
 There are two bounds because a shape that moves begins a new history: a nearly even night is not changed.
 """
 
+STARTING_S = 10.0
+"""Seconds of starting that a card's first problem includes, at most."""
+
 IDLE_S = 20.0
 """Seconds that processes wait for the next batch, before they free the GPU for other work."""
 
@@ -237,7 +240,9 @@ class Before:
 def before(records: Iterable[Record]) -> dict[Problem, Before]:
     """Return the card and duration of each problem in an earlier run.
 
-    The backends of one dtype and mode are timed together, so their duration counts once.
+    The backends of one dtype and mode are timed together, so their duration counts once. The duration of a card's first
+    problem includes starting the processes and opening the GPU, which is not counted: it is taken to be as long as the
+    longest other problem, unless starting cannot explain the difference.
     """
     together: dict[tuple[Problem, object], float] = {}
     cards: dict[Problem, str | None] = {}
@@ -251,6 +256,11 @@ def before(records: Iterable[Record]) -> dict[Problem, Before]:
     seconds: dict[Problem, float] = {}
     for (problem, _), longest in together.items():
         seconds[problem] = seconds.get(problem, 0.0) + longest
+    first = {card: problem for problem, card in reversed(cards.items())}  # on each card
+    others = [taken for problem, taken in seconds.items() if problem not in first.values()]
+    for problem in first.values():
+        taken = seconds[problem]
+        seconds[problem] = max(taken - STARTING_S, min(taken, max(others, default=taken)))
     return {problem: Before(cards[problem], taken) for problem, taken in seconds.items()}
 
 
@@ -288,16 +298,30 @@ def _expected_seconds(work: Sequence[Batch], history: Mapping[Problem, Before]) 
 
 
 def _even_out(costs: list[float], chosen: dict[int, int], loads: list[float]) -> None:
+    """Move batches from the card with the most load to the one with the least. Exchange two if none is short enough."""
     mean = sum(loads) / len(loads)
     if max(loads) <= UNEVEN * mean:
         return
-    for _ in range(len(costs)):
+    while max(loads) > EVEN * mean:
         most, least = loads.index(max(loads)), loads.index(min(loads))
-        gap = loads[most] - loads[least]
-        able = [n for n, card in chosen.items() if card == most and 0 < costs[n] < gap]
-        if loads[most] <= EVEN * mean or not able:
+        gap, minimum = loads[most] - loads[least], 1e-3 * mean
+        crowded = [n for n, card in chosen.items() if card == most]
+        steps = _closer([(costs[n], (n,)) for n in crowded], minimum, gap) or _closer(
+            [(costs[n] - costs[m], (n, m)) for n in crowded for m, card in chosen.items() if card == least],
+            minimum,
+            gap,
+        )
+        if not steps:
             return
-        moved = min(able, key=lambda n: (abs(costs[n] - gap / 2), n))
-        chosen[moved] = least
-        loads[most] -= costs[moved]
-        loads[least] += costs[moved]
+        moved, numbers = min(steps, key=lambda step: (abs(step[0] - gap / 2), step[1]))
+        for number in numbers:
+            chosen[number] = least if chosen[number] == most else most
+        loads[most] -= moved
+        loads[least] += moved
+
+
+def _closer(
+    steps: list[tuple[float, tuple[int, ...]]], minimum: float, gap: float
+) -> list[tuple[float, tuple[int, ...]]]:
+    """Return the steps whose load, the first value, brings two cards closer together by at least the minimum."""
+    return [step for step in steps if minimum < step[0] < gap - minimum]

@@ -81,6 +81,16 @@ def test_a_night_of_one_card_is_spread_evenly_over_four() -> None:
     assert chosen.count(0) >= 45  # no batch leaves its card without need
 
 
+def test_cards_exchange_shapes_if_none_is_short_enough_to_move() -> None:
+    work = cells.work(4)
+    cards = [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")]
+    history = {
+        b.problem: Before(uuid, seconds)
+        for b, uuid, seconds in zip(work, ("GPU-a", "GPU-a", "GPU-b", "GPU-b"), (7.0, 6.0, 5.0, 4.0), strict=True)
+    }
+    assert batches.assign(work, cards, history) == [1, 0, 0, 1]
+
+
 def test_cards_that_are_nearly_even_keep_their_shapes() -> None:
     work = cells.work(10)
     cards = [cells.card("a", "GPU-a"), cells.card("b", "GPU-b")]
@@ -120,6 +130,28 @@ def test_card_and_duration_are_read_from_records(make: Callable[..., Record]) ->
 
     earlier = batches.before([record("a", 3.0), record("b", 5.0), record("a", 2.0, "fp32")])
     assert earlier == {("grouped_gemm", "G=1,M_g=2,N=3,K=4"): Before("GPU-a", 7.0)}
+
+
+@pytest.mark.parametrize(
+    ("first", "others", "counted"),
+    [
+        (9.0, (5.0, 6.0), 6.0),
+        (4.0, (5.0, 6.0), 4.0),
+        (60.0, (5.0, 6.0), 60.0 - batches.STARTING_S),
+        (9.0, (), 9.0),
+    ],
+    ids=["starting", "shorter", "long", "alone"],
+)
+def test_the_start_of_a_night_does_not_count_as_time_of_its_first_problem(
+    make: Callable[..., Record], first: float, others: tuple[float, ...], counted: float
+) -> None:
+    def record(shape: str, seconds: float) -> Record:
+        measured = make("a", shape=shape, duration_s=seconds)
+        return msgspec.structs.replace(measured, environment=Environment(device="cuda", gpu_uuid="GPU-a"))
+
+    records = [record(f"s{number}", seconds) for number, seconds in enumerate((first, *others))]
+    earlier = batches.before(records)
+    assert [earlier["grouped_gemm", record.cell.shape].seconds for record in records] == [counted, *others]
 
 
 HARDWARE = {
