@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any
 
-from groupbench.operators.errors import UsageError, WorkerLost
+from groupbench.operators.errors import WorkerLost
 from groupbench.operators.measure import environment, machine_code, seal
 from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.cold import first_results
@@ -72,15 +72,16 @@ class Progress:
 class Workers:
     """The worker processes: one for each backend, started when it is first needed, and one that judges."""
 
-    def __init__(self, timeout_s: float, judge: Judge | None = None) -> None:
-        """Take the judging process if it has been started before."""
+    def __init__(self, timeout_s: float, judge: Judge | None = None, spares: Iterable[Worker] = ()) -> None:
+        """Take the judging process, and processes for cells of backends without plugins, if they have been started."""
         self.timeout_s = timeout_s
         self.idle_w: float | None = None  # power of the GPU at rest, once a cell has measured it
         self.reasons: dict[tuple[Any, ...], str | None] = {}  # answers of plugins to whether a backend can run
         self._alive: dict[tuple[str, ...], Worker] = {}
         self._judge = judge
-        if judge is not None:
-            judge.timeout_s = timeout_s
+        self._spares = list(spares)
+        for started in (*self._spares, *([judge] if judge is not None else ())):
+            started.timeout_s = timeout_s
 
     def judge(self, device: str) -> Judge:
         """Return the process that checks results, restarted if it has died."""
@@ -93,7 +94,8 @@ class Workers:
     def get(self, job: Job) -> Worker:
         key = (job.operator, job.backend, job.device)
         if key not in self._alive:
-            self._alive[key] = Worker(job.device, self.timeout_s)
+            spare = self._spares.pop(0) if self._spares and not job.plugins else None
+            self._alive[key] = spare or Worker(job.device, self.timeout_s)
         return self._alive[key]
 
     def retire(self, worker: Worker) -> None:
@@ -102,7 +104,13 @@ class Workers:
         worker.kill()
         worker.close()
 
+    def end_spares(self) -> None:
+        """End the processes that no cell has needed."""
+        while self._spares:
+            self._spares.pop().close()
+
     def close(self, at_once: bool) -> None:
+        self.end_spares()
         for worker in self._alive.values():
             if at_once:
                 worker.kill()
@@ -125,21 +133,8 @@ def imports(jobs: list[Job]) -> tuple[str, ...]:
 
 
 def probe(device: str) -> Machine:
-    """Return the machine for "cuda", "cpu" or "auto" (CUDA if available). Raises GroupbenchError."""
-    return call(_probe, device)
-
-
-def _probe(device: str) -> Machine:
-    import torch
-
-    from groupbench.kernels.device import cuda_capability
-
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA GPU here; use --device cpu to measure without one")
-    capability = cuda_capability() if device == "cuda" else None
-    return Machine(environment.detect(device), capability)
+    """Return the machine for "cuda" or "cpu". Raises GroupbenchError."""
+    return Machine(*call(environment.examine, device))
 
 
 def execute(
@@ -165,7 +160,7 @@ def execute(
     seal.renew()  # plugins were checked at import, but threads that they started then may still replace something
     until = time.monotonic() + budget_s  # after renew: on a slow machine it took all of a budget of milliseconds
     try:
-        for _, problem in groupby(jobs, key=_problem):
+        for _, problem in groupby(jobs, key=problem_of):
             if time.monotonic() >= until:
                 why = f"not begun within the budget of {counted(budget_s / 60, 'minute')}"
                 for job in problem:
@@ -189,11 +184,12 @@ def execute(
 
 def first_of(jobs: list[Job], urgent: Callable[[Job], bool]) -> list[Job]:
     """Return the jobs with those problems first that have an urgent job. The order is unchanged otherwise."""
-    problems = {_problem(job) for job in jobs if urgent(job)}
-    return sorted(jobs, key=lambda job: _problem(job) not in problems)
+    problems = {problem_of(job) for job in jobs if urgent(job)}
+    return sorted(jobs, key=lambda job: problem_of(job) not in problems)
 
 
-def _problem(job: Job) -> tuple[Any, ...]:
+def problem_of(job: Job) -> tuple[Any, ...]:
+    """Return the facts that cells of backends which are timed together share."""
     return (job.operator, job.shape, job.dtype, job.mode, job.seed, job.protocol, job.device)
 
 

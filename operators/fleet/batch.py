@@ -10,7 +10,6 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import importlib.util
-import math
 import platform
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,9 +23,11 @@ from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.executor import Machine, Progress, Workers
 from groupbench.operators.logs import Logs
-from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.cell import Job, Request
+from groupbench.operators.measure.environment import resolve_device
+from groupbench.operators.measure.judge import Examined
 from groupbench.operators.measure.texts import one_line
-from groupbench.operators.measure.worker import Judge
+from groupbench.operators.measure.worker import Judge, Spare, Worker
 from groupbench.operators.registry import plugin_backends
 from groupbench.tracker.record import Environment, Record, Run
 
@@ -38,6 +39,9 @@ UNEVEN, EVEN = 1.05, 1.01
 
 There are two bounds because a shape that moves begins a new history: a nearly even night is not changed.
 """
+
+OPENING_S = 300.0
+"""Seconds to import torch and open a GPU. The first time on a machine may take minutes."""
 
 STARTING_S = 10.0
 """Seconds of starting that a card's first problem includes, at most."""
@@ -143,11 +147,22 @@ class _KeptWorkers:
         self._run: tuple[str, float] | None = None
         self._workers: Workers | None = None
         self._judge: Judge | None = None
+        self._spares: list[Worker] = []
         self._idle: threading.Timer | None = None
 
-    def start_judge(self, device: str) -> None:
+    def start(self, device: str, jobs: Sequence[Job]) -> Machine:
         with self._guard:
-            self._judge = self._judge or Judge(device, math.inf)
+            self._judge = Judge(device, OPENING_S)
+            self._judge.send(Request("examine", arguments=(device,)))
+            executor.preload(*executor.imports(list(jobs)))
+            self._spares = [Spare(device, OPENING_S) for _ in jobs]
+            examined = self._judge.receive()
+            if isinstance(examined, Examined):
+                return Machine(examined.environment, examined.capability)
+            for started in (self._judge, *self._spares):
+                started.close()
+            self._judge, self._spares = None, []
+            raise GroupbenchError(examined.message)
 
     @contextmanager
     def of(self, batch: Batch) -> Iterator[Workers]:
@@ -157,10 +172,11 @@ class _KeptWorkers:
             run = (batch.run.id, batch.timeout_s)
             if self._workers is None or self._run != run:
                 self._end()
-                self._run, self._workers = run, Workers(batch.timeout_s, self._judge)
-                self._judge = None
+                self._run, self._workers = run, Workers(batch.timeout_s, self._judge, self._spares)
+                self._judge, self._spares = None, []
             try:
                 yield self._workers
+                self._workers.end_spares()
             except BaseException:
                 self._end()
                 raise
@@ -179,11 +195,28 @@ class _KeptWorkers:
 
 
 _KEPT = _KeptWorkers()
+_MACHINES: dict[str, Machine] = {}
+"""The machine of this process by the requested device."""
 
 
-def start_judge(device: str) -> None:
-    """Start the process that judges the first run, so that it opens the GPU early. The GPU must be locked."""
-    _KEPT.start_judge(device)
+def start(device: str, jobs: Sequence[Job] = ()) -> Machine:
+    """Start the processes of the first batch, and return the machine. The GPU must be locked.
+
+    The driver opens GPUs for one process after another. So the process that judges also examines the GPU, and those of
+    backends open it before they get a cell.
+
+    jobs  cells without plugins, for each of which a process is started
+
+    Raises GroupbenchError.
+    """
+    machine = _MACHINES[device] = _KEPT.start(device, jobs)
+    return machine
+
+
+def together(jobs: Sequence[Job]) -> tuple[Job, ...]:
+    """Return the cells that are measured together at first, one of each backend; none if they import plugins."""
+    first = [job for job in jobs if executor.problem_of(job) == executor.problem_of(jobs[0])]
+    return () if any(job.plugins for job in first) else tuple({job.backend: job for job in first}.values())
 
 
 def plugin_fault(plugins: Sequence[str]) -> str | None:
@@ -198,12 +231,11 @@ def plugin_fault(plugins: Sequence[str]) -> str | None:
     return None
 
 
-@cache
 def machine_here(device: str) -> Machine:
-    """Return the machine of this process, which is probed only once. Raises GroupbenchError."""
-    from groupbench.operators.measure.environment import resolve_device
-
-    return executor.probe(resolve_device(device))
+    """Return the machine of this process, which is examined only once. Raises GroupbenchError."""
+    if device not in _MACHINES:
+        _MACHINES[device] = executor.probe(resolve_device(device))
+    return _MACHINES[device]
 
 
 @cache

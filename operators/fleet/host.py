@@ -106,7 +106,7 @@ def _open(where: DeviceChoice, device: str, session: Session, jobs: list[Job]) -
     from groupbench.operators.fleet import local
 
     chosen = local.slots(where.gpus or "all", device)
-    return local.LocalFleet(chosen, named=where.named, budget_s=session.budget_s, say=session.say)
+    return local.LocalFleet(chosen, named=where.named, planned=jobs, budget_s=session.budget_s, say=session.say)
 
 
 def _host(where: DeviceChoice, fleet: Fleet) -> str:

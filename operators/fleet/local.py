@@ -7,6 +7,7 @@ run, like the GPU of a nightly run, so that two runs never measure on one card.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import os
 import re
@@ -24,13 +25,11 @@ from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
+from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.warden import end_with_parent
 from groupbench.tracker.device_lock import HELD, lock_file
 from groupbench.tracker.record import Record
 from groupbench.tracker.text.wording import counted
-
-START_S = 300
-"""Seconds to import torch and open the GPU. The first time on a machine may take minutes."""
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A GPU's UUID as NVML and CUDA_VISIBLE_DEVICES write it."""
@@ -130,6 +129,7 @@ class LocalFleet:
         *,
         named: bool = True,  # the user named the GPUs, so all must work
         history: Mapping[Problem, Before] | None = None,
+        planned: Sequence[Job] = (),  # processes of the first ones start before they are submitted
         budget_s: float = math.inf,
         measure: Callable[[Batch], list[Record]] = batches.measure,
         look: Callable[[Slot], Card] | None = None,
@@ -146,11 +146,11 @@ class LocalFleet:
         self._queues: list[ThreadPoolExecutor] = []
         self.cards: list[Card] = []
         started = [_Process(slot) for slot in chosen]
-        opening = [_opening(process, look) for process in started]
+        opening = [_opening(process, look, planned) for process in started]
         try:
             for process, card in zip(started, opening, strict=True):
                 try:
-                    opened = card.result(START_S)
+                    opened = card.result(batches.OPENING_S)
                     if opened.machine.environment.gpu_uuid != process.slot.uuid:
                         _lock(opened.machine.environment.gpu_uuid)
                 except Exception as error:
@@ -162,15 +162,14 @@ class LocalFleet:
                             else GroupbenchError(f"GPU {process.slot.name}: {reason}")
                         ) from error
                     say(f"skipped GPU {process.slot.name}: {reason}")
-                    process.kill()
+                    _kill([process])
                     continue
                 self.cards.append(opened)
                 self._processes.append(process)
             if not self.cards:
                 raise GroupbenchError("no GPU is left to measure on")
         except BaseException:
-            for process in started:
-                process.kill()
+            _kill(started)
             raise
         self._queues = [ThreadPoolExecutor(1, thread_name_prefix=card.name) for card in self.cards]
 
@@ -193,12 +192,10 @@ class LocalFleet:
     def close(self, at_once: bool = False) -> None:
         self._closed = True
         if at_once:
-            for process in self._processes:
-                process.kill()
+            _kill(self._processes)
         for queue in self._queues:
             queue.shutdown(wait=True, cancel_futures=at_once)
-        for process in self._processes:
-            process.kill()
+        _kill(self._processes)
 
 
 class _Process:
@@ -225,10 +222,14 @@ class _Process:
                     self.pool = self._new()
             raise
 
-    def kill(self) -> None:
-        for process in list((self.pool._processes or {}).values()):
-            process.kill()
-        self.pool.shutdown(wait=True, cancel_futures=True)
+
+def _kill(processes: Sequence[_Process]) -> None:
+    """Kill the processes, and wait for all of them together."""
+    for process in processes:
+        for started in list((process.pool._processes or {}).values()):
+            started.kill()
+    for process in processes:
+        process.pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _begin(slot: Slot) -> None:
@@ -239,6 +240,17 @@ def _begin(slot: Slot) -> None:
     if slot.processors:
         os.sched_setaffinity(0, slot.processors)
     end_with_parent()
+    if slot.device == "cuda":
+        threading.Thread(target=_keep_open, daemon=True).start()
+
+
+def _keep_open() -> None:
+    """Initialise the driver in this process, without a context on the GPU, while others import torch.
+
+    As long as a process has it, the GPU opens for another in a quarter of the time.
+    """
+    with contextlib.suppress(OSError):
+        ctypes.CDLL("libcuda.so.1").cuInit(0)
 
 
 def look(gpus: str | None, device: str) -> list[tuple[Slot, Card]]:
@@ -254,16 +266,15 @@ def look(gpus: str | None, device: str) -> list[tuple[Slot, Card]]:
     chosen = slots(gpus or ("0" if device == "cpu" else "all"), device)
     processes = [_Process(slot) for slot in chosen]
     try:
-        cards = [process.pool.submit(_card, process.slot).result(START_S) for process in processes]
+        cards = [process.pool.submit(_card, process.slot).result(batches.OPENING_S) for process in processes]
     finally:
-        for process in processes:
-            process.kill()
+        _kill(processes)
     for card in cards:
         _lock(card.machine.environment.gpu_uuid)
     return list(zip(chosen, cards, strict=True))
 
 
-def _opening(process: _Process, look: Callable[[Slot], Card] | None) -> Future[Card]:
+def _opening(process: _Process, look: Callable[[Slot], Card] | None, planned: Sequence[Job]) -> Future[Card]:
     """Return the card, once the slot's process has opened it. The GPU is locked first, if its UUID is known."""
     if look is not None:
         return process.pool.submit(look, process.slot)
@@ -273,13 +284,11 @@ def _opening(process: _Process, look: Callable[[Slot], Card] | None) -> Future[C
         refused: Future[Card] = Future()
         refused.set_exception(error)
         return refused
-    return process.pool.submit(_card, process.slot, process.slot.uuid is not None)
+    return process.pool.submit(_card, process.slot, process.slot.uuid is not None, batches.together(planned))
 
 
-def _card(slot: Slot, locked: bool = False) -> Card:
-    if locked:
-        batches.start_judge(slot.device)
-    machine = batches.machine_here(slot.device)
+def _card(slot: Slot, locked: bool = False, jobs: Sequence[Job] = ()) -> Card:
+    machine = batches.start(slot.device, jobs) if locked else batches.machine_here(slot.device)
     return Card(machine.environment.gpu_uuid or slot.name, machine, batches.code())
 
 

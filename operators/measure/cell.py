@@ -180,17 +180,35 @@ class Request:
     token: bytes = b""
 
 
-def serve(connection: Connection, file: int, device: str) -> None:
-    """Answer requests until the pipe closes. `file` is the descriptor of the file for outputs."""
+def serve(connection: Connection, file: int, device: str, idle: Callable[[], None] | None = None) -> None:
+    """Answer requests until the pipe closes. `file` is the descriptor of the file for outputs.
+
+    idle  is called once, as soon as no request waits
+    """
     answer_requests(
-        connection, lambda request, cell: _CellHandler(request.job, file) if request.job is not None else cell
+        connection, lambda request, cell: _CellHandler(request.job, file) if request.job is not None else cell, idle
     )
 
 
-def answer_requests(connection: Connection, take: Callable[[Request, Any], Any]) -> None:
+def serve_opened(connection: Connection, file: int, device: str) -> None:
+    """Answer requests as `serve` does, in a process that opens its GPU before it gets a cell."""
+    serve(connection, file, device, _open_gpu if device == "cuda" else None)
+
+
+def _open_gpu() -> None:
+    import torch
+
+    with contextlib.suppress(Exception):  # the first request fails in the same way, and reports it
+        torch.zeros(1, device="cuda")
+
+
+def answer_requests(
+    connection: Connection, take: Callable[[Request, Any], Any], idle: Callable[[], None] | None = None
+) -> None:
     """Answer requests until the pipe closes, each with the method of that name of the object that `take` returns.
 
     take  returns the object for a request, given the object of the previous request
+    idle  is called once, as soon as no request waits
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
@@ -199,6 +217,9 @@ def answer_requests(connection: Connection, take: Callable[[Request, Any], Any])
     gc.freeze()  # imported modules live as long as the process, so the garbage collector can skip them
     while True:
         try:
+            if idle is not None and not connection.poll():
+                idle()
+                idle = None
             request: Request = connection.recv()
         except (EOFError, OSError):
             return

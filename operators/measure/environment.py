@@ -121,6 +121,20 @@ def _succeeds(*arguments: str) -> bool:
     return subprocess.run([sys.executable, *arguments], capture_output=True).returncode == 0
 
 
+def examine(device: str) -> tuple[Environment, tuple[int, int] | None]:
+    """Return the environment of this process and the compute capability of its GPU, None for "cpu".
+
+    Raises UsageError if the device is "cuda" and torch finds no GPU.
+    """
+    import torch
+
+    from groupbench.kernels.device import cuda_capability
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--device cuda: torch finds no CUDA GPU here; use --device cpu to measure without one")
+    return detect(device), cuda_capability() if device == "cuda" else None
+
+
 def detect(device: str) -> Environment:
     """Return the environment of this process. This imports torch, and opens the GPU if the device is "cuda"."""
     facts: dict[str, Any] = {}

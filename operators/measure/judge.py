@@ -20,14 +20,14 @@ import msgspec
 
 from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import accuracy, exchange, moves, seal, witness
+from groupbench.operators.measure import accuracy, environment, exchange, moves, seal, witness
 from groupbench.operators.measure.arrays import size_of
 from groupbench.operators.measure.cell import Done, Failure, Job, Keeper, Paced, _release, _synchronize, answer_requests
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
 from groupbench.operators.measure.protocol import CpuTimer, Protocol
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
-from groupbench.tracker.record import Accuracy
+from groupbench.tracker.record import Accuracy, Environment
 
 LOCAL = 6.0
 """Tolerance of a row, block or element for random inputs, as a multiple of the tolerance of the whole output."""
@@ -68,24 +68,30 @@ class Gauged(msgspec.Struct, frozen=True, tag=True):
     stretch: float
 
 
-JudgeAnswer = OutputJudgement | Possible | Gauged | Paced | Done | Failure
+class Examined(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `examine`."""
+
+    environment: Environment
+    capability: tuple[int, int] | None
+
+
+JudgeAnswer = OutputJudgement | Possible | Gauged | Examined | Paced | Done | Failure
 
 
 def serve(connection: Connection, file: int, device: str) -> None:
-    """Answer requests until the pipe closes. A GPU is opened before the first, which may not come for a while."""
-    if device == "cuda":
-        with contextlib.suppress(Exception):  # the first request fails in the same way, and reports it
-            _open()
-    answer_requests(connection, lambda request, judge: judge or _Judge())
+    """Answer requests until the pipe closes. A GPU is made ready as soon as no request waits."""
+    judge = _Judge()
+    answer_requests(connection, lambda request, before: judge, _make_ready if device == "cuda" else None)
 
 
-def _open() -> None:
-    """Open the GPU and load the kernels of a judgement, which together take half a second."""
+def _make_ready() -> None:
+    """Make a context on the GPU and load the kernels of a judgement, which together take half a second."""
     import torch
 
-    output = torch.ones(128, 128, dtype=torch.bfloat16, device="cuda")
-    wide = output.float()
-    accuracy.compare(output, wide @ wide, TOLERANCES["bf16"])
+    with contextlib.suppress(Exception):  # the next request fails in the same way, and reports it
+        output = torch.ones(128, 128, dtype=torch.bfloat16, device="cuda")
+        wide = output.float()
+        accuracy.compare(output, wide @ wide, TOLERANCES["bf16"])
 
 
 class _Judge:
@@ -93,6 +99,9 @@ class _Judge:
 
     def __init__(self) -> None:
         self.job: Job | None = None
+
+    def examine(self, device: str) -> Examined:
+        return Examined(*environment.examine(device))
 
     def load(self, job: Job) -> Done:
         """Make the inputs of a problem, unless they are there."""

@@ -76,6 +76,7 @@ DOING = {
     "reroute": "a call with another routing",
     "compare": "judging an output",
     "pace": "timing a burst without calls",
+    "examine": "opening the device",
     "gauge": "looking for other work on the device",
     "unload": "its clearing away",
     "costs": "measuring the costs of a call",
@@ -381,6 +382,12 @@ class Worker:
         if code == -signal.SIGKILL:
             return Failure("oom", f"killed during {self._doing}, probably because the host ran out of memory{report}")
         return Failure("error", f"the process died ({_cause_of_death(code)}) during {self._doing}{report}")
+
+
+class Spare(Worker):
+    """A process that opens its GPU at once, for the first cell that needs one. It has imported no plugin."""
+
+    serves = staticmethod(cell.serve_opened)
 
 
 class Judge(Worker):

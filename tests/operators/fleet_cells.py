@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def look_at_slot(slot: Slot) -> Card:
     return Card(slot.name, machine(), batches.code())
 
 
-def look_at_gpu(slot: Slot, locked: bool = False) -> Card:
+def look_at_gpu(slot: Slot, locked: bool = False, jobs: Sequence[Job] = ()) -> Card:
     """Return the card of a GPU, named by whether it was locked first, without opening one."""
     uuid = slot.name if locked else f"GPU behind {slot.name}"
     return Card("locked" if locked else "not locked", machine(gpu_uuid=uuid), batches.code())

@@ -27,6 +27,7 @@ from groupbench.operators.fleet import drive, host, local
 from groupbench.operators.fleet.batch import Before
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.fleet.local import Slot
+from groupbench.operators.measure.cell import Failure
 from groupbench.tracker.device_lock import HELD, lock_file
 from groupbench.tracker.record import Environment, Record, decode, encode, read
 
@@ -228,12 +229,11 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
     assert not any(worker._process.is_alive() for worker in begun)
 
 
-def test_a_judge_that_was_started_before_the_run_judges_it() -> None:
+def test_a_judge_that_was_started_before_the_run_examines_the_machine_and_judges_it() -> None:
     kept, (batch, _) = batches._KeptWorkers(), cells.work(2)
-    kept.start_judge("cpu")
+    assert kept.start("cpu", ()) == executor.probe("cpu")
     started = kept._judge
-    kept.start_judge("cpu")
-    assert kept._judge is started is not None
+    assert started is not None
     with kept.of(batch) as workers:
         assert workers.judge("cpu") is started
         assert started.timeout_s == batch.timeout_s
@@ -242,6 +242,60 @@ def test_a_judge_that_was_started_before_the_run_judges_it() -> None:
     with kept.of(batch) as workers:
         assert workers.judge("cpu") is not started
     kept.end()
+
+
+@pytest.mark.usefixtures("unaudited")
+def test_processes_that_were_started_early_measure_the_first_cells(monkeypatch: pytest.MonkeyPatch) -> None:
+    spares: list[Any] = []
+
+    class Noted(batches.Spare):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            spares.append(self)
+
+    monkeypatch.setattr(batches, "Spare", Noted)
+    kept, (batch, _) = batches._KeptWorkers(), cells.work(2)
+    kept.start("cpu", (*batch.jobs, batch.jobs[0]))
+    with kept.of(batch) as workers:
+        assert [workers.get(job) for job in batch.jobs] == spares[: len(batch.jobs)]
+        records = list(
+            executor.execute(list(batch.jobs), executor.probe("cpu"), cells.RUN, 60.0, Progress(), workers=workers)
+        )
+    assert [record.status for record in records] == ["ok"] * len(batch.jobs)
+    assert [spare._process.is_alive() for spare in spares] == [True] * len(batch.jobs) + [False]
+    kept.end()
+    assert not any(spare._process.is_alive() for spare in spares)
+
+
+def test_a_plugin_gets_a_process_of_its_own() -> None:
+    """Its module may set how CUDA starts."""
+    workers = executor.Workers(60.0, spares=[spare := batches.Spare("cpu", 60.0)])
+    assert workers.get(cells.job(plugins=("my_kernels.mine",))) is not spare
+    assert workers.get(cells.job(backend="torch_grouped_mm")) is spare
+    workers.close(at_once=True)
+
+
+def test_one_process_is_started_early_for_each_backend_of_the_first_cells() -> None:
+    jobs = [cells.job(n, backend, dtype=dtype) for n in (0, 1) for dtype in ("fp16", "fp32") for backend in ("a", "b")]
+    assert batches.together(jobs) == tuple(jobs[:2])
+    assert batches.together([*jobs[:1], cells.job(0, "b", plugins=("my_kernels.mine",))]) == ()
+    assert batches.together([]) == ()
+
+
+def test_a_judge_that_cannot_examine_the_machine_reports_why_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Any] = []
+
+    class NoDevice(batches.Judge):
+        def receive(self) -> Any:
+            started.append(self)
+            return Failure("error", "no device")
+
+    monkeypatch.setattr(batches, "Judge", NoDevice)
+    kept = batches._KeptWorkers()
+    with pytest.raises(GroupbenchError, match="no device"):
+        kept.start("cpu", cells.work(1)[0].jobs)
+    assert (kept._judge, kept._spares) == (None, [])
+    assert not started[0]._process.is_alive()
 
 
 def _with(batch: Any, **changes: Any) -> Any:
@@ -504,6 +558,23 @@ def test_a_gpu_is_locked_before_it_is_opened_if_its_name_tells_which_it_is(monke
     fleet.close()
     assert [card.name for card in fleet.cards] == ["locked", "not locked", "not locked"]
     assert [name for name in locked if name] == [UUID, "GPU behind 1", f"GPU behind {UUID[:8]}"]
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_a_gpu_is_kept_open_only_if_a_driver_is_installed(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[object] = []
+
+    class Driver:
+        cuInit = staticmethod(begun.append)
+
+    def library(name: str) -> type[Driver]:
+        if not installed:
+            raise OSError(f"{name}: cannot open shared object file")
+        return Driver
+
+    monkeypatch.setattr(local.ctypes, "CDLL", library)
+    local._keep_open()
+    assert begun == [0] * installed
 
 
 @pytest.mark.parametrize("busy", [UUID, "0"])
