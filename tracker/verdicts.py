@@ -161,6 +161,11 @@ def tone_of(word: str | None) -> Tone:
     return _TONE_BY_WORD.get(word, WARN)
 
 
+def tone_of_count(word: str, number: int, acknowledged: int) -> Tone:
+    """Return the tone of a verdict's count: a warning once all of its rows are acknowledged."""
+    return WARN if acknowledged and acknowledged == number else tone_of(word)
+
+
 _TONE_BY_WORD = {**_OTHER_WORDS, **{str(verdict): verdict.tone for verdict in Verdict}}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.judge.causes import DRIFT
@@ -10,7 +11,7 @@ from groupbench.tracker.judge.verdicts import Judged, count, latencies, measured
 from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.text.wording import counted
-from groupbench.tracker.verdicts import Verdict
+from groupbench.tracker.verdicts import FAINT, Tone, Verdict, tone_of_count
 
 SHORT = 2 * MIN_SEGMENT
 """Number of results from which statistics look for a step between earlier results."""
@@ -21,14 +22,43 @@ NEWS = 3
 
 def summary(rows: Sequence[Judged], code: ExitCode, *, strict: bool, same_commit: bool) -> str:
     """Return the first line of the output: the outcome, then a count of every verdict."""
-    counts = count(rows)
-    head = _head(rows, counts, code, strict)
+    head = _head(rows, count(rows), code, strict)
     if same_commit:
         head += "; same commit as the previous run"
-    details: dict[str, str] = {Verdict.REGRESSED: _acknowledged(rows), Verdict.OK: _asides(rows)}
-    parts = [f"{number} {verdict}{details.pop(verdict, '')}" for verdict, number in counts.items()]
-    parts += [text.strip(" ()") for text in details.values() if text]
-    return f"{head}. " + ", ".join(parts)
+    return f"{head}. " + ", ".join(f"{each.number} {each.text}" for each in verdict_counts(rows))
+
+
+class VerdictCount(NamedTuple):
+    """The number of rows with a verdict, and how many of them are special cases."""
+
+    word: str  # the verdict, or the special case of rows whose verdict is counted elsewhere
+    number: int
+    special: tuple[str, ...]  # 1 acknowledged, 2 drifting
+    tone: Tone
+
+    @property
+    def text(self) -> str:
+        return f"{self.word} ({', '.join(self.special)})" if self.special else self.word
+
+
+def verdict_counts(rows: Sequence[Judged]) -> list[VerdictCount]:
+    """Return a count of every verdict, the most severe first."""
+    counts, acknowledged, asides = count(rows), sum(row.acknowledged for row in rows), _asides(rows)
+    special = {
+        str(Verdict.REGRESSED): {"acknowledged": acknowledged} if acknowledged else {},
+        str(Verdict.OK): asides,
+    }
+    listed = [
+        VerdictCount(
+            verdict,
+            number,
+            tuple(f"{part} {text}" for text, part in special.get(verdict, {}).items()),
+            tone_of_count(verdict, number, special.get(verdict, {}).get("acknowledged", 0)),
+        )
+        for verdict, number in counts.items()
+    ]
+    alone = {} if Verdict.OK in counts else asides
+    return listed + [VerdictCount(text, number, (), FAINT) for text, number in alone.items()]
 
 
 def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict: bool) -> str:
@@ -126,13 +156,8 @@ def _not_judged(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{counts[verdict]} {text}" for verdict, text in reasons.items() if verdict in counts)
 
 
-def _acknowledged(rows: Sequence[Judged]) -> str:
-    number = sum(row.acknowledged for row in rows)
-    return f" ({number} acknowledged)" if number else ""
-
-
-def _asides(rows: Sequence[Judged]) -> str:
-    """Return the counts of special cases among unchanged series: ` (1 drifting, 2 on an expected level)`."""
+def _asides(rows: Sequence[Judged]) -> dict[str, int]:
+    """Return how many unchanged rows are special cases: {"drifting": 1, "on an expected level": 2}."""
     unchanged = [row for row in rows if row.verdict is Verdict.OK]
     numbers = {
         "changed long ago": sum(row.news.old for row in unchanged),
@@ -142,8 +167,7 @@ def _asides(rows: Sequence[Judged]) -> str:
             row.alert is not None and row.alert.state == "expected" for row in rows if row.verdict.quiet
         ),
     }
-    parts = [f"{number} {text}" for text, number in numbers.items() if number]
-    return f" ({', '.join(parts)})" if parts else ""
+    return {text: number for text, number in numbers.items() if number}
 
 
 def _results(number: int) -> str:

@@ -18,6 +18,7 @@ import msgspec
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.errors import ReportError
+from groupbench.tracker.judge.headline import verdict_counts
 from groupbench.tracker.judge.verdicts import Gate
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query.rows import PointRow
@@ -52,7 +53,6 @@ def render(report: Report, plotly: str) -> str:
     slugs = slugs_of(page.name for page in report.pages)
     script = "\n" + "\n".join(piece(name) for name in ("tables.js", "draw.js", "index.js", "page.js")) + "\n"
     plotly = f"\n{plotly}\n"
-    summary, counts = views.summary_and_counts(judged)
     addresses = views.Addresses(slugs, report.coverage)
     unmeasured = views.unmeasured(judged)
     folded, rows = judged.folded
@@ -64,8 +64,8 @@ def render(report: Report, plotly: str) -> str:
         run=judged.run,
         hashes=" ".join(f"'sha256-{_sha256(text)}'" for text in (plotly, script)),
         style=style_sheet() + piece("colours.css") + piece("style.css"),
-        summary=summary,
-        counts=counts,
+        summary=views.summary(judged),
+        counts=verdict_counts(judged.rows),
         folded=folded,
         changed=views.changed(rows, addresses) if rows else None,
         operators=views.operators(report, slugs),

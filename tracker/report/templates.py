@@ -14,7 +14,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup, escape
 
-from groupbench.tracker.verdicts import tone_of
+from groupbench.tracker.verdicts import tone_of, tone_of_count
 
 REPORT = "groupbench.tracker.report"
 
@@ -29,7 +29,7 @@ def environment(packages: Sequence[str] = (REPORT,)) -> jinja2.Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    env.filters.update(breakable=breakable, commands=commands, embed=embed, tone=tone)
+    env.filters.update(breakable=breakable, commands=commands, embed=embed, tone=tone, tone_of_count=tone_of_count)
     return env
 
 

@@ -43,11 +43,9 @@ class Addresses:
         return None if slug is None or series.pk not in self.coverage else f"#{slug}/s{series.pk}"
 
 
-def summary_and_counts(judged: Gate) -> tuple[str, list[tuple[str, str]]]:
-    """Return the gate's first line without its verdict, and its counts as (number, word)."""
-    head, _, counted = judged.summary.removeprefix(f"GATE {judged.word}").removeprefix(": ").rpartition(". ")
-    pairs = (text.partition(" ") for text in counted.split(", "))
-    return head, [(number, word) for number, _, word in pairs]
+def summary(judged: Gate) -> str:
+    """Return the gate's first line without its verdict and its counts."""
+    return judged.summary.removeprefix(f"GATE {judged.word}").removeprefix(": ").rpartition(". ")[0]
 
 
 def facts(report: Report) -> dict[str, str | None]:

@@ -103,6 +103,39 @@ def test_a_pass_without_a_judged_latency_is_not_green(
     assert f'<p class="verdict {kind}">' in (tmp_path / "r.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("acknowledged", "pill"),
+    [
+        ((), '<li class="bad"><b>2</b> regressed</li>'),
+        ((1,), '<li class="bad"><b>2</b> regressed (1 acknowledged)</li>'),
+        ((1, 2), '<li class="warn"><b>2</b> regressed (2 acknowledged)</li>'),
+    ],
+)
+@pytest.mark.usefixtures("plain_statistics")
+def test_regressions_are_red_until_all_are_acknowledged(
+    page: Any, stored: Any, make: Any, cli: Cli, tmp_path: Path, acknowledged: tuple[int, ...], pill: str
+) -> None:
+    levels = [1.0 if night < 5 else 1.1 for night in range(7)]
+    stored([make(night, ms, backend=name) for night, ms in enumerate(levels) for name in ("a", "b")])
+    stored([make(night, 1.0, backend="c") for night in range(7)])
+    assert "2 opened" in cli("gate", "--update").stderr
+    for alert in acknowledged:
+        cli("ack", str(alert), "--reason", "known")
+    page()
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert pill in text
+    assert '<li class="good"><b>1</b> ok</li>' in text
+
+
+def test_special_cases_do_not_change_the_colour_of_ok(
+    page: Any, stored: Any, make: Any, tmp_path: Path, plain_statistics: None
+) -> None:
+    stored([make(night, ms=1.0 if night < 5 else 0.9) for night in range(26)])
+    page()
+    text = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert '<li class="good"><b>1</b> ok (1 changed long ago)</li>' in text
+
+
 @pytest.mark.usefixtures("plain_statistics")
 def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stored: Any, make: Any) -> None:
     facts = {"subject": "Tiles of 128x256", "author": "Ada <ada@example.org>"}
