@@ -75,17 +75,23 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict
 
 
 def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
-    """Return a count of series for each verdict that sets the exit code. A series may have several rows."""
-    series: dict[Verdict, set[int]] = {}
+    """Return a count of series for each verdict that sets the exit code."""
+    deciding: dict[Verdict, list[Judged]] = {}
     for row in rows:
         if row.verdict.exit is code and row.exit_code(strict) is code:
-            series.setdefault(row.verdict, set()).add(row.series.pk)
+            deciding.setdefault(row.verdict, []).append(row)
     return ", ".join(
-        f"{_results(len(keys))} wrong"
+        f"{_results(len(members))} wrong"
         if verdict is Verdict.WRONG
-        else f"{len(keys)} series {_PHRASES.get(verdict, verdict)}"
-        for verdict, keys in sorted(series.items(), key=lambda item: item[0].severity)
+        else _series(members, _PHRASES.get(verdict, verdict))
+        for verdict, members in sorted(deciding.items(), key=lambda item: item[0].severity)
     )
+
+
+def _series(rows: Sequence[Judged], what: str) -> str:
+    """Return how many series have these rows, and the number of rows if a series has several."""
+    number = len({row.series.pk for row in rows})
+    return f"{number} series {what}" + (f" ({len(rows)} rows)" if len(rows) > number else "")
 
 
 def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
@@ -139,14 +145,14 @@ def _has_short_history(row: Judged) -> bool:
 def _news(rows: Sequence[Judged]) -> str | None:
     """Return the acknowledged regressions or the improvements of a run that passed; None without any."""
     acknowledged = sum(row.acknowledged for row in rows)
-    improved = {row.series.pk for row in rows if row.verdict is Verdict.IMPROVED and row.news.since <= NEWS}
-    maybe = {row.series.pk for row in rows if row.verdict is Verdict.SUSPECT and row.better}
+    improved = [row for row in rows if row.verdict is Verdict.IMPROVED and row.news.since <= NEWS]
+    maybe = [row for row in rows if row.verdict is Verdict.SUSPECT and row.better]
     if acknowledged:
         return f"nothing new; {counted(acknowledged, 'acknowledged regression')}"
     if improved:
-        return f"{len(improved)} series improved"
+        return _series(improved, Verdict.IMPROVED)
     if maybe:
-        return f"{len(maybe)} series may have improved"
+        return _series(maybe, "may have improved")
     return None
 
 
