@@ -30,7 +30,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
 from groupbench.tracker.metrics import relative
-from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_percent
+from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_change
 from groupbench.tracker.vocabulary import DTYPE_DEFAULT, SEED_HELP
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ EXPECTED_S = {"cuda": 10, "cpu": 15}
 """Seconds that an A/A comparison takes, for the first estimate of the total time."""
 
 
-_percent = partial(signed_percent, digits=2)
+_percent = partial(signed_change, digits=2)
 
 
 def _rms(value: float | None) -> str:

@@ -12,7 +12,7 @@ import click
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.completion import RunId
-from groupbench.tracker.text.wording import commit_text, date, printable, signed_percent
+from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
@@ -39,7 +39,7 @@ _EACH = (
     Column("metric", "metric"),
     *CELL,
     *APART,
-    Column("change", "change", signed_percent, right=True),
+    Column("change", "change", signed_change, right=True),
     Column("A/B", "ab"),
     Column("cause", "cause"),
     Column("commit", "commit", commit_text),
@@ -96,7 +96,7 @@ def _groups(alerts: list[AlertRow]) -> list[dict[str, Any]]:
     rows = []
     for together in groups.values():
         first, changes = together[0], [alert.change for alert in together if alert.change is not None]
-        ends = sorted({signed_percent(min(changes)), signed_percent(max(changes))}) if changes else []
+        ends = sorted({signed_change(min(changes)), signed_change(max(changes))}) if changes else []
         rows.append(
             {
                 "alerts": " ".join(str(alert.pk) for alert in together),

@@ -16,7 +16,7 @@ from groupbench.tracker.durations import Duration
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
-from groupbench.tracker.text.wording import printable, signed_percent
+from groupbench.tracker.text.wording import printable, signed_change
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.verdicts import Judged
@@ -83,9 +83,7 @@ def confirm(
     project = this_project(context)
 
     def report(row: Judged, compared: Compared) -> None:
-        effect, low, high = (
-            signed_percent(relative(value)) for value in (compared.effect, compared.low, compared.high)
-        )
+        effect, low, high = (signed_change(relative(value)) for value in (compared.effect, compared.low, compared.high))
         change = f" {effect} ({low or '?'} .. {high or '?'})" if effect else ""
         reason = "; ".join([*filter(None, [compared.message]), *unchecked_lines(compared.unchecked)])
         commits = f"{compared.base[:10]}..{compared.head[:10]}"

@@ -13,7 +13,7 @@ from groupbench.tracker.cli.options import reading, series_filters
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.completion import BackendName, CommitName
 from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.text.wording import printable, signed_percent
+from groupbench.tracker.text.wording import printable, signed_change
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.explanation import CellGroup, Explanation, ProfilePair
@@ -173,7 +173,7 @@ def _write_profiles(pair: ProfilePair, form: Format | None) -> None:
             "metric": metric.name,
             "a": metric.text(a),
             "b": metric.text(b),
-            "change": signed_percent(b / a - 1) if a else "",
+            "change": signed_change(b / a - 1) if a else "",
             "meaning": metric.meaning,
         }
         for metric, a, b in pair.metrics

@@ -15,7 +15,7 @@ from groupbench.tracker.cli.output import APART, Column, Format, output_formats,
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.outputs import FORMATS
-from groupbench.tracker.text.wording import latency, milliseconds, printable, signed_percent
+from groupbench.tracker.text.wording import latency, milliseconds, printable, signed_change
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -49,7 +49,7 @@ COLUMNS = (
     *APART,
     Column("before ms", "was", right=True),
     Column("now ms", "now", right=True),
-    Column("change", "change", signed_percent, right=True),
+    Column("change", "change", signed_change, right=True),
     Column("interval", "interval"),
     Column("p", "p", lambda p: "" if p is None else f"{p:.1g}", right=True),
     Column("earlier results", "n", right=True),
@@ -257,4 +257,4 @@ def interval(row: Judged) -> str:
     """Return the interval of the change: `+2.1% .. +3.9%`."""
     if row.effect.low is None or row.effect.high is None:
         return ""
-    return f"{signed_percent(row.effect.low)} .. {signed_percent(row.effect.high)}"
+    return f"{signed_change(row.effect.low)} .. {signed_change(row.effect.high)}"

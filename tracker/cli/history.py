@@ -18,8 +18,9 @@ from groupbench.tracker.text.wording import (
     milliseconds,
     no_such,
     short_number,
-    signed_percent,
+    signed_change,
     spread,
+    times,
     yes_or_no,
 )
 
@@ -31,7 +32,7 @@ _SERIES = (
 )
 _SHOWS: dict[str, Callable[[Any], str]] = {
     "latency": milliseconds,
-    "speedup": lambda x: "" if x is None else f"{x:.2f}×",
+    "speedup": lambda x: "" if x is None else times(x),
     "repeatable": yes_or_no,
 }
 _GROUPS = {"accuracy": ("rms", "max_abs", "worst_block_rms", "mismatch", "repeatable")}
@@ -55,7 +56,7 @@ def metric_columns(name: str) -> tuple[Column, ...]:
     return (
         column,
         Column("spread", "spread", spread, right=True),
-        Column("Δ", "change", signed_percent, right=True),
+        Column("Δ", "change", signed_change, right=True),
     )
 
 

@@ -9,12 +9,12 @@ import click
 from groupbench.tracker.cli.options import IN_PERCENT, Percent, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.completion import CommitName
-from groupbench.tracker.text.wording import commit_text, date, printable, signed_percent
+from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
 
 _COLUMNS = (
     Column("pin", "name"),
     Column("commit", "commit", commit_text),
-    Column("max slowdown", "max_slowdown", signed_percent, right=True),
+    Column("max slowdown", "max_slowdown", signed_change, right=True),
     Column("created", "created", date),
     Column("by", "who"),
     Column("ended", "ended", date),
@@ -46,7 +46,7 @@ def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | 
     person = who or user() or os.environ.get("USER") or "unknown"
     with open_store(db, create=False) as store, store.write() as session:
         row = pins.pin(session, commit, max_slowdown, name, person)
-    click.echo(printable(f"pinned {row.name}: {commit_text(row.commit)}, at most {signed_percent(row.max_slowdown)}"))
+    click.echo(printable(f"pinned {row.name}: {commit_text(row.commit)}, at most {signed_change(row.max_slowdown)}"))
 
 
 @click.command()

@@ -19,7 +19,7 @@ from groupbench.tracker.text.wording import (
     milliseconds,
     printable,
     short_number,
-    signed_percent,
+    signed_change,
     spread,
 )
 
@@ -200,7 +200,7 @@ def _burst_columns(detail: PointDetail) -> tuple[Column, ...]:
         Column("burst", "burst", right=True),
         Column("samples", "samples", right=True),
         Column("median ms", "median_ms", milliseconds, right=True),
-        Column("from the median", "change", signed_percent, right=True),
+        Column("from the median", "change", signed_change, right=True),
     )
     if not detail.telemetry:
         return columns

@@ -22,7 +22,7 @@ from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.record import Kernel
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import KernelSet, Point
-from groupbench.tracker.text.wording import counted, signed_percent
+from groupbench.tracker.text.wording import counted, signed_change
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class CellGroup:
         """The mean change of latency, and the number of cells."""
         ratios = [cell.log_ratio for cell in self.cells if cell.log_ratio is not None]
         cells = counted(len(self.cells), "cell")
-        return f"{signed_percent(math.expm1(statistics.fmean(ratios)))} latency in {cells}" if ratios else cells
+        return f"{signed_change(math.expm1(statistics.fmean(ratios)))} latency in {cells}" if ratios else cells
 
     def pairs(self) -> list[KernelPair]:
         """Return the pairs of kernels that differ."""

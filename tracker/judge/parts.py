@@ -13,7 +13,7 @@ from groupbench.tracker.metrics import relative
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.store.comparisons import Compared
-from groupbench.tracker.text.wording import counted, signed_percent
+from groupbench.tracker.text.wording import counted, signed_change
 from groupbench.tracker.verdicts import Verdict
 
 Q = 0.05
@@ -33,12 +33,12 @@ def joined(*texts: str | None) -> str | None:
 
 def percent(effect: float) -> str:
     """Return a logarithm as `+5.0%`."""
-    return signed_percent(math.expm1(effect))
+    return signed_change(math.expm1(effect))
 
 
 def percent_of(change: float) -> str:
-    """Return a relative change as `5.0% slower`."""
-    return f"{100 * abs(change):.1f}% {'slower' if change > 0 else 'faster'}"
+    """Return a relative change as `5.0% slower`, or `12.5× slower`."""
+    return f"{signed_change(change).lstrip('+-')} {'slower' if change > 0 else 'faster'}"
 
 
 def moved(finding: scans.SeriesFinding | None) -> TypeGuard[scans.SeriesFinding]:
@@ -91,7 +91,7 @@ def confirmed(row: Judged) -> Judged:
             effect, before_ms=before, change=change, low=relative(compared.low), high=relative(compared.high)
         )
     elif _is_outside(effect.change, compared):
-        note = joined(ab_text(compared), f"estimated from the history: {signed_percent(effect.change)}", row.note)
+        note = joined(ab_text(compared), f"estimated from the history: {signed_change(effect.change)}", row.note)
     verdict = Verdict.REGRESSED if compared.effect > 0 else Verdict.IMPROVED
     return replace(row, verdict=verdict, effect=effect, note=note, ab_base=None)
 

@@ -8,6 +8,7 @@ from groupbench.tracker.environment import software_identity
 from groupbench.tracker.query.rows import RunRow
 from groupbench.tracker.record import Environment
 from groupbench.tracker.store.comparisons import NamedCommits
+from groupbench.tracker.text.wording import signed_change
 
 
 @dataclass(frozen=True)
@@ -95,5 +96,9 @@ class Transition:
     @property
     def text(self) -> str:
         """`triton 3.7.1 → 3.8.0: +4.1% (+3.9% .. +4.3%)`."""
-        ends = "" if self.low is None or self.high is None else f" ({100 * self.low:+.1f}% .. {100 * self.high:+.1f}%)"
-        return f"{'; '.join(self.differences)}: {100 * self.change:+.1f}%{ends}"
+        ends = (
+            ""
+            if self.low is None or self.high is None
+            else f" ({signed_change(self.low)} .. {signed_change(self.high)})"
+        )
+        return f"{'; '.join(self.differences)}: {signed_change(self.change)}{ends}"

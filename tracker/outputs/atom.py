@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 from groupbench.tracker.judge.alerts import AlertRow, StateChange
 from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import CiLocation, GateResult
-from groupbench.tracker.text.wording import printable, signed_percent
+from groupbench.tracker.text.wording import printable, signed_change
 
 MOST = 200
 """Most entries in a feed."""
@@ -67,7 +67,7 @@ def _entry(event: StateChange, alerts: list[AlertRow], place: CiLocation) -> Ele
     what = f"{first.series.operator} {first.series.backend}: {first.metric}"
     ends = sorted(alert.change for alert in alerts if alert.change is not None)
     if first.metric == "latency" and ends:
-        what += " " + " to ".join(dict.fromkeys(signed_percent(end) for end in (ends[0], ends[-1])))
+        what += " " + " to ".join(dict.fromkeys(signed_change(end) for end in (ends[0], ends[-1])))
     number = f" of {len(alerts)} series" if len(alerts) > 1 else ""
     _text(entry, "title", f"{event.state}: {shown(what, 200)}{number}")
     _text(entry, "updated", _when(event.at))
@@ -81,7 +81,7 @@ def _entry(event: StateChange, alerts: list[AlertRow], place: CiLocation) -> Ele
     commits += f" by {span.author}" if span.author else ""
     lines = [event.text, commits + (f" ({span.remark})" if span.remark else "")]
     for alert in alerts[:_SERIES]:
-        change = "" if alert.metric != "latency" else f" {signed_percent(alert.change)}"
+        change = "" if alert.metric != "latency" else f" {signed_change(alert.change)}"
         lines.append(f"alert {alert.pk}: {shown(str(alert.series), 300)}{change}")
     if len(alerts) > _SERIES:
         lines.append(f"and {len(alerts) - _SERIES} more")

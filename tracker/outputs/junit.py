@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import GateResult
-from groupbench.tracker.text.wording import milliseconds, printable, signed_percent
+from groupbench.tracker.text.wording import milliseconds, printable, signed_change
 from groupbench.tracker.verdicts import GOOD
 
 _NOTE = 300
@@ -96,7 +96,7 @@ def message(row: Judged) -> str:
     now = row.level_now
     if row.what == "latency" and row.effect.before_ms is not None and now is not None:
         parts.append(
-            f"latency {milliseconds(row.effect.before_ms)} ms → {milliseconds(now)} ms, {signed_percent(row.change)}"
+            f"latency {milliseconds(row.effect.before_ms)} ms → {milliseconds(now)} ms, {signed_change(row.change)}"
         )
     elif row.metric is not None and row.further:
         parts.append(f"{row.what} {row.metric.text(row.level_before)} → {row.metric.text(row.level_now)}")
@@ -110,7 +110,7 @@ def message(row: Judged) -> str:
 def _details(row: Judged) -> str:
     lines = [message(row)]
     if row.effect.low is not None and row.effect.high is not None:
-        lines.append(f"interval {signed_percent(row.effect.low)} .. {signed_percent(row.effect.high)}")
+        lines.append(f"interval {signed_change(row.effect.low)} .. {signed_change(row.effect.high)}")
     if row.cause:
         lines.append(f"cause {row.cause}")
     if row.span is not None:

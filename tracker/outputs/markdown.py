@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
 from groupbench.tracker.text.terminal import shortened
-from groupbench.tracker.text.wording import INTERPRETED, latency, milliseconds, printable, short_number, signed_percent
+from groupbench.tracker.text.wording import INTERPRETED, latency, milliseconds, printable, short_number, signed_change
 from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:  # or `post` would import the database's library
@@ -142,14 +142,14 @@ def _changed(row: Judged, result: GateResult) -> list[str]:
     interval = (
         ""
         if row.effect.low is None or row.effect.high is None
-        else f"{signed_percent(row.effect.low)} .. {signed_percent(row.effect.high)}"
+        else f"{signed_change(row.effect.low)} .. {signed_change(row.effect.high)}"
     )
     return [
         *_names(row, result),
         row.what or "",
         before and before + unit,
         now if now == INTERPRETED else now and now + unit,
-        signed_percent(row.change),
+        signed_change(row.change),
         interval,
         row.cause or "",
         _commits(row, result),
@@ -173,7 +173,7 @@ def every(page: MarkdownPage, result: GateResult) -> None:
             row.verdict,
             *_names(row, result),
             _now(row),
-            signed_percent(row.change),
+            signed_change(row.change),
             short_number(None if row.point is None else row.point.rms),
             str(row.evidence.n),
         ]

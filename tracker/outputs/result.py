@@ -14,6 +14,7 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.record import Kernel
+from groupbench.tracker.text.wording import signed_change, times
 from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -97,17 +98,17 @@ class ChangeGroup:
 
     @property
     def change(self) -> str:
-        """The range of changes: `+3.1%`, `+3.1% to +8.0%`, `rms ×4.5`; empty if none is known."""
+        """The range of changes: `+3.1%`, `+3.1% to +8.0%`, `rms 4.50×`; empty if none is known."""
         if self.first.what == "accuracy":
             ratios = [
                 row.point.rms / row.effect.before_rms
                 for row in self.rows
                 if row.effect.before_rms and row.point is not None and row.point.rms is not None
             ]
-            texts = [f"rms ×{ratio:.3g}" for ratio in _ends(ratios)]
+            texts = [f"rms {times(ratio)}" for ratio in _ends(ratios)]
         else:
             changes = [row.change for row in self.rows if row.change is not None]
-            texts = [f"{100 * change:+.1f}%".replace("-0.0%", "+0.0%") for change in _ends(changes)]
+            texts = [signed_change(change) for change in _ends(changes)]
         return " to ".join(dict.fromkeys(texts))
 
     @property

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from groupbench.tracker.text.wording import spread
+
 FILTERED = 8
 """Minimum number of rows for which a table gets a filter."""
 
@@ -71,7 +73,5 @@ def number(value: float | None, digits: int = 4) -> TableCell:
     return TableCell(f"{value:.0f}" if large else f"{value:#.{digits}g}".rstrip("."), "number", sort=value)
 
 
-def percent(value: float | None, signed: bool = False) -> TableCell:
-    if value is None:
-        return TableCell("", "number")
-    return TableCell(f"{100 * value:+.1f}%" if signed else f"±{100 * value:.2f}%", "number", sort=value)
+def plus_minus(value: float | None) -> TableCell:
+    return TableCell(spread(value), "number", sort=value)

@@ -26,6 +26,7 @@ from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.packing import unpack_samples
 from groupbench.tracker.store.schema import Point
+from groupbench.tracker.text.wording import signed_change
 
 
 @dataclass(frozen=True)
@@ -216,8 +217,8 @@ def _pasts_by_line(pasts: Pasts, key: int, series_points: Sequence[PointRow]) ->
 
 
 def _change_text(change: PastChange) -> str:
-    low, effect, high = (100 * float(np.expm1(value)) for value in (change.low, change.effect, change.high))
-    return f"{effect:+.1f}% ({low:+.1f} to {high:+.1f}%)"
+    low, effect, high = (signed_change(float(np.expm1(value))) for value in (change.low, change.effect, change.high))
+    return f"{effect} ({low} to {high})"
 
 
 def _environment_marks(series_points: Sequence[PointRow], at: Sequence[int], lines: Sequence[int]) -> list[Mark]:
@@ -244,7 +245,7 @@ def _alert_marks(stored: Iterable[AlertRow], where: Mapping[int, int]) -> list[M
     marks = []
     for alert in stored:
         if alert.run.pk in where:
-            change = "" if alert.change is None else f", {alert.metric} {100 * alert.change:+.1f}%"
+            change = "" if alert.change is None else f", {alert.metric} {signed_change(alert.change)}"
             kind: MarkKind = "alert" if alert.state in OPEN else "closed"
             marks.append(Mark(kind, where[alert.run.pk], alert.text + change))
     return marks
@@ -269,7 +270,7 @@ def verdict_marks(
     """Return a mark for each change of latency that the gate lists, without those that have one already."""
     places = {mark.at for mark in marks if mark.kind == "change"}
     return [
-        Mark("verdict", at, f"{verdict} {100 * change:+.1f}%", good=change < 0)
+        Mark("verdict", at, f"{verdict} {signed_change(change)}", good=change < 0)
         for verdict, change, at in changes
         if change is not None and at is not None and at not in places
     ]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.judge.verdicts import Gate, Judged, count
 from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.record import MEASURED
-from groupbench.tracker.report.cells import Row, Table, TableCell, number, percent
-from groupbench.tracker.report.figures import speedup_map
+from groupbench.tracker.report.cells import Row, Table, TableCell, number, plus_minus
 from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, is_noisy
-from groupbench.tracker.text.wording import INTERPRETED
+from groupbench.tracker.text.wording import INTERPRETED, signed_change, times
 from groupbench.tracker.verdicts import FAINT, GOOD, tone_of
 
 LONG = 1000
@@ -106,7 +105,7 @@ def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
     return [
         TableCell(row.verdict, f"tag {row.verdict.tone}", sort=row.verdict.severity, more=row.what),
         name,
-        replace(percent(row.change, signed=True), more=_interval(row)),
+        TableCell(signed_change(row.change), "number", sort=row.change, more=_interval(row)),
         _with_unit(before, unit),
         _INTERPRETED if interpreted else _with_unit(row.level_now, unit),
         row.cause,
@@ -138,7 +137,7 @@ def _first_commit(row: Judged) -> TableCell:
 def _interval(row: Judged) -> str:
     if row.effect.low is None or row.effect.high is None:
         return ""
-    return f"{100 * row.effect.low:+.1f} to {100 * row.effect.high:+.1f}%"
+    return f"{signed_change(row.effect.low)} to {signed_change(row.effect.high)}"
 
 
 def operators(report: Report, slugs: Mapping[str, str]) -> Table:
@@ -207,7 +206,7 @@ def _result(point: PointRow, verdict: str, baseline: PointRow | None, slug: str)
         TableCell(point.status, f"short {tone_of(point.status).name}"),
         TableCell(verdict, f"short {tone_of(verdict).name}"),
         latency,
-        percent(point.half_spread if point.timed else None),
+        plus_minus(point.half_spread if point.timed else None),
         _speedup(point, baseline),
         number(point.tflops, 3),
         number(point.gbps, 3),
@@ -221,7 +220,7 @@ def _speedup(point: PointRow, baseline: PointRow | None) -> TableCell:
     speedup = baseline.median_ms / point.median_ms
     if point is not baseline and is_noisy(speedup, point.half_spread, baseline.half_spread):
         return TableCell("noisy", "number faint")
-    return TableCell(speedup_map.times(speedup), "number", sort=speedup)
+    return TableCell(times(speedup), "number", sort=speedup)
 
 
 def unmeasured(judged: Gate) -> list[Judged]:

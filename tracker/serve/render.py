@@ -20,7 +20,7 @@ from groupbench.tracker.serve.frame import wants_json
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page
 from groupbench.tracker.text import wording
-from groupbench.tracker.text.wording import date, percent, signed_percent
+from groupbench.tracker.text.wording import date, percent, signed_change
 from groupbench.tracker.verdicts import TONES
 
 MARKS = {tone.name: tone.sign for tone in TONES}
@@ -86,7 +86,7 @@ def render(wanted: Wanted, page: Page, database: str, writes: bool) -> str:
 def _environment() -> jinja2.Environment:
     templates = environment(("groupbench.tracker.serve", REPORT))
     templates.filters.update(
-        ms=milliseconds, percent=percent, signed=signed_percent, date=date, commit=short_commit, number=number,
+        ms=milliseconds, percent=percent, signed=signed_change, date=date, commit=short_commit, number=number,
         count=count, part=lambda text: quote(str(text), safe=""), seconds=seconds, value=value,
         ratio=wording.ratio, p_value=wording.p_value,
     )  # fmt: skip

@@ -9,6 +9,9 @@ from datetime import datetime
 INTERPRETED = "interpreted"
 """The timing of kernels that Triton's interpreter ran."""
 
+LARGE = 10
+"""Factor from which a change is shown as `60.8×` rather than as `+5980.0%`."""
+
 
 def printable(text: str) -> str:
     """Return a text on one line without control characters, so that it cannot control a terminal."""
@@ -76,9 +79,17 @@ def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.2f}%"
 
 
-def signed_percent(value: float | None, digits: int = 1) -> str:
-    """Return a relative change in percent; a change that rounds to zero is `+0.0%`."""
+def times(factor: float) -> str:
+    """Return a factor as `1.25×`, with two significant digits below 0.1."""
+    digits = 0 if factor >= 100 else 1 if factor >= 10 else 2
+    return f"{factor:.{digits}f}×" if factor >= 0.1 else f"{factor:.2g}×"
+
+
+def signed_change(value: float | None, digits: int = 1) -> str:
+    """Return a relative change in percent, or as a factor from `LARGE` on; one that rounds to zero is `+0.0%`."""
     zero = f"{0:.{digits}f}%"
+    if value is not None and value + 1 >= LARGE:
+        return times(value + 1)
     return "" if value is None else f"{100 * value:+.{digits}f}%".replace(f"-{zero}", f"+{zero}")
 
 

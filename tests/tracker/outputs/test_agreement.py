@@ -28,6 +28,7 @@ from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
 from groupbench.tracker.record import Environment
 from groupbench.tracker.report.views import Addresses, changed
+from groupbench.tracker.serve import render as dashboard
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.stats.scan import SeriesFinding, scan
 from groupbench.tracker.verdicts import Verdict
@@ -90,7 +91,7 @@ def judged(log: Floats, finding: SeriesFinding) -> Judged:
 def number_in(text: str) -> float:
     match = re.search(r"[-+]?[\d.]+(?:e-?\d+)?", text.replace(",", "").replace("−", "-"))
     assert match is not None, text
-    return float(match[0])
+    return 100 * (float(match[0]) - 1) if text.endswith("×") else float(match[0])
 
 
 def check(before: str | float, now: str | float, change: str | float, ends: list[float]) -> None:
@@ -117,7 +118,7 @@ def test_the_numbers_of_the_gates_tables_agree(log: Floats, pinned: bool, newest
         row = judged(log, one)
         row = replace(row, what=PIN if pinned else "latency", point=point_row(newest_ms, run_row(len(log) - 1)))
         percents = [100 * end for end in (row.effect.low, row.effect.high) if end is not None]
-        slack = 0.051 + 0.0051 * max(map(abs, percents))  # of rounding
+        slack = 0.051 + 0.0056 * max(map(abs, percents))  # of rounding, such as 10.04 to 10.0×
         ends = [percents[0] - slack, percents[1] + slack]
         assert row.change is not None
         check(terminal.was(row), terminal.now(row), 100 * row.change, ends)
@@ -130,15 +131,27 @@ def test_the_numbers_of_the_gates_tables_agree(log: Floats, pinned: bool, newest
         assert low <= high
 
         if not pinned:
-            latency = re.search(r"latency (\S+) ms → (\S+) ms, (\S+)%", junit.message(row))
+            latency = re.search(r"latency (\S+) ms → (\S+) ms, ([^\s;]+)", junit.message(row))
             assert latency is not None
             check(latency[1], latency[2], latency[3], ends)
 
         cells = changed([row], Addresses({}, None)).rows[0]  # type: ignore[arg-type]
         texts = [cell.text for cell in cells]
-        effect = next(text for text in texts if text.endswith("%"))
+        effect = next(text for text in texts if text.endswith(("%", "×")))
         before, now = (text for text in texts if text.endswith(" ms"))
         check(before, now, effect, ends)
+
+
+def test_a_large_change_is_a_factor_everywhere() -> None:
+    row = Judged(SERIES, Verdict.REGRESSED, point_row(60.8, run_row(1)), "latency", effect=Effect(1.0, change=59.8))
+    result = GateResult(Gate(run_row(1), (row,), 1, ""))  # type: ignore[arg-type]
+    assert "| 60.8× |" in summary.render(result)
+    assert junit.message(row) == "regressed: latency 1.000 ms → 60.80 ms, 60.8×"
+    assert result.groups[0].change == "60.8×"
+    assert changed([row], Addresses({}, None)).rows[0][2].text == "60.8×"  # type: ignore[arg-type]
+    assert {column.key: column for column in terminal.COLUMNS}["change"].show(row.change) == "60.8×"
+    assert dashboard._environment().from_string("{{ 59.8|signed }}").render() == "60.8×"
+    assert row.flat()["change"] == 59.8
 
 
 @given(

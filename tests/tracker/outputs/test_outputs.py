@@ -321,7 +321,7 @@ def test_what_changed_together_is_told_once() -> None:
     (group,) = result_of(rows).groups
     assert (group.change, group.head) == ("+3.0% to +5.0%", "latency of 3 series")
     worse = replace(judged(1, "regressed"), what="accuracy", effect=Effect(before_rms=2e-3))
-    assert result_of([worse]).groups[0].change == "rms ×4.5"
+    assert result_of([worse]).groups[0].change == "rms 4.50×"
 
 
 def test_an_interpreter_s_time_is_no_latency() -> None:

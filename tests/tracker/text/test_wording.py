@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from groupbench.tracker.text.wording import counted, no_such
+from groupbench.tracker.text.wording import counted, no_such, signed_change
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,21 @@ def test_one_and_several(number: float, expected: str) -> None:
 )
 def test_an_unknown_name(name: str, names: list[str], expected: str) -> None:
     assert no_such("no suite", name, names) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, ""),
+        (0.05, "+5.0%"),
+        (-0.0001, "+0.0%"),
+        (-0.984, "-98.4%"),
+        (8.994, "+899.4%"),
+        (9.0, "10.0×"),
+        (59.8, "60.8×"),
+        (1234.0, "1235×"),
+    ],
+    ids=str,
+)
+def test_a_large_change_is_a_factor(value: float | None, expected: str) -> None:
+    assert signed_change(value) == expected

@@ -8,6 +8,7 @@ from typing import Any
 
 from groupbench.tracker.report.figures.drawing import Figure, cut, plain, rounded
 from groupbench.tracker.report.shown import SpeedRow
+from groupbench.tracker.text.wording import times
 
 FAR = 2.0
 """Speed-up from which the colour of a heat map is strongest."""
@@ -116,9 +117,3 @@ def speedup_text(speedup: float) -> str:
     if abs(speedup - 1) <= CLEAR:
         return times(speedup)
     return f"{'▲' if speedup > 1 else '▼'} {times(speedup)}"
-
-
-def times(speedup: float) -> str:
-    """Return a speed-up as `1.25×`, with two significant digits below 0.1."""
-    digits = 0 if speedup >= 100 else 1 if speedup >= 10 else 2
-    return f"{speedup:.{digits}f}×" if speedup >= 0.1 else f"{speedup:.2g}×"
