@@ -132,11 +132,19 @@ class Judged:
         """The level since the change, or the run's value if nothing changed, in the metric's unit.
 
         With an effect, it is the earlier level times the effect, so that a row's numbers agree. The newest result alone
-        may deviate in the other direction.
+        may deviate in the other direction. The effect of a row about accuracy is that of the latency.
         """
-        if self.level_before is not None and self.change is not None:
+        if self.level_before is not None and self.change is not None and self.metric is not RMS:
             return self.level_before * (1 + self.change)
         return None if self.point is None else self.point.value(self.metric or LATENCY)
+
+    @property
+    def level_effect(self) -> Effect:
+        """The change between the two levels, with its interval if it is known."""
+        if self.metric is not RMS:
+            return self.effect
+        before, now = self.level_before, self.level_now
+        return Effect(change=now / before - 1 if before and now is not None else None)
 
     @property
     def latency_now(self) -> float | None:

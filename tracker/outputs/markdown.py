@@ -139,17 +139,18 @@ def _changed(row: Judged, result: GateResult) -> list[str]:
         before, now = digits(row.level_before), digits(row.level_now)
     else:
         before, now, unit = milliseconds(row.effect.before_ms), _now(row), " ms"
+    effect = row.level_effect
     interval = (
         ""
-        if row.effect.low is None or row.effect.high is None
-        else f"{signed_change(row.effect.low)} .. {signed_change(row.effect.high)}"
+        if effect.low is None or effect.high is None
+        else f"{signed_change(effect.low)} .. {signed_change(effect.high)}"
     )
     return [
         *_names(row, result),
         row.what or "",
         before and before + unit,
         now if now == INTERPRETED else now and now + unit,
-        signed_change(row.change),
+        signed_change(effect.change),
         interval,
         row.cause or "",
         _commits(row, result),

@@ -105,7 +105,7 @@ def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
     return [
         TableCell(row.verdict, f"tag {row.verdict.tone}", sort=row.verdict.severity, more=row.what),
         name,
-        TableCell(signed_change(row.change), "number", sort=row.change, more=_interval(row)),
+        TableCell(signed_change(row.level_effect.change), "number", sort=row.level_effect.change, more=_interval(row)),
         _with_unit(before, unit),
         _INTERPRETED if interpreted else _with_unit(row.level_now, unit),
         row.cause,
@@ -135,9 +135,12 @@ def _first_commit(row: Judged) -> TableCell:
 
 
 def _interval(row: Judged) -> str:
-    if row.effect.low is None or row.effect.high is None:
-        return ""
-    return f"{signed_change(row.effect.low)} to {signed_change(row.effect.high)}"
+    effect = row.level_effect
+    return (
+        ""
+        if effect.low is None or effect.high is None
+        else f"{signed_change(effect.low)} to {signed_change(effect.high)}"
+    )
 
 
 def operators(report: Report, slugs: Mapping[str, str]) -> Table:

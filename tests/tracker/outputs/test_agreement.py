@@ -142,6 +142,16 @@ def test_the_numbers_of_the_gates_tables_agree(log: Floats, pinned: bool, newest
         check(before, now, effect, ends)
 
 
+def test_the_numbers_of_an_error_are_not_those_of_the_latency() -> None:
+    """A kernel that got faster and less accurate has one row."""
+    effect = Effect(before_ms=1.0, before_rms=1e-4, change=-0.2, low=-0.21, high=-0.19)
+    row = Judged(SERIES, Verdict.REGRESSED, point_row(0.8, run_row(1)), "accuracy", effect=effect)
+    shown = summary.render(GateResult(Gate(run_row(1), (row,), 1, "")))  # type: ignore[arg-type]
+    assert "| 0.0001 rms | 0.001 rms | 10.0× |" in shown
+    cells = changed([row], Addresses({}, None)).rows[0]  # type: ignore[arg-type]
+    assert [cell.text for cell in cells[2:5]] == ["10.0×", "0.000100 rms", "0.00100 rms"]
+
+
 def test_a_large_change_is_a_factor_everywhere() -> None:
     row = Judged(SERIES, Verdict.REGRESSED, point_row(60.8, run_row(1)), "latency", effect=Effect(1.0, change=59.8))
     result = GateResult(Gate(run_row(1), (row,), 1, ""))  # type: ignore[arg-type]
