@@ -105,6 +105,9 @@ class AlertRules:
         return replace(row, what=alert.metric, cause=alert.cause, span=Span(alert.base_run, alert.run), effect=effect)
 
     def _text(self, alert: AlertRow) -> str:
+        """Return the state of a row's alert. An alert closed as fixed is about to reopen, since its change is back."""
+        if alert.state == "fixed":
+            return f"regressed again after alert {alert.pk} was fixed"
         return "; ".join(filter(None, [alert.text, "expired" if alert.pk in self.data.lapsed else None, alert.advice]))
 
 

@@ -208,6 +208,9 @@ def test_a_night_back_on_the_level_before_is_not_a_regression(cli: Cli, stored: 
     assert "back on the level before" in result.stdout
     result = cli("gate", "--update", "--run", "run-033")
     assert (result.exit_code, "1 reopened (1)" in result.stderr) == (1, True)
+    assert "regressed again after alert 1 was fixed" in result.stdout
+    assert "alert 1 fixed" not in result.stdout
+    assert "alert 1 new since" in cli("gate").stdout
 
 
 @pytest.mark.parametrize(
