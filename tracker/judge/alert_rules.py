@@ -14,6 +14,7 @@ from groupbench.tracker.judge.parts import OLD, joined
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
 from groupbench.tracker.metrics import METRICS, relative
+from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.verdicts import Verdict
 
@@ -54,6 +55,21 @@ class AlertRules:
         evidence = replace(row.evidence, p=None, q=None)  # those of the new change
         unchanged = Judged(row.series, Verdict.OK, row.point, evidence=evidence)
         return [applied, *(self._still(unchanged, each) for each in others if not self.data.accepted(each))]
+
+    def of_wrong_result(self, point: PointRow) -> list[Judged]:
+        """Return a row for each open alert of a series whose result is wrong, with the numbers of its change.
+
+        A wrong result's latency is not judged, so it shows neither that a slowdown is over nor that it remains.
+        """
+        rows = []
+        for alert in self.data.alerts.get(point.series.pk, ()):
+            row = Judged(point.series, Verdict.OK, point)
+            if not self.data.accepted(alert) and self._holds(alert, row):
+                change, low, high = map(relative, (alert.effect, alert.low, alert.high))
+                effect = replace(_levels(row, alert), change=change, low=low, high=high)
+                note = joined("still open, not judged because the result is wrong", self._text(alert))
+                rows.append(replace(self._still(row, alert), effect=effect, note=note))
+        return rows
 
     def _own_regression(self, row: Judged, of_series: Sequence[AlertRow]) -> Judged | None:
         """Return a regression with its alert, or unchanged if it is news; None for every other row."""

@@ -132,10 +132,12 @@ class _Judge:
     def _rows(self, point: PointRow) -> list[Judged]:
         """Return the row of a point, or several rows if the series changed in several ways at different times."""
         if point.status != "ok":
-            return [self.alerts.apply(self.accuracy.not_ok(point), *_OF_THE_CELL)]
+            row = self.alerts.apply(self.accuracy.not_ok(point), *_OF_THE_CELL)
+            return [*(self.alerts.of_wrong_result(point) if row.verdict is Verdict.WRONG else ()), row]
         reason = _implausible(point)
         if reason is not None:  # stored before `ingest` refused such records
-            return [Judged(point.series, Verdict.WRONG, point, "result", note=reason)]
+            row = Judged(point.series, Verdict.WRONG, point, "result", note=reason)
+            return [*self.alerts.of_wrong_result(point), row]
         rows = self._of_the_cell(point)
         moved = self.latency.moved(point)
         with_it = self.further.explained(point, moved)

@@ -107,6 +107,33 @@ def test_a_second_step_is_a_second_alert(slower: Cli, stored: Stored, make: Any)
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize("ms", [1.05, 1.0, None], ids=["slow", "fast", "untimed"])
+def test_a_wrong_result_does_not_hide_an_open_alert(slower: Cli, stored: Stored, make: Any, ms: float | None) -> None:
+    """Its latency is not judged: the alert stays open, with the numbers of its change."""
+    stored([make(8, ms=ms, status="wrong")])
+    result = slower("gate", "--update", "--json")
+    assert "alerts: 1 opened (2)" in result.stderr
+    rows = {row["metric"]: row for row in json.loads(result.stdout)["series"]}
+    assert sorted(rows) == ["latency", "result"]
+    slow = rows["latency"]
+    assert (slow["verdict"], slow["alert"], slow["commits"]) == ("regressed", 1, "005ccccccc..006ccccccc")
+    assert slow["note"].startswith("still open, not judged because the result is wrong; alert 1 new since")
+    assert (slow["before_ms"], slow["change"]) == pytest.approx((1.0, 0.05), abs=0.002)
+    assert [alert["state"] for alert in listed(slower)] == ["new", "new"]
+    stored([make(9, ms=1.05)])
+    assert "alerts: 1 fixed (2)" in slower("gate", "--update").stderr
+    assert [alert["alert"] for alert in listed(slower)] == [1]
+
+
+@pytest.mark.sqlite
+def test_a_wrong_result_on_an_accepted_level_has_one_row(slower: Cli, stored: Stored, make: Any) -> None:
+    slower("expect", "1", "--reason", "so be it", *WHO)
+    stored([make(8, ms=1.05, status="wrong")])
+    (row,) = json.loads(slower("gate", "--json").stdout)["series"]
+    assert row["verdict"] == "wrong"
+
+
+@pytest.mark.sqlite
 def test_changes_of_one_commit_and_backend_stand_together(cli: Cli, stored: Stored, make: Any) -> None:
     shapes = [f"G=4,N={n},K=64" for n in (64, 128, 256)]
     for shape in shapes:
