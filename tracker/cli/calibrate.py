@@ -42,7 +42,7 @@ COLUMNS = (
     "--minutes",
     "--for",
     "duration_s",
-    type=Duration("m", most=86_400),
+    type=Duration("m", most=86_400, above=True),
     default="5m",
     show_default=True,
     help="Measure for at least this long. A number without a unit is in minutes.",

@@ -107,3 +107,9 @@ def test_the_command_says_what_could_not_be_checked(monkeypatch: pytest.MonkeyPa
     line = f"not checked in base and head: {busy} (op/b N=1 bf16)"
     assert CliRunner().invoke(main, ["calibrate", "--budget", "5"]).stdout.endswith(f"\n{line}\n")
     assert json.loads(CliRunner().invoke(main, ["calibrate", "--budget", "5", "--json"]).stdout)["notes"] == [line]
+
+
+def test_no_time_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Bench, "start", lambda *_: pytest.fail("it measures"))
+    result = CliRunner().invoke(main, ["calibrate", "--minutes", "0"])
+    assert (result.exit_code, "0 is out of range: above 0 s" in result.output) == (2, True)
