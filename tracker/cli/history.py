@@ -13,6 +13,7 @@ from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_fo
 from groupbench.tracker.completion import BackendName
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.text.wording import (
+    INTERPRETED,
     commit_text,
     date,
     milliseconds,
@@ -31,7 +32,7 @@ _SERIES = (
     *APART,
 )
 _SHOWS: dict[str, Callable[[Any], str]] = {
-    "latency": milliseconds,
+    "latency": lambda x: x if x == INTERPRETED else milliseconds(x),
     "speedup": lambda x: "" if x is None else times(x),
     "repeatable": yes_or_no,
 }
@@ -158,7 +159,12 @@ def history(
         write_table(plain(HistoryRow.columns()), rows, form)
         return
     names = metrics or (*_DEFAULT, *(["speedup"] if baseline else []))
-    write_table(_columns(names, ids, rows), rows, form)
+    write_table(_columns(names, ids, rows), [_marked(row) for row in rows], form)
+
+
+def _marked(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a table, with the word for a time of the interpreter, which is not a latency."""
+    return row if row["timing"] != INTERPRETED else {**row, "latency_ms": INTERPRETED, "spread": None}
 
 
 def _columns(metrics: Iterable[str], ids: bool, rows: Sequence[dict[str, Any]]) -> list[Column]:
