@@ -240,20 +240,28 @@ class Places:
         except OSError as error:
             raise ProjectError(f"cannot write {error.filename}: {error.strerror}") from error
         for folder in folders:
-            if not os.access(folder, os.W_OK):
-                raise ProjectError(f"cannot write to the folder {folder.absolute()}: change its permissions")
+            _must_be_writable(folder)
         if Path(self.database).is_dir():  # checked now rather than after hours of measuring
             raise ProjectError(f"{self.database}: is a directory, not a database")
+        if Path(self.database).is_file() and not os.access(self.database, os.W_OK):
+            raise ProjectError(f"cannot write to the database {self.database}: change its permissions")
 
     def clear(self) -> None:
         """Remove an earlier run's verdict, which CI could mistake for this run's. Raises ProjectError."""
         try:
             self.artifacts.mkdir(parents=True, exist_ok=True)
+            _must_be_writable(self.artifacts)
             for form in FORMATS.values():
                 for name in form.nightly:
                     (self.artifacts / name).unlink(missing_ok=True)
         except OSError as error:
             raise ProjectError(f"cannot write {error.filename}: {error.strerror}") from error
+
+
+def _must_be_writable(folder: Path) -> None:
+    """Raise ProjectError if files cannot be written to a folder."""
+    if not os.access(folder, os.W_OK):
+        raise ProjectError(f"cannot write to the folder {folder.absolute()}: change its permissions")
 
 
 class Night:

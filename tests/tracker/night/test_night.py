@@ -234,8 +234,8 @@ def test_a_missing_benchmark_ends_it_before_anything_is_measured(
 
 @pytest.mark.parametrize(
     ("command", "folder"),
-    [("night", "records"), ("night", ""), ("backfill", "records"), ("backfill", ".git")],
-    ids=["records of a night", "the folder", "records of a backfill", "git"],
+    [("night", "records"), ("night", ""), ("night", "artifacts"), ("backfill", "records"), ("backfill", ".git")],
+    ids=["records of a night", "the folder", "artifacts", "records of a backfill", "git"],
 )
 def test_a_read_only_folder_ends_it_before_anything_is_measured(
     command: str, folder: str, tritonbench: Tritonbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -252,6 +252,18 @@ def test_a_read_only_folder_ends_it_before_anything_is_measured(
     with pytest.raises(TrackerError, match=f"^cannot write to the folder {tmp_path / folder}: ") as caught:
         run(command, *(["HEAD~1.."] if command == "backfill" else []))
     assert caught.value.exit_code == ExitCode.USAGE and not tritonbench.commands
+
+
+def test_a_read_only_database_ends_it_before_anything_is_measured(
+    tritonbench: Tritonbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = tmp_path / "groupbench.db"
+    database.touch()
+    access = os.access
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path).absolute() != database and access(path, mode))
+    with pytest.raises(TrackerError, match=r"^cannot write to the database groupbench\.db: change its permissions$"):
+        run("night")
+    assert not tritonbench.commands
 
 
 def test_the_first_night_in_a_shallow_clone_names_the_command_that_completes_it(
