@@ -9,14 +9,23 @@ from typing import Any
 import click
 
 from groupbench.tracker.cli.options import commit_filters, limit_option, reading, series_filters
-from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.cli.output import (
+    APART,
+    CELL,
+    Column,
+    Format,
+    marked,
+    marked_latency,
+    output_formats,
+    plain,
+    say,
+    write_table,
+)
 from groupbench.tracker.completion import BackendName
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.text.wording import (
-    INTERPRETED,
     commit_text,
     date,
-    milliseconds,
     no_such,
     short_number,
     signed_change,
@@ -32,7 +41,7 @@ _SERIES = (
     *APART,
 )
 _SHOWS: dict[str, Callable[[Any], str]] = {
-    "latency": lambda x: x if x == INTERPRETED else milliseconds(x),
+    "latency": marked_latency,
     "speedup": lambda x: "" if x is None else times(x),
     "repeatable": yes_or_no,
 }
@@ -159,12 +168,7 @@ def history(
         write_table(plain(HistoryRow.columns()), rows, form)
         return
     names = metrics or (*_DEFAULT, *(["speedup"] if baseline else []))
-    write_table(_columns(names, ids, rows), [_marked(row) for row in rows], form)
-
-
-def _marked(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a table, with the word for a time of the interpreter, which is not a latency."""
-    return row if row["timing"] != INTERPRETED else {**row, "latency_ms": INTERPRETED, "spread": None}
+    write_table(_columns(names, ids, rows), [marked(row) for row in rows], form)
 
 
 def _columns(metrics: Iterable[str], ids: bool, rows: Sequence[dict[str, Any]]) -> list[Column]:

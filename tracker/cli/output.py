@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 import click
 
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
-from groupbench.tracker.text.wording import printable
+from groupbench.tracker.text.wording import INTERPRETED, milliseconds, printable
 from groupbench.tracker.verdicts import Verdict
 
 Format = Literal["text", "json", "csv", "md"]
@@ -53,6 +53,16 @@ PROTOCOL = Column("protocol", "protocol", varies=True)
 SEED = Column("seed", "seed", right=True, varies=True)
 APART = (HARDWARE, HOST, PROTOCOL, SEED)
 """Columns that distinguish series of the same operator, backend, mode, shape and dtype."""
+
+
+def marked(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a point's row for a table: a time of the interpreter, which is not a latency, becomes a word."""
+    return row if row["timing"] != INTERPRETED else {**row, "latency_ms": INTERPRETED, "spread": None}
+
+
+def marked_latency(value: float | str | None) -> str:
+    """Return a latency of a row from `marked`."""
+    return value if isinstance(value, str) else milliseconds(value)
 
 
 def plain(keys: Sequence[str]) -> list[Column]:

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import reading
-from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, write_json, write_table
+from groupbench.tracker.cli.output import (
+    APART,
+    CELL,
+    Column,
+    Format,
+    marked,
+    marked_latency,
+    output_formats,
+    plain,
+    write_json,
+    write_table,
+)
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.text import repro
@@ -32,7 +43,7 @@ _CELLS = (
     Column("id", "id"),
     *CELL,
     *APART,
-    Column("ms", "latency_ms", milliseconds, right=True),
+    Column("ms", "latency_ms", marked_latency, right=True),
     Column("spread", "spread", spread, right=True),
     Column("tflops", "tflops", short_number, right=True),
     Column("rms", "rms", short_number, right=True),
@@ -81,7 +92,7 @@ def _run(session: Session, run: RunRow, form: Format | None) -> None:
             facts[f"environment {row.identity[:10]}"] = ", ".join(f"{name} {value}" for name, value in fields.items())
         _write_facts(facts, form)
         click.echo()
-        write_table(_CELLS, rows, form)
+        write_table(_CELLS, [marked(row) for row in rows], form)
 
 
 def _run_facts(run: RunRow) -> dict[str, Any]:

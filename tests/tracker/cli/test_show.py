@@ -99,6 +99,15 @@ def test_a_run(cli: Cli, stored: Stored, make: Any) -> None:
     assert cli("show", "run:run-001", "--md").stdout.count("| --- |") >= 1
 
 
+def test_an_interpreted_time_of_a_run_is_not_a_latency(cli: Cli, stored: Stored, make: Any) -> None:
+    stored([make(0, ms=7.77, timing="interpreted")])
+    table = cli("show", "run:run-000").stdout
+    assert ("interpreted" in table, "7.7" in table) == (True, False)
+    assert json.loads(cli("show", "run:run-000", "--json").stdout)["points"][0]["latency_ms"] == pytest.approx(
+        7.77, 0.01
+    )
+
+
 @pytest.mark.parametrize(
     "what", ["1", "1.2.3", "x", "", "-1.2", "1.99", "9" * 30 + ".1", "run:nope", "run:run-", "1.x"]
 )
