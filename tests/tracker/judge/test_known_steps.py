@@ -184,3 +184,12 @@ def test_a_fast_outlier_does_not_end_a_slowdown(make: Any, stored: Any) -> None:
     nights = play(make, stored, [1, 1, *[2.5] * 4], *BUSY, outliers={4: 1.0})
     assert [set(one) for one in changes(nights)][4:] == [{3}, {3}]
     assert [opened for _, opened in nights][4:] == [{3}, {3}]
+
+
+def test_a_row_shows_the_level_since_the_step_not_the_newest_result(make: Any, stored: Any) -> None:
+    """One night alone is noisier. JSON has it as `latency_ms`."""
+    nights = play(make, stored, [1, 1, 1, 1, 1, 1.04, 1.04, 1.04], *QUIET, outliers={8: 1.05})
+    (row,) = (row for row in nights[-1][0] if row.verdict == "regressed")
+    assert (row.note or "").startswith("measured by an A/B of ")
+    assert (row.level_before, row.level_now, row.change) == pytest.approx((1.003, 1.0427, 0.0397), abs=0.001)
+    assert row.flat()["latency_ms"] == pytest.approx(1.0518, abs=0.001)
