@@ -19,7 +19,7 @@ CATCHERS = {
     "named calls": r"names a timed call|timed calls were kept|has changed since the burst$",
     "moved inputs": r"^in a timed call: ",
     "own inputs": r"the backend changed its input|shares memory with its input",
-    "poisoned memory": r"never written or is NaN",
+    "poisoned memory": r"never (over)?written",
     "reference elsewhere": r"relative RMS error|of the elements are outside the tolerance",
     "seal": r"^the backend's process replaced ",
     "threads": r"^a call returned while a thread that it had started was still running$|raised torch's threads",

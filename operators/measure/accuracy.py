@@ -28,6 +28,11 @@ BLOCK = 64
 UNWRITTEN = 77
 """The value that marks unwritten elements of integer outputs, which have no NaN."""
 
+_FRESH = {2: 0x7FE5, 4: 0x7FE5E5E5, 8: 0x7FFDE5E5E5E5E5E5}
+_EARLIER = {2: 0x7FDA, 4: 0x7FDADADA, 8: 0x7FFDDADADADADADA}
+"""Bits of the NaN in fresh memory, and in earlier outputs, by size of an element in bytes. An element of one byte has
+too few of them. The sum of one and a number may have the same bits, or those of any other NaN."""
+
 
 def rehearse(run: Callable[[], Any], device: str, given: Given) -> tuple[str, list[Tensor], list[Tensor], list[str]]:
     """Run twice on poisoned memory: (form, the second output's tensors, the first's if unlike, inputs returned).
@@ -155,7 +160,7 @@ class Seen:
 
 
 def _spoil(out: Any, given: Given | None) -> list[str]:
-    """Fill an output with NaN, and so the block that the allocator is likely to hand out next.
+    """Fill an output with a NaN, and so the block that the allocator is likely to hand out next.
 
     `poisoned` does not reach a backend that allocates below Python, or writes into a buffer of its own. An output that
     is an input is not changed. Returns the names of such inputs.
@@ -166,8 +171,20 @@ def _spoil(out: Any, given: Given | None) -> list[str]:
     returned = given.holding(parts) if given is not None else []
     with torch.inference_mode():  # or torch refuses to change an output from a backend's own inference mode
         for part in () if returned else parts:
-            part.fill_(math.nan if part.is_floating_point() else UNWRITTEN)
+            if part.is_floating_point():
+                _fill(part, _EARLIER)
+            else:
+                part.fill_(UNWRITTEN)
     return returned
+
+
+def _fill(x: Tensor, marks: Mapping[int, int]) -> None:
+    """Fill a floating-point tensor with the NaN for its size."""
+    mark = None if x.is_neg() else marks.get(x.element_size())
+    if mark is None:
+        x.fill_(math.nan)
+    else:
+        x.view(_integers(x)).fill_(mark)
 
 
 def _sums(outputs: Mapping[str, Tensor]) -> dict[str, list[int]]:
@@ -235,9 +252,7 @@ def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float =
     )
     where = f", the first at {list(first_bad)}" if first_bad else ""
     if unwritten:
-        # The memory of earlier outputs is overwritten, so a kept tensor looks like memory that was never written.
-        kept = " (so is an earlier output, if it is returned again)" if unwritten == 1 else ""
-        return accuracy, f"{_percent(unwritten)} of the output was never written or is NaN{where}{kept}"
+        return accuracy, f"{_missing(out, missing)}{where}"
     if rms > tolerance.rms:
         return accuracy, f"relative RMS error {rms:.2g} (allowed {tolerance.rms:.2g}){where}"
     if worst > local * tolerance.rms:
@@ -246,6 +261,21 @@ def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float =
     if mismatch:
         return accuracy, f"{_percent(mismatch)} of the elements are outside the tolerance{where}"
     return accuracy, None
+
+
+def _missing(out: Tensor, missing: Tensor) -> str:
+    """Return why elements are NaN: they are those of an earlier output, of fresh memory, or computed."""
+    size = out.element_size()
+    if size in _FRESH:
+        bits = _bits(out)
+        for marks, text in (
+            (_EARLIER, "is that of an earlier call, returned again or never overwritten"),
+            (_FRESH, "was never written"),
+        ):
+            share = ((bits == marks[size]) & missing).float().mean().item()
+            if share:
+                return f"{_percent(share)} of the output {text}"
+    return f"{_percent(missing.float().mean().item())} of the output is NaN, perhaps from memory that was never written"
 
 
 @contextmanager
@@ -272,7 +302,7 @@ def poisoned() -> Iterator[None]:
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             result = func(*args, **(kwargs or {}))
             if func in fresh and result.is_floating_point():
-                result.fill_(math.nan)
+                _fill(result, _FRESH)
             return result
 
     with Poison():
@@ -333,11 +363,14 @@ def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
 
 def _bits(x: Tensor) -> torch.Tensor:
     """Return the bits of a tensor as integers of the same size, so that NaN equals NaN and -0 differs from 0."""
+    return x.detach().contiguous().view(_integers(x))
+
+
+def _integers(x: Tensor) -> torch.dtype:
+    """Return the type of integers that are as large as a tensor's elements."""
     import torch
 
-    return (
-        x.detach().contiguous().view({2: torch.int16, 4: torch.int32, 8: torch.int64, 1: torch.int8}[x.element_size()])
-    )
+    return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]
 
 
 def _ratio(error: float, scale: float) -> float:

@@ -236,8 +236,7 @@ def test_each_of_several_outputs_is_held_to_its_own_reference() -> None:
 def test_several_outputs_that_are_not_written_or_not_repeated() -> None:
     reference = {"dA": torch.ones(4, 8), "dB": torch.ones(2, 8)}
     measured, problem = accuracy.check(lambda: (torch.ones(4, 8), torch.empty(2, 8)), reference, TOLERANCES["fp32"])
-    assert problem is not None and problem.startswith("dB: 100 % of the output was never written or is NaN, the first")
-    assert problem.endswith("at [0, 0] (so is an earlier output, if it is returned again)")
+    assert problem is not None and problem == "dB: 100 % of the output was never written, the first at [0, 0]"
     assert measured.unwritten == 1
     kept = (torch.ones(4, 8), torch.ones(2, 8))  # the same memory each time, which the check overwrites
     assert accuracy.check(lambda: kept, reference, TOLERANCES["fp32"])[1] is not None

@@ -160,6 +160,25 @@ def test_unwritten_share() -> None:
     assert "25 %" in (problem or "")
 
 
+NOT_A_NUMBER: dict[str, tuple[Callable[[Tensor], Callable[[], Tensor]], str]] = {
+    "cached": (lambda x: lambda: x, "is that of an earlier call, returned again or never overwritten"),
+    "a view of the cached": (lambda x: lambda: x[:], "is that of an earlier call, returned again or never overwritten"),
+    "unwritten": (lambda x: lambda: torch.empty_like(x), "was never written"),
+    "NaN": (lambda x: lambda: x + math.nan, "is NaN, perhaps from memory that was never written"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("backend", "message"), NOT_A_NUMBER.values(), ids=NOT_A_NUMBER)
+def test_a_message_tells_cached_unwritten_and_nan_apart(
+    backend: Callable[[Tensor], Callable[[], Tensor]], message: str, dtype: torch.dtype
+) -> None:
+    reference = torch.ones(4, 6, dtype=torch.float64)
+    measured, problem = check(backend(reference.to(dtype, copy=True)), reference, TOLERANCES["fp32"])
+    assert problem == f"100 % of the output {message}, the first at [0, 0]"
+    assert measured.unwritten == 1
+
+
 SPECIAL = {
     "both NaN": (math.nan, math.nan, True),
     "both infinite": (math.inf, math.inf, True),
