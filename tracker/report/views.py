@@ -15,7 +15,7 @@ from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, is_noisy
 from groupbench.tracker.text.wording import INTERPRETED, signed_change, times
-from groupbench.tracker.verdicts import FAINT, GOOD, tone_of
+from groupbench.tracker.verdicts import FAINT, GOOD, tone_of, tone_of_count
 
 LONG = 1000
 """Maximum number of characters of a message, since a compiler's could fill the page."""
@@ -170,7 +170,9 @@ def _verdicts(judged: Sequence[Judged]) -> TableCell:
     """Return the number of rows of each verdict, in the tone of the most severe one that is not good."""
     counts = count(judged)
     loud = [row.verdict for row in judged if not row.verdict.quiet and row.verdict.tone is not GOOD]
-    tone = min(loud, key=lambda verdict: verdict.severity).tone if loud else FAINT
+    worst = min(loud, key=lambda verdict: verdict.severity, default=None)
+    acknowledged = sum(row.acknowledged for row in judged if row.verdict is worst)
+    tone = FAINT if worst is None else tone_of_count(worst, counts[worst], acknowledged)
     text = ", ".join(f"{number:,} {verdict}" for verdict, number in counts.items())
     return TableCell(text or "not in this run", f"message {tone}")
 
