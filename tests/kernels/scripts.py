@@ -1,13 +1,16 @@
 """Run a test file as a script for each line of JSON on standard input, in a fork of this process.
 
-Each script would import torch and Triton for two seconds; here they are imported once. A line is
-{"args": [FILE, ...], "out": FILE, "err": FILE}; the reply is the exit code.
+Each script would import torch and the kernels, and Triton read all its files for the key of its cache; here it is done
+once. A line is {"args": [FILE, ...], "out": FILE, "err": FILE}; the reply is the exit code.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import sys
 from pathlib import Path
@@ -17,10 +20,19 @@ os.environ["OMP_NUM_THREADS"] = "1"  # a fork lacks the threads of its parent
 
 import compiling  # noqa: F401
 import pytest  # noqa: F401
+import triton.experimental.gluon.nvidia.hopper  # noqa: F401
 from forks import become, end
+
+from groupbench import kernels
+from groupbench.operators.measure import triton_key
 
 
 def main() -> None:
+    for module in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}."):
+        if "helion" not in module.name:  # no script compiles Helion's kernels
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
+    triton_key.compute()
     replies = os.fdopen(os.dup(1), "w")
     for line in sys.stdin:
         request = json.loads(line)
