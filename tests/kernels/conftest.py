@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -249,28 +251,42 @@ def spills() -> dict[str, int]:
 
 
 @pytest.fixture(scope="session")
-def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
+def run_script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Return a function that runs a test file as a script that does not interpret kernels: see scripts.py."""
-    here, folder = Path(__file__).parent, tmp_path_factory.mktemp("scripts")
-    path = os.pathsep.join([str(here.parent / "shared"), os.environ.get("PYTHONPATH", "")])
-    servers: list[subprocess.Popen[str]] = []
+    folder, out_and_err = Path(os.environ["GROUPBENCH_TEST_WARM"]), tmp_path_factory.mktemp("scripts")
+    out, err = out_and_err / "out", out_and_err / "err"
 
     def run(*args: str) -> subprocess.CompletedProcess[str]:
-        if not servers:
-            command, pipe = [sys.executable, str(here / "scripts.py")], subprocess.PIPE
-            environment = os.environ | {"PYTHONPATH": path}
-            servers.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment))
-        (server,) = servers
-        assert server.stdin is not None and server.stdout is not None
-        out, err = folder / "out", folder / "err"
-        server.stdin.write(json.dumps({"args": args, "out": str(out), "err": str(err)}) + "\n")
-        server.stdin.flush()
-        code = int(server.stdout.readline())
+        start_scripts(folder)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(folder / "scripts"))
+            connection.sendall(json.dumps({"args": args, "out": str(out), "err": str(err)}).encode() + b"\n")
+            code = int(connection.recv(16))
         return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
 
-    yield run
-    for server in servers:
-        server.communicate()
+    return run
+
+
+def start_scripts(folder: Path) -> None:
+    """Start the server that runs scripts for all test processes, unless it is running."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    with FileLock(folder / "scripts.lock"):
+        if (folder / "scripts").exists():
+            return
+        here = Path(__file__).parent
+        path = os.pathsep.join([str(here.parent / "shared"), os.environ.get("PYTHONPATH", "")])
+        with (folder / "scripts.log").open("w") as log:
+            server = subprocess.Popen(
+                [sys.executable, str(here / "scripts.py"), str(folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": path},
+                start_new_session=True,
+            )
+        while not (folder / "scripts").exists():
+            assert server.poll() is None, (folder / "scripts.log").read_text()
+            time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")
