@@ -295,11 +295,14 @@ def _frequencies(likelihood: Floats) -> tuple[Floats, Floats]:
     """Return the frequency of each pair among series by expectation-maximisation, and the shares of each series."""
     relative = np.exp(likelihood - likelihood.max(axis=1, keepdims=True))
     m, frequency = len(likelihood), PAIR_PRIOR
-    for _ in range(min(max(400_000 // m, 40), 400)):
+    for step in range(1, min(max(400_000 // m, 40), 400) + 1):
+        before = frequency
         total = frequency * ((1 / (relative @ frequency)) @ relative) + PRIOR_SERIES * PAIR_PRIOR
         # Over-relaxation: mixture proportions converge slowly, and larger steps are safe.
         frequency = frequency * (total / (m + PRIOR_SERIES) / frequency) ** 1.8
         frequency = frequency / frequency.sum()
+        if step % 10 == 0 and (np.abs(frequency - before) < 1e-12 * before).all():
+            break
     return frequency, relative * frequency / (relative @ frequency)[:, None]
 
 

@@ -138,6 +138,14 @@ def tails_of(y: np.ndarray) -> tuple[noise.TailPrior, np.ndarray]:
     return prior, noise.tail_weights(likelihood, prior, count)
 
 
+@pytest.mark.parametrize("series", [1, 2, 20])
+def test_another_step_does_not_move_the_frequencies_of_tails(series: int) -> None:
+    likelihood = np.random.default_rng(13).normal(0, 3, (series, len(noise.PAIR_PRIOR)))
+    frequency, shares = noise._frequencies(likelihood)
+    step = (shares.sum(axis=0) + noise.PRIOR_SERIES * noise.PAIR_PRIOR) / (series + noise.PRIOR_SERIES)
+    np.testing.assert_allclose(step, frequency, rtol=1e-9)
+
+
 def test_series_together_show_a_tail_that_none_shows_alone() -> None:
     rng = np.random.default_rng(10)
     one, many = (rng.normal(size=(m, 46)) for m in (1, 20))
