@@ -46,7 +46,9 @@ def play(
         truth[record.run.commit.hash] = level
         with open_store(stored([record]), create=False) as store, store.write() as session:
             run = find_run(session, None)
-            for row in judge_run(session, run).suspects:
+            gate = judge_run(session, run)
+            suspects = gate.suspects
+            for row in suspects:
                 base, head = row.ab_base, row.span.head if row.span else run
                 assert base is not None
                 effect = math.log(truth[head.commit] / truth[base.commit])
@@ -55,7 +57,8 @@ def play(
                     datetime(2026, 1, 9, tzinfo=UTC), effect, effect - 0.002, effect + 0.002,
                 )  # fmt: skip
                 comparisons.store(session, row.series.pk, compared)
-            gate = judge_run(session, run)
+            if suspects:
+                gate = judge_run(session, run)
             alert_moves.update(session, gate)
             stored_alerts = alerts.find(session, series={row.series.pk for row in gate.rows})
             nights.append((list(gate.rows), {night(one.run) for one in stored_alerts if one.state in alerts.OPEN}))
