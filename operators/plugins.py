@@ -108,7 +108,7 @@ def _sealed(path: str) -> Iterator[None]:
     seal.close()
     before, facts = seal.broken(), _catalog_facts()
     # Kept here, where the plugin cannot forget them: it may call `seal.renew`, or replace the functions of the seal.
-    changed, places = seal.changed, seal.watched()
+    changed, places = seal.changed, seal.watched() if before else seal.remembered()
     yield
     if (name := changed(places) or seal.broken()) not in (None, before):
         raise UsageError(f"plugin {path!r} replaces {name}, which measures it, when it is imported")

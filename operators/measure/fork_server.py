@@ -2,8 +2,8 @@
 
 Before it starts a process, it imports the modules that its client has asked for (`worker.preload`). It looks up the
 entry points of installed packages, which each process needs, and imports groupbench's operators, all of which a process
-that imports a plugin guards against it. While its first processes open the GPU, it computes Triton's digest of
-itself for all that follow.
+that imports a plugin guards against it. It remembers what the seal watches. While its first processes open the GPU, it
+computes Triton's digest of itself for all that follow.
 
 It is the parent of processes whose warden was killed, and it keeps quiet about a process that had nothing to do because
 an interrupt came before its client had sent any work. At its end it removes the folder of its socket, which a client
@@ -27,7 +27,7 @@ from pickle import UnpicklingError
 from types import TracebackType
 
 from groupbench.operators import plugins, registry
-from groupbench.operators.measure import environment, triton_key, warden, worker
+from groupbench.operators.measure import environment, seal, triton_key, warden, worker
 
 IDLE_S = 0.05
 """Time in s after the first process in which others may be requested, before the server is busy for 0.4 s."""
@@ -100,4 +100,5 @@ if not environment.interpreted():
 plugins.offered()
 for _name in registry.CATALOG:
     registry.catalog_operator(_name)
+seal.close()
 sys.excepthook = _print_unless_abandoned

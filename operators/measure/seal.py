@@ -10,7 +10,8 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import takewhile
 from multiprocessing import connection
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -49,28 +50,37 @@ _first: dict[str, Place] = {}
 _first_hooks: dict[str, Any] = {}
 _first_kernels: dict[str, list[str]] = {}
 _used: set[str] = set()
-_read: set[str] = set()
-"""Modules of the harness whose names `_used` has."""
+_newest = ""
+"""The module that was the newest when `close` last looked."""
 
 
 def close() -> None:
-    """Remember the current functions, before a plugin is imported. Does not replace remembered functions."""
-    for module_name, module in list(sys.modules.items()):
-        if module_name.startswith(HARNESS) and module_name not in _read:
-            _read.add(module_name)
-            for _, _, _, value in _functions(module_name, module):
+    """Remember the current functions, before a plugin is imported. Does not replace remembered functions.
+
+    A module of PACKAGES is read once, most of them in the fork server for all of its processes. Reading all names of
+    `sys.modules` again would take such a process 10 ms, since it has to copy the memory of each.
+    """
+    global _newest
+    names = list(takewhile(_newest.__ne__, reversed(sys.modules)))
+    _newest = next(iter(names), _newest)
+    own = [(name, module) for name in names if name.startswith(PACKAGES) and (module := sys.modules.get(name))]
+    for name, module in own:
+        if name.startswith(HARNESS):
+            for _, _, _, value in _functions(name, module):
                 if isinstance(value, CodeType):
                     _used.update(_names(value))
-    for place in watched():
+    for place in (*_used_places(), *_own_places(own)):
         _first.setdefault(place[0], place)
-    for name, hook in _set_hooks().items():
-        _first_hooks.setdefault(name, hook)
-    for name, kernels in _kernels().items():
-        _first_kernels.setdefault(name, kernels)
+    for label, hook in _set_hooks().items():
+        _first_hooks.setdefault(label, hook)
+    for label, kernels in _kernels().items():
+        _first_kernels.setdefault(label, kernels)
 
 
 def renew() -> None:
     """Forget the remembered functions, and remember the current ones."""
+    global _newest
+    _newest = ""
     _first.clear()
     _first_hooks.clear()
     _first_kernels.clear()
@@ -172,22 +182,36 @@ def _modes() -> str | None:
     return None
 
 
+def remembered() -> list[Place]:
+    """Return everything that `close` has remembered."""
+    return list(_first.values())
+
+
 def watched() -> list[Place]:
-    """Return everything that is watched; for a function, also its code."""
+    """Return everything that is watched as it is now; for a function, also its code."""
+    return [*_used_places(), *_own_places(sys.modules.items())]
+
+
+def _used_places() -> list[Place]:
+    """Return what the harness uses of Python's and torch's modules."""
     places: list[Place] = [(f"time.{name}", vars(time), name, getattr(time, name)) for name in CLOCKS]
     for place in _holders():
         label, _, _, holder = place
         names = sorted(_used.union(OPERATORS).intersection(dir(holder)).difference(RENEWED))
         of: Any = holder if isinstance(holder, type) else vars(holder)
         places += [place, *((f"{label}.{name}", of, name, _of(holder, name)) for name in names)]
-    for module_name, module in list(sys.modules.items()):
+    return places
+
+
+def _own_places(modules: Iterable[tuple[str, ModuleType]]) -> Iterator[Place]:
+    """Return what is watched in those of the modules that belong to PACKAGES: every function and class."""
+    for module_name, module in list(modules):
         if not module_name.startswith(PACKAGES) or ".catalog" in module_name or ".integrity" in module_name:
             continue
         short, own = module_name.removeprefix("groupbench."), vars(module)
-        places.append((short, sys.modules, module_name, module))
-        places += [(f"{short}.{name}", own, name, own[name]) for name in OWN if name in own]
-        places += _functions(module_name, module)
-    return places
+        yield short, sys.modules, module_name, module
+        yield from ((f"{short}.{name}", own, name, own[name]) for name in OWN if name in own)
+        yield from _functions(module_name, module)
 
 
 def _functions(module_name: str, module: ModuleType) -> list[Place]:

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import ModuleType
+from types import FunctionType, ModuleType
 from unittest.mock import Mock
 
 import msgspec
@@ -19,7 +19,7 @@ import pytest
 
 from groupbench.operators.integrity.__main__ import CHEATS, HONEST, measure
 from groupbench.operators.integrity.cheat import CATCHERS, Cheat, caught_by
-from groupbench.operators.measure import seal, witness
+from groupbench.operators.measure import seal, witness, worker
 from groupbench.operators.measure.cell import Burst, Failure, Paced, Witnessed
 from groupbench.operators.vet import vetted
 from groupbench.tracker.record import Record, decode, encode
@@ -422,6 +422,24 @@ def test_a_module_that_is_exchanged_is_named(name: str, monkeypatch: pytest.Monk
     vars(copy).update(vars(sys.modules[name]))
     monkeypatch.setitem(sys.modules, name, copy)
     assert seal.broken() == name.removeprefix("groupbench.")
+
+
+def test_a_module_is_watched_from_the_first_closing_after_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    seal.renew()
+    late = ModuleType("groupbench.operators.late")
+    vars(late)["f"] = FunctionType((lambda: None).__code__, vars(late), "f")
+    monkeypatch.setitem(sys.modules, late.__name__, late)
+    seal.close()
+    assert seal.broken() is None
+    monkeypatch.setitem(vars(late), "f", lambda: None)
+    assert seal.broken() == "operators.late.f"
+
+
+def test_a_process_begins_with_the_seal_of_its_fork_server() -> None:
+    """Otherwise each process reads all functions, which takes 20 ms."""
+    pytest.importorskip("torch")
+    count = "len(__import__('sys').modules['groupbench.operators.measure.seal'].remembered())"
+    assert worker.call(eval, count) > 1000
 
 
 def test_a_class_of_torch_that_is_exchanged_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -446,3 +446,14 @@ def test_a_plugin_that_replaces_the_timer_at_import_is_refused(statement: str, r
         seal.broken, seal.changed = broken, changed
         seal.renew()
     sys.modules.pop("forging_plugin", None)
+
+
+def test_a_plugins_replacement_is_found_beside_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seal.renew()
+    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
+    monkeypatch.setattr(statistics, "median", statistics.median)  # put back at the end
+    plugin = tmp_path / "second_forging_plugin.py"
+    plugin.write_text("import statistics; statistics.median = min\n")
+    with pytest.raises(UsageError, match=r"replaces statistics\.median, which measures it"):
+        plugins.load(str(plugin))
+    sys.modules.pop("second_forging_plugin", None)
