@@ -449,25 +449,6 @@ def test_a_class_of_torch_that_is_exchanged_is_named(monkeypatch: pytest.MonkeyP
     assert seal.broken() == "torch.Tensor"
 
 
-@pytest.mark.parametrize(
-    "modules",
-    [
-        "torch._dynamo",
-        pytest.param("torch._dynamo, torch._inductor, torch.func, torch.export", marks=pytest.mark.exhaustive),
-    ],
-    ids=["Dynamo", "more"],
-)
-def test_torch_itself_may_import_and_compile(modules: str) -> None:
-    """Dynamo replaces functions of torch."""
-    program = (
-        "import torch; from groupbench.operators.measure import cell, seal; seal.renew();"
-        f"import {modules};"
-        "torch.compile(lambda x: x + 1, backend='eager')(torch.ones(2)); print(seal.broken())"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=300)
-    assert done.stdout.split() == ["None"]
-
-
 def test_code_that_is_swapped_within_a_function_is_named() -> None:
     from groupbench.operators.measure import protocol
 
