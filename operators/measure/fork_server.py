@@ -2,8 +2,8 @@
 
 Before it starts a process, it imports the modules that its client has asked for (`worker.preload`). It looks up the
 entry points of installed packages, which each process needs, and imports groupbench's operators, all of which a process
-that imports a plugin guards against it. It remembers what the seal watches. While its first processes open the GPU, it
-computes Triton's digest of itself for all that follow.
+that imports a plugin guards against it. It remembers the functions that the seal watches. While its first processes
+open the GPU, it computes Triton's digest of itself for all that follow.
 
 It is the parent of processes whose warden was killed, and it keeps quiet about a process that had nothing to do because
 an interrupt came before its client had sent any work. At its end it removes the folder of its socket, which a client

@@ -63,13 +63,13 @@ def close() -> None:
     global _newest
     names = list(takewhile(_newest.__ne__, reversed(sys.modules)))
     _newest = next(iter(names), _newest)
-    own = [(name, module) for name in names if name.startswith(PACKAGES) and (module := sys.modules.get(name))]
-    for name, module in own:
+    modules = [(name, module) for name in names if name.startswith(PACKAGES) and (module := sys.modules.get(name))]
+    for name, module in modules:
         if name.startswith(HARNESS):
             for _, _, _, value in _functions(name, module):
                 if isinstance(value, CodeType):
                     _used.update(_names(value))
-    for place in (*_used_places(), *_own_places(own)):
+    for place in (*_used_places(), *_own_places(modules)):
         _first.setdefault(place[0], place)
     for label, hook in _set_hooks().items():
         _first_hooks.setdefault(label, hook)
@@ -193,7 +193,7 @@ def watched() -> list[Place]:
 
 
 def _used_places() -> list[Place]:
-    """Return what the harness uses of Python's and torch's modules."""
+    """Return the functions of Python's and torch's modules that the harness uses."""
     places: list[Place] = [(f"time.{name}", vars(time), name, getattr(time, name)) for name in CLOCKS]
     for place in _holders():
         label, _, _, holder = place
@@ -204,13 +204,13 @@ def _used_places() -> list[Place]:
 
 
 def _own_places(modules: Iterable[tuple[str, ModuleType]]) -> Iterator[Place]:
-    """Return what is watched in those of the modules that belong to PACKAGES: every function and class."""
+    """Return every function and class of those of the modules that belong to PACKAGES."""
     for module_name, module in list(modules):
         if not module_name.startswith(PACKAGES) or ".catalog" in module_name or ".integrity" in module_name:
             continue
-        short, own = module_name.removeprefix("groupbench."), vars(module)
+        short, values = module_name.removeprefix("groupbench."), vars(module)
         yield short, sys.modules, module_name, module
-        yield from ((f"{short}.{name}", own, name, own[name]) for name in OWN if name in own)
+        yield from ((f"{short}.{name}", values, name, values[name]) for name in OWN if name in values)
         yield from _functions(module_name, module)
 
 

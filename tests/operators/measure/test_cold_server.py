@@ -1,4 +1,4 @@
-"""A fork server that imports torch itself, unlike those of other tests: what it imports, and what its processes may do.
+"""A fork server that imports torch itself, unlike those of other tests: its imports, and its processes.
 
 One program asks such a server for everything that the tests are about: its imports take two seconds.
 """
@@ -79,7 +79,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return ask(tmp_path_factory.mktemp("cold"), "torch._dynamo")
 
 
-def test_it_imports_what_is_asked_for_alone_and_while_it_runs(facts: dict[str, Any]) -> None:
+def test_it_imports_the_modules_asked_for_alone_and_while_it_runs(facts: dict[str, Any]) -> None:
     """Importing Dynamo takes seconds in every process, and torch's dispatch modes import it by default."""
     assert (facts["before"], facts["after"], facts["same server"]) == ([], ["wanted", "later"], True)
     assert facts["stderr"] == ""
