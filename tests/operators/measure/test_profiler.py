@@ -8,6 +8,7 @@ import stat
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -277,7 +278,7 @@ def _sleepers() -> set[str]:
 
 def test_the_last_words_of_a_profiled_process_are_the_reason(ncu: str) -> None:
     with pytest.raises(ProfileError, match=r"ended with exit code 1: .*no_such"):
-        profiler.profile(Job(**(vars(JOB) | {"backend": "no_such"})), NCU, 60)
+        profiler.profile(replace(JOB, operator="no_such"), NCU, 60)
 
 
 @pytest.mark.parametrize(

@@ -522,7 +522,7 @@ ALL = (
 )
 """
 COMMITS = {"one": (8, 1.0, False, False), "two": (96, 1.1, True, True)}
-SHAPE = "G=1,M_g=128,N=128,K=128"
+SHAPE = "G=1,M_g=32,N=32,K=32"
 
 
 @pytest.fixture(scope="module")
@@ -582,7 +582,7 @@ def test_the_line_that_reproduces_a_change_measures_its_cell(repository: Path, m
     record = make(1, backend="torch_loop", dtype="fp32", shape=SHAPE)
     cell = msgspec.structs.replace(record.cell, host="builtin", protocol="cooled+idle=0.01s", seed=7)
     program, *words = shlex.split(repro.compare(cell, "one", "two", Environment(device="cpu")))
-    command = [sys.executable, "-m", "groupbench.tracker", *words, "--budget", "1", "--json"]
+    command = [sys.executable, "-m", "groupbench.tracker", *words, "--budget", "1", "--min-effect", "900", "--json"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     (row,) = json.loads(done.stdout)
     names = ("operator", "backend", "shape", "dtype", "mode", "seed")
