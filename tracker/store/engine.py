@@ -340,14 +340,17 @@ def _revision(engine: Engine) -> tuple[str | None, set[str]]:
 
 
 def _revision_of(connection: Connection) -> tuple[str | None, set[str]]:
-    if connection.dialect.name == "sqlite":
+    sqlite = connection.dialect.name == "sqlite"
+    if sqlite:
         query = "SELECT name FROM sqlite_master WHERE type = 'table' AND substr(name, 1, 7) != 'sqlite_'"
         tables = {name for (name,) in _driver_rows(connection, query)}
     else:
         tables = set(inspect(connection).get_table_names())
     if "alembic_version" not in tables:
         return None, tables
-    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar(), tables
+    query = "SELECT version_num FROM alembic_version"
+    rows = _driver_rows(connection, query) if sqlite else connection.execute(text(query)).all()
+    return next((revision for (revision,) in rows), None), tables
 
 
 def _driver_rows(connection: Connection, query: str) -> list[tuple[str, ...]]:
