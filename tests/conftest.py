@@ -206,22 +206,28 @@ def default_signals() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN)
 
 
+@pytest.fixture(scope="session")
+def warm_server() -> dict[str, str]:
+    """Start the server in shared/warm, and return the variables of programs whose fork servers it shall fork."""
+    start_warm_server(Path(os.environ["GROUPBENCH_TEST_WARM"]))
+    path = os.pathsep.join([str(WARM), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {"PYTHONPATH": path, "GROUPBENCH_TEST_WARM": os.environ["GROUPBENCH_TEST_WARM"]}
+
+
 @pytest.fixture(scope="module")
-def warm_imports() -> Iterator[dict[str, str]]:
-    """Fork the fork servers of programs that the module starts from one that has imported torch (shared/warm).
+def warm_imports(warm_server: dict[str, str]) -> Iterator[dict[str, str]]:
+    """Fork the fork servers of programs that the module starts from one that has imported torch.
 
     Gives the variables, for programs with an environment of their own. Tests of the fork server itself, or of the
     processes that a command leaves, do not use this.
     """
-    start_warm_server(Path(os.environ["GROUPBENCH_TEST_WARM"]))
-    path = os.pathsep.join([str(WARM), *filter(None, [os.environ.get("PYTHONPATH")])])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", path)
-        yield {"PYTHONPATH": path, "GROUPBENCH_TEST_WARM": os.environ["GROUPBENCH_TEST_WARM"]}
+        patch.setenv("PYTHONPATH", warm_server["PYTHONPATH"])
+        yield warm_server
 
 
-@pytest.fixture(scope="module")
-def warm_python(warm_imports: dict[str, str]) -> tuple[str, ...]:
+@pytest.fixture(scope="session")
+def warm_python(warm_server: dict[str, str]) -> tuple[str, ...]:
     """Return the command of a Python for `-c CODE` that has imported torch, and Triton with its interpreter."""
     return WARM_PYTHON
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,3 +12,12 @@ def rarely(*cases: Any) -> list[Any]:
     """Return cases for `parametrize` that only run with --exhaustive. A tuple is a case of several arguments."""
     marked = [case if isinstance(case, tuple) else (case,) for case in cases]
     return [pytest.param(*case, marks=pytest.mark.exhaustive) for case in marked]
+
+
+def named(cases: Mapping[str, tuple[Any, ...]], *rare: str) -> list[Any]:
+    """Return cases by name for `parametrize`. Those of the names `rare` only run with --exhaustive."""
+    assert cases.keys() >= {*rare}
+    return [
+        pytest.param(*case, id=name, marks=pytest.mark.exhaustive if name in rare else ())
+        for name, case in cases.items()
+    ]

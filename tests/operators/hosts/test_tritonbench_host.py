@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import importlib.util
 import io
 import json
-import operator as operators
-import os
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import named
 
-from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
-from groupbench.tracker.record import Record, read
+from groupbench.tracker.record import Record
 
 pytestmark = [
     pytest.mark.tritonbench,
@@ -28,69 +24,10 @@ pytestmark = [
     ),
 ]
 
-HERE = Path(__file__).parent
 Command = Callable[..., subprocess.CompletedProcess[str]]
 HOST = ("--host", "tritonbench", "--device", "cpu")
 ON_CPU = (*HOST, "--bursts", "2", "--samples", "2")
 BRIEF = ("--num-inputs", "1", "--warmup", "1", "--rep", "1")
-
-
-def all_of(cases: dict[str, Any], left_out: tuple[str, ...]) -> list[Any]:
-    """Return the cases by name as parameters; those left out reach the code that others reach, and are exhaustive."""
-    assert cases.keys() >= {*left_out}
-    return [
-        pytest.param(*case, id=name, marks=pytest.mark.exhaustive if name in left_out else ())
-        for name, case in cases.items()
-    ]
-
-
-@pytest.fixture(scope="module")
-def warm(
-    tmp_path_factory: pytest.TempPathFactory, warm_imports: dict[str, str], warm_python: tuple[str, ...]
-) -> Iterator[Command]:
-    """Run the command in a fork of one process of this module: see warm.py. It is itself a fork with torch imported."""
-    env = {k: v for k, v in os.environ.items() if k != "FORCE_COLOR"}
-    env["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE.parents[1] / "shared"), warm_imports["PYTHONPATH"]])
-    main = f"import runpy; runpy.run_path({str(HERE / 'warm.py')!r}, run_name='__main__')"
-    program = [*warm_python, "-c", main]
-    folder = tmp_path_factory.mktemp("warm")
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as server:
-        assert server.stdin is not None and server.stdout is not None
-
-        def run(*args: str | os.PathLike[str]) -> subprocess.CompletedProcess[str]:
-            assert server.stdin is not None and server.stdout is not None
-            out, err = folder / "out", folder / "err"
-            for file in (out, err):
-                file.write_bytes(b"")
-            server.stdin.write(json.dumps({"args": list(map(str, args)), "out": str(out), "err": str(err)}) + "\n")
-            server.stdin.flush()
-            code = int(server.stdout.readline())
-            return subprocess.CompletedProcess(args, code, out.read_text(), err.read_text())
-
-        yield run
-        server.stdin.close()
-
-
-def _measured(command: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    def run(*args: str) -> tuple[subprocess.CompletedProcess[str], list[Record]]:
-        path = tmp_path_factory.mktemp("run") / "r.jsonl"
-        done = command(*args, "--records", path)
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        return done, [record for _, record in read(lines)]
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def measured(warm: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Return a function that runs a command and returns its process and records."""
-    return _measured(warm, tmp_path_factory)
-
-
-@pytest.fixture(scope="module")
-def measured_apart(tritonbench_apart: Command, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """Do the same in processes of the command's own, as users start it."""
-    return _measured(tritonbench_apart, tmp_path_factory)
 
 
 def few_inputs(operator: str) -> tuple[str, ...]:
@@ -113,63 +50,6 @@ sys.argv[0] = "tritonbench"
 cli.main()
 """
     return ("-c", code)
-
-
-# Everything of TritonBench that the adapter touches, by module and attribute.
-NAMES = (
-    ("tritonbench.components.do_bench", "Latency"),
-    ("tritonbench.operators", "__path__"),
-    ("tritonbench.operators.op", "_list_opbench_paths"),
-    ("tritonbench.utils.run_utils", "tritonbench_run"),
-    ("tritonbench.utils.triton_op", "register_benchmark"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperatorMetrics"),
-    ("tritonbench.utils.triton_op", "REGISTERED_BENCHMARKS"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_input_iter"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_available_num_inputs"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_x_val"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.tflops"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.accuracy"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator._measure_latency"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator._get_bm_func"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator._do_bench"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator._cur_input_id"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.DEFAULT_PRECISION"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.DEFAULT_METRICS"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.FWD_ONLY"),
-    ("tritonbench.utils.triton_op", "BenchmarkOperator.get_bwd_fn"),
-    ("tritonbench.utils.triton_op", "Mode.FWD"),
-    ("tritonbench.utils.triton_op", "Mode.FWD_NO_GRAD"),
-)
-
-
-@pytest.mark.parametrize(("module", "name"), NAMES, ids=[".".join(pair) for pair in NAMES])
-def test_every_name_that_the_adapter_touches_exists(module: str, name: str) -> None:
-    operators.attrgetter(name)(importlib.import_module(module))
-
-
-def test_attributes_that_instances_have() -> None:
-    """Attributes that methods of TritonBench set are found in its source."""
-    source = Path(importlib.import_module("tritonbench.utils.triton_op").__file__ or "").read_text()
-    for name in (
-        "self._cur_backend_name",
-        "self.example_inputs",
-        "self.tb_args",
-        "self.dtype",
-        "self.device",
-        "self.mode",
-        "self.baseline_fn",
-    ):
-        assert name in source, name
-
-
-def test_metrics_have_the_fields_that_records_come_from() -> None:
-    from dataclasses import fields
-
-    from tritonbench.components.do_bench import Latency
-    from tritonbench.utils.triton_op import BenchmarkOperatorMetrics
-
-    assert {"latency", "accuracy", "error_msg", "extra_metrics"} <= {f.name for f in fields(BenchmarkOperatorMetrics)}
-    assert Latency([1.0, 2.0], remove_outliers=False).times == [1.0, 2.0]
 
 
 def test_mode_bwd_measures_our_backward(measured: Callable[..., Any]) -> None:
@@ -255,7 +135,7 @@ SQUARES = (("--input-dim", "2", "--reduce-dim", "0"), "512 [512x512] input_dim=2
 
 @pytest.mark.parametrize(
     ("args", "shape", "protocol"),
-    all_of(PROBLEMS | {"squares": SQUARES}, ("none", "a dimension", "a size", "autotuning", "squares")),
+    named(PROBLEMS | {"squares": SQUARES}, "none", "a dimension", "a size", "autotuning", "squares"),
 )
 def test_options_are_in_a_problems_identity(
     args: tuple[str, ...], shape: str, protocol: str, measured: Callable[..., Any]
@@ -290,7 +170,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("args", "status", "message"), all_of(WRONG, ("columns with accuracy",)))
+@pytest.mark.parametrize(("args", "status", "message"), named(WRONG, "columns with accuracy"))
 def test_a_wrong_result_is_wrong_whatever_columns_are_shown(
     args: tuple[str, ...], status: str, message: str, measured: Callable[..., Any], faulty: str
 ) -> None:
@@ -570,86 +450,6 @@ def test_latency_is_measured_even_if_the_operator_does_not_select_it(measured: C
     assert [(r.status, r.latency is not None) for r in records] == [("ok", True)]
 
 
-OURS = ("--op", "grouped_gemm", "--suite", "smoke")
-
-# Arguments that are refused, and the start of the last line.
-REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "an unknown operator": (
-        ("--op", "moe_permut"),
-        "moe_permut: no operator 'moe_permut' (did you mean 'moe_permute'?); known: grouped_gemm, ",
-    ),
-    "an operator that a plugin has under another name": (
-        ("--op", "row_softmx", "--plugin", "examples/operators/row_softmax.py"),
-        "row_softmx: no operator 'row_softmx' (did you mean 'row_softmax'?); known: grouped_gemm, ",
-    ),
-    "a mode that ours lacks": (
-        (*OURS, "--fwd-bwd"),
-        "grouped_gemm has no mode 'fwd_bwd' (did you mean 'fwd'?); known: fwd, bwd",
-    ),
-    "an option of ours": ((*OURS, "--numinputs", "2"), "grouped_gemm: unknown option or argument: --numinputs 2"),
-    "an option": (("--op", "sum", "--input-dimm", "2"), "sum: unrecognized arguments: --input-dimm 2"),
-    "an option of an operator without options": (
-        ("--op", "vector_add", "--size", "2"),
-        "vector_add: unknown option or argument: --size 2",
-    ),
-    "an option's value": (("--op", "sum", "--input-dim", "x"), "sum: argument --input-dim: invalid int value: 'x'"),
-    "an option of its host": (("--op", "sum", "--rep", "x"), "sum: argument --rep: invalid int value: 'x'"),
-    "its timing of ours": ((*OURS, "--rep", "5"), "grouped_gemm: --rep works only with TritonBench's own operators"),
-    "our timing of its": (("--op", "sum", "--bursts", "2"), "--bursts works only with groupbench's operators; sum is"),
-    "a backend": (("--op", "sum", "--only", "torch_sum,summ"), "sum: no backend 'summ'; known: triton_sum, "),
-    "a backend to skip": (("--op", "sum", "--skip", "summ"), "sum: no backend 'summ'; known: triton_sum, "),
-    "a baseline of ours": ((*OURS, "--baseline", "no"), "grouped_gemm: no backend 'no'; known: torch_loop, "),
-    "backends of neither": (
-        ("--op", "sum,test_op", "--only", "no", "--num-inputs", "1"),
-        "sum: none of the backends of --only; known: triton_sum, torch_sum, torch_compile_sum; test_op: none",
-    ),
-    "an input": (("--op", "sum", "--input-id", "99"), "sum: --input-id 99: there are inputs 0 to 13"),
-    "an input of ours": ((*OURS, "--input-id", "9"), "grouped_gemm: --input-id 9: there are inputs 0 to 3"),
-    "an input's number": (("--op", "sum", "--input-id", "abc"), "--input-id 'abc' is not a number"),
-    "inputs twice": (
-        ("--op", "sum", "--input-id", "0,1", "--num-inputs", "1"),
-        "--num-inputs must be at least 1, with",
-    ),
-    "inputs of a missing file": (
-        ("--op", "sum", "--input-loader", "no.json"),
-        "sum: --input-loader no.json: ",
-    ),
-    "a plugin": (("--op", "sum", "--plugin", "nomod.x"), "plugin 'nomod.x' does not load: ModuleNotFoundError"),
-    "graphs on a CPU": (("--op", "sum", "--cudagraph"), "--cudagraph needs a GPU: a CPU has no CUDA graphs"),
-    "processes of its own": (
-        ("--op", "sum", "--isolate"),
-        "--isolate cannot be combined with records: each operator has",
-    ),
-    "an A/B": (("--op", "sum", "--side-a", "x", "--side-b=y"), "--side-a cannot be combined with records: "),
-    "a file of several operators": (("--op", "sum,softmax", "--output", "x.csv"), "--output takes one operator on "),
-    "a suite of an operator that is not ours": (("--op", "sum", "--suite", "smoke"), "sum is not an operator of"),
-    "a metric": (("--op", "sum", "--metrics", "latency,beauty"), "sum: TritonBench has no metric 'beauty'; it has: "),
-    "a metric that the other host has": (
-        ("--op", "moe_permute", "--shapes", "T=3,k=1,G=2,H=5", "--metrics", "rms"),
-        "moe_permute: TritonBench has no metric 'rms'; it has: accuracy, ",
-    ),
-    "a Backend for an operator that is not ours": (
-        ("--op", "sum", "--plugin", "faulty_backends.BACKENDS"),
-        "sum: plugin 'faulty_backends.BACKENDS': sum is TritonBench's, for which a plugin is a function",
-    ),
-}
-
-
-# Several names, options, values and operators are checked in one place.
-REFUSED_ALIKE = (
-    *("an operator that a plugin has under another name", "an option of an operator without options"),
-    *("an option's value", "a backend to skip", "an input of ours", "a metric that the other host has"),
-)
-
-
-@pytest.mark.parametrize(("args", "message"), all_of(REFUSED, REFUSED_ALIKE))
-def test_refused(args: tuple[str, ...], message: str, measured: Callable[..., Any], faulty: str) -> None:
-    done, records = measured(*args, *HOST)
-    assert (done.returncode, records) == (2, [])
-    assert done.stderr.splitlines()[-1].startswith(f"tritonbench: {message}")
-    assert "Traceback" not in done.stderr
-
-
 def test_an_interpreted_kernel_has_no_latency(measured: Callable[..., Any]) -> None:
     """TritonBench's table leaves it blank, and the record has the reason."""
     args = ("--op", "vector_add", "--shapes", "N=257", "--csv", "--metrics", "latency,speedup,tflops")
@@ -659,84 +459,3 @@ def test_an_interpreted_kernel_has_no_latency(measured: Callable[..., Any]) -> N
     assert [name for name, cell in zip(head, row, strict=True) if cell][1:] == ["torch-latency", "torch-tflops"]
     assert (torchs.latency.timing, tritons.latency.timing) == ("cpu", "interpreted")
     assert (torchs.status, tritons.status) == ("ok", "ok")
-
-
-def test_a_tritonbench_without_its_dependencies(tmp_path: Path) -> None:
-    (tmp_path / "tritonbench").mkdir()
-    (tmp_path / "tritonbench" / "__init__.py").write_text("import no_such_yaml\n")
-    code = "import groupbench.operators.hosts.tritonbench_adapter"
-    env = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert done.returncode == 1
-    assert done.stderr.startswith("TritonBench does not import here: No module named 'no_such_yaml'; install its")
-    assert done.stderr.count("\n") == 1
-
-
-def test_plugin_adds_our_backends_to_tritonbenchs_operator(warm: Command) -> None:
-    """TritonBench's own --plugin calls it like this. Its grouped_gemm asks CUDA at import, so a class replaces it."""
-    code = """
-import sys, types
-from tritonbench.utils import triton_op
-from groupbench.operators.hosts import tritonbench_adapter as adapter
-adapter.plugin()  # nothing of ours is loaded: nothing to do
-assert not triton_op.REGISTERED_BENCHMARKS.get("grouped_gemm")
-module = types.ModuleType("tritonbench.operators.grouped_gemm")
-class Operator(triton_op.BenchmarkOperator): pass
-Operator.__module__ = module.__name__
-module.Operator = Operator
-sys.modules[module.__name__] = module
-adapter.plugin()
-print(*triton_op.REGISTERED_BENCHMARKS["grouped_gemm"])
-"""
-    done = warm("-c", code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [backend.name for backend in GROUPED_GEMM.backends]
-
-
-def test_a_cell_on_the_cpu_of_a_machine_with_a_gpu_is_the_cpus(warm: Command) -> None:
-    """Backends are asked about the device of --device, even if torch sees a GPU."""
-    code = """
-from types import SimpleNamespace
-import torch
-from groupbench.operators.hosts.adapter import own
-from groupbench.operators.operator import Example
-from groupbench.operators.registry import get_operator
-torch.cuda.is_available = lambda: True
-torch.cuda.get_device_capability = lambda *_: (9, 0)
-operator = get_operator("grouped_gemm")
-prepare = own._method(operator, operator.backend("torch_compile"))
-try:
-    prepare(SimpleNamespace(device="cpu"), lambda: Example(None, "fp16", None))
-except NotImplementedError as unavailable:
-    print(unavailable)
-"""
-    done = warm("-c", code)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "needs an NVIDIA GPU" in done.stdout
-
-
-def test_both_hosts_have_one_baseline_for_suite_tritonbench(warm: Command) -> None:
-    """TritonBench's class keeps its own method of that name, and groupbench's registers it as the baseline."""
-    code = """
-import sys
-from groupbench.operators.hosts.adapter.internals import triton_op
-from groupbench.operators.hosts.adapter.own import add_backends
-from groupbench.operators.registry import get_operator
-
-operator = get_operator("grouped_gemm")
-for key, shapes in (("host", None), ("suite", ["G=4,M_g=1024,N=1024,K=1024,B=shared"]), ("other", ["1,4,4,4"])):
-    class Operator(triton_op.BenchmarkOperator):
-        @triton_op.register_benchmark(operator_name=key, baseline=shapes is None)
-        def aten_grouped_mm(self, *x): return "TritonBench's"
-    add_backends(Operator, key, operator, shapes)
-    enabled = triton_op.REGISTERED_BENCHMARKS[key]["aten_grouped_mm"].enabled
-    kept = shapes is None and Operator.aten_grouped_mm(None)
-    print(key, *triton_op.BASELINE_BENCHMARKS[key], enabled, kept, sep=";")
-"""
-    done = warm("-c", code)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [
-        "host;aten_grouped_mm;True;TritonBench's",
-        "suite;aten_grouped_mm;True;False",
-        "other;torch_loop;False;False",
-    ]
