@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import rarely
 
 from groupbench.tracker.formats import FORMATS
 
@@ -24,7 +25,7 @@ def fuzz() -> Any:
     return module
 
 
-@pytest.mark.parametrize("mutations", [50, pytest.param(200, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("mutations", [50, *rarely(200)])
 @pytest.mark.parametrize("name", FORMATS)
 def test_no_mutation_is_a_traceback_or_read_wrong(fuzz: Any, name: str, mutations: int, tmp_path: Path) -> None:
     file, data = fuzz.SAMPLES[name]

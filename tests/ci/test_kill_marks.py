@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import rarely
 
 PROGRAM = Path(__file__).parents[2] / "ci/benchmarks/kill_marks.py"
 
@@ -26,14 +27,11 @@ def marks() -> Any:
 
 # One command that only measures is killed by default, and one that changes the database. The state that a kill may
 # leave of the others is tested where these commands are: logs, comparisons and files that are continued, transactions.
-LONGER = [
-    pytest.param(name, marks=pytest.mark.exhaustive)
-    for name in ("backfill", "bisect", "confirm", "gate", "ingest", "night", "repair", "serve")
-]
+LONGER = rarely("backfill", "bisect", "confirm", "gate", "ingest", "night", "repair", "serve")
 
 
 @pytest.mark.parametrize("command", ["ab", "migrate", *LONGER])
-@pytest.mark.parametrize("kills", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("kills", [1, *rarely(2)])
 def test_a_killed_command_loses_doubles_and_leaves_nothing(
     marks: Any, command: str, kills: int, tmp_path: Path
 ) -> None:

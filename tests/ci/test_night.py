@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 from xml.etree import ElementTree
 
 import pytest
+from cases import rarely
 from msgspec.structs import replace
 
 from groupbench.tracker.record import Record, encode, read
@@ -166,7 +167,7 @@ def interrupt(checkout: Checkout, command: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "number",
-    [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.exhaustive)],
+    [signal.SIGTERM, *rarely(signal.SIGKILL)],
     ids=lambda number: number.name,
 )
 def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout, slow: tuple[str, ...]) -> None:
@@ -252,7 +253,7 @@ def test_a_night_judges_its_own_run_if_another_machines_is_newer(checkout: Check
     [
         (("none.toml",), "none.toml"),
         (("groupbench.toml", "--op", "x"), "--op"),
-        pytest.param(("--nonsense",), "--nonsense", marks=pytest.mark.exhaustive),
+        *rarely((("--nonsense",), "--nonsense")),
     ],
     ids=["plan", "option of a plan", "option"],
 )

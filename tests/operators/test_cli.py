@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from cases import rarely
 from click.testing import CliRunner, Result
 
 from groupbench.operators import cli, executor, table
@@ -456,7 +457,7 @@ def test_bytes_that_are_not_utf_8(encoding: str, tritonbench_apart: Command, tmp
     assert first.environment.settings["TRITON_ODD"] == r"a\udcff"
 
 
-@pytest.mark.parametrize("count", [pytest.param(None, marks=pytest.mark.exhaustive), 2])
+@pytest.mark.parametrize("count", [*rarely(None), 2])
 def test_the_threads_asked_for_are_measured_with_and_recorded(
     count: int | None, tritonbench_apart: Command, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import named
+from cases import named, rarely
 
 from groupbench.tracker.record import Record
 
@@ -77,7 +77,7 @@ def test_an_operator_that_names_no_precision_has_that_of_its_inputs(measured: Ca
     ]
 
 
-@pytest.fixture(scope="module", params=["forked", pytest.param("apart", marks=pytest.mark.exhaustive)])
+@pytest.fixture(scope="module", params=["forked", *rarely("apart")])
 def both(
     request: pytest.FixtureRequest, measured: Callable[..., Any], measured_apart: Callable[..., Any]
 ) -> dict[str, list[Record]]:

@@ -16,6 +16,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from cases import rarely
 
 from groupbench.operators.measure import seal, side, witness
 from groupbench.operators.measure.cell import Burst, Failure
@@ -133,9 +134,7 @@ FAULTS = {
 MORE_FAULTS = {"exits": "exit code 7", "raises": "no such / instruction"}
 
 
-@pytest.mark.parametrize(
-    "faults", [FAULTS, pytest.param(MORE_FAULTS, marks=pytest.mark.exhaustive)], ids=["each kind", "more"]
-)
+@pytest.mark.parametrize("faults", [FAULTS, *rarely(MORE_FAULTS)], ids=["each kind", "more"])
 def test_a_cell_that_fails_costs_an_answer(faults: dict[str, str], ask: Ask) -> None:
     """Each backend comes to its own fault, so the one before has left processes that work."""
     for backend, message in faults.items():
@@ -201,10 +200,7 @@ def test_a_burst_before_loading_and_an_unknown_verb_fail(ask: Ask) -> None:
     [
         ("driver", False, True),
         ("side", True, True),
-        *(
-            pytest.param(*more, marks=pytest.mark.exhaustive)
-            for more in (("driver", True, True), ("driver", False, False), ("side", False, False))
-        ),
+        *rarely(("driver", True, True), ("driver", False, False), ("side", False, False)),
     ],
 )
 def test_all_processes_end_with_the_driver_or_the_side(

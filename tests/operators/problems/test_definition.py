@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import rarely
 
 from groupbench.operators import executor, registry
 from groupbench.operators.errors import UsageError
@@ -139,7 +140,7 @@ def test_both_layouts_are_read_alike(tmp_path: Path) -> None:
     ] * 2
 
 
-@pytest.mark.parametrize("layout", [flashinfer, pytest.param(sol, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("layout", [flashinfer, *rarely(sol)])
 def test_a_dataset_is_measured_and_traced(layout: Any, tmp_path: Path) -> None:
     path = layout(tmp_path)
     records = measure(path)

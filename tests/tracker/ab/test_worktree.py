@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from cases import rarely
 from repositories import git
 
 from groupbench.tracker.ab.named_sides import open_sides
@@ -195,7 +196,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(4, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("rounds", [1, *rarely(4)])
 def test_checkouts_that_begin_together_do_not_remove_each_other(
     repo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int
 ) -> None:

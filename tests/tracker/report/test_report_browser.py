@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cases import rarely
 from click.testing import CliRunner
 
 from groupbench.tracker.cli import main
@@ -236,7 +237,7 @@ def ink(page: Page) -> str:
     return page.locator("[data-figure=map-0] .xaxislayer-above text").first.evaluate("node => node.style.fill")
 
 
-@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("scheme", ["dark", *rarely("light")])
 def test_light_and_dark_are_the_system_s_until_the_button_says(browse: Browse, report: Path, scheme: str) -> None:
     page = browse(at(report, "op-grouped_gemm"), color_scheme=scheme)
     page.locator("[data-figure=map-0] .xaxislayer-above text").first.wait_for()

@@ -10,6 +10,7 @@ from typing import Any
 
 import jinja2
 import pytest
+from cases import rarely
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -142,7 +143,7 @@ WRONG = (
 )
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["each", "product"])
+@pytest.mark.parametrize("every", [False, *rarely(True)], ids=["each", "product"])
 def test_wrong_parameters_are_named(nights: Any, serve: Client, every: bool) -> None:
     """By default, each wrong parameter is asked of one page, and each page has several."""
     client = serve()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import rarely
 
 from groupbench.tracker.serve.app import create_app
 from groupbench.tracker.serve.jobs import Jobs
@@ -176,7 +177,7 @@ MORE = (
     *("/runs", "/runs/run-007?verdict=1", "/series", "/points/1.8", "/operators", "/operators/grouped_gemm"),
     *("/alerts/1", "/login"),
 )
-SOME = [*PAGES, *(pytest.param(path, marks=pytest.mark.exhaustive) for path in MORE)]
+SOME = [*PAGES, *rarely(*MORE)]
 """Each kind of page by default: a verdict, plots, a form, a list with actions."""
 
 
@@ -213,7 +214,7 @@ def test_a_change_is_read_on_a_phone_without_scrolling(address: str, browse: Bro
         assert cell.inner_text(), title
 
 
-@pytest.mark.parametrize("path", [*SOME, pytest.param("/nowhere", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("path", [*SOME, *rarely("/nowhere")])
 def test_a_screen_reader_finds_its_way(address: str, tab: Callable[[], Any], path: str) -> None:
     page = tab()
     page.goto(address + path)
@@ -221,7 +222,7 @@ def test_a_screen_reader_finds_its_way(address: str, tab: Callable[[], Any], pat
     assert page.evaluate(WALK) == []
 
 
-@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("scheme", ["dark", *rarely("light")])
 def test_text_can_be_read_by_day_and_by_night(address: str, browse: Browse, scheme: str) -> None:
     page = browse(address, color_scheme=scheme)
     for selector in ("main p.verdict", "main .badge.bad", "main .badge.faint", "footer", "main td a", "header nav a"):

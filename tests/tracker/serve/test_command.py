@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import rarely
 from click.testing import Result
 from starlette.testclient import TestClient
 
@@ -92,7 +93,7 @@ def test_what_exists_is_spared_from_collection_before_the_first_request(
 @pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("number", "codes"),
-    [(signal.SIGINT, (0, 130)), pytest.param(signal.SIGTERM, (0,), marks=pytest.mark.exhaustive)],
+    [(signal.SIGINT, (0, 130)), *rarely((signal.SIGTERM, (0,)))],
     ids=["int", "term"],
 )
 def test_it_runs_by_its_command_and_ends_when_asked_to(
