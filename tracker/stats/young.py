@@ -1,14 +1,17 @@
 """Steps that statistics cannot judge: those of a short history, and those between two commits that an A/B compared.
 
 A history of fewer than ten results has no segments, so a step inside it counts as scatter. It is a suspect if both
-levels are far apart, compared with their own scatter and with the bursts of their results. The newest result alone is
-left to `records.py` as soon as that can judge it.
+levels are far apart, compared with their own scatter and with the bursts of their results, or if their means differ by
+more than scatter explains. The newest result alone is left to `records.py` as soon as that can judge it.
 """
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from groupbench.tracker.stats.batches import MIN_POINTS
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
@@ -24,6 +27,8 @@ SIGMAS = 6.0
 """Smallest distance in standard errors of a result."""
 AGREE = 2.0
 """Smallest distance as a multiple of the range of the results on a level."""
+CHANCE = 1e-3
+"""Chance that results of one level look like two, by Student's t, if their ranges are too wide for `AGREE`."""
 NEWEST = 3
 """Number of newest results that show whether a level is still there."""
 
@@ -55,7 +60,7 @@ def find_step(history: SeriesHistory, since: int = 0) -> SeriesFinding | None:
 
 
 def _clear_gap(history: SeriesHistory, place: NDArray[np.int64], k: int, far: float) -> float:
-    """Return the distance between the results before `k` and since; 0 if it is not `far` and outside their scatter."""
+    """Return the distance between the results before `k` and since; 0 if it is not outside their scatter."""
     y, error = history.log_ms[place], history.error[place]
     errors = typical(error[:k]), typical(error[k:])
     if min(k, len(y) - k) < 2 and not all(errors):
@@ -64,7 +69,20 @@ def _clear_gap(history: SeriesHistory, place: NDArray[np.int64], k: int, far: fl
     gap = float(y[k:].min() - y[:k].max() if up else y[:k].min() - y[k:].max())
     scatter = float(max(np.ptp(y[:k]), np.ptp(y[k:])))
     sigma = max(*errors, history.floor)
-    return gap if gap > max(far, SIGMAS * sigma, AGREE * scatter) else 0.0
+    if gap > max(far, SIGMAS * sigma, AGREE * scatter):
+        return gap
+    shift = abs(float(y[k:].mean() - y[:k].mean()))
+    return shift if shift > max(history.gross, _by_chance(y, k, sigma)) else 0.0
+
+
+def _by_chance(y: NDArray[np.float64], k: int, sigma: float) -> float:
+    """Return the distance between the means before `k` and since that scatter reaches with `CHANCE`."""
+    if min(k, len(y) - k) < 2:
+        return math.inf
+    free = len(y) - 2
+    squares = np.sum((y[:k] - y[:k].mean()) ** 2) + np.sum((y[k:] - y[k:].mean()) ** 2)
+    scatter = max(math.sqrt(squares / free), sigma)
+    return float(special.stdtrit(free, 1 - CHANCE / 2)) * scatter * math.sqrt(1 / k + 1 / (len(y) - k))
 
 
 def step_between(
