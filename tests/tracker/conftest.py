@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,6 +172,22 @@ def _copied(of: Engine, migrate: Callable[[Engine], None]) -> bool:
 
 EMPTY, MIGRATED = "empty", "migrated"
 """Databases of the tests' PostgreSQL: one that the next test takes, and one that is copied."""
+
+
+def backfilled(**fields: Any) -> list[Record]:
+    """Return the results of a night at commit c, and of its parents b and a, measured later by a backfill.
+
+    The backend `triton` takes 1, 2 and 3 ms at c, b and a, and the baseline `torch` twice as long.
+    """
+    hashes = [name * 40 for name in "cbaf"]
+    records = []
+    for place, (commit, parent) in enumerate(pairwise(hashes)):
+        for backend, ms in (("triton", 1.0 + place), ("torch", 2.0 + 2 * place)):
+            facts = {"commit": commit, "commit_facts": {"parents": [parent]}, "baseline": backend == "torch"}
+            record = build(place + 1, ms, backend=backend, **facts, **fields)
+            run = msgspec.structs.replace(record.run, trigger="backfill" if place else "nightly")
+            records.append(msgspec.structs.replace(record, run=run))
+    return records
 
 
 @pytest.fixture

@@ -40,12 +40,16 @@ def league(context: click.Context, words: tuple[str, ...], as_json: bool, output
     from groupbench.tracker.errors import OutputError
     from groupbench.tracker.outputs.league_page import page
     from groupbench.tracker.query.filters import Filter
+    from groupbench.tracker.query.lines import every_line
     from groupbench.tracker.text.files import whole_file
 
     files = all(map(sides.is_file, words))
     with nullcontext(None) if files else reading(context.obj) as session:
-        points = [point for word in words for point in sides.find_side(session, word).points]
-    tables = tables_of(points, Filter(**fields))
+        given = [sides.find_side(session, word) for word in words]
+        # The runs of a file have no place in the database.
+        stored = session is not None and all(side.state is not None for side in given)
+        line = every_line(session) if session is not None and stored else None
+    tables = tables_of([point for side in given for point in side.points], Filter(**fields), line)
     if as_json:
         rows = [(table.title, len(table.matches), [*map(asdict, table.standings)]) for table in tables]
         write_json([dict(zip(("title", "problems", "standings"), row, strict=True)) for row in rows])

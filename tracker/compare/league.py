@@ -20,7 +20,8 @@ from typing import Any
 from groupbench.tracker.compare.sides import narrowed_points
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.query.lines import CommitLine
+from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.record import PACKAGE
 from groupbench.tracker.stats.ratios import GeometricMean, Interval, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import least_effect
@@ -131,37 +132,46 @@ class LeagueTable:
         return list(dict.fromkeys(_provenance(point) for point in points))
 
 
-def league(points: Sequence[PointRow], where: Filter = Filter()) -> list[LeagueTable]:  # noqa: B008
+def league(
+    points: Sequence[PointRow],
+    where: Filter = Filter(),  # noqa: B008
+    line: CommitLine | None = None,
+) -> list[LeagueTable]:
     """Return the league tables of points from any number of runs. A match needs at least two backends.
 
-    Only the series fields of `where` apply. Raises QueryError if it names something that no point has.
+    The runs are ordered by `line`, or by time without it. Only the series fields of `where` apply. Raises QueryError if
+    it names something that no point has.
     """
 
     def key(match: Match) -> tuple[str, str, str, str, str]:
         series = match.first.series
         return series.operator, series.mode, series.dtype, series.protocol, series.hardware
 
-    matches = sorted(_matches(narrowed_points(points, where)), key=key)
+    matches = sorted(_matches(narrowed_points(points, where), line), key=key)
     return [LeagueTable(*key_of, tuple(matches_of_key)) for key_of, matches_of_key in groupby(matches, key)]
 
 
-def _matches(points: Iterable[PointRow]) -> Iterator[Match]:
+def _matches(points: Iterable[PointRow], line: CommitLine | None) -> Iterator[Match]:
     """Return an iterator over matches: for each problem, the newest state of the code with at least two backends."""
+
+    def order(run: RunRow) -> Any:
+        return run.when if line is None else line.place(run)
+
     places: dict[tuple[Any, ...], dict[Any, list[PointRow]]] = {}
-    for point in sorted(points, key=lambda p: p.run.when):
+    for point in sorted(points, key=lambda p: order(p.run)):
         facts = point.environment.facts
         card = facts.gpu_uuid or facts.host, facts.torch, facts.triton, facts.driver
         by_state = places.setdefault((point.series.problem, card), {})
         by_state.setdefault(point.run.state, []).append(point)
     newest: dict[tuple[str, ...], Match] = {}
     for (problem, _), by_state in places.items():
-        for points_of_state in by_state.values():  # in order of time
+        for points_of_state in by_state.values():  # oldest first
             last = {point.series.backend: point for point in points_of_state}.values()
             entries = sorted((p for p in last if p.timed), key=lambda p: p.median_ms or 0)
             if len(entries) >= 2:
                 match = Match(tuple(entries), tuple(p for p in last if not p.timed))
                 newest_match = newest.get(problem)
-                if newest_match is None or newest_match.first.run.started <= match.first.run.started:
+                if newest_match is None or order(newest_match.first.run) <= order(match.first.run):
                     newest[problem] = match
     return iter(newest.values())
 

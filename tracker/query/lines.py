@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -41,9 +42,21 @@ class CommitLine:
 
     def along(self, points: Iterable[PointRow]) -> list[PointRow]:
         """Return the points on the line by series, oldest first."""
-        place = {run: number for number, run in enumerate(reversed(self.runs))}
-        on_line = (point for point in points if point.run.pk in place)
-        return sorted(on_line, key=lambda point: (point.series.sort_key, place[point.run.pk]))
+        on_line = (point for point in points if point.run.pk in self._places)
+        return sorted(on_line, key=lambda point: (point.series.sort_key, self.place(point.run)))
+
+    def place(self, run: RunRow) -> int:
+        """Return the place of a run, larger for a newer one; -1 for a run that is not on the line."""
+        return self._places.get(run.pk, -1)
+
+    def newest(self, number: int, until: RunRow | None = None) -> tuple[int, ...]:
+        """Return the keys of the newest runs, newest first; with `until`, of this run and those before it."""
+        first = 0 if until is None else len(self.runs) - 1 - self.place(until)
+        return self.runs[first : first + number]
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {run: number for number, run in enumerate(reversed(self.runs))}
 
     @property
     def note(self) -> str | None:

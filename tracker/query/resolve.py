@@ -15,6 +15,7 @@ from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.lines import CommitLine, every_line, line_through
 from groupbench.tracker.query.patterns import starts
+from groupbench.tracker.query.points import ReadRuns
 from groupbench.tracker.query.rows import RunRow, State
 from groupbench.tracker.query.runs import run_row, run_rows, run_select
 from groupbench.tracker.record import BACKFILL
@@ -27,22 +28,22 @@ Lookup = Callable[[str], str | None]
 ReadLine = Callable[[Session], CommitLine]
 """Reads the runs of all branches, such as `lines.every_line`."""
 
+ReadThrough = Callable[[Session, RunRow], CommitLine]
+"""Reads the line of a run, such as `lines.line_through`."""
+
+
+def _line_by_git(session: Session, run: RunRow) -> CommitLine:
+    return line_through(session, run, git.first_parents)
+
 
 def find_run(session: Session, text: str | None = None) -> RunRow:
-    """Return the run whose id starts with `text`, or the newest run. Raises QueryError.
-
-    A backfill measures old commits last. If the newest run is part of one, the newest run of its line is returned.
-    """
-    query = run_select().order_by(*NEWEST_FIRST)
+    """Return the run whose id starts with `text`, or `latest_run`. Raises QueryError."""
     if text is None:
-        row = session.execute(query.limit(1)).first()
-        if row is None:
+        run = latest_run(session)
+        if run is None:
             raise QueryError("the database has no runs; `groupbench ingest FILE` stores one")
-        run = run_row(row)
-        if run.trigger == BACKFILL:
-            newest = line_through(session, run, git.first_parents).runs[0]
-            run = run_rows(session, [newest])[newest]
         return run
+    query = run_select().order_by(*NEWEST_FIRST)
     exact = session.execute(query.where(Run.uuid == text)).first()
     rows = [exact] if exact else list(session.execute(query.where(starts(Run.uuid, text)).limit(6)))
     if not rows:
@@ -50,6 +51,23 @@ def find_run(session: Session, text: str | None = None) -> RunRow:
     if len(rows) > 1:
         raise QueryError(f"run {text!r} is ambiguous: {some([row.id for row in rows])}")
     return run_row(rows[0])
+
+
+def latest_run(
+    session: Session, read_through: ReadThrough = _line_by_git, read_runs: ReadRuns = run_rows
+) -> RunRow | None:
+    """Return the newest run, or None for a database without runs.
+
+    A backfill measures old commits last. If the newest run is part of one, the newest run of its line is returned.
+    """
+    key = session.scalar(select(Run.id).order_by(*NEWEST_FIRST).limit(1))
+    if key is None:
+        return None
+    run = read_runs(session, [key])[key]
+    if run.trigger == BACKFILL:
+        key = read_through(session, run).runs[0]
+        run = read_runs(session, [key])[key]
+    return run
 
 
 def run_at(session: Session, when: datetime) -> RunRow:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.verdicts import CANARY, Gate
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import by_series_and_time, points_of_runs, points_where
 from groupbench.tracker.query.rows import PointRow, RunRow, RunSummary
 from groupbench.tracker.query.runs import run_rows, summaries_of_runs
@@ -75,7 +76,7 @@ def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
         runs=runs,
         labels=run_labels(runs),
         points=of_run,
-        pages=tuple(operator_pages([*points, *_other_backends(of_run, points)], shown, run)),
+        pages=tuple(operator_pages([*points, *_other_backends(of_run, points)], shown, run, judged.line)),
         coverage=coverage,
     )
 
@@ -129,6 +130,7 @@ def operator_pages(
     points: Sequence[PointRow],  # of any operators and runs
     shown: Sequence[ShownHistory],  # of the same
     run: RunRow,  # the run that the pages are about
+    line: CommitLine,  # of the runs
 ) -> list[OperatorPage]:
     """Return a page for each operator, canaries last."""
     names = sorted({point.series.operator for point in points}, key=lambda name: (name == CANARY, name))
@@ -138,8 +140,8 @@ def operator_pages(
         of_operator = [point for point in points if point.series.operator == name]
         page = OperatorPage(
             name=name,
-            speeds=tuple(speed_maps(of_operator, run)),
-            roofline=find_roofline(of_operator, canaries, run),
+            speeds=tuple(speed_maps(of_operator, run, line)),
+            roofline=find_roofline(of_operator, canaries, run, line),
             histories=tuple(history for history in shown if history.series.operator == name),
         )
         pages.append(page)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from groupbench.tracker.judge.verdicts import CANARY
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.report.shown import CanaryCeilings, Roofline, RoofPoint, label_of
 
@@ -13,6 +14,7 @@ def find_roofline(
     points: Sequence[PointRow],  # of one operator, in any runs
     canaries: Sequence[PointRow],  # of the same runs
     run: RunRow,  # the run that the page is about
+    line: CommitLine,  # of the runs
 ) -> Roofline | None:
     """Return the roofline of the newest run that has both results with known work and canaries in one environment.
 
@@ -23,7 +25,7 @@ def find_roofline(
     if not timed or all(point.series.operator == CANARY for point in points):
         return None
     places, measured = _by_place(timed), _by_place(point for point in canaries if point.timed)
-    for place in sorted(places, key=lambda place: places[place][0].run.when, reverse=True):
+    for place in sorted(places, key=lambda place: line.place(places[place][0].run), reverse=True):
         alike = places[place]
         held = alike[0].run
         ceilings = _ceilings(held, measured.get(place, ()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.report.shown import SpeedMap, SpeedRow, label_of
 
@@ -25,19 +26,20 @@ def backends_of(points: Iterable[PointRow]) -> tuple[str, ...]:
 def speed_maps(
     points: Sequence[PointRow],  # of one operator, in any runs
     run: RunRow,  # the run that the page is about
+    line: CommitLine,  # of the runs
 ) -> list[SpeedMap]:
     """Return a map of problems by backends for each hardware, host and protocol, since these are not compared."""
     by_place: dict[tuple[str, ...], list[PointRow]] = {}
     for point in points:
         by_place.setdefault(tuple(getattr(point.series, name) for name in _WHERE), []).append(point)
     maps = [
-        SpeedMap(" · ".join(place), backends_of(group), tuple(_speed_rows(group, run)))
+        SpeedMap(" · ".join(place), backends_of(group), tuple(_speed_rows(group, run, line)))
         for place, group in by_place.items()
     ]
     return sorted((one for one in maps if one.rows), key=lambda one: (-len(one.rows), one.title))
 
 
-def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
+def _speed_rows(points: Sequence[PointRow], run: RunRow, line: CommitLine) -> list[SpeedRow]:
     """Return a row for each problem, from the newest run that timed any of its backends.
 
     A problem that an interrupted run left out keeps its older results. A row compares only results of one run,
@@ -51,7 +53,7 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow) -> list[SpeedRow]:
     for group in by_problem.values():
         timed = [point for point in group if point.timed]
         if timed:
-            newest = max(timed, key=lambda point: point.run.when).run
+            newest = max((point.run for point in timed), key=line.place)
             series = timed[0].series
             facts = tuple(str(getattr(series, name)) for name in differing)
             here = [point for point in group if point.run.pk == newest.pk]

@@ -10,7 +10,7 @@ from groupbench.tracker.compare.comparison import ORDER
 from groupbench.tracker.compare.sides import StoredSide, find_stored
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.serve import queries, work
+from groupbench.tracker.serve import work
 from groupbench.tracker.serve.database import version
 from groupbench.tracker.serve.jobs import Working
 from groupbench.tracker.serve.parameters import BadRequest, Parameters
@@ -30,7 +30,7 @@ def compare(site: Site, parameters: Parameters) -> Page:
         parameters.done()
         if where.words:
             raise BadRequest("compare takes names, shapes and sizes; q is for /series")
-        form["commits"] = queries.newest_commits(session, COMMITS, site.run_rows)
+        form["commits"] = _newest_commits(site, session)
         shown = {
             "path": "/compare",
             "asked": parameters,
@@ -70,6 +70,13 @@ def compare(site: Site, parameters: Parameters) -> Page:
         "seconds": round(comparison.seconds, 2),
     }
     return Page("compare.html", data, shown, again=2 if job.stale else None)
+
+
+def _newest_commits(site: Site, session: Session) -> list[tuple[str, str | None]]:
+    """Return (hash, subject) of the newest measured commits; the hash of a dirty tree ends with +."""
+    keys = site.every_line(session).newest(4 * COMMITS)
+    rows = site.run_rows(session, keys)
+    return list({rows[key].commit_text: rows[key].subject for key in keys}.items())[:COMMITS]
 
 
 def _place(site: Site, session: Session, name: str, word: str) -> StoredSide:

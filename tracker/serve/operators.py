@@ -10,6 +10,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.verdicts import CANARY
+from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.report.figures import roofline_plot, speedup_map
 from groupbench.tracker.report.roofline import find_roofline
@@ -66,10 +67,11 @@ class _Contents:
     points: Sequence[PointRow]
     canaries: Sequence[PointRow]
     problems: int  # total number of problems, of which the page shows a part
+    line: CommitLine  # of all runs
 
     @property
     def newest(self) -> RunRow | None:
-        return max((point.run for point in self.points), key=lambda run: run.when, default=None)
+        return max((point.run for point in self.points), key=self.line.place, default=None)
 
 
 def operator(site: Site, parameters: Parameters, name: str) -> Page:
@@ -104,7 +106,7 @@ def _read(site: Site, session: Session, question: _Question, where: queries.Slic
     results, canaries = _results(site, session, rows, run)
     shown = _telling(rows, results, {point.run.pk for point in canaries})
     points = queries.points(session, shown, site.run_rows)
-    return _Contents(points, canaries, len(problems))
+    return _Contents(points, canaries, len(problems), site.every_line(session))
 
 
 def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
@@ -113,8 +115,8 @@ def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], Ca
     Raises BadRequest for a baseline that is not on the page.
     """
     newest, baseline = contents.newest, question.baseline
-    maps = speed_maps(contents.points, newest) if newest else []
-    roofline = find_roofline(contents.points, contents.canaries, newest) if newest else None
+    maps = speed_maps(contents.points, newest, contents.line) if newest else []
+    roofline = find_roofline(contents.points, contents.canaries, newest, contents.line) if newest else None
     backends = backends_of(contents.points)
     if baseline is not None and baseline not in backends:
         raise BadRequest(no_such("this page has no backend", baseline[:80], backends))
@@ -164,11 +166,12 @@ def _results(
     keys = [key for members in problems for key in members]
     canaries = list(session.scalars(select(Series.id).where(Series.operator == CANARY)))
     # The newest run nearly always has all that a page needs. The others have ten times as many results.
-    results = queries.results_in(session, keys, queries.newest_runs(session, 1, until))
+    line = site.every_line(session)
+    results = queries.results_in(session, keys, line.newest(1, until))
     points = _canaries(site, session, canaries, results)
     timed = {key for key, of_series in results.items() if of_series[-1].timed}
     if any(timed.isdisjoint(members) for members in problems) or (canaries and not points):
-        results = queries.recent_results(session, keys, runs=RUNS, until=until)
+        results = queries.recent_results(session, keys, line.newest(RUNS, until), until)
         points = _canaries(site, session, canaries, results)
     return results, points
 
@@ -180,7 +183,7 @@ def _canaries(site: Site, session: Session, series: Sequence[int], results: _Res
         return []
     points = queries.points(session, queries.point_keys(session, series, runs), site.run_rows)
     timed = [point.run for point in points if point.timed]
-    newest = max(timed, key=lambda run: run.when, default=None)
+    newest = max(timed, key=site.every_line(session).place, default=None)
     return [point for point in points if newest is not None and point.run.pk == newest.pk]
 
 

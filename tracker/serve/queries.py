@@ -142,29 +142,21 @@ class RecentResult(NamedTuple):
     timing: str | None
     median_ms: float | None
     environment: int
-    place: int  # of the run in the order of time: larger for a newer one
+    place: int  # of the run among those read: larger for a newer one
 
     @property
     def timed(self) -> bool:
         return is_timed(self.status, self.median_ms, self.timing)
 
 
-def newest_runs(session: Session, number: int, until: RunRow | None = None) -> list[int]:
-    """Return the keys of the newest runs, newest first; with `until`, of this run and earlier ones."""
-    statement = select(Run.id).order_by(*NEWEST_FIRST).limit(number)
-    if until is not None:
-        statement = statement.where(not_after(until))
-    return list(session.scalars(statement))
-
-
 def recent_results(
-    session: Session, keys: Sequence[int], *, runs: int = RECENT_RUNS, until: RunRow | None = None
+    session: Session, keys: Sequence[int], newest: Sequence[int], until: RunRow | None = None
 ) -> dict[int, list[RecentResult]]:
-    """Return the results of each series in the newest `runs` runs, oldest first, by the series' key.
+    """Return the results of each series in these runs, oldest first, by the series' key. `newest` is newest first.
 
-    A series without a result in these runs has its newest result instead.
+    A series without a result in these runs has instead the one measured last, up to the run `until`.
     """
-    results = results_in(session, keys, newest_runs(session, runs, until))
+    results = results_in(session, keys, newest)
     missing = [key for key in keys if key not in results]
     older = [
         (row[-1], row[2], row[:-1])
@@ -421,13 +413,6 @@ def alert_counts(session: Session) -> dict[str, int]:
     """Return the number of alerts in each state."""
     rows = session.execute(select(Alert.state, func.count()).group_by(Alert.state))
     return {str(state): int(number) for state, number in rows}
-
-
-def newest_commits(session: Session, number: int, read_runs: ReadRuns) -> list[tuple[str, str | None]]:
-    """Return (hash, subject) of the most recently measured commits; the hash of a dirty tree ends with +."""
-    keys = newest_runs(session, 4 * number)
-    rows = read_runs(session, keys)
-    return list({rows[key].commit_text: rows[key].subject for key in keys}.items())[:number]
 
 
 def _holds(size: filters.Size) -> ColumnElement[bool]:

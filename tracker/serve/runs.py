@@ -130,8 +130,7 @@ def find_run(session: Session, identifier: str) -> RunRow:
 
 def newest_run(site: Site, session: Session) -> RunRow | None:
     """Return the newest run, or None for a database without runs."""
-    key = next(iter(queries.newest_runs(session, 1)), None)
-    return None if key is None else site.run_rows(session, [key])[key]
+    return resolve.latest_run(session, site.line_through, site.run_rows)
 
 
 def run_data(site: Site, session: Session, row: RunRow) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def search(site: Site, parameters: Parameters) -> Page:
 def newest_data(site: Site, session: Session, listed: Sequence[SeriesRow]) -> list[dict[str, Any]]:
     """Return each series with its newest result, comparable earlier latencies, and its number of points."""
     keys = [row.pk for row in listed]
-    recent = queries.recent_results(session, keys)
+    recent = queries.recent_results(session, keys, site.every_line(session).newest(queries.RECENT_RUNS))
     newest = [of_series[-1] for of_series in recent.values()]
     results = queries.results_by_key(session, [result.pk for result in newest])
     numbers = queries.counts_of_series(session, keys)

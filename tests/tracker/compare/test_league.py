@@ -21,8 +21,9 @@ from groupbench.tracker.outputs.league_page import page
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.record import Record, read
 
-from ..conftest import build
+from ..conftest import backfilled, build
 
+Cli = Callable[..., Result]
 Make = Callable[..., Record]
 H100 = Path(__file__).parents[2] / "data" / "h100_kernels"
 
@@ -184,3 +185,9 @@ def test_the_command_reads_files_and_the_database(
     assert target.read_text() == of_file.stdout
     nothing = cli("league", "latest", "--backend", "a")
     assert nothing.exit_code == 4 and "two backends" in nothing.stderr
+
+
+def test_a_backfilled_commit_is_not_the_newest(cli: Cli, stored: Any) -> None:
+    stored(backfilled())
+    text = cli("league", "c" * 40, "a" * 40).stdout
+    assert "- commit cccccccccc" in text and "- commit aaaaaaaaaa" not in text

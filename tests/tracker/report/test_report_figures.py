@@ -38,6 +38,8 @@ from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
 
+from ..conftest import backfilled
+
 Cli = Callable[..., Result]
 HISTORY = sorted((Path(__file__).parents[2] / "data" / "h100").glob("*.jsonl"))
 SERIES = SeriesRow(
@@ -599,3 +601,17 @@ def test_a_toolchain_that_the_plan_names_has_a_line_from_its_first_night(
 def test_one_toolchain_has_no_legend() -> None:
     layout = history_plots.latency_history(history([1.0, 1.0]))["layout"]
     assert not layout["showlegend"] and "legend" not in layout and layout["height"] == 250
+
+
+def test_a_backfilled_commit_is_not_the_newest(stored: Any, report: Any) -> None:
+    work = {"cell": {"dims": {"G": 4}, "flops": 10**9, "min_bytes": 10**6}}
+    canary = [
+        {"operator": "canary", "cell": {"dims": {"N": 4096}, "flops": 10**12, "min_bytes": 10**8}, "shape": "product"},
+        {"operator": "canary", "cell": {"dims": {}, "min_bytes": 10**9}, "shape": "copy"},
+    ]
+    stored([record for fields in (work, *canary) for record in backfilled(**fields)])
+    page = report("run-001").pages[0]
+    (row,) = page.speeds[0].rows
+    assert (row.run.run, row.older, row.ms["triton"]) == ("run-001", False, pytest.approx(1, rel=0.01))
+    assert page.roofline is not None and page.roofline.ceilings is not None
+    assert page.roofline.ceilings.run.run == "run-001"

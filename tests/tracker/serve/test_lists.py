@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from groupbench.tracker.serve import queries
+
+from ..conftest import backfilled
 
 Client = Callable[..., TestClient]
 
@@ -112,3 +115,21 @@ def test_a_series_page_shows_a_backfill_in_the_order_of_commits(stored: Any, mak
     page = client.get(f"/series/{series['series']}.json").json()
     assert [point["commit"] for point in page["points"]] == commits
     assert [(level["first"], level["last"]) for level in page["levels"]] == [("run-011", "run-000")]
+
+
+def test_a_backfill_is_never_the_newest(stored: Any, make: Any, serve: Client) -> None:
+    """The commands judge the same run, and `latest` names its commit."""
+    work = {"cell": {"dims": {"G": 4}, "flops": 10**9, "min_bytes": 10**6}}
+    ceiling = {"cell": {"dims": {}, "flops": 10**12, "min_bytes": 10**9}, "operator": "canary"}
+    stored([*backfilled(**work), *backfilled(**ceiling)])
+    client = serve()
+    assert client.get("/overview.json").json()["run"]["run"] == "run-001"
+    assert client.get("/runs/run-001.json").json()["verdict"] is not None
+    assert client.get("/runs/run-003.json").json()["verdict"] is None
+    assert {row["newest"]["run"] for row in client.get("/series.json").json()["series"]} == {"run-001"}
+    for query, run in (("", "run-001"), ("?run=run-002", "run-002"), ("?run=run-003", "run-003")):
+        page = client.get(f"/operators/grouped_gemm.json{query}").json()
+        assert page["run"]["run"] == run
+        assert [row["run"] for row in page["speeds"][0]["rows"]] == [run]
+    offered = re.findall(r'<option value="([abc])\1{9}"', client.get("/compare").text)
+    assert offered == ["c", "b", "a"]
