@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -16,12 +15,11 @@ from groupbench.tracker.query.filters import Filter, commit_range
 from groupbench.tracker.query.lines import CommitLine, FirstParents, every_line, line_through
 from groupbench.tracker.query.points import points_where
 from groupbench.tracker.query.resolve import commits_between, on_branch, resolve_commit
-from groupbench.tracker.query.rows import HistoryRow, PointRow, RunRow, SeriesRow
+from groupbench.tracker.query.rows import HistoryRow, PointRow, RunRow, SeriesRow, speedup_over
 from groupbench.tracker.query.runs import run_row, run_select
 from groupbench.tracker.query.series import find_series, names, series_select
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Point, Run, Series
-from groupbench.tracker.store.schema import Environment as EnvironmentTable
+from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Commit, Point, Run, Series
 from groupbench.tracker.text.wording import counted, no_such
 
 
@@ -154,25 +152,16 @@ def _with_speedups(session: Session, rows: list[HistoryRow], over: Mapping[tuple
     baseline_of = {
         pk: over[key] for pk, key in {r.point.series.pk: r.point.series.problem for r in rows}.items() if key in over
     }
-    needed = set(baseline_of.values())
-    base: dict[tuple[int, int], tuple[Any, ...]] = {}
-    if needed:
-        query = (
-            select(Point.series_id, Point.run_id, Point.median_ms, Point.timing, EnvironmentTable.identity)
-            .join(EnvironmentTable, Point.environment_id == EnvironmentTable.id)
-            .where(Point.status == "ok", Point.median_ms.is_not(None))
-        )
-        for chunk in chunks(needed):
-            for series_id, run, *speed in session.execute(query.where(Point.series_id.in_(chunk))):
-                base[series_id, run] = tuple(speed)
-    with_speedups = []
-    for row in rows:
-        point = row.point
-        measured = base.get((baseline_of.get(point.series.pk, -1), point.run.pk))
-        if measured and point.timed and point.median_ms and measured[1:] == (point.timing, point.environment.identity):
-            row = replace(row, speedup=measured[0] / point.median_ms)
-        with_speedups.append(row)
-    return with_speedups
+    base = {
+        (point.series.pk, point.run.pk): point
+        for chunk in chunks(set(baseline_of.values()))
+        for point in points_where(session, Point.series_id.in_(chunk), TIMED_POINT)
+    }
+
+    def speedup(point: PointRow) -> float | None:
+        return speedup_over(point, base.get((baseline_of.get(point.series.pk, -1), point.run.pk)))
+
+    return [replace(row, speedup=speedup(row.point)) for row in rows]
 
 
 def _newest_of_each(rows: Sequence[HistoryRow], limit: int) -> list[HistoryRow]:

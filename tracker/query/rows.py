@@ -252,6 +252,19 @@ _POINT_COLUMNS = {
 _point_values = attrgetter(*_POINT_COLUMNS.values())
 
 
+def measured_alike(point: PointRow, other: PointRow) -> bool:
+    """Return whether two points were measured in the same run, environment and timing."""
+    conditions, others = ((one.run.pk, one.timing, one.environment.identity) for one in (point, other))
+    return conditions == others
+
+
+def speedup_over(point: PointRow, baseline: PointRow | None) -> float | None:
+    """Return the baseline's latency over the point's; None unless both are timed and `measured_alike`."""
+    if baseline is None or not (point.timed and baseline.timed and measured_alike(point, baseline)):
+        return None
+    return baseline.median_ms / point.median_ms if baseline.median_ms and point.median_ms else None
+
+
 def is_timed(status: str, median_ms: float | None, timing: str | None) -> bool:
     """Return whether a point has a correct result and a latency."""
     return status == "ok" and median_ms is not None and timing in TIMED

@@ -13,7 +13,7 @@ from typing import Any
 
 from groupbench.tracker.judge.verdicts import CANARY, Gate, Judged
 from groupbench.tracker.query.rows import PointRow, SeriesRow
-from groupbench.tracker.report.shown import is_noisy
+from groupbench.tracker.report.shown import shown_speedup
 from groupbench.tracker.verdicts import Verdict
 
 FULL = 500
@@ -103,13 +103,14 @@ def index(judged: Gate, coverage: Coverage) -> dict[str, Any]:
     baselines = {row.series.problem: row.point for row in rows if row.point and row.point.baseline and row.point.timed}
     lines = []
     for row in rows[:INDEXED]:
-        latency = row.point.median_ms if row.point is not None and row.point.timed else None
-        speedup = _speedup(row.point, baselines.get(row.series.problem))
+        point, baseline = row.point, baselines.get(row.series.problem)
+        latency = point.median_ms if point is not None and point.timed else None
+        speedup, noisy = (None, False) if point is None else shown_speedup(point, baseline)
         lines.append([
             *(names[name].setdefault(getattr(row.series, name), len(names[name])) for name in _NAMES),
             verdicts.setdefault(row.verdict, len(verdicts)),
             None if latency is None else float(f"{latency:.4g}"),
-            None if speedup is None else float(f"{speedup:.3g}"),
+            None if speedup is None or noisy else float(f"{speedup:.3g}"),
             row.series.pk,
             int(row.series.pk in coverage),
         ])  # fmt: skip
@@ -119,13 +120,3 @@ def index(judged: Gate, coverage: Coverage) -> dict[str, Any]:
         "rows": lines,
         "total": len(rows),
     }
-
-
-def _speedup(point: PointRow | None, baseline: PointRow | None) -> float | None:
-    """Return the speed-up over the baseline; None if a latency is missing or the noise exceeds the effect."""
-    if point is None or baseline is None or not point.timed or not point.median_ms or not baseline.median_ms:
-        return None
-    speedup = baseline.median_ms / point.median_ms
-    if point is not baseline and is_noisy(speedup, point.half_spread, baseline.half_spread):
-        return None
-    return speedup

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from groupbench.tracker.query.rows import RunRow, SeriesRow
+from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow, speedup_over
 
 NOISY = 0.05
 """Largest noise, as a logarithm, at which a speed-up is always shown. Bursts of a quiet GPU differ by a thousandth."""
@@ -113,6 +113,14 @@ def is_noisy(speedup: float, *spreads: float | None) -> bool:
     """
     noise = sum(math.log1p(spread or 0.0) for spread in spreads)
     return noise > max(NOISY, abs(math.log(speedup)))
+
+
+def shown_speedup(point: PointRow, baseline: PointRow | None) -> tuple[float | None, bool]:
+    """Return (the speed-up over a baseline or None, whether the noise hides it)."""
+    speedup = speedup_over(point, baseline)
+    if speedup is None or baseline is None or point is baseline:
+        return speedup, False
+    return speedup, is_noisy(speedup, point.half_spread, baseline.half_spread)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from groupbench.tracker.query.lines import CommitLine
-from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
+from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow, measured_alike
 from groupbench.tracker.report.shown import SpeedMap, SpeedRow, label_of
 
 LABEL = 52
@@ -69,8 +69,7 @@ def _speed_row(points: Sequence[PointRow], label: str, facts: Sequence[str], old
     why: dict[str, str] = {}
     spread: dict[str, float] = {}
     for point in points:
-        alike = (point.timing, point.environment.identity) == (like.timing, like.environment.identity)
-        if point.timed and alike and point.median_ms is not None:
+        if point.timed and measured_alike(point, like) and point.median_ms is not None:
             ms[point.series.backend] = point.median_ms
             spread[point.series.backend] = point.half_spread or 0.0
         else:

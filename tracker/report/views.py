@@ -13,7 +13,7 @@ from groupbench.tracker.record import MEASURED
 from groupbench.tracker.report.cells import Row, Table, TableCell, number, plus_minus
 from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
-from groupbench.tracker.report.shown import OperatorPage, is_noisy
+from groupbench.tracker.report.shown import OperatorPage, shown_speedup
 from groupbench.tracker.text.wording import INTERPRETED, signed_change, times
 from groupbench.tracker.verdicts import FAINT, GOOD, tone_of, tone_of_count
 
@@ -220,10 +220,10 @@ def _result(point: PointRow, verdict: str, baseline: PointRow | None, slug: str)
 
 
 def _speedup(point: PointRow, baseline: PointRow | None) -> TableCell:
-    if baseline is None or not baseline.median_ms or not point.timed or not point.median_ms:
+    speedup, noisy = shown_speedup(point, baseline)
+    if speedup is None:
         return TableCell("", "number")
-    speedup = baseline.median_ms / point.median_ms
-    if point is not baseline and is_noisy(speedup, point.half_spread, baseline.half_spread):
+    if noisy:
         return TableCell("noisy", "number faint")
     return TableCell(times(speedup), "number", sort=speedup)
 

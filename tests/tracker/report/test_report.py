@@ -201,6 +201,16 @@ def test_speedup_is_over_the_baseline_of_the_same_problem(page: Any, stored: Any
     assert "3.00×" not in html.text
 
 
+def test_a_baseline_of_another_environment_has_no_speedup(page: Any, stored: Any, make: Any) -> None:
+    """The map of the same page states that it was measured elsewhere."""
+    elsewhere = {"environment": {"gpu_uuid": "GPU-2", "driver": "580.1"}}
+    stored([make(ms=3.0, backend="torch", baseline=True, **elsewhere), make(ms=1.5)])
+    html = page()
+    assert (
+        "2.00×" not in html.text and "elsewhere: measured in another environment" in html.data["data-op-grouped_gemm"]
+    )
+
+
 def test_every_backend_with_a_speed_can_be_the_baseline(page: Any, stored: Any, make: Any) -> None:
     stored([make(ms=3.0, backend="torch", baseline=True), make(ms=1.5), make(backend="c", status="oom")])
     maps = data(page())["maps"]

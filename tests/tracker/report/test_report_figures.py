@@ -603,6 +603,17 @@ def test_one_toolchain_has_no_legend() -> None:
     assert not layout["showlegend"] and "legend" not in layout and layout["height"] == 250
 
 
+@pytest.mark.parametrize(("driver", "speedup"), [("570.1", 2.0), ("580.1", None)])
+def test_the_index_compares_with_a_baseline_of_one_environment(
+    stored: Any, make: Any, report: Any, driver: str, speedup: float | None
+) -> None:
+    stored([make(ms=3.0, backend="torch", baseline=True, environment={"driver": driver}), make(ms=1.5)])
+    whole = report()
+    index = selection.index(whole.gate, whole.coverage)
+    backends = {index["names"][1][row[1]]: row[7] for row in index["rows"]}
+    assert backends == {"torch": 1.0, "triton": speedup and pytest.approx(speedup, rel=0.01)}
+
+
 def test_a_backfilled_commit_is_not_the_newest(stored: Any, report: Any) -> None:
     work = {"cell": {"dims": {"G": 4}, "flops": 10**9, "min_bytes": 10**6}}
     canary = [
