@@ -20,7 +20,7 @@ from groupbench.tracker.judge.alerts import ITSELF, OPEN, AlertRow, find
 from groupbench.tracker.judge.verdicts import PIN, Gate, Judged
 from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import filters
-from groupbench.tracker.query.resolve import commit_hash
+from groupbench.tracker.query.resolve import Lookup, commit_hash
 from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.store.schema import Alert, AlertEvent, Series
 from groupbench.tracker.verdicts import Verdict
@@ -179,13 +179,21 @@ def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str, now
 
 
 def expect(
-    session: Session, ids: Sequence[int], until: str | None, who: str, reason: str, now: datetime
+    session: Session,
+    ids: Sequence[int],
+    until: str | None,
+    who: str,
+    reason: str,
+    now: datetime,
+    lookup: Lookup = git.rev_parse,
 ) -> list[AlertRow]:
     """Accept the new levels of alerts, until a date or a commit if given, and return the alerts.
 
+    `lookup` resolves a commit that the database does not know.
+
     Raises QueryError for an unknown or closed alert, a wrong result, or an `until` in the past or unknown.
     """
-    when, commit = _until(session, until, now)
+    when, commit = _until(session, until, now, lookup)
     for alert in _alerts_by_id(session, ids):
         if alert.metric == "result":
             raise QueryError(f"alert {alert.pk} is a wrong result and cannot be expected; fix the backend")
@@ -223,7 +231,7 @@ def _must_be_open(alert: AlertRow, state: str) -> None:
         raise QueryError(f"alert {alert.pk} is closed as {alert.state}; {then}")
 
 
-def _until(session: Session, text: str | None, now: datetime) -> tuple[datetime | None, str | None]:
+def _until(session: Session, text: str | None, now: datetime, lookup: Lookup) -> tuple[datetime | None, str | None]:
     """Parse a date, a duration from now (30d) or a commit. Raises QueryError."""
     if text is None:
         return None, None
@@ -233,11 +241,9 @@ def _until(session: Session, text: str | None, now: datetime) -> tuple[datetime 
         if when <= now:
             raise QueryError(f"{text!r} is in the past; give a future date, a duration such as 30d, or a commit")
         return when, None
-    hash_ = commit_hash(session, text, git.rev_parse)
+    hash_ = commit_hash(session, text, lookup)
     if hash_ is None:
-        raise QueryError(
-            f"{text!r} is neither a date nor one commit that the database or git knows; give 2026-01-31, 30d or a hash"
-        )
+        raise QueryError(f"{text!r} is neither a date nor one known commit; give 2026-01-31, 30d or a hash")
     return None, hash_
 
 

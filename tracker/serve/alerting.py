@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any
 
 from sqlalchemy import select
@@ -14,17 +12,14 @@ from sqlalchemy import select
 from groupbench.tracker.errors import StoreError
 from groupbench.tracker.judge import alert_moves
 from groupbench.tracker.judge import alerts as stored
-from groupbench.tracker.query import filters
-from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.serve import queries
-from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, resolve_parameter
+from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.runs import alert_data
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
 from groupbench.tracker.store.schema import Alert
 
 ACTIONS = ("acknowledge", "expect", "fixed", "invalid")
-_HASH = re.compile(r"[0-9a-f]{7,40}")
 _SHOWN = ("open", "all", *stored.STATES)
 
 
@@ -69,7 +64,7 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
     is read-only or the database fails.
     """
     requested = _requested(parameters, person)
-    keys, action, until = requested.keys, requested.action, requested.until
+    keys, action = requested.keys, requested.action
     if site.writer is None:
         raise StoreError("this server only reads")
     now = datetime.now(UTC)
@@ -78,16 +73,18 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
         for key in keys:
             if key not in stored_keys:
                 raise NotFound(f"no alert {key}; /alerts?state=all lists them")
-        if until is not None and (_HASH.fullmatch(until) or not filters.looks_like_date(until)):
-            # Resolved here, since `expect` would ask git for a commit that the database does not have.
-            until = resolve_parameter("until", partial(resolve_commit, session, until)).commit
         if action == "acknowledge":
             changed = alert_moves.acknowledge(session, keys, requested.who, requested.reason, now)
         elif action == "expect":
-            changed = alert_moves.expect(session, keys, until, requested.who, requested.reason, now)
+            changed = alert_moves.expect(session, keys, requested.until, requested.who, requested.reason, now, _unknown)
         else:
             changed = alert_moves.close(session, keys, action, requested.who, requested.reason, now)
         return [alert_data(each) for each in changed], local(requested.back)
+
+
+def _unknown(name: str) -> str | None:
+    """Look a commit up nowhere: the server does not ask git for names from requests."""
+    return None
 
 
 @dataclass(frozen=True)

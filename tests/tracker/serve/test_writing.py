@@ -41,6 +41,12 @@ def test_alerts_are_dealt_with_by_token(
     assert "invalid by Bob: a cable" in cli("alerts", "--all", "--each").stdout
 
 
+def test_a_level_is_expected_until_a_measured_commit(nights: Any, serve: Client, token: str, act: Act) -> None:
+    client = serve(token=token)
+    act(client, action="expect", reason="right", until="007cccc")
+    assert client.get("/alerts/1.json").json()["alert"]["until"] == "commit 007ccccccc"
+
+
 WRONG_FORMS: list[tuple[dict[str, str], str]] = [
     ({"alert": ""}, "no alert was chosen"),
     ({"alert": "2"}, "no alert 2"),
@@ -51,7 +57,8 @@ WRONG_FORMS: list[tuple[dict[str, str], str]] = [
     ({"reason": ""}, "acknowledge needs a reason"),
     ({"action": "expect", "reason": ""}, "expect needs a reason"),
     ({"reason": " \u00a0"}, "acknowledge needs a reason"),
-    ({"action": "expect", "reason": "r", "until": "HEAD"}, "no commit or branch"),
+    ({"action": "expect", "reason": "r", "until": "main"}, "neither a date nor one known commit"),
+    ({"action": "expect", "reason": "r", "until": "HEAD"}, "neither a date nor one known commit"),
     ({"action": "expect", "reason": "r", "until": "2020-01-01"}, "is in the past"),
     ({"until": "30d"}, "goes with expect"),
     ({"reason": "a\0b"}, "control character"),
