@@ -173,11 +173,11 @@ def commits_between(session: Session, text: str) -> set[str]:
     return set(order[begin:end])
 
 
-def run_conditions(session: Session, where: Filter) -> list[ColumnElement[bool]]:
-    """Return a filter's conditions on runs, for a query that joins run and commit."""
+def run_conditions(session: Session, where: Filter, lookup: Lookup | None = git.rev_parse) -> list[ColumnElement[bool]]:
+    """Return a filter's conditions on runs, for a query that joins run and commit. `lookup` is for single commits."""
     conditions = [*dates(where), *on_branch(session, where)]
     if where.commit:
-        states = [resolve_commit(session, text, git.rev_parse) for text in where.commit]
+        states = [resolve_commit(session, text, lookup) for text in where.commit]
         conditions.append(or_(*(and_(Commit.hash == state.commit, Run.dirty == state.dirty) for state in states)))
     for text in where.commits:
         conditions.append(Commit.hash.in_(sorted(commits_between(session, text))))

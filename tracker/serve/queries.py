@@ -18,10 +18,9 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.environment import hardware_class
 from groupbench.tracker.identity import EXACT, PROBLEM, SHOWN
-from groupbench.tracker.query import filters
+from groupbench.tracker.query import filters, resolve
 from groupbench.tracker.query.patterns import matches
 from groupbench.tracker.query.points import ReadRuns, by_series_and_time, environment_rows, points_where
-from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, is_timed
 from groupbench.tracker.query.runs import not_after, run_rows
 from groupbench.tracker.query.series import names, series_rows
@@ -353,18 +352,12 @@ def run_conditions(
     until: datetime | None = None,
 ) -> list[ColumnElement[bool]]:
     """Return the conditions on runs for the given filters. Raises BadRequest if no run has the commit."""
-    conditions: list[ColumnElement[bool]] = []
-    if branches:
+    where = filters.Filter(commit=(commit,) if commit else (), since=since, until=until)
+    conditions = resolve_parameter("commit", partial(resolve.run_conditions, session, where, lookup=None))
+    if branches:  # an unknown one has no runs here, and is an error only for the commands
         conditions.append(Commit.branch.in_(branches))
     if plan:
         conditions.append(Run.plan == plan)
-    if since is not None:
-        conditions.append(Run.started >= since)
-    if until is not None:
-        conditions.append(Run.started < until)
-    if commit:
-        state = resolve_parameter("commit", partial(resolve_commit, session, commit))
-        conditions.append(and_(Commit.hash == state.commit, Run.dirty == state.dirty))
     return conditions
 
 
