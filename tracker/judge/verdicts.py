@@ -90,6 +90,11 @@ class Judged:
         return self.effect.change
 
     @property
+    def measured(self) -> bool:
+        """Return whether the row has a result, right or wrong."""
+        return self.point is not None and self.point.status in MEASURED
+
+    @property
     def metric(self) -> Metric | None:
         """The metric that the row judges, if any."""
         if self.what == PIN:
@@ -251,6 +256,11 @@ class Gate:
         return verdicts
 
     @property
+    def unmeasured(self) -> list[Judged]:
+        """The rows of expected series without a result."""
+        return [row for row in self.rows if not row.measured]
+
+    @property
     def outcome(self) -> RunOutcome:
         return outcome(self.rows, self.exit_code)
 
@@ -317,7 +327,7 @@ def exit_code(rows: Sequence[Judged], strict: bool) -> ExitCode:
 
 def measured(rows: Sequence[Judged]) -> bool:
     """Return whether any row has a result, right or wrong."""
-    return any(row.point is not None and row.point.status in MEASURED for row in rows)
+    return any(row.measured for row in rows)
 
 
 def latencies(rows: Sequence[Judged]) -> tuple[int, int]:

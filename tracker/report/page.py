@@ -54,7 +54,7 @@ def render(report: Report, plotly: str) -> str:
     script = "\n" + "\n".join(piece(name) for name in ("tables.js", "draw.js", "index.js", "page.js")) + "\n"
     plotly = f"\n{plotly}\n"
     addresses = views.Addresses(slugs, report.coverage)
-    unmeasured = views.unmeasured(judged)
+    unmeasured = judged.unmeasured
     folded, rows = judged.folded
     env = environment()
     env.filters["value"] = str

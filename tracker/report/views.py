@@ -228,11 +228,6 @@ def _speedup(point: PointRow, baseline: PointRow | None) -> TableCell:
     return TableCell(times(speedup), "number", sort=speedup)
 
 
-def unmeasured(judged: Gate) -> list[Judged]:
-    """Return the rows that have no result."""
-    return [row for row in judged.rows if row.point is None or row.point.status not in MEASURED]
-
-
 def unmeasured_table(rows: Sequence[Judged]) -> Table:
     """Return the table of unmeasured series, with reasons."""
     lines: list[Row] = [

@@ -51,7 +51,6 @@ def judge(location: str, run: str) -> RunVerdict:
     """Return the verdict on the run with this id. Raises TrackerError."""
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run
-    from groupbench.tracker.record import MEASURED
     from groupbench.tracker.serve.database import open_to_read
 
     began = time.perf_counter()
@@ -95,8 +94,7 @@ def judge(location: str, run: str) -> RunVerdict:
                 "verdict": row.verdict,
                 "reason": row.note,
             }
-            for row in gate.rows
-            if row.point is None or row.point.status not in MEASURED
+            for row in gate.unmeasured
         ),
         by_series=gate.by_series,
         seconds=time.perf_counter() - began,
