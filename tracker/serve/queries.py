@@ -27,7 +27,7 @@ from groupbench.tracker.query.series import names, series_rows
 from groupbench.tracker.serve.parameters import NotFound, resolve_parameter
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.points import PPM
-from groupbench.tracker.store.schema import NEWEST_FIRST, Alert, Commit, Point, Run, Series, table_of
+from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Alert, Commit, Point, Run, Series, table_of
 
 RECENT_RUNS = 40
 """Number of newest runs that are searched for the newest results of the series on a page."""
@@ -238,24 +238,21 @@ def newest_points(session: Session, series: SeriesRow, number: int, read_runs: R
     return sorted(rows, key=lambda point: point.run.when)
 
 
-def latencies(
-    session: Session, series: Sequence[int], runs: Sequence[int]
-) -> dict[int, dict[int, tuple[float, str | None]]]:
-    """Return (median in ms, timing) of the ok points of these series in these runs, by series and run.
+def latencies(session: Session, series: Sequence[int], runs: Sequence[int]) -> dict[int, dict[int, float]]:
+    """Return the median in ms of the timed points of these series in these runs, by series and run.
 
     Reading whole points would take ten times as long.
     """
-    of_series: dict[int, dict[int, tuple[float, str | None]]] = {key: {} for key in series}
+    of_series: dict[int, dict[int, float]] = {key: {} for key in series}
     if not runs:
         return of_series
     wanted = set(runs)
-    columns = (_POINT.series_id, _POINT.run_id, _POINT.median_ms, _POINT.timing)
-    statement = select(*columns).where(_POINT.status == "ok", _POINT.median_ms.is_not(None))
+    statement = select(_POINT.series_id, _POINT.run_id, _POINT.median_ms).where(TIMED_POINT)
     # A range, because binding every run would take longer than reading their points.
     between = _POINT.run_id.between(min(wanted), max(wanted))
-    for key, run, ms, timing in session.execute(statement.where(_POINT.series_id.in_(series), between)).all():
+    for key, run, ms in session.execute(statement.where(_POINT.series_id.in_(series), between)).all():
         if run in wanted:
-            of_series[key][run] = (ms, timing)
+            of_series[key][run] = ms
     return of_series
 
 

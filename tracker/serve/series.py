@@ -138,16 +138,17 @@ def _figures(
 def _latency_histories(
     session: Session, rows: Sequence[SeriesRow], runs: Sequence[RunRow], own: ShownHistory
 ) -> list[ShownHistory]:
-    """Return the latencies of series in these runs. Series whose newest latency is interpreted are omitted.
+    """Return the latencies of series in these runs. Series without any are omitted.
 
     own  history over the same runs, whose toolchains are theirs
     """
     latencies = queries.latencies(session, [row.pk for row in rows], [run.pk for run in runs])
     shown = []
     for row in rows:
-        points = [(place, *latencies[row.pk][run.pk]) for place, run in enumerate(runs) if run.pk in latencies[row.pk]]
-        if points and points[-1][2] != "interpreted":
-            at, ms = tuple(place for place, _, _ in points), tuple(ms for _, ms, _ in points)
+        of_row = latencies[row.pk]
+        at = tuple(place for place, run in enumerate(runs) if run.pk in of_row)
+        if at:
+            ms = tuple(of_row[runs[place].pk] for place in at)
             unknown = (None,) * len(at)
             shown.append(ShownHistory(
                 row, at, ms, low=unknown, high=unknown, rms=unknown,

@@ -205,6 +205,15 @@ def test_other_backends_have_a_line_for_each_toolchain(stored: Any, make: Any, s
     }
 
 
+def test_an_interpreted_latency_of_another_backend_is_not_in_the_chart(stored: Any, make: Any, serve: Client) -> None:
+    stored([make(0, 900.0, timing="interpreted", backend="other"), make(1, 2.0, backend="other"), make(0), make(1)])
+    client = serve()
+    (key,) = [row["series"] for row in client.get("/series.json").json()["series"] if row["backend"] == "triton"]
+    drawn = json.loads(re.findall(r'id="figures">(.*?)</script>', client.get(f"/series/{key}").text)[0])
+    other = next(trace for trace in drawn["backends"]["data"] if trace.get("name") == "other")
+    assert other["y"] == [pytest.approx(2.0, rel=0.01)]
+
+
 def test_an_operator_compares_backends_below_the_roof(nights: Any, serve: Client) -> None:
     client = serve()
     body = client.get("/operators/grouped_gemm.json").json()
