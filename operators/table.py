@@ -9,8 +9,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.identity import OF_PROBLEM
+from groupbench.tracker.metrics import GBPS, PROFILERS, TFLOPS, Metric, carried, rate
 from groupbench.tracker.metrics import METRICS as STORED
-from groupbench.tracker.metrics import PROFILERS, Metric, carried
 from groupbench.tracker.plots import Row, ValueTable
 from groupbench.tracker.record import Latency, Record
 from groupbench.tracker.text.cells import cell_for
@@ -46,11 +46,6 @@ def _speed(record: Record) -> float | None:
     if record.status != "ok" or latency is None or _interpreted(record):
         return None
     return median_ms(latency)
-
-
-def _rate(record: Record, amount: int | None, unit: float) -> float | None:
-    ms = _speed(record)
-    return amount / ms / unit if ms and amount else None
 
 
 def _accuracy(name: str) -> Callable[[Record, Record | None], Value]:
@@ -99,8 +94,8 @@ OF_TABLES = ("best_config", "compile_time", "gpu_peak_mem")
 _VALUES: dict[str, Callable[[Record, Record | None], Value]] = {
     "latency": lambda r, b: None if r.latency is None or _interpreted(r) else median_ms(r.latency),
     "speedup": _speedup,
-    "tflops": lambda r, b: _rate(r, r.cell.flops, 1e9),
-    "gbps": lambda r, b: _rate(r, r.cell.min_bytes, 1e6),
+    "tflops": lambda r, b: rate(r.cell.flops, _speed(r), TFLOPS),
+    "gbps": lambda r, b: rate(r.cell.min_bytes, _speed(r), GBPS),
     "accuracy": lambda r, b: None if r.accuracy is None else r.status != "wrong",
     "rms": _accuracy("rms"),
     "max_abs": _accuracy("max_abs"),

@@ -76,6 +76,15 @@ class Metric:
         return f"{number} {self.unit}".strip()
 
 
+TFLOPS, GBPS = 1e9, 1e6
+"""Units of `rate`: FLOP and bytes in a millisecond at 1 TFLOP/s and 1 GB/s."""
+
+
+def rate(amount: int | None, ms: float | None, unit: float) -> float | None:
+    """Return the work done per time, in TFLOPS or GBPS; None if the amount or the latency is unknown."""
+    return amount / ms / unit if amount and ms else None
+
+
 LATENCY = Metric("latency", "ms", "median over bursts of each burst's median", "ms", column="median_ms", rule="own")
 RMS = Metric(
     "rms", "", "relative RMS error against a reference in higher precision", column="rms", rule="own",

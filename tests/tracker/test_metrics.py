@@ -383,3 +383,17 @@ def test_an_ab_of_the_latency_decides_about_fewer_stages(
     assert (row["metric"], row["verdict"]) == ab_verdict
     assert "A/B of the latency" in row["note"]
     assert cli("gate").exit_code == code
+
+
+@pytest.mark.parametrize(
+    ("amount", "ms", "unit", "expected"),
+    [
+        (2 * 10**12, 4.0, metrics.TFLOPS, 500.0),
+        (3 * 10**9, 1.5, metrics.GBPS, 2000.0),
+        (None, 1.0, metrics.GBPS, None),
+        (0, 1.0, metrics.GBPS, None),
+        (10**9, None, metrics.TFLOPS, None),
+    ],
+)
+def test_a_rate_is_work_over_latency(amount: int | None, ms: float | None, unit: float, expected: float | None) -> None:
+    assert metrics.rate(amount, ms, unit) == expected

@@ -15,7 +15,7 @@ from typing import IO, Any
 import msgspec
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.metrics import METRICS, TFLOPS, rate
 from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.store.records import numbered_records
 from groupbench.tracker.text.cells import json_for
@@ -98,8 +98,9 @@ def _metrics(record: Record, median_ms: float | None) -> Iterator[tuple[str, lis
     yield "pass", [float(record.status == "ok")], details
     if record.status == "ok" and record.latency is not None and median_ms and record.latency.timing != "interpreted":
         yield "latency", [median_ms], {"aggregation": "p50", "unit": "ms"}
-        if record.cell.flops:
-            yield "tflops", [record.cell.flops / median_ms / 1e9], {}
+        tflops = rate(record.cell.flops, median_ms, TFLOPS)
+        if tflops is not None:
+            yield "tflops", [tflops], {}
     if record.accuracy is not None:
         yield "accuracy", [float(record.status != "wrong")], {}
         if record.accuracy.rms is not None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from groupbench.tracker.environment import machine_identity, toolchain_identity
 from groupbench.tracker.identity import PROBLEM, SHOWN, toolchain_of
-from groupbench.tracker.metrics import Metric, carried
+from groupbench.tracker.metrics import GBPS, TFLOPS, Metric, carried, rate
 from groupbench.tracker.record import TIMED, UNKNOWN_COMMIT, Environment, Kernel, Telemetry
 
 _problem = attrgetter(*PROBLEM)
@@ -212,16 +212,12 @@ class PointRow:
 
     @property
     def tflops(self) -> float | None:
-        if not self.timed or not self.series.flops or not self.median_ms:
-            return None
-        return self.series.flops / self.median_ms / 1e9
+        return rate(self.series.flops, self.median_ms, TFLOPS) if self.timed else None
 
     @property
     def gbps(self) -> float | None:
         """GB/s if each input is read once and each output written once."""
-        if not self.timed or not self.series.min_bytes or not self.median_ms:
-            return None
-        return self.series.min_bytes / self.median_ms / 1e6
+        return rate(self.series.min_bytes, self.median_ms, GBPS) if self.timed else None
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:

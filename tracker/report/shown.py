@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
+from groupbench.tracker.metrics import GBPS, TFLOPS, rate
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow, speedup_over
 
 NOISY = 0.05
@@ -187,11 +188,11 @@ class RoofPoint:
 
     @property
     def tflops(self) -> float:
-        return self.flops / self.ms / 1e9
+        return rate(self.flops, self.ms, TFLOPS) or 0.0
 
     @property
     def gbps(self) -> float:
-        return self.min_bytes / self.ms / 1e6
+        return rate(self.min_bytes, self.ms, GBPS) or 0.0
 
     def share(self, ceilings: CanaryCeilings) -> float:
         """Return the throughput as a share of the maximum that the ceilings allow at this intensity."""

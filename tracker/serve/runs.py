@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.environment import declared
 from groupbench.tracker.errors import QueryError
 from groupbench.tracker.judge import alerts as stored
+from groupbench.tracker.metrics import GBPS, TFLOPS, rate
 from groupbench.tracker.query import resolve
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.record import STATUSES
@@ -146,15 +147,15 @@ def environment_data(row: Any) -> dict[str, Any]:
 
 def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
     """Return a result as a row of a list."""
-    ms = result.median_ms
+    ms = result.median_ms if result.timed else None
     series = series.with_amounts(result.amounts)
     return {
         "status": result.status,
         "timing": result.timing,
-        "latency_ms": ms,
+        "latency_ms": result.median_ms,
         "error": result.error,
-        "tflops": series.flops / ms / 1e9 if result.timed and ms and series.flops else None,
-        "gbps": series.min_bytes / ms / 1e6 if result.timed and ms and series.min_bytes else None,
+        "tflops": rate(series.flops, ms, TFLOPS),
+        "gbps": rate(series.min_bytes, ms, GBPS),
         "rms": result.rms,
         "baseline": result.baseline,
         "message": result.message,
