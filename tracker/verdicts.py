@@ -45,6 +45,8 @@ class _Facts:
     quiet: bool = False
     changed: bool = False
     of_sides: bool = False
+    unjudged: str = ""
+    phrase: str = ""
 
 
 class Verdict(StrEnum):
@@ -62,6 +64,10 @@ class Verdict(StrEnum):
     """The series has changed, or may have."""
     of_sides: bool
     """`groupbench compare` uses the verdict as well."""
+    unjudged: str
+    """Why a latency with the verdict was not judged, as in `2 too noisy`; empty if it was."""
+    phrase: str
+    """The verdict in the gate's first line, after a number of series."""
     severity: int
     """0 is the most severe."""
 
@@ -70,6 +76,7 @@ class Verdict(StrEnum):
         self._value_ = facts.word
         self.tone, self.meaning, self.exit, self.strict = facts.tone, facts.meaning, facts.exit, facts.strict
         self.quiet, self.changed, self.of_sides = facts.quiet, facts.changed, facts.of_sides
+        self.unjudged, self.phrase = facts.unjudged, facts.phrase or facts.word
         self.severity = len(cls.__members__)
         return self
 
@@ -91,22 +98,48 @@ class Verdict(StrEnum):
         ExitCode.INCOMPLETE,
         changed=True,
     )
-    SUSPECT = _Facts("suspect", WARN, "it may have changed; an A/B can decide", ExitCode.INCOMPLETE, changed=True)
+    SUSPECT = _Facts(
+        "suspect",
+        WARN,
+        "it may have changed; an A/B can decide",
+        ExitCode.INCOMPLETE,
+        changed=True,
+        phrase="may have regressed",  # suspected improvements do not set the exit code
+    )
     INCOMPARABLE = _Facts(
         "incomparable",
         WARN,
         "it changed on a machine that has not measured it before",
         ExitCode.INCOMPARABLE,
         of_sides=True,
+        unjudged="on a new machine",
     )
     IMPROVED = _Facts("improved", GOOD, "it got better", changed=True, of_sides=True)
     NOISY = _Facts(
-        "noisy", FAINT, "its bursts vary too much to judge the latency", strict=ExitCode.INCOMPLETE, quiet=True
+        "noisy",
+        FAINT,
+        "its bursts vary too much to judge the latency",
+        strict=ExitCode.INCOMPLETE,
+        quiet=True,
+        unjudged="too noisy",
     )
     OK = _Facts("ok", GOOD, "it did not change, or not because of the code", quiet=True, of_sides=True)
-    NEW = _Facts("new", FAINT, "it has no earlier result", strict=ExitCode.INCOMPLETE, quiet=True, of_sides=True)
+    NEW = _Facts(
+        "new",
+        FAINT,
+        "it has no earlier result",
+        strict=ExitCode.INCOMPLETE,
+        quiet=True,
+        of_sides=True,
+        unjudged="new",
+    )
     INSUFFICIENT = _Facts(
-        "insufficient", FAINT, "it has too few earlier results", strict=ExitCode.INCOMPLETE, quiet=True
+        "insufficient",
+        FAINT,
+        "it has too few earlier results",
+        strict=ExitCode.INCOMPLETE,
+        quiet=True,
+        unjudged="with too few results",
     )
     UNAVAILABLE = _Facts("unavailable", FAINT, "its backend cannot run here", quiet=True)
     UNKNOWN = _Facts("~", FAINT, "`groupbench compare` cannot judge it", quiet=True, of_sides=True)

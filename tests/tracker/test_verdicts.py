@@ -67,6 +67,12 @@ def test_a_canary_in_doubt_does_not_stop_a_job() -> None:
     assert exit_code([row(Verdict.OK), row(Verdict.SUSPECT, "canary")], strict=True) is ExitCode.OK
 
 
+def test_a_verdict_that_only_passes_without_strict_has_a_reason() -> None:
+    """The gate's first line and the badge list it by that."""
+    assert all(verdict.unjudged for verdict in Verdict if verdict.strict is not ExitCode.OK)
+    assert not any(verdict.unjudged for verdict in (Verdict.OK, Verdict.IMPROVED, Verdict.REGRESSED, Verdict.SUSPECT))
+
+
 def test_every_exit_code_of_a_verdict_has_an_outcome() -> None:
     assert {verdict.exit for verdict in Verdict} == set(OUTCOMES)
     assert most_severe(OUTCOMES) is next(iter(OUTCOMES))

@@ -81,9 +81,7 @@ def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
         if row.verdict.exit is code and row.exit_code(strict) is code:
             deciding.setdefault(row.verdict, []).append(row)
     return ", ".join(
-        f"{_results(len(members))} wrong"
-        if verdict is Verdict.WRONG
-        else _series(members, _PHRASES.get(verdict, verdict))
+        f"{_results(len(members))} wrong" if verdict is Verdict.WRONG else _series(members, verdict.phrase)
         for verdict, members in sorted(deciding.items(), key=lambda item: item[0].severity)
     )
 
@@ -111,9 +109,6 @@ def _advice(rows: Sequence[Judged], strict: bool) -> str:
     transitions = [row.transition for row in open_rows if row.transition is not None and not row.transition.machine]
     same_code = len(transitions) == len(open_rows) and not any(each.code_changed for each in transitions)
     return f"; run `{command}` to measure both {'toolchains' if same_code else 'commits'}"
-
-
-_PHRASES = {Verdict.SUSPECT: "may have regressed"}  # suspected improvements do not set the exit code
 
 
 def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
@@ -158,8 +153,7 @@ def _news(rows: Sequence[Judged]) -> str | None:
 
 def _not_judged(counts: Mapping[str, int]) -> str:
     """Return how many series were not judged, and why."""
-    reasons = {Verdict.NOISY: "too noisy", Verdict.INSUFFICIENT: "with too few results", Verdict.NEW: "new"}
-    return ", ".join(f"{counts[verdict]} {text}" for verdict, text in reasons.items() if verdict in counts)
+    return ", ".join(f"{counts[v]} {v.unjudged}" for v in Verdict if v.unjudged and v in counts)
 
 
 def _asides(rows: Sequence[Judged]) -> dict[str, int]:

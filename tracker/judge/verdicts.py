@@ -24,8 +24,6 @@ from groupbench.tracker.verdicts import NOT_JUDGED, OUTCOMES, RunOutcome, Verdic
 FEW = 8
 """The largest number of incomparable series with one reason that a report lists one by one."""
 
-_UNJUDGED = (Verdict.NEW, Verdict.INSUFFICIENT, Verdict.NOISY, Verdict.INCOMPARABLE)
-
 PIN = "pin"
 """Value of `Judged.what` for a series that is slower than a pin allows."""
 
@@ -168,7 +166,7 @@ class Judged:
     @property
     def judged_latency(self) -> bool:
         """Return whether the latency was compared with earlier ones, whatever the verdict."""
-        return self.point is not None and self.point.timed and self.verdict not in _UNJUDGED
+        return self.point is not None and self.point.timed and not self.verdict.unjudged
 
     @property
     def acknowledged(self) -> bool:

@@ -7,7 +7,7 @@ from html import escape
 
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.outputs.result import GateResult
-from groupbench.tracker.verdicts import Verdict
+from groupbench.tracker.verdicts import GOOD, Verdict
 
 LABEL = "kernels"
 _LABEL_COLOUR = "#444"
@@ -23,13 +23,14 @@ def message(result: GateResult) -> str:
         return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if verdict.fails and verdict in counts)
     if gate.exit_code != ExitCode.OK:
         return gate.word
-    passed = (Verdict.IMPROVED, Verdict.OK, Verdict.NEW)
-    parts = [f"{counts[verdict]} {verdict}" for verdict in passed if verdict in counts]
     acknowledged = sum(row.acknowledged for row in gate.rows)
-    parts = [*parts[:2], *([f"{acknowledged} acknowledged"] if acknowledged else [])]
-    if noisy := counts.get(Verdict.NOISY):
-        parts.append(f"{noisy} noisy")
-    return ", ".join([*parts, *(["no latency judged"] if gate.blind else [])]) or "ok"
+    parts = [
+        *(f"{counts[v]} {v}" for v in Verdict if v.tone is GOOD and v in counts),
+        *([f"{acknowledged} acknowledged"] if acknowledged else []),
+        *(f"{counts[v]} {v}" for v in Verdict if v.unjudged and v in counts),
+        *(["no latency judged"] if gate.blind else []),
+    ]
+    return ", ".join(parts) or "ok"
 
 
 def colour(result: GateResult) -> str:

@@ -15,7 +15,7 @@ from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, shown_speedup
 from groupbench.tracker.text.wording import INTERPRETED, signed_change, times
-from groupbench.tracker.verdicts import FAINT, GOOD, tone_of, tone_of_count
+from groupbench.tracker.verdicts import FAINT, GOOD, Verdict, tone_of, tone_of_count
 
 LONG = 1000
 """Maximum number of characters of a message, since a compiler's could fill the page."""
@@ -75,7 +75,7 @@ def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
     """Return groups of rows that share a line: series that are missing for the same reason, or a single series."""
     groups: dict[tuple[object, ...], list[Judged]] = {}
     for row in rows:
-        alone = row.series.pk if row.verdict != "missing" or row.change is not None else None
+        alone = row.series.pk if row.verdict is not Verdict.MISSING or row.change is not None else None
         key = (row.verdict, row.what, row.series.operator, row.series.backend, row.note, alone)
         groups.setdefault(key, []).append(row)
     return list(groups.values())

@@ -394,6 +394,8 @@ def test_badge_words() -> None:
     assert badges.message(result_of([judged(1, "wrong"), judged(2, "regressed")])) == "1 wrong, 1 regressed"
     assert badges.message(result_of([judged(1, "missing"), judged(2, "ok")])) == "incomplete"
     assert badges.message(result_of([judged(1, "improved"), judged(2, "ok")])) == "1 improved, 1 ok"
+    passed = [judged(1, "noisy"), judged(2, "insufficient"), judged(3, "ok")]
+    assert badges.message(result_of(passed)) == "1 ok, 1 noisy, 1 insufficient"
 
 
 def test_feed_groups_a_transition_and_keeps_its_ids() -> None:
