@@ -15,7 +15,7 @@ from groupbench.tracker.cli.output import APART, Column, Format, output_formats,
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.outputs import FORMATS
-from groupbench.tracker.text.wording import latency, milliseconds, printable, signed_change
+from groupbench.tracker.text.wording import printable
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -47,9 +47,9 @@ COLUMNS = (
     Column("shape", "shape", wraps=True),
     Column("dtype", "dtype"),
     *APART,
-    Column("before ms", "was", right=True),
-    Column("now ms", "now", right=True),
-    Column("change", "change", signed_change, right=True),
+    Column("before", "was", right=True),
+    Column("now", "now", right=True),
+    Column("change", "change", right=True),
     Column("interval", "interval"),
     Column("p", "p", lambda p: "" if p is None else f"{p:.1g}", right=True),
     Column("earlier results", "n", right=True),
@@ -189,8 +189,7 @@ def _write(judged: Gate, form: Format | None, program: list[str]) -> None:
         alike, rest = judged.folded
         for line in alike:
             click.echo(printable(shortened(line)))
-        shown = ({"interval": interval(row), "was": was(row), "now": now(row), "commits": commits(row)} for row in rest)
-        rows = [row.flat() | cells for row, cells in zip(rest, shown, strict=True)]
+        rows = [row.flat() | cells(row) for row in rest]
         if rows:
             click.echo()
             write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
@@ -228,22 +227,11 @@ def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
     return list(reversed(by_ends.values()))
 
 
-def was(row: Judged) -> str:
-    """Return the level before the change: a latency in ms, any other metric with its unit."""
-    return (
-        row.metric.text(row.level_before)
-        if row.metric is not None and row.further
-        else milliseconds(row.effect.before_ms)
-    )
-
-
-def now(row: Judged) -> str:
-    """Return the level now, so that it agrees with the columns `before ms` and `change`."""
-    if row.metric is not None and row.further:
-        return row.metric.text(row.level_now)
-    if row.point is None:
-        return ""
-    return latency(row.latency_now, row.point.timing)
+def cells(row: Judged) -> dict[str, str]:
+    """Return the cells of the table that are not values of JSON."""
+    shown = row.shown
+    levels = {"was": shown.before_text, "now": shown.now_text}
+    return {**levels, "change": shown.change_text, "interval": shown.interval(), "commits": commits(row)}
 
 
 def commits(row: Judged) -> str:
@@ -251,10 +239,3 @@ def commits(row: Judged) -> str:
     if row.span is None:
         return ""
     return row.span.text + (f" ({row.span.remark})" if row.span.remark else "")
-
-
-def interval(row: Judged) -> str:
-    """Return the interval of the change: `+2.1% .. +3.9%`."""
-    if row.effect.low is None or row.effect.high is None:
-        return ""
-    return f"{signed_change(row.effect.low)} .. {signed_change(row.effect.high)}"

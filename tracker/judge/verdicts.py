@@ -11,6 +11,7 @@ from typing import Any
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.alerts import AlertRow
+from groupbench.tracker.judge.shown import Shown
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.metrics import LATENCY, METRICS, RMS, Metric
 from groupbench.tracker.query.lines import CommitLine
@@ -119,41 +120,34 @@ class Judged:
         return self.metric is not None and not self.metric.has_own_rule
 
     @property
-    def level_before(self) -> float | None:
-        """The level before the change, in the metric's unit."""
-        if self.metric is RMS:
-            return self.effect.before_rms
-        return self.effect.before_ms if self.metric is LATENCY else self.effect.before
-
-    @property
     def now(self) -> float | None:
         """The run's value of the metric, in the metric's unit."""
         return None if self.metric is None or self.point is None else self.point.value(self.metric)
 
     @property
-    def level_now(self) -> float | None:
-        """The level since the change, or the run's value if nothing changed, in the metric's unit.
+    def shown(self) -> Shown:
+        """The levels and the change to show; the latency's for a row without a metric.
 
-        With an effect, it is the earlier level times the effect, so that a row's numbers agree. The newest result alone
-        may deviate in the other direction. The effect of a row about accuracy is that of the latency.
+        The level now is the earlier level times the effect, so that the numbers agree: the newest result alone may
+        deviate in the other direction. If nothing changed, it is that result. The stored effect of a row about accuracy
+        is that of the latency, so its change is that of the two errors.
         """
-        if self.level_before is not None and self.change is not None and self.metric is not RMS:
-            return self.level_before * (1 + self.change)
-        return None if self.point is None else self.point.value(self.metric or LATENCY)
-
-    @property
-    def level_effect(self) -> Effect:
-        """The change between the two levels, with its interval if it is known."""
-        if self.metric is not RMS:
-            return self.effect
-        before, now = self.level_before, self.level_now
-        return Effect(change=now / before - 1 if before and now is not None else None)
+        metric, effect, point = self.metric or LATENCY, self.effect, self.point
+        now = None if point is None else point.value(metric)
+        if metric is RMS:
+            before = effect.before_rms
+            return Shown(metric, before, now, now / before - 1 if before and now is not None else None)
+        before = effect.before_ms if metric is LATENCY else effect.before
+        if before is not None and effect.change is not None:
+            now = before * (1 + effect.change)
+        timing = None if point is None else point.timing
+        return Shown(metric, before, now, effect.change, effect.low, effect.high, timing)
 
     @property
     def latency_now(self) -> float | None:
         """The latency to show next to the effect, in ms: the level since a change of it, else the run's latency."""
         if self.metric in (None, LATENCY):
-            return self.level_now
+            return self.shown.now
         return None if self.point is None else self.point.median_ms
 
     @property
@@ -212,7 +206,7 @@ class Judged:
             "named": [asdict(each) for each in self.span.named] if self.span and self.span.named else None,
             "ab": _of(self.compared, "verdict"),
             "alert": _of(self.alert, "pk"),
-            "before": self.level_before,
+            "before": None if self.metric is None else self.shown.before,
             "now": self.now,
             "unit": _of(self.metric, "unit"),
             "since": self.news.since or None,

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import GateResult
-from groupbench.tracker.text.wording import milliseconds, printable, signed_change
+from groupbench.tracker.text.wording import printable
 from groupbench.tracker.verdicts import GOOD
 
 _NOTE = 300
@@ -93,13 +93,11 @@ def _case(row: Judged, result: GateResult) -> ElementTree.Element:
 def message(row: Judged) -> str:
     """Return one line for a series: `regressed: latency 1.000 ms → 1.030 ms, +3.0%; note`."""
     parts = []
-    now = row.level_now
-    if row.what == "latency" and row.effect.before_ms is not None and now is not None:
-        parts.append(
-            f"latency {milliseconds(row.effect.before_ms)} ms → {milliseconds(now)} ms, {signed_change(row.change)}"
-        )
-    elif row.metric is not None and row.further:
-        parts.append(f"{row.what} {row.metric.text(row.level_before)} → {row.metric.text(row.level_now)}")
+    levels = row.shown
+    if row.what == "latency" and levels.before is not None and levels.now is not None:
+        parts.append(f"latency {levels.before_text} → {levels.now_text}, {levels.change_text}")
+    elif row.further:
+        parts.append(f"{row.what} {levels.before_text} → {levels.now_text}")
     elif row.what:
         parts.append(row.what)
     if row.note:
@@ -109,8 +107,8 @@ def message(row: Judged) -> str:
 
 def _details(row: Judged) -> str:
     lines = [message(row)]
-    if row.effect.low is not None and row.effect.high is not None:
-        lines.append(f"interval {signed_change(row.effect.low)} .. {signed_change(row.effect.high)}")
+    if row.shown.interval():
+        lines.append(f"interval {row.shown.interval()}")
     if row.cause:
         lines.append(f"cause {row.cause}")
     if row.span is not None:

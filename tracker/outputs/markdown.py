@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
 from groupbench.tracker.text.terminal import shortened
-from groupbench.tracker.text.wording import INTERPRETED, latency, milliseconds, printable, short_number, signed_change
+from groupbench.tracker.text.wording import latency, printable, short_number, signed_change
 from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:  # or `post` would import the database's library
@@ -133,25 +132,14 @@ _CHANGED = (
 
 
 def _changed(row: Judged, result: GateResult) -> list[str]:
-    if row.metric is not None and row.metric is not LATENCY:
-        digits = short_number if not row.metric.unit else milliseconds
-        unit = f" {row.metric.unit or row.metric.name}"
-        before, now = digits(row.level_before), digits(row.level_now)
-    else:
-        before, now, unit = milliseconds(row.effect.before_ms), _now(row), " ms"
-    effect = row.level_effect
-    interval = (
-        ""
-        if effect.low is None or effect.high is None
-        else f"{signed_change(effect.low)} .. {signed_change(effect.high)}"
-    )
+    levels = row.shown
     return [
         *_names(row, result),
         row.what or "",
-        before and before + unit,
-        now if now == INTERPRETED else now and now + unit,
-        signed_change(effect.change),
-        interval,
+        levels.before_text,
+        levels.now_text,
+        levels.change_text,
+        levels.interval(),
         row.cause or "",
         _commits(row, result),
         "" if row.note is None else words(shown(row.note, _NOTE)),

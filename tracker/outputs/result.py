@@ -14,7 +14,6 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.record import Kernel
-from groupbench.tracker.text.wording import signed_change, times
 from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -99,17 +98,9 @@ class ChangeGroup:
     @property
     def change(self) -> str:
         """The range of changes: `+3.1%`, `+3.1% to +8.0%`, `rms 4.50×`; empty if none is known."""
-        if self.first.what == "accuracy":
-            ratios = [
-                row.point.rms / row.effect.before_rms
-                for row in self.rows
-                if row.effect.before_rms and row.point is not None and row.point.rms is not None
-            ]
-            texts = [f"rms {times(ratio)}" for ratio in _ends(ratios)]
-        else:
-            changes = [row.change for row in self.rows if row.change is not None]
-            texts = [signed_change(change) for change in _ends(changes)]
-        return " to ".join(dict.fromkeys(texts))
+        changed = [row.shown for row in self.rows if math.isfinite(row.shown.change or 0.0)]
+        known = sorted((one for one in changed if one.change is not None), key=lambda one: one.change or 0.0)
+        return " to ".join(dict.fromkeys(one.factor_text for one in (*known[:1], *known[-1:])))
 
     @property
     def head(self) -> str:
@@ -163,11 +154,6 @@ def _together(row: Judged) -> tuple[object, ...]:
     series, span = row.series, row.span
     commits = None if span is None else (span.head.state, span.commit, span.remark)
     return (row.verdict, row.acknowledged, row.what, series.operator, series.backend, commits, row.cause)
-
-
-def _ends(values: list[float]) -> list[float]:
-    finite = [value for value in values if math.isfinite(value)]
-    return [min(finite), max(finite)] if finite else []
 
 
 def _url(text: str) -> str | None:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 
 from groupbench.tracker.environment import IDENTITY_FIELDS
 from groupbench.tracker.judge.verdicts import Gate, Judged, count
-from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.record import MEASURED
 from groupbench.tracker.report.cells import Row, Table, TableCell, number, plus_minus
 from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, shown_speedup
-from groupbench.tracker.text.wording import INTERPRETED, signed_change, times
+from groupbench.tracker.text.wording import INTERPRETED, times
 from groupbench.tracker.verdicts import FAINT, GOOD, Verdict, tone_of, tone_of_count
 
 LONG = 1000
@@ -84,7 +83,7 @@ def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
 def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
     """Return the row of one series, or of several that are missing for the same reason."""
     row = rows[0]
-    series, point = row.series, row.point
+    series = row.series
     if len(rows) > 1:
         name = TableCell(
             f"{series.operator} {series.backend}: {len(rows)} series",
@@ -98,16 +97,13 @@ def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
         name = TableCell(
             f"{series.operator} {series.backend}", "shape", href=addresses.of_series(series), more=_problem(series)
         )
-    metric = row.metric or LATENCY
-    unit = f" {metric.unit or metric.name}"
-    before = row.effect.before_ms if row.metric is None else row.level_before
-    interpreted = metric is LATENCY and point is not None and point.timing == INTERPRETED
+    shown = row.shown
     return [
         TableCell(row.verdict, f"tag {row.verdict.tone}", sort=row.verdict.severity, more=row.what),
         name,
-        TableCell(signed_change(row.level_effect.change), "number", sort=row.level_effect.change, more=_interval(row)),
-        _with_unit(before, unit),
-        _INTERPRETED if interpreted else _with_unit(row.level_now, unit),
+        TableCell(shown.change_text, "number", sort=shown.change, more=shown.interval(" to ")),
+        TableCell(shown.before_text, "number", sort=shown.before),
+        _INTERPRETED if shown.now_text == INTERPRETED else TableCell(shown.now_text, "number", sort=shown.now),
         row.cause,
         _first_commit(row),
         TableCell(cut(row.note), "message", command=row.repro),
@@ -116,11 +112,6 @@ def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
 
 def _problem(series: SeriesRow) -> str:
     return f"{series.shape} · {series.dtype} · {series.mode}"
-
-
-def _with_unit(value: float | None, unit: str) -> TableCell:
-    plain = number(value, 3)
-    return TableCell(f"{plain.text}{unit}" if plain.text else "", "number", sort=value)
 
 
 def _first_commit(row: Judged) -> TableCell:
@@ -132,15 +123,6 @@ def _first_commit(row: Judged) -> TableCell:
     base = "" if span.base is None or span.named else f"last before: {span.base.state}"
     more = [span.author and f"by {span.author}", span.remark, base]
     return TableCell(text, "message", more=", ".join(filter(None, more)) or None)
-
-
-def _interval(row: Judged) -> str:
-    effect = row.level_effect
-    return (
-        ""
-        if effect.low is None or effect.high is None
-        else f"{signed_change(effect.low)} to {signed_change(effect.high)}"
-    )
 
 
 def operators(report: Report, slugs: Mapping[str, str]) -> Table:

@@ -11,6 +11,7 @@ from groupbench.tracker.query.filters import Filter
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.sides import StoredSide
+    from groupbench.tracker.judge.verdicts import Judged
 
 
 @dataclass(frozen=True)
@@ -71,21 +72,7 @@ def judge(location: str, run: str) -> RunVerdict:
         counts=gate.counts,
         acknowledged=dict(Counter(row.verdict for row in gate.rows if row.acknowledged)),
         folded=tuple(lines),
-        rows=tuple(
-            {
-                "series": row.series.pk,
-                **row.flat(),
-                "level_now": row.level_now,
-                "latency_now": row.latency_now,
-                "since": row.news.since,
-                "head": _head(row),
-                "base": _base(row),
-                "label": None if row.span is None else row.span.label,
-                "remark": None if row.span is None else row.span.remark,
-                "head_run": None if row.span is None else row.span.head.id,
-            }
-            for row in rest
-        ),
+        rows=tuple(map(_changed, rest)),
         unmeasured=tuple(
             {
                 "series": row.series.pk,
@@ -101,11 +88,41 @@ def judge(location: str, run: str) -> RunVerdict:
     )
 
 
-def _head(row: Any) -> str | None:
+def _changed(row: Judged) -> dict[str, Any]:
+    """Return a row of the table of changes."""
+    return {
+        "series": row.series.pk,
+        **row.flat(),
+        "level_now": row.shown.now,
+        "shown": _shown(row),
+        "latency_now": row.latency_now,
+        "since": row.news.since,
+        "head": _head(row),
+        "base": _base(row),
+        "label": None if row.span is None else row.span.label,
+        "remark": None if row.span is None else row.span.remark,
+        "head_run": None if row.span is None else row.span.head.id,
+    }
+
+
+def _shown(row: Judged) -> dict[str, Any]:
+    """Return the levels and the change of a row, as values to sort by and as texts."""
+    shown = row.shown
+    texts = {"before_text": shown.before_text, "now_text": shown.now_text, "change_text": shown.change_text}
+    return {
+        "before": shown.before,
+        "now": shown.now,
+        "change": shown.change,
+        "interval": shown.interval(" to "),
+        **texts,
+    }
+
+
+def _head(row: Judged) -> str | None:
     return None if row.span is None else row.span.head.commit_text
 
 
-def _base(row: Any) -> str | None:
+def _base(row: Judged) -> str | None:
     return None if row.span is None or row.span.base is None else row.span.base.commit_text
 
 

@@ -172,7 +172,7 @@ def test_a_row_of_an_open_alert_shows_the_newest_result(make: Any, stored: Any) 
     for rows, opened in nights[3:]:
         (row,) = [row for row in rows if row.verdict == "regressed"]
         assert opened == {3} and row.point is not None
-        assert row.level_now == pytest.approx(row.point.median_ms)
+        assert row.shown.now == pytest.approx(row.point.median_ms)
         assert row.change == pytest.approx(0.2, abs=0.05) and row.effect.low is None
 
 
@@ -194,5 +194,5 @@ def test_a_row_shows_the_level_since_the_step_not_the_newest_result(make: Any, s
     nights = play(make, stored, [1, 1, 1, 1, 1, 1.04, 1.04, 1.04], *QUIET, outliers={8: 1.05})
     (row,) = (row for row in nights[-1][0] if row.verdict == "regressed")
     assert (row.note or "").startswith("measured by an A/B of ")
-    assert (row.level_before, row.level_now, row.change) == pytest.approx((1.003, 1.0427, 0.0397), abs=0.001)
+    assert (row.shown.before, row.shown.now, row.change) == pytest.approx((1.003, 1.0427, 0.0397), abs=0.001)
     assert row.flat()["latency_ms"] == pytest.approx(1.0518, abs=0.001)

@@ -64,8 +64,8 @@ def test_the_numbers_of_a_row_are_of_its_points(make: Any, stored: Any) -> None:
     """The A/B of an earlier night is in the note, with its commits, and not mixed with the newest point."""
     row = judged(stored, [make(1), make(2, 1.5)], math.log(1.8), "different")
     assert row.point is not None and row.verdict == "regressed"
-    assert row.level_before == pytest.approx(1.0, rel=2e-3)
-    assert row.level_now == pytest.approx(row.point.median_ms)
+    assert row.shown.before == pytest.approx(1.0, rel=2e-3)
+    assert row.shown.now == pytest.approx(row.point.median_ms)
     base, head = (make(night).run.commit.hash[:10] for night in (1, 2))
     assert row.note is not None and f"A/B of {base}..{head}: +80.0%" in row.note
 

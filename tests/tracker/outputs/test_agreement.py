@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, Seri
 from groupbench.tracker.record import Environment
 from groupbench.tracker.report.views import Addresses, changed
 from groupbench.tracker.serve import render as dashboard
+from groupbench.tracker.serve import work
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.stats.scan import SeriesFinding, scan
 from groupbench.tracker.verdicts import Verdict
@@ -121,7 +123,8 @@ def test_the_numbers_of_the_gates_tables_agree(log: Floats, pinned: bool, newest
         slack = 0.051 + 0.0056 * max(map(abs, percents))  # of rounding, such as 10.04 to 10.0×
         ends = [percents[0] - slack, percents[1] + slack]
         assert row.change is not None
-        check(terminal.was(row), terminal.now(row), 100 * row.change, ends)
+        cells = terminal.cells(row)
+        check(cells["was"], cells["now"], cells["change"], ends)
 
         page = summary.render(GateResult(Gate(run_row(1), (row,), 0, "")))
         (line,) = [line for line in page.splitlines() if " ms |" in line][:1]
@@ -135,21 +138,52 @@ def test_the_numbers_of_the_gates_tables_agree(log: Floats, pinned: bool, newest
             assert latency is not None
             check(latency[1], latency[2], latency[3], ends)
 
-        cells = changed([row], Addresses({}, None)).rows[0]  # type: ignore[arg-type]
-        texts = [cell.text for cell in cells]
+        texts = [cell.text for cell in changed([row], Addresses({}, None)).rows[0]]  # type: ignore[arg-type]
         effect = next(text for text in texts if text.endswith(("%", "×")))
         before, now = (text for text in texts if text.endswith(" ms"))
         check(before, now, effect, ends)
+
+
+def texts_of(row: Judged) -> list[list[str]]:
+    """Return (change, before, now) of a row in the terminal, in a summary, on the report page and on the dashboard."""
+    cells = terminal.cells(row)
+    page = summary.render(GateResult(Gate(run_row(1), (row,), 1, "")))  # type: ignore[arg-type]
+    (line,) = [line for line in page.splitlines() if line.startswith("| `gemm`") and f"| {row.what} |" in line]
+    before, now, change = [cell.strip() for cell in line.split("|")][5:8]
+    report = changed([row], Addresses({}, None)).rows[0]  # type: ignore[arg-type]
+    stored = work._changed(row)
+    verdict = {"folded": [], "rows": [{"id": "run-1", **stored}], "unmeasured": {"total": 0}, "paging": {"pages": 1}}
+    template = '{% import "macros.html" as ui %}{{ ui.changed(verdict, "") }}'
+    html = dashboard._environment().from_string(template).render(verdict=verdict)
+    served = re.findall(r'data-title="(effect|before|now)"[^>]*>(?:<b>)?([^<]*)', html)
+    return [
+        [cells["change"], cells["was"], cells["now"]],
+        [change, before, now],
+        [cell.text for cell in report[2:5]],
+        [text for _, text in served],
+    ]
 
 
 def test_the_numbers_of_an_error_are_not_those_of_the_latency() -> None:
     """A kernel that got faster and less accurate has one row."""
     effect = Effect(before_ms=1.0, before_rms=1e-4, change=-0.2, low=-0.21, high=-0.19)
     row = Judged(SERIES, Verdict.REGRESSED, point_row(0.8, run_row(1)), "accuracy", effect=effect)
-    shown = summary.render(GateResult(Gate(run_row(1), (row,), 1, "")))  # type: ignore[arg-type]
-    assert "| 0.0001 rms | 0.001 rms | 10.0× |" in shown
-    cells = changed([row], Addresses({}, None)).rows[0]  # type: ignore[arg-type]
-    assert [cell.text for cell in cells[2:5]] == ["10.0×", "0.000100 rms", "0.00100 rms"]
+    assert texts_of(row) == [["10.0×", "0.0001 rms", "0.001 rms"]] * 4
+    assert "interval" not in junit._details(row)
+
+
+@pytest.mark.parametrize(
+    ("what", "effect", "texts"),
+    [
+        ("spills", Effect(before=24.0, change=1.0, low=0.9, high=1.1), ["+100.0%", "24 B", "48 B"]),
+        ("kernels", Effect(before=2.0, change=0.5), ["+50.0%", "2 kernels", "3 kernels"]),
+        ("latency", Effect(1.0, change=0.03), ["+3.0%", "1.000 ms", "1.030 ms"]),
+    ],
+)
+def test_the_outputs_show_the_same_levels(what: str, effect: Effect, texts: list[str]) -> None:
+    row = Judged(SERIES, Verdict.REGRESSED, point_row(0.8, run_row(1)), what, effect=effect)
+    assert texts_of(row) == [texts] * 4
+    assert f"{what} {texts[1]} → {texts[2]}" in junit.message(row)
 
 
 def test_a_large_change_is_a_factor_everywhere() -> None:
@@ -159,7 +193,7 @@ def test_a_large_change_is_a_factor_everywhere() -> None:
     assert junit.message(row) == "regressed: latency 1.000 ms → 60.80 ms, 60.8×"
     assert result.groups[0].change == "60.8×"
     assert changed([row], Addresses({}, None)).rows[0][2].text == "60.8×"  # type: ignore[arg-type]
-    assert {column.key: column for column in terminal.COLUMNS}["change"].show(row.change) == "60.8×"
+    assert terminal.cells(row)["change"] == "60.8×"
     assert dashboard._environment().from_string("{{ 59.8|signed }}").render() == "60.8×"
     assert row.flat()["change"] == 59.8
 

@@ -593,4 +593,4 @@ def test_the_numbers_of_a_row_agree(change: float | None) -> None:
     row = judged(1, "regressed", what="latency", effect=Effect(0.1252, change=change))
     assert row.point is not None
     expected = row.point.median_ms if change is None else 0.1252 * (1 + change)
-    assert row.level_now == pytest.approx(expected)
+    assert row.shown.now == pytest.approx(expected)
