@@ -22,6 +22,7 @@ from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.query.tables import Rows, finite
 from groupbench.tracker.stats.ratios import GeometricMean, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import judge_pools, judge_rms
+from groupbench.tracker.text.wording import rms_text
 from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ def _judged(
     timed_a = [p for p in a if p.timed]
     timed_b = [p for p in b if p.timed and timed_a and p.timing == timed_a[-1].timing]
     rms = judge_rms(b[-1].rms, finite(p.rms for p in a))
-    worse = f"accuracy: rms {a[-1].rms:.3g} → {b[-1].rms:.3g}" if rms.verdict is Verdict.REGRESSED else None
+    worse = f"accuracy: {rms_text(rms.before, b[-1].rms)}" if rms.verdict is Verdict.REGRESSED else None
     if timed_a and timed_b:
         pair = _timed(series, timed_a, timed_b, note, min_effect)
     else:

@@ -18,6 +18,7 @@ from groupbench.tracker.metrics import RMS
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.stats.thresholds import YOUNG, worse_since
+from groupbench.tracker.text.wording import rms_text
 from groupbench.tracker.verdicts import Verdict
 
 _STILL = 0.2
@@ -109,7 +110,7 @@ class AccuracyRule:
             return None
         runs = self.data.runs
         span = Span(runs[int(past.run[first])], runs[int(past.run[last])])
-        note = f"rms {before:.3g} → {point.rms:.3g}"
+        note = rms_text(before, point.rms)
         if row.what == "latency" and row.change is not None and row.verdict is not Verdict.OK:
             note += f", and {percent_of(row.change)}"
         cause = find_cause(*self.data.facts_of(point, span), result=True)

@@ -52,6 +52,7 @@ class ChangeVerdict:
     n: int  # results in the history
     change: float | None = None
     threshold: float | None = None
+    before: float | None = None  # level of the history, which decides
 
     @property
     def relative_change(self) -> float:
@@ -135,7 +136,7 @@ def judge_rms(rms: float | None, history_rms: ArrayLike) -> ChangeVerdict:
     before = float(np.median(history))
     worse = RMS.worse(before, rms)
     change = math.log(rms / before) if rms > 0 and before > 0 else None
-    return ChangeVerdict(Verdict.REGRESSED if worse else Verdict.OK, n, change, math.log(RMS_RATIO))
+    return ChangeVerdict(Verdict.REGRESSED if worse else Verdict.OK, n, change, math.log(RMS_RATIO), before)
 
 
 def worse_since(

@@ -114,6 +114,11 @@ def short_number(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
 
+def rms_text(before: float | None, now: float | None) -> str:
+    """Return two relative errors: `rms 0.001 → 0.0018`."""
+    return f"rms {short_number(before)} → {short_number(now)}"
+
+
 def date(value: datetime | None) -> str:
     return "" if value is None else f"{value:%Y-%m-%d %H:%M}"
 

@@ -56,6 +56,14 @@ def test_each_verdict(cli: Cli, stored: Stored, make: Any) -> None:
     assert "driver 570.1 → 2" in text.stdout
 
 
+def test_the_reason_of_a_lost_accuracy_shows_the_error_that_decided(cli: Cli, stored: Stored, make: Any) -> None:
+    """The median of A decides, whatever its newest run shows."""
+    errors = [1e-3, 1e-3, 1e-3, 2e-3, 1.8e-3]
+    stored([make(n, commit=("b" if n == 4 else "a") * 40, rms=rms) for n, rms in enumerate(errors)])
+    (row,) = json.loads(cli("compare", "aaaa", "bbbb", "--json").stdout)["series"]
+    assert (row["verdict"], row["note"]) == ("regressed", "accuracy: rms 0.001 → 0.0018")
+
+
 def test_force_compares_different_environments_with_a_note(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, ms=1.1, environment={"driver": "2"})])
     refused = cli("compare", "000", "001")
