@@ -34,24 +34,38 @@ def same_change(alert: AlertRow, row: Judged) -> bool:
     metric = of_alert(alert.metric)
     start = metric.log(alert.before)
     far = metric.log(before) - start
-    slack = max(abs(distance) / 2, math.log1p(least_effect("gpu", alert.before)))
+    if abs(far) >= abs(far - distance):
+        return False
     elsewhere = row.span is not None and not Span(alert.base_run, alert.run).overlaps(row.span)
     if elsewhere and row.what == "latency" and abs(far) > _uncertainty(alert, row):
         return False  # from another level
+    slack = max(abs(distance) / 2, smallest_change(alert, row))
     if alert.state in OPEN:
-        least = row.effect.low if row.what == "latency" else None  # the change is at least as large
-        return abs(far) < abs(far - distance) and (least is None or math.log1p(least) <= distance + slack)
+        return _no_larger(row, distance + slack)
     if row.compared is not None and elsewhere:
         return False  # an A/B found it between other commits
-    back = metric.log(after) - start - distance
-    return abs(far) < abs(far - distance) and abs(back) <= slack
+    return abs(metric.log(after) - start - distance) <= slack
+
+
+def _no_larger(row: Judged, distance: float) -> bool:
+    """Return whether a row's change may be as small as a log distance: a latency's is at least its interval's end."""
+    least = row.effect.low if row.what == "latency" else None
+    return least is None or math.log1p(least) <= distance
+
+
+def smallest_change(alert: AlertRow, row: Judged) -> float:
+    """Return the smallest log change that counts from the known level before an alert, with the row's timing."""
+    metric = of_alert(alert.metric)
+    if metric is not LATENCY:
+        return math.log1p(metric.least)
+    assert alert.before is not None
+    timing = row.point.timing if row.point is not None else None
+    return math.log1p(least_effect(timing or "gpu", alert.before))
 
 
 def _uncertainty(alert: AlertRow, row: Judged) -> float:
     """Return the log distance up to which the level before a row's change may be the one before an alert."""
-    assert alert.before is not None
-    timing = row.point.timing if row.point is not None else None
-    return max(math.log1p(least_effect(timing or "gpu", alert.before)), SURE * (row.evidence.sigma or 0.0))
+    return max(smallest_change(alert, row), SURE * (row.evidence.sigma or 0.0))
 
 
 def levels(row: Judged) -> tuple[float | None, float | None]:
@@ -104,7 +118,7 @@ def _latency_is_back(alert: AlertRow, point: PointRow, row: Judged) -> bool:
     runs = [run for run, _ in row.evidence.latest]
     since = runs.index(alert.run.pk) + 1 if alert.run.pk in runs else 0
     latest = [log for _, log in row.evidence.latest[since:]]
-    least = math.log1p(least_effect(point.timing, alert.before))
+    least = smallest_change(alert, row)
     sigma = row.evidence.sigma
     if sigma is not None and len(latest) >= _SHOW_SCATTER:
         sigma = min(sigma, statistics.stdev(latest))  # that of a short history counts the alert's own step as scatter

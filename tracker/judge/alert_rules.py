@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from groupbench.tracker.judge import alerts
-from groupbench.tracker.judge.alert_levels import is_back, same_change
+from groupbench.tracker.judge.alert_levels import is_back, same_change, smallest_change
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, joined
@@ -15,7 +15,6 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
 from groupbench.tracker.metrics import METRICS, relative
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.verdicts import Verdict
 
 
@@ -140,7 +139,7 @@ def _seems_over(row: Judged, alert: AlertRow) -> bool:
     point = row.point
     if alert.metric != "latency" or point is None or not point.median_ms or point.timing is None or not alert.before:
         return False
-    return abs(math.log(point.median_ms / alert.before)) <= math.log1p(least_effect(point.timing, alert.before))
+    return abs(math.log(point.median_ms / alert.before)) <= smallest_change(alert, row)
 
 
 def _levels(row: Judged, alert: AlertRow) -> Effect:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,9 +17,11 @@ from sqlalchemy import func, select
 
 from groupbench.tracker import open_tracker
 from groupbench.tracker.judge import alert_moves, alerts
+from groupbench.tracker.judge.alert_levels import same_change, smallest_change
 from groupbench.tracker.judge.alert_rules import AlertRules
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.gate_data import GateData
+from groupbench.tracker.judge.verdicts import Effect
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.store import comparisons
@@ -296,6 +299,25 @@ def test_an_acknowledged_regression_that_grows_is_news(slower: Cli, stored: Stor
     assert "(1)" in slower("gate", "--update").stderr
     assert listed(slower)[0]["change"] == pytest.approx(0.2, abs=0.01)
     assert "nothing new" in slower("gate", "--update").stderr
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize(("timing", "same"), [("cpu", True), ("gpu", False)])
+def test_a_change_is_an_alerts_up_to_the_smallest_change_of_its_timing(
+    timing: str, same: bool, slower: Cli, db: Any
+) -> None:
+    """An alert of 11 % and a change of at least 18 %: on a CPU, 10 % do not count."""
+    with open_store(db, create=False) as store, store.read() as session:
+        (row,) = judge_run(session, find_run(session, None)).rows
+    assert row.alert is not None and row.point is not None
+    alert, point = replace(row.alert, before=1.0, after=1.11), replace(row.point, timing=timing)
+    assert same_change(alert, replace(row, point=point, effect=Effect(1.0, change=0.2, low=0.18, high=0.22))) is same
+
+
+@pytest.mark.parametrize(("metric", "least"), [("accuracy", 0.5), ("energy_j", 0.03), ("workspace_mib", 0.05)])
+def test_the_level_of_an_alert_is_a_latency_only_if_its_metric_is(metric: str, least: float) -> None:
+    alert, row = SimpleNamespace(metric=metric, before=0.01), SimpleNamespace(point=None)
+    assert smallest_change(cast(Any, alert), cast(Any, row)) == pytest.approx(math.log1p(least))
 
 
 @pytest.mark.sqlite
