@@ -284,9 +284,9 @@ def decided(result: AbResult) -> EvaluationVerdict:
     The sequential test of `ab` may be wrong once in a thousand comparisons, which takes several pairs of processes.
     To try one candidate after another, the 95 % interval is good enough.
     """
-    if result.verdict != "unknown" or result.low is None or result.high is None:
+    if result.verdict != "unknown" or result.low is None or result.high is None or result.min_effect is None:
         return result.direction
-    least = math.log1p(result.min_effect or MIN_EFFECT)
+    least = math.log1p(result.min_effect)
     if result.low > least:
         return "slower"
     if result.high < -least:

@@ -265,9 +265,5 @@ def open_comparator(repository: Path, header: Header, keep: Keep | None = None) 
 
 def settings_of(header: Header) -> Settings:
     """Return the settings of a log's search. The same settings ask the same questions."""
-    if header.metric == "accuracy":
-        least = LEAST_ACCURACY
-    else:
-        least = math.log1p(header.bench.get("min_effect") or 0.01)
     direction = cast("Direction", header.direction)
-    return Settings(direction, header.all, header.confidence, least, Rates())
+    return Settings(direction, header.all, header.confidence, Rates())

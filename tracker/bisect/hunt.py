@@ -108,7 +108,6 @@ class Settings:
     direction: Direction = "worse"
     all: bool = False  # also search for changes that the first commit does not explain
     confidence: float = 0.95  # probability required to name a commit
-    least: float = math.log(1.01)  # smallest unexplained effect to search for
     rates: Rates = field(default_factory=Rates)
 
 
@@ -315,7 +314,7 @@ class _Hunter:
         after = Line(line.changes[result.last - 1].commit, line.changes[result.last :], line.bad)
         level = self.trace.levels.get(line.changes[result.first - 2].commit) if result.first > 1 else None
         reached = 0.0 if level is None or level.verdict == "same" else level.effect or 0.0
-        slack = math.hypot(_half(ends), _half(result.finding)) + max(self.settings.least, ends.least)
+        slack = math.hypot(_half(ends), _half(result.finding)) + ends.least
         unchanged = level is None or level.verdict == "same"
         culprits: list[Culprit] = []
         for part, effect, quiet in ((before, reached, unchanged), (after, ends.effect - reached - explained, False)):

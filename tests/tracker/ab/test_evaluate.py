@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from groupbench.operators.measure.side import list_offers
 from groupbench.tracker.ab.bench import AbError
-from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, exit_code, of, to_try
+from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, decided, exit_code, of, to_try
 from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.cli import main
@@ -273,6 +273,14 @@ def test_at_the_end_of_a_limit_the_interval_decides(
     assert (evaluation.verdict, evaluation.ran_out) == (verdict, limit)
     assert ("95 %" in (evaluation.note or "")) == (verdict != "unknown")
     assert ("--budget" in (evaluation.note or "")) == (verdict != "unknown" and limit == "budget")
+
+
+def test_no_change_is_too_small_if_the_smallest_is_zero() -> None:
+    result = AbResult(
+        AbCell("gemm", "triton", "N=1", "bf16"), AbSide("a"), AbSide("b"), "unknown", effect=0.003, low=0.002,
+        high=0.004, min_effect=0.0,
+    )  # fmt: skip
+    assert decided(result) == "slower"
 
 
 @pytest.mark.parametrize("verdict", ["wrong", "suspicious", "failed", "unknown", "faster"])

@@ -240,6 +240,18 @@ def test_a_pair_that_differs_the_other_way_does_not_confirm() -> None:
     assert not result.culprits
 
 
+def test_the_smallest_change_of_the_comparisons_is_that_of_the_search() -> None:
+    """A second change of 0.7 % counts, since each comparison shows changes from 0.3 % on."""
+    world = World(straight(32), {"c5": 0.007, "c20": 0.009})
+
+    def compare(question: ComparisonRequest) -> AbFinding:
+        return replace(world.compare(question), least=math.log1p(0.003))
+
+    result, _ = finish(hunt(world.history, Settings(rates=EXACT), Trace()), compare)
+    assert [culprit.commits for culprit in result.culprits] == [("c20",)]
+    assert result.unexplained == pytest.approx(0.007, abs=0.001)
+
+
 def test_ends_that_fail_are_named() -> None:
     for broken, word in (("c0", "GOOD"), ("c7", "BAD")):
         result, _, _ = World(straight(8), {"c3": 0.02}, broken=frozenset([broken])).hunt()
