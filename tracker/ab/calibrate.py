@@ -121,6 +121,7 @@ def _scatter(timed: Sequence[AbResult], rule: Rule, budget_s: float) -> dict[str
     import numpy as np
 
     from groupbench.tracker.stats import sequential
+    from groupbench.tracker.stats.thresholds import mad
 
     blocks = [block for result in timed for block in result.bursts]
     parts = [
@@ -136,7 +137,7 @@ def _scatter(timed: Sequence[AbResult], rule: Rule, budget_s: float) -> dict[str
         "placement_sd": float(np.sqrt(placements.mean())),
         "burst_sd": float(np.sqrt(bursts.mean())) if len(bursts) else None,
         "process_sd": process_sd(timed),
-        "block_sd": 1.4826 * float(np.median(np.abs(differences - np.median(differences)))),
+        "block_sd": mad(differences, corrected=False),
         "smallest_change": smallest_change(differences, rule, max(1, int(budget_s / block_s))),
     }
 

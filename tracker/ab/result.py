@@ -136,14 +136,13 @@ def defaults(timing: str, latency_ms: float) -> Defaults:
     On an H100, blocks of a 13 us kernel scatter ten times as much as those of a 0.4 ms kernel, so detecting less than
     2 % would take minutes. For such a kernel, more samples cost little compared to the rest before them.
     """
-    from groupbench.tracker.stats.thresholds import least_effect  # numpy comes with it
+    from groupbench.tracker.stats.thresholds import GROSS, POOL_FLOOR, least_effect  # numpy comes with it
 
-    min_effect = least_effect(timing, latency_ms)
-    if timing != "gpu":
-        return Defaults(min_effect, 0.02, 0.30, 10, 0.0, TICK_MS["cpu"], 0.0)
-    return Defaults(
-        min_effect, 0.001, 0.05, 30 if latency_ms < 0.05 else 10, 0.3, TICK_MS["gpu"], process_sd(latency_ms)
-    )
+    device = "gpu" if timing == "gpu" else "cpu"
+    common = least_effect(timing, latency_ms), POOL_FLOOR[device], GROSS[device]
+    if device == "cpu":
+        return Defaults(*common, 10, 0.0, TICK_MS["cpu"], 0.0)
+    return Defaults(*common, 30 if latency_ms < 0.05 else 10, 0.3, TICK_MS["gpu"], process_sd(latency_ms))
 
 
 def process_sd(latency_ms: float) -> float:

@@ -47,7 +47,13 @@ def moved(finding: scans.SeriesFinding | None) -> TypeGuard[scans.SeriesFinding]
 
 
 def history(
-    past: Past, floor: float, least: float, pool: Hashable, *, gross: float = 0.05, worse: Literal[1, -1] = 1
+    past: Past,
+    floor: float,
+    least: float,
+    pool: Hashable,
+    *,
+    gross: float = scans.SeriesHistory.gross,
+    worse: Literal[1, -1] = 1,
 ) -> scans.SeriesHistory:
     """Return a past as input for the statistics; `least` and `gross` are logarithms."""
     return scans.SeriesHistory(

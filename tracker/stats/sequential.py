@@ -35,6 +35,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from groupbench.tracker.stats.thresholds import MAD_SD, mad
+
 BlockVerdict = Literal["same", "different", "continue"]
 
 MAX_BLOCKS = 160
@@ -209,10 +211,10 @@ def components(bursts: Sequence[Sequence[float]]) -> tuple[float, float]:
     means = np.array([np.mean(block) for block in bursts])
     within = np.concatenate([np.asarray(block) - np.mean(block) for block in bursts])
     most = max(len(block) for block in bursts)
-    total = 1.4826 * float(np.median(np.abs(means - np.median(means))))
+    total = mad(means, corrected=False)
     if most < 2:
         return total, math.nan
-    burst = 1.4826 * float(np.median(np.abs(within))) * math.sqrt(most / (most - 1))
+    burst = MAD_SD * float(np.median(np.abs(within))) * math.sqrt(most / (most - 1))
     return math.sqrt(max(0.0, total**2 - burst**2 / most)), burst
 
 

@@ -39,6 +39,9 @@ RMS_RATIO = 1 + RMS.least
 RMS_FLOOR = RMS.negligible
 """Errors below this are rounding of the last bit, whatever their ratio."""
 
+MAD_SD = 1.4826
+"""Standard deviation of a normal distribution whose median absolute deviation is 1."""
+
 # Finite-sample factors of the MAD: Croux and Rousseeuw, "Time-efficient algorithms for two highly robust
 # estimators of scale", 1992. Without them, three nights that happen to be quiet make the fourth a regression.
 _MAD_FACTOR = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
@@ -64,18 +67,21 @@ class ChangeVerdict:
         return relative(self.threshold)
 
 
-def mad(values: NDArray[np.float64]) -> float:
-    """Return a robust standard deviation of values [n] from their median absolute deviation; 0 for fewer than two."""
+def mad(values: NDArray[np.float64], *, corrected: bool = True) -> float:
+    """Return a robust standard deviation of values [n] from their median absolute deviation; 0 for fewer than two.
+
+    corrected  apply the factor for a small n
+    """
     n = len(values)
     if n < 2:
         return 0.0
-    factor = _MAD_FACTOR.get(n, n / (n - 0.8))
-    return float(1.4826 * factor * np.median(np.abs(values - np.median(values))))
+    factor = _MAD_FACTOR.get(n, n / (n - 0.8)) if corrected else 1.0
+    return float(MAD_SD * factor * np.median(np.abs(values - np.median(values))))
 
 
 def step_scatter(log: NDArray[np.float64]) -> float:
     """Return the scatter from differences of successive results, which drifts and steps do not affect; 0 for one."""
-    return 0.0 if len(log) < 2 else 1.4826 * float(np.median(np.abs(np.diff(log)))) / math.sqrt(2)
+    return 0.0 if len(log) < 2 else MAD_SD * float(np.median(np.abs(np.diff(log)))) / math.sqrt(2)
 
 
 TOO_NOISY = 0.2

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from groupbench.tracker.ab.result import defaults
-from groupbench.tracker.stats.thresholds import burst_error, judge_pools, judge_rms, least_effect, mad, worse_since
+from groupbench.tracker.stats.thresholds import (
+    GROSS,
+    POOL_FLOOR,
+    burst_error,
+    judge_pools,
+    judge_rms,
+    least_effect,
+    mad,
+    worse_since,
+)
 
 UNKNOWN = math.nan
 
@@ -29,12 +38,21 @@ def test_the_least_effect_is_that_of_an_ab(timing: str, ms: float, least: float)
     assert least_effect(timing, ms) == least == defaults(timing, ms).min_effect
 
 
+@pytest.mark.parametrize("timing", ["gpu", "cpu"])
+def test_the_floors_of_an_ab_are_those_of_pools(timing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (defaults(timing, 1.0).floor, defaults(timing, 1.0).gross) == (POOL_FLOOR[timing], GROSS[timing])
+    monkeypatch.setitem(POOL_FLOOR, timing, 0.7)
+    monkeypatch.setitem(GROSS, timing, 0.9)
+    assert (defaults(timing, 1.0).floor, defaults(timing, 1.0).gross) == (0.7, 0.9)
+
+
 def test_mad_estimates_the_standard_deviation() -> None:
     rng = np.random.default_rng(3)
     for n in (3, 5, 9, 20):
         estimates = [mad(rng.normal(0, 1, n)) for _ in range(3000)]
         assert np.mean(estimates) == pytest.approx(1, abs=0.08)
-    assert mad(np.array([1.0])) == 0
+    assert mad(np.array([1.0])) == mad(np.array([1.0]), corrected=False) == 0
+    assert mad(np.array([1.0, 2.0, 4.0]), corrected=False) == 1.4826
 
 
 def test_burst_error_is_that_of_the_median() -> None:
