@@ -344,9 +344,14 @@ def relative(effect: float | None) -> float | None:
     return None if effect is None or math.isnan(effect) else math.expm1(effect)
 
 
+def named(name: str | None) -> Metric | None:
+    """Return the metric of a name, where `accuracy` means the relative error; None for names such as `result`."""
+    return RMS if name == "accuracy" else METRICS.get(name or "")
+
+
 def of_alert(name: str) -> Metric:
     """Return the metric by which the levels of an alert are compared."""
-    return RMS if name == "accuracy" else METRICS.get(name, LATENCY)
+    return named(name) or LATENCY
 
 
 def register(metric: Metric) -> None:

@@ -81,6 +81,12 @@ def test_a_record_without_them_is_the_line_and_the_hash_that_it_was(make: Callab
     assert content_of(make(metrics={"a": 1.0, "b": 2.0})) == content_of(make(metrics={"b": 2.0, "a": 1.0}))
 
 
+def test_a_change_of_accuracy_is_one_of_the_relative_error() -> None:
+    assert metrics.named("accuracy") is metrics.named("rms") is metrics.of_alert("accuracy") is RMS
+    assert metrics.named("result") is metrics.named(None) is None
+    assert metrics.of_alert("result") is METRICS["latency"]
+
+
 def test_a_name_is_registered_once(further: None) -> None:
     with pytest.raises(ValueError, match="effort"):
         metrics.register(EFFORT)

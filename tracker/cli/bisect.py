@@ -28,6 +28,7 @@ from groupbench.tracker.cli.options import (
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.durations import Duration
+from groupbench.tracker.text.repro import SEARCHED
 from groupbench.tracker.text.wording import counted, printable, signed_change
 from groupbench.tracker.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
 
@@ -73,7 +74,7 @@ _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 @plugins_option
 @click.option(
     "--metric",
-    type=click.Choice(["latency", "accuracy"]),
+    type=click.Choice(SEARCHED),
     default="latency",
     show_default=True,
     help="Find a change of this metric.",

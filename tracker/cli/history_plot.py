@@ -10,7 +10,7 @@ import click
 from groupbench.tracker import plots
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.identity import PROBLEM
-from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.metrics import METRICS, RMS, named
 from groupbench.tracker.plots import Curve, Trend
 from groupbench.tracker.text.wording import commit_text, printable
 
@@ -21,7 +21,7 @@ def drawn(name: str) -> tuple[str, str]:
         return "latency_ms", "ms"
     if name == "speedup":
         return "speedup", "times the baseline"
-    if name in ("rms", "accuracy"):
+    if named(name) is RMS:
         return "rms", "relative RMS error"
     return name, METRICS[name].unit or name
 

@@ -8,7 +8,7 @@ import statistics
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Judged
-from groupbench.tracker.metrics import LATENCY, METRICS, of_alert
+from groupbench.tracker.metrics import LATENCY, METRICS, RMS, of_alert
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats.thresholds import SURE, least_effect, on_level
 
@@ -72,12 +72,7 @@ def levels(row: Judged) -> tuple[float | None, float | None]:
     """Return a row's (level before, level after), in the unit of its metric."""
     if row.what == "latency" and row.effect.before_ms and row.change is not None:
         return row.effect.before_ms, row.effect.before_ms * (1 + row.change)
-    if (
-        row.what == "accuracy"
-        and row.effect.before_rms is not None
-        and row.point is not None
-        and row.point.rms is not None
-    ):
+    if row.metric is RMS and row.effect.before_rms is not None and row.point is not None and row.point.rms is not None:
         return row.effect.before_rms, row.point.rms
     if row.what in METRICS and row.effect.before is not None and row.now is not None:
         return row.effect.before, row.now

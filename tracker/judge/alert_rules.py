@@ -13,7 +13,7 @@ from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, joined
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
-from groupbench.tracker.metrics import METRICS, relative
+from groupbench.tracker.metrics import METRICS, RMS, of_alert, relative
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.verdicts import Verdict
 
@@ -146,7 +146,7 @@ def _levels(row: Judged, alert: AlertRow) -> Effect:
     """Return a row's effect, relative to the level before its alert."""
     if alert.before is None:
         return row.effect
-    if alert.metric == "accuracy":
+    if of_alert(alert.metric) is RMS:
         return replace(row.effect, before_rms=alert.before)
     if alert.metric not in METRICS or row.point is None:
         return row.effect

@@ -13,7 +13,7 @@ from groupbench.tracker.identity import SHOWN
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.shown import Shown
 from groupbench.tracker.judge.spans import Span, Transition
-from groupbench.tracker.metrics import LATENCY, METRICS, RMS, Metric
+from groupbench.tracker.metrics import LATENCY, RMS, Metric, named
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import Rows
@@ -96,9 +96,7 @@ class Judged:
     @property
     def metric(self) -> Metric | None:
         """The metric that the row judges, if any."""
-        if self.what == PIN:
-            return LATENCY
-        return RMS if self.what == "accuracy" else METRICS.get(self.what or "")
+        return LATENCY if self.what == PIN else named(self.what)
 
     @property
     def repro(self) -> str | None:
