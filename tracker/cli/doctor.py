@@ -11,7 +11,8 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:
-    from groupbench.tracker.doctor.checkup import Check, Checkup
+    from groupbench.tracker.doctor.check import Check
+    from groupbench.tracker.doctor.checkup import Checkup
 
 
 FACTS = (

@@ -18,14 +18,13 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from groupbench.tracker.doctor.check import Check
+from groupbench.tracker.doctor.gpu import gpus
 from groupbench.tracker.environment import installed_version
-
-Level = Literal["fact", "better", "broken"]
-"""fact: information. better: could be improved. broken: something cannot be measured or stored."""
 
 MODULE = "groupbench.operators.inventory"
 TIMEOUT_S = 300.0
@@ -46,18 +45,6 @@ SQLITE = (3, 35)
 
 BUSY = 0.5
 """Load average per CPU above which other processes affect latencies of microseconds."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One fact about the machine, with the reason why it matters and a command that improves it."""
-
-    area: str
-    name: str
-    value: str
-    level: Level = "fact"
-    why: str | None = None
-    command: str | None = None
 
 
 @dataclass(frozen=True)
@@ -83,8 +70,6 @@ class Checkup:
 
 def examine(database: str) -> Checkup:
     """Check the machine. This takes as long as importing torch, triton and helion."""
-    from groupbench.tracker.doctor.gpu import gpus
-
     inventory, trouble = take_inventory()
     cards = list(gpus())
     findings = [*_software(inventory, trouble, cards), *cards, *_host(), *_storage(database)]

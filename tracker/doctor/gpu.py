@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterator
 from typing import Any
 
-from groupbench.tracker.doctor.checkup import Check
+from groupbench.tracker.doctor.check import Check
 
 HELD = 0x2
 """The reason "application clocks setting": `nvidia-smi -lgc` or `-ac` holds the clocks."""

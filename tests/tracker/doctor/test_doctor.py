@@ -16,7 +16,7 @@ import pytest
 from click.testing import Result
 
 from groupbench.tracker.doctor import checkup, gpu
-from groupbench.tracker.doctor.checkup import Check
+from groupbench.tracker.doctor.check import Check
 from groupbench.tracker.store import engine
 
 Cli = Callable[..., Result]
@@ -147,6 +147,11 @@ def test_an_older_card_and_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     (check,) = look(monkeypatch, error="Driver Not Loaded")
     assert check.level == "fact" and "Driver Not Loaded" in check.value
+
+
+def test_the_checks_of_gpus_are_below_the_checkup() -> None:
+    """Both could import each other only inside a function."""
+    assert checkup.gpus is gpu.gpus and gpu.Check is Check
 
 
 def test_without_nvidias_package(monkeypatch: pytest.MonkeyPatch) -> None:
