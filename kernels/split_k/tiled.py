@@ -131,7 +131,7 @@ def _depth(block_m: int, block_n: int, wide: bool, streamed: bool) -> tuple[int,
     return 128, 3 if streamed else 6 if block_m + block_n <= 128 else 4
 
 
-def interpreter_config(M: int, N: int, K: int) -> SplitKConfig:
+def interpreter_config(M: int, K: int) -> SplitKConfig:
     """Return the config for Triton's interpreter: large blocks, since it is slow per operation, and a single adder."""
     return SplitKConfig(16 if M <= 16 else 32, 32, 64, legal_splits(5, K, 64), num_stages=1)
 
@@ -505,7 +505,7 @@ def _checked(a: Tensor, b: Tensor, config: SplitKConfig | None) -> tuple[int, in
 def default_config(M: int, N: int, K: int, dtype: torch.dtype, device: Device) -> SplitKConfig:
     """Return `choose_config`'s config for a problem, or the nearest one that fits the GPU."""
     if device.vendor == "cpu":
-        return interpreter_config(M, N, K)
+        return interpreter_config(M, K)
 
     def fit(config: SplitKConfig) -> SplitKConfig:
         """Return the config with as many splits and adders as its tile may have."""

@@ -86,7 +86,7 @@ def cause(finding: AbFinding) -> str:
 
 def lines(result: BisectResult, history: History, trace: Trace, metric: str, cell: str) -> Iterator[str]:
     """Yield the result as lines of text. The first line is the conclusion."""
-    yield _head(result, history, metric, cell)
+    yield _head(result, metric, cell)
     for culprit in result.culprits:
         yield from _culprit_lines(culprit, history, metric, len(result.culprits) > 1)
     if result.total is not None and result.total.effect is not None:
@@ -118,7 +118,7 @@ def counts(trace: Trace) -> str:
     return f"{counted(trace.comparisons['step'], 'step')}, {counted(trace.comparisons.total(), 'comparison')}"
 
 
-def _head(result: BisectResult, history: History, metric: str, cell: str) -> str:
+def _head(result: BisectResult, metric: str, cell: str) -> str:
     if result.outcome != "found":
         return f"{result.message}: {cell}" if result.outcome != "narrowed" else f"narrowed to {result.message}: {cell}"
     first = result.culprits[0]

@@ -173,7 +173,7 @@ def accept_transition(session: Session, gate: Gate, who: str, reason: str | None
 def acknowledge(session: Session, ids: Sequence[int], who: str, reason: str, now: datetime) -> list[AlertRow]:
     """Mark alerts as known and being worked on, and return them. Raises QueryError for an unknown or closed one."""
     for alert in _alerts_by_id(session, ids):
-        _must_be_open(alert, "acknowledged")
+        _must_be_open(alert)
         _move(session, alert.pk, "acknowledged", who, reason, now)
     return find(session, keys=set(ids))
 
@@ -197,7 +197,7 @@ def expect(
     for alert in _alerts_by_id(session, ids):
         if alert.metric == "result":
             raise QueryError(f"alert {alert.pk} is a wrong result and cannot be expected; fix the backend")
-        _must_be_open(alert, "expected")
+        _must_be_open(alert)
         _move(session, alert.pk, "expected", who, reason, now, when, commit)
     return find(session, keys=set(ids))
 
@@ -225,7 +225,7 @@ def _alerts_by_id(session: Session, ids: Iterable[int]) -> list[AlertRow]:
     return [by_key[key] for key in wanted]
 
 
-def _must_be_open(alert: AlertRow, state: str) -> None:
+def _must_be_open(alert: AlertRow) -> None:
     if alert.state not in OPEN:
         then = "it reopens if the regression returns" if alert.state == "fixed" else "its level is already accepted"
         raise QueryError(f"alert {alert.pk} is closed as {alert.state}; {then}")

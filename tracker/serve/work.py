@@ -19,7 +19,6 @@ class RunVerdict:
     """The verdict on a run, as pages show it."""
 
     run: str
-    run_pk: int
     word: str
     blind: bool  # the run passed although no latency could be judged
     summary: str
@@ -64,7 +63,6 @@ def judge(location: str, run: str) -> RunVerdict:
     lines, rest = gate.folded
     return RunVerdict(
         run=gate.run.id,
-        run_pk=gate.run.pk,
         word=gate.word,
         blind=gate.blind,
         summary=gate.summary,

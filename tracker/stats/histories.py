@@ -70,11 +70,6 @@ class SeriesFinding:
         """Number of results on the newest level, including the newest; None without a change."""
         return None if self.effect is None else self.n_after
 
-    @property
-    def only_better(self) -> bool:
-        """Return whether the whole interval of a change is below zero, so that it can only be an improvement."""
-        return self.high is not None and self.high < 0
-
 
 @dataclass(frozen=True)
 class PastChange:

@@ -175,19 +175,6 @@ def decide_many(
     return verdict, used
 
 
-def block_difference(base_bursts: Sequence[Sequence[float]], head_bursts: Sequence[Sequence[float]]) -> float:
-    """Return log(head) - log(base) of one block: the mean log of burst medians. Bursts are [bursts][samples] in ms.
-
-    Raises ValueError if a side has no burst, or a sample is not a positive number.
-    """
-    sides = []
-    for bursts in (base_bursts, head_bursts):
-        if not bursts or not all(len(burst) and all(0 < ms < math.inf for ms in burst) for burst in bursts):
-            raise ValueError("each side of a block needs bursts of positive, finite samples")
-        sides.append(float(np.mean([math.log(float(np.median(burst))) for burst in bursts])))
-    return sides[1] - sides[0]
-
-
 def bursts_per_block(placement_sd: float, burst_sd: float, reload_s: float, burst_s: float) -> int:
     """Return the number of bursts per side, 1 to 8, that gives the most information per time.
 

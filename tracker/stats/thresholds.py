@@ -58,11 +58,6 @@ class ChangeVerdict:
     before: float | None = None  # level of the history, which decides
 
     @property
-    def relative_change(self) -> float:
-        """The relative change: 0.03 is 3 % slower."""
-        return 0.0 if self.change is None else math.expm1(self.change)
-
-    @property
     def relative_threshold(self) -> float | None:
         return relative(self.threshold)
 

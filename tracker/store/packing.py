@@ -95,8 +95,8 @@ def _packed_each_way(samples: NDArray[np.float32], head: bytes) -> list[list[byt
     return ways
 
 
-def unpack_samples(packed: bytes, lengths: object = None) -> tuple[tuple[float, ...], ...]:
-    """Return the bursts that `pack_samples` packed. Raises DamagedError. `lengths` is ignored."""
+def unpack_samples(packed: bytes) -> tuple[tuple[float, ...], ...]:
+    """Return the bursts that `pack_samples` packed. Raises DamagedError."""
     flat, counts = sample_array(packed)
     values, bursts, start = flat.tolist(), [], 0
     for count in counts:

@@ -23,7 +23,6 @@ from groupbench.tracker.stats.sequential import (
     GROSS_BLOCKS,
     MAX_BLOCKS,
     Rule,
-    block_difference,
     bursts_per_block,
     components,
     decide,
@@ -197,14 +196,6 @@ def test_ninety_five_per_cent_intervals_hold_the_truth_that_often() -> None:
     random = np.random.default_rng(2)
     held = [low <= 0.3 <= high for _, low, high in (estimate(random.normal(0.3, 1, 12)) for _ in range(500))]
     assert 0.92 <= np.mean(held) <= 0.99
-
-
-def test_a_block_is_the_mean_of_logs_of_burst_medians() -> None:
-    d = block_difference([[1.0, 1.0, 9.0], [4.0]], [[2.0], [8.0, 8.0, 1.0]])
-    assert d == pytest.approx(math.log(2))
-    for bad in ([], [[]], [[0.0]], [[math.nan]]):
-        with pytest.raises(ValueError):
-            block_difference(bad, [[1.0]])
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class TestPools:
     def test_one_run_without_spread_is_unresolved(self) -> None:
         judged = judge_pools([1.0], [UNKNOWN], [1.5], [UNKNOWN], timing="gpu")
         assert (judged.verdict, judged.threshold) == ("unresolved", None)
-        assert judged.relative_change == pytest.approx(0.5)
+        assert judged.change == pytest.approx(math.log(1.5))
 
 
 @pytest.mark.parametrize(
