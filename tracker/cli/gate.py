@@ -33,7 +33,7 @@ REPROS = 3
 """Most commands, printed below the table, that measure a row again. JSON and CSV have one for each row."""
 
 
-def shortened(text: str) -> str:
+def without_end(text: str) -> str:
     return text if len(text) <= LONGEST else text[: LONGEST - 2] + " …"
 
 
@@ -56,7 +56,7 @@ COLUMNS = (
     Column("results since", "since", right=True),
     Column("commits", "commits"),
     Column("subject", "subject", wraps=True),
-    Column("note", "note", lambda note: "" if note is None else shortened(note), wraps=True),
+    Column("note", "note", lambda note: "" if note is None else without_end(note), wraps=True),
 )
 
 
@@ -188,7 +188,7 @@ def _write(judged: Gate, form: Format | None, program: list[str]) -> None:
         click.echo(printable(judged.summary))
         alike, rest = judged.folded
         for line in alike:
-            click.echo(printable(shortened(line)))
+            click.echo(printable(without_end(line)))
         rows = [row.flat() | cells(row) for row in rest]
         if rows:
             click.echo()

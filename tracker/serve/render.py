@@ -86,9 +86,9 @@ def render(wanted: Wanted, page: Page, database: str, writes: bool) -> str:
 def _environment() -> jinja2.Environment:
     templates = environment(("groupbench.tracker.serve", REPORT))
     templates.filters.update(
-        ms=milliseconds, percent=percent, signed=signed_change, date=date, commit=short_commit, number=number,
-        count=count, part=lambda text: quote(str(text), safe=""), seconds=seconds, value=value,
-        ratio=wording.ratio, p_value=wording.p_value,
+        ms=wording.milliseconds, percent=percent, signed=signed_change, date=date, commit=wording.commit_text,
+        number=number, count=wording.counted, part=lambda text: quote(str(text), safe=""), seconds=seconds,
+        value=value, ratio=wording.ratio, p_value=wording.p_value,
     )  # fmt: skip
     templates.globals.update(
         interval=wording.interval, static=static.address, style_marks=static.style_marks, spark=spark, marks=MARKS
@@ -105,26 +105,14 @@ def prepare() -> None:
     static.style_marks()
 
 
-def milliseconds(ms: float | None) -> str:
-    return "" if ms is None else f"{ms:#.4g}".rstrip(".") if ms < 1000 else f"{ms:,.0f}"
-
-
 def seconds(duration: float) -> str:
     return f"{duration:.0f} s" if duration >= 1 else "less than a second"
-
-
-def short_commit(text: str | None) -> str:
-    return "" if text is None else text[:10] + ("+" if text.endswith("+") else "")
 
 
 def number(value: float | None, digits: int = 3) -> str:
     if value is None:
         return ""
     return f"{value:,}" if isinstance(value, int) else f"{value:.{digits}g}"
-
-
-def count(total: int, one: str, many: str | None = None) -> str:
-    return f"{total:,} {one if total == 1 else many or one + 's'}"
 
 
 def value(fact: Any) -> str:

@@ -31,10 +31,10 @@ def _without_controls(text: str) -> str:
     return "".join("�" if unicodedata.category(char) in ("Cc", "Cf", "Cs") else char for char in text)
 
 
-def counted(number: float, noun: str) -> str:
-    """Return a number with its noun: `1 cell`, `2,000 cells`, `1.5 minutes`."""
+def counted(number: float, noun: str, many: str | None = None) -> str:
+    """Return a number with its noun: `1 cell`, `2,000 cells`, `1.5 minutes`. `many` is a special plural."""
     shown = f"{number:g}" if isinstance(number, float) else f"{number:,}"
-    return f"{shown} {noun}{'' if number == 1 else 's'}"
+    return f"{shown} {noun if number == 1 else many or noun + 's'}"
 
 
 def some(values: Sequence[str]) -> str:
@@ -62,7 +62,7 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def milliseconds(value: float | None) -> str:
-    return "" if value is None else f"{value:#.4g}" if value < 1000 else f"{value:.0f}"
+    return "" if value is None else f"{value:#.4g}".rstrip(".") if value < 1000 else f"{value:.0f}"
 
 
 def duration(seconds: float) -> str:
@@ -123,9 +123,9 @@ def date(value: datetime | None) -> str:
     return "" if value is None else f"{value:%Y-%m-%d %H:%M}"
 
 
-def commit_text(value: str) -> str:
+def commit_text(value: str | None) -> str:
     """Return a short hash, with a `+` if the working tree was dirty."""
-    return value[:10] + ("+" if value.endswith("+") else "")
+    return "" if value is None else value[:10] + ("+" if value.endswith("+") else "")
 
 
 def run_text(value: str) -> str:

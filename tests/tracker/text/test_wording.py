@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from groupbench.tracker.text.wording import counted, no_such, signed_change
+from groupbench.tracker.text.wording import commit_text, counted, milliseconds, no_such, signed_change
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,16 @@ def test_an_unknown_name(name: str, names: list[str], expected: str) -> None:
 )
 def test_a_large_change_is_a_factor(value: float | None, expected: str) -> None:
     assert signed_change(value) == expected
+
+
+def test_latencies_have_four_digits_and_no_stray_dot() -> None:
+    latencies = {0.5: "0.5000", 99.964: "99.96", 999.96: "1000", 1234.5: "1234", None: ""}
+    assert {ms: milliseconds(ms) for ms in latencies} == latencies
+
+
+def test_a_plural_of_its_own() -> None:
+    assert (counted(1, "series", "series"), counted(2000, "series", "series")) == ("1 series", "2,000 series")
+
+
+def test_no_commit_is_no_text() -> None:
+    assert (commit_text(None), commit_text("0123456789abcdef+")) == ("", "0123456789+")
