@@ -27,6 +27,7 @@ from groupbench.tracker.ab.side import SideFailure, SideProcess
 from groupbench.tracker.metrics import finite_or_none
 from groupbench.tracker.physics import floor_ms, too_fast
 from groupbench.tracker.record import Timing
+from groupbench.tracker.text.wording import signed_change
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import Bench
@@ -129,7 +130,8 @@ class RunningComparison:
         while decision.verdict == "continue" and len(self.blocks) < sequential.MAX_BLOCKS and self._has_time():
             self._block(samples, bursts, idle_s, shares_rest)
             decision = sequential.decide([block.difference for block in self.blocks], rule)
-            self.bench.progress(f"{self.cell}: block {len(self.blocks)}, {100 * math.expm1(decision.effect):+.2f} %")
+            change = signed_change(math.expm1(decision.effect), 2)
+            self.bench.progress(f"{self.cell}: block {len(self.blocks)}, {change}")
         self._keep(bursts=tuple(self.blocks), blocks=len(self.blocks), **_levels(self.blocks))
         self._refuse_implausible()
         if decision.verdict == "continue":

@@ -16,7 +16,7 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.metrics import RMS, relative
 from groupbench.tracker.text.files import append_whole
 from groupbench.tracker.text.unchecked import Unchecked, unchecked_lines
-from groupbench.tracker.text.wording import counted, some
+from groupbench.tracker.text.wording import change_in_words, counted, some
 
 if TYPE_CHECKING:
     from groupbench.tracker.stats.sequential import Rule
@@ -257,8 +257,8 @@ class AbResult:
             return f"{self.failed_side} failed" if self.failed_side else "failed"
         speed: str = "not resolved" if self.direction == "unknown" else self.direction
         if self.effect is not None and self.verdict == "different":
-            percent = abs(100 * math.expm1(self.effect))
-            speed = f"{percent:.0f} % {speed}" if percent >= 10 else f"{percent:.2g} % {speed}"
+            change = math.expm1(self.effect)
+            speed = change_in_words(change, (speed, speed), ".0f" if abs(change) >= 0.1 else ".2g", " %")
         phrases = {"wrong": "head is wrong", "fixed": "base was wrong", "both wrong": "both are wrong"}
         accuracy = phrases.get(self.accuracy_change, self.accuracy_change)
         if self.effect is None and self.timing == "interpreted":

@@ -11,7 +11,7 @@ from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Trace
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
-from groupbench.tracker.text.wording import LARGE, counted, times
+from groupbench.tracker.text.wording import LARGE, change_in_words, counted, times
 
 _WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
 _RESULTS = {"same": "", "wrong": "result wrong", "fixed": "result fixed", "both wrong": "results of both wrong"}
@@ -40,17 +40,14 @@ def _with_result(text: str, finding: AbFinding) -> str:
 def _effect_text(finding: AbFinding, metric: str) -> str:
     if finding.effect is None:
         return finding.verdict
-    worse, better = _WORDS[metric]
     share = math.expm1(finding.effect)
-    word = worse if share > 0 else better
-    large = share + 1 >= LARGE
-    text = f"{times(share + 1)} {word}" if large else f"{100 * abs(share):.{_digits(share)}f} % {word}"
+    digits = _digits(share)
+    text = change_in_words(share, _WORDS[metric], f".{digits}f", " %")
     if finding.low is None or finding.high is None:
         return text
-    if large:
+    if share + 1 >= LARGE:
         return f"{text} ({times(math.exp(finding.low))} to {times(math.exp(finding.high))})"
     ends = [100 * math.expm1(end) * (1 if share > 0 else -1) for end in (finding.low, finding.high)]
-    digits = _digits(share)
     return f"{text} ({min(ends):.{digits}f} to {max(ends):.{digits}f})"
 
 

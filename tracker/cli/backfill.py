@@ -28,7 +28,7 @@ from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.identity import plan_with
 from groupbench.tracker.record import BACKFILL
 from groupbench.tracker.text.scratch import Scratch
-from groupbench.tracker.text.wording import counted, printable, run_text
+from groupbench.tracker.text.wording import change_in_words, counted, printable, run_text
 
 if TYPE_CHECKING:
     from groupbench.tracker.night.backfill import BackfillCommit, BackfillFiles
@@ -201,9 +201,8 @@ class Backfill:
             yield f"{counted(steps.commits, 'commit')} with results: no significant step between neighbours"
             return
         ratio = step.pair.ratio or 1.0
-        change = f"{abs(ratio - 1):.1%} {'slower' if ratio > 1 else 'faster'}"
         name = next(str(commit) for commit in commits if commit.hash == step.after)
-        yield f"largest step: {step.pair.series} is {change} at {name} than at {step.before[:10]}"
+        yield f"largest step: {step.pair.series} is {change_in_words(ratio - 1)} at {name} than at {step.before[:10]}"
         ends = step.before, step.after
         search = repro.search(program_of(self.context), step.pair.series.pk, *ends, "latency", step.environment)
         options = ["--direction", "better"] if ratio < 1 else []

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.parts import Q, history, joined, moved, percent_of
+from groupbench.tracker.judge.parts import Q, history, joined, moved
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged
@@ -18,7 +18,7 @@ from groupbench.tracker.metrics import RMS
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.stats.thresholds import YOUNG, worse_since
-from groupbench.tracker.text.wording import rms_text
+from groupbench.tracker.text.wording import change_in_words, rms_text
 from groupbench.tracker.verdicts import Verdict
 
 _STILL = 0.2
@@ -112,7 +112,7 @@ class AccuracyRule:
         span = Span(runs[int(past.run[first])], runs[int(past.run[last])])
         note = rms_text(before, point.rms)
         if row.what == "latency" and row.change is not None and row.verdict is not Verdict.OK:
-            note += f", and {percent_of(row.change)}"
+            note += f", and {change_in_words(row.change)}"
         cause = find_cause(*self.data.facts_of(point, span), result=True)
         return replace(
             row, verdict=Verdict.REGRESSED, what="accuracy", cause=cause.word, note=joined(note, cause.note),

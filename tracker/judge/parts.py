@@ -36,11 +36,6 @@ def percent(effect: float) -> str:
     return signed_change(math.expm1(effect))
 
 
-def percent_of(change: float) -> str:
-    """Return a relative change as `5.0% slower`, or `12.5× slower`."""
-    return f"{signed_change(change).lstrip('+-')} {'slower' if change > 0 else 'faster'}"
-
-
 def moved(finding: scans.SeriesFinding | None) -> TypeGuard[scans.SeriesFinding]:
     """Return whether a finding is a change or a suspect."""
     return finding is not None and finding.moved and finding.effect is not None

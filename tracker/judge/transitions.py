@@ -36,7 +36,7 @@ from groupbench.tracker.stats.thresholds import FLOOR, GROSS, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.unchecked import merged
-from groupbench.tracker.text.wording import signed_change
+from groupbench.tracker.text.wording import change_in_words, signed_change
 from groupbench.tracker.verdicts import Verdict
 
 NIGHTS = 10
@@ -333,11 +333,11 @@ RECENT = 3
 def _baseline(backend: str, why: str, moved: Sequence[tuple[Judged, int, int]]) -> str:
     change = median(row.change for row, _, _ in moved if row.change is not None)
     still, others = sum(each[1] for each in moved), sum(each[2] for each in moved)
-    change_text = f"is {100 * abs(change):.1f}% {'faster' if change < 0 else 'slower'}"
     speed = f"{'fall' if change < 0 else 'rise'} by as much"
     others_text = f"no change found in {still} of {others} other series"
     with_text = f" with {why}" if why else ""
     where = "" if len(moved) == 1 else f" in {len(moved)} problems"
+    change_text = f"is {change_in_words(change)}"
     return f"baseline {backend} {change_text}{where}{with_text}: speed-ups over it {speed}; {others_text}"
 
 

@@ -93,6 +93,14 @@ def signed_change(value: float | None, digits: int = 1) -> str:
     return "" if value is None else f"{100 * value:+.{digits}f}%".replace(f"-{zero}", f"+{zero}")
 
 
+def change_in_words(
+    change: float, words: tuple[str, str] = ("slower", "faster"), digits: str = ".1f", percent: str = "%"
+) -> str:
+    """Return a relative change as `5.0% slower`, or `12.5× slower`. The second word is for a decrease."""
+    amount = times(change + 1) if change + 1 >= LARGE else f"{100 * abs(change):{digits}}{percent}"
+    return f"{amount} {words[0] if change > 0 else words[1]}"
+
+
 def spread(value: float | None) -> str:
     return "" if value is None else f"±{100 * value:.2f}%"
 

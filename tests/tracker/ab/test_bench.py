@@ -346,6 +346,12 @@ def test_faster_but_less_accurate_is_one_conclusion() -> None:
     assert result.conclusion == "10 % faster but less accurate" and result.is_worse
 
 
+def test_a_large_effect_is_a_factor_in_the_conclusion() -> None:
+    assert AbResult(CELL, BASE, HEAD, "different", effect=math.log(60.8)).conclusion == "60.8× slower"
+    assert AbResult(CELL, BASE, HEAD, "different", effect=math.log(1.5)).conclusion == "50 % slower"
+    assert AbResult(CELL, BASE, HEAD, "different", effect=math.log(1.025)).conclusion == "2.5 % slower"
+
+
 def test_nothing_compared_is_no_success() -> None:
     assert ab.exit_code([]) == 3
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from groupbench.tracker.text.wording import commit_text, counted, milliseconds, no_such, signed_change
+from groupbench.tracker.text.wording import change_in_words, commit_text, counted, milliseconds, no_such, signed_change
 
 
 @pytest.mark.parametrize(
@@ -66,3 +66,14 @@ def test_a_plural_of_its_own() -> None:
 
 def test_no_commit_is_no_text() -> None:
     assert (commit_text(None), commit_text("0123456789abcdef+")) == ("", "0123456789+")
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [(0.05, "5.0% slower"), (-0.05, "5.0% faster"), (8.994, "899.4% slower"), (59.8, "60.8× slower")],
+    ids=str,
+)
+def test_a_change_in_words(change: float, expected: str) -> None:
+    assert change_in_words(change) == expected
+    words = {"5.0% slower": "5 % worse", "5.0% faster": "5 % better", "899.4% slower": "899 % worse"}
+    assert change_in_words(change, ("worse", "better"), ".0f", " %") == words.get(expected, "60.8× worse")
