@@ -20,8 +20,10 @@ from groupbench.tracker.cli.options import WAIT, cell_budget_option, min_effect_
 from groupbench.tracker.cli.output import say, write_notes, write_table
 from groupbench.tracker.completion import CommitName
 from groupbench.tracker.durations import Duration
+from groupbench.tracker.errors import OutputError
 from groupbench.tracker.exits import ExitCode
 from groupbench.tracker.text import repro
+from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted
 
 if TYPE_CHECKING:
@@ -98,11 +100,13 @@ def pull_request(
     commits = int(git.ask(project.folder, "rev-list", "--count", "--no-merges", f"{first}..{last}") or 0)
     text = _comment(bench.results, code, first, last)
     text += _search(program_of(context), bench.results, commits, first, last, measured_on)
-    (places.artifacts / "comment.md").write_text(text)
+    with whole_file(places.artifacts / "comment.md", OutputError) as file:
+        file.write(text.encode())
     click.echo(text)
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        with Path(summary).open("a") as file:
-            file.write(text)
+    if path := os.environ.get("GITHUB_STEP_SUMMARY"):
+        from groupbench.tracker.outputs import summary  # imported late, so that other commands start fast
+
+        summary.append_text(text, Path(path))
     context.exit(code)
 
 

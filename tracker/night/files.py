@@ -14,6 +14,7 @@ from pathlib import Path
 
 from groupbench.tracker.errors import IngestError
 from groupbench.tracker.record import RecordError, decode
+from groupbench.tracker.text.files import whole_file
 
 
 class NightFiles:
@@ -61,9 +62,10 @@ class NightFiles:
         file = next(path for path in map(self._folder.joinpath, names) if not path.exists())
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._unfinished.write_text(file.name + "\n")
         except OSError as error:
             raise IngestError(f"cannot write {self._unfinished}: {error.strerror}") from error
+        with whole_file(self._unfinished, IngestError) as pointer:
+            pointer.write(f"{file.name}\n".encode())
         return file
 
     def forget(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from groupbench.tracker.errors import OutputError
 from groupbench.tracker.outputs import markdown
 from groupbench.tracker.outputs.result import GateResult
+from groupbench.tracker.text.files import append_whole
 
 LIMIT = 2**20 - 1024
 """Largest summary of one step, in bytes."""
@@ -27,11 +28,24 @@ def render(result: GateResult, limit: int = LIMIT) -> str:
 
 def append(result: GateResult, path: Path) -> None:
     """Append the summary to the step's earlier output. Raises OutputError if the file is full or cannot be written."""
+    append_text(render(result, room(path)), path)
+
+
+def room(path: Path) -> int:
+    """Return how many bytes of text the step's file still holds. Raises OutputError if there is no room left."""
     try:
         used = path.stat().st_size if path.exists() else 0
-        if used > LIMIT - _LEAST:
-            raise OutputError(f"{path}: no room left: it has {used:,} bytes, and a summary is limited to 1 MiB")
-        with path.open("ab") as file:
-            file.write((("\n" if used else "") + render(result, LIMIT - used - 1)).encode())
     except OSError as cause:
         raise OutputError(f"{path}: cannot be written: {cause.strerror or cause}") from cause
+    if used > LIMIT - _LEAST:
+        raise OutputError(f"{path}: no room left: it has {used:,} bytes, and a summary is limited to 1 MiB")
+    return LIMIT - used - 1
+
+
+def append_text(text: str, path: Path) -> None:
+    """Append a text to the step's earlier output: all of it or nothing. Raises OutputError."""
+    data = text.encode()
+    left = room(path)
+    if len(data) > left:
+        raise OutputError(f"{path}: no room left for {len(data):,} bytes: a summary is limited to 1 MiB")
+    append_whole(path, (b"\n" if left < LIMIT - 1 else b"") + data, OutputError)

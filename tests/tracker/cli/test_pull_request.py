@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
 import shutil
 from collections.abc import Callable
@@ -213,4 +214,32 @@ def test_an_interrupt_names_the_comparisons_that_are_kept(
             super().compare(cell)
 
     assert "interrupted; 1 of 2 cells compared, kept in artifacts/comparisons.jsonl; " in invoke(Interrupted)
+    assert not (repository / "artifacts/comment.md").exists()
+
+
+def test_a_step_summary_that_is_full_is_one_line(
+    repository: Path, invoke: Callable[[type[Bisectable]], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("earlier")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    invoke(Bisectable)
+    assert summary.read_text() == "earlier\n" + (repository / "artifacts/comment.md").read_text()
+    summary.write_text("x" * 2**20)
+    result = CliRunner().invoke(main, ["pull-request", "main"])
+    assert "summary.md: no room left" in result.output
+    assert summary.stat().st_size == 2**20
+
+
+def test_a_full_disk_leaves_no_half_comment(
+    repository: Path, invoke: Callable[[type[Bisectable]], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke(Bisectable)  # a first run without the full disk
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("groupbench.tracker.text.files.os.fsync", full)
+    result = CliRunner().invoke(main, ["pull-request", "main"])
+    assert "comment.md: cannot be written: No space left on device" in result.output
     assert not (repository / "artifacts/comment.md").exists()
