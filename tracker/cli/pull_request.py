@@ -106,7 +106,10 @@ def pull_request(
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         from groupbench.tracker.outputs import summary  # imported late, so that other commands start fast
 
-        summary.append_text(text, Path(path))
+        try:
+            summary.append_text(text, Path(path))
+        except OutputError as error:  # the comment has the same text
+            say(f"groupbench: {error.message}")
     context.exit(code)
 
 

@@ -225,9 +225,11 @@ def test_a_step_summary_that_is_full_is_one_line(
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
     invoke(Bisectable)
     assert summary.read_text() == "earlier\n" + (repository / "artifacts/comment.md").read_text()
+    before = CliRunner().invoke(main, ["pull-request", "main"])
     summary.write_text("x" * 2**20)
     result = CliRunner().invoke(main, ["pull-request", "main"])
     assert "summary.md: no room left" in result.output
+    assert result.exit_code == before.exit_code
     assert summary.stat().st_size == 2**20
 
 
