@@ -1,4 +1,4 @@
-"""Limits on the size of the product's classes. ruff limits the complexity of functions."""
+"""Limits on the size of classes, and a map that has every module. ruff limits the complexity of functions."""
 
 from __future__ import annotations
 
@@ -20,3 +20,15 @@ def test_no_class_has_too_many_methods(folder: str) -> None:
         if isinstance(node, ast.ClassDef)
     }
     assert {name: count for name, count in counts.items() if count > MOST_METHODS} == {}
+
+
+@pytest.mark.parametrize("folder", ["kernels", "operators", "tracker", "ci"])
+def test_the_map_has_every_module_and_folder(folder: str) -> None:
+    section = (ROOT / "ARCHITECTURE.md").read_text().partition(f"\n## {folder}/\n")[2].partition("\n## ")[0]
+    names = [
+        path.name + "/" * path.is_dir()
+        for path in (ROOT / folder).iterdir()
+        if (path.is_dir() and any(path.rglob("*.py")) and path.name != "__pycache__")
+        or (path.suffix == ".py" and not path.name.startswith("__"))
+    ]
+    assert [name for name in names if f"`{name}`" not in section] == []
