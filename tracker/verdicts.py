@@ -169,6 +169,9 @@ OUTCOMES = {
 NOT_JUDGED = RunOutcome("not judged", FAINT)
 """The outcome of a run that passed although none of its latencies could be judged. Its exit code is OK."""
 
+ALERT_STATES = {"new": BAD, "acknowledged": WARN, "expected": FAINT, "fixed": GOOD, "invalid": FAINT}
+"""The states of an alert with their tones. A verdict has the word `new` too, in another tone."""
+
 _OTHER_WORDS = {
     # statuses
     "error": BAD,

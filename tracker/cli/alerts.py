@@ -13,6 +13,7 @@ from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.completion import RunId
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
+from groupbench.tracker.verdicts import ALERT_STATES
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
@@ -21,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _GROUPS = (
     Column("alerts", "alerts"),
-    Column("state", "state"),
+    Column("state", "state", tones=ALERT_STATES),
     Column("metric", "metric"),
     Column("operator", "operator"),
     Column("backend", "backend"),
@@ -35,7 +36,7 @@ _GROUPS = (
 )
 _EACH = (
     Column("alert", "alert", right=True),
-    Column("state", "state"),
+    Column("state", "state", tones=ALERT_STATES),
     Column("metric", "metric"),
     *CELL,
     *APART,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 
@@ -14,7 +14,7 @@ import click
 
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
 from groupbench.tracker.text.wording import INTERPRETED, milliseconds, printable
-from groupbench.tracker.verdicts import Verdict
+from groupbench.tracker.verdicts import Tone, Verdict
 
 Format = Literal["text", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,6 +36,7 @@ class Column:
     wraps: bool = False  # may be folded on a narrow terminal
     middle: bool = False  # on a terminal, the middle of a long text is left out
     varies: bool = False  # left out if every row has the same value
+    tones: Mapping[str, Tone] = field(default_factory=dict, hash=False)  # of words that are not verdicts
 
 
 CELL = (
@@ -180,8 +181,9 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
         layout = lay_out([heads[i] for i in varying], cells, console.width)
         lines += [Text(text) for text in folded(f"in every row: {shared}", console.width) if shared]
     lines += [*layout.header(), Text("─" * layout.width)]
+    colours = _COLOURS | {word: tone.terminal for column in columns for word, tone in column.tones.items()}
     for line in cells:
-        lines += layout.row(line, _COLOURS)
+        lines += layout.row(line, colours)
     console.print(Text("\n").join(lines), soft_wrap=True)
 
 

@@ -42,8 +42,9 @@ from groupbench.tracker.store.comparisons import Compared, NamedCommits
 from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Point
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import date
+from groupbench.tracker.verdicts import ALERT_STATES
 
-STATES = ("new", "acknowledged", "expected", "fixed", "invalid")
+STATES = tuple(ALERT_STATES)
 OPEN = ("new", "acknowledged", "expected")
 FIX = "the gate fails until the result is correct: fix the backend"
 ITSELF = "groupbench"

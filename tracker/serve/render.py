@@ -21,7 +21,7 @@ from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page
 from groupbench.tracker.text import wording
 from groupbench.tracker.text.wording import date, percent, signed_change
-from groupbench.tracker.verdicts import TONES
+from groupbench.tracker.verdicts import ALERT_STATES, TONES
 
 MARKS = {tone.name: tone.sign for tone in TONES}
 """The sign of each tone, shown with its colour, since not everyone can tell the colours apart."""
@@ -91,7 +91,12 @@ def _environment() -> jinja2.Environment:
         value=value, ratio=wording.ratio, p_value=wording.p_value,
     )  # fmt: skip
     templates.globals.update(
-        interval=wording.interval, static=static.address, style_marks=static.style_marks, spark=spark, marks=MARKS
+        interval=wording.interval,
+        static=static.address,
+        style_marks=static.style_marks,
+        spark=spark,
+        marks=MARKS,
+        alert_states=ALERT_STATES,
     )
     return templates
 
