@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
+
+TRITONBENCH = [
+    pytest.mark.tritonbench,
+    pytest.mark.skipif(
+        importlib.util.find_spec("tritonbench") is None,
+        reason="NOT TESTED: TritonBench as the host. It is not importable; put its checkout on PYTHONPATH",
+    ),
+]
+"""Marks of a file whose tests need TritonBench."""
 
 
 def rarely(*cases: Any) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import operator as operators
 import os
 import subprocess
@@ -12,16 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cases import TRITONBENCH
 
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 
-pytestmark = [
-    pytest.mark.tritonbench,
-    pytest.mark.skipif(
-        importlib.util.find_spec("tritonbench") is None,
-        reason="NOT TESTED: TritonBench as the host. It is not importable; put its checkout on PYTHONPATH",
-    ),
-]
+pytestmark = TRITONBENCH
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -12,17 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import named, rarely
+from cases import TRITONBENCH, named, rarely
 
 from groupbench.tracker.record import Record
 
-pytestmark = [
-    pytest.mark.tritonbench,
-    pytest.mark.skipif(
-        importlib.util.find_spec("tritonbench") is None,
-        reason="NOT TESTED: TritonBench as the host. It is not importable; put its checkout on PYTHONPATH",
-    ),
-]
+pytestmark = TRITONBENCH
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 HOST = ("--host", "tritonbench", "--device", "cpu")

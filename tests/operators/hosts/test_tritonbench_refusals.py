@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cases import named
+from cases import TRITONBENCH, named
 
-pytestmark = [
-    pytest.mark.tritonbench,
-    pytest.mark.skipif(
-        importlib.util.find_spec("tritonbench") is None,
-        reason="NOT TESTED: TritonBench as the host. It is not importable; put its checkout on PYTHONPATH",
-    ),
-]
+pytestmark = TRITONBENCH
 
 HOST = ("--host", "tritonbench", "--device", "cpu")
 OURS = ("--op", "grouped_gemm", "--suite", "smoke")
