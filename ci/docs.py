@@ -19,13 +19,14 @@ import msgspec
 
 from groupbench.operators.catalog import make_trace
 from groupbench.operators.cli import command as tritonbench
-from groupbench.tracker import api, exits, record
+from groupbench.tracker import api
 from groupbench.tracker.cli import SECTIONS
 from groupbench.tracker.cli import main as groupbench
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.metrics import METRICS, Metric
+from groupbench.tracker.facts import exits, record
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.metrics import METRICS, Metric
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.store import schema_doc
-from groupbench.tracker.verdicts import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "docs" / "reference"

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from groupbench.operators.errors import GroupbenchError, UsageError
-from groupbench.tracker import device_lock, durations
-from groupbench.tracker.device_lock import HELD, lock_file
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts import durations
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.tools import device_lock
+from groupbench.tracker.tools.device_lock import HELD, lock_file
 
 POLL_S = 1.0
 LOOK_S = 0.2

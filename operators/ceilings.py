@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from groupbench.operators.table import median_ms
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 
 CANARY = "canary"
 RATE = {"bf16": 1.0, "fp16": 1.0, "fp8": 2.0}

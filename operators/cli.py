@@ -19,9 +19,10 @@ from groupbench.operators import flags
 from groupbench.operators.errors import GroupbenchError, PlanError, UsageError
 from groupbench.operators.hosts import has_tritonbench
 from groupbench.operators.options import GreedyShapes, cells, lists, places, results, timing
-from groupbench.tracker import project, shell
-from groupbench.tracker.metrics import PROFILERS
+from groupbench.tracker import project
+from groupbench.tracker.facts.metrics import PROFILERS
 from groupbench.tracker.text.wording import no_such
+from groupbench.tracker.tools import shell
 
 # Options that the plan file sets, or that would change its shapes.
 SET_BY_PLAN = (
@@ -292,7 +293,7 @@ def _session(options: dict[str, Any]) -> Any:
     if unknown and not _picks_tritonbench(options):
         raise UsageError(no_such("no metric", unknown[0], table.metrics_of_tables()))
     if options["plot"] is not None:
-        from groupbench.tracker import plots
+        from groupbench.tracker.tools import plots
 
         try:
             plots.check(options["plot"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 
 
 class GroupbenchError(Exception):

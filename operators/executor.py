@@ -37,7 +37,18 @@ from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.operators.operator import Operator, Target, runs_everywhere
 from groupbench.operators.registry import CATALOG, get_backend, get_operator, module_name, plugins_of
-from groupbench.tracker.record import SCHEMA, Accuracy, Cell, Code, Environment, Kernel, Latency, Record, Run, Status
+from groupbench.tracker.facts.record import (
+    SCHEMA,
+    Accuracy,
+    Cell,
+    Code,
+    Environment,
+    Kernel,
+    Latency,
+    Record,
+    Run,
+    Status,
+)
 from groupbench.tracker.text.wording import counted
 
 # Memory of a process beyond the problem itself: CUDA context, libraries, the buffer that flushes the L2.

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.environment import installed_version
+from groupbench.tracker.facts.environment import installed_version
 
 PACKAGES = ("torch", "triton", "helion", "tritonbench")
 # Modules that the host needs, with their own imports; importing the package alone could not fail.

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.text.wording import printable_lines
 
 KEPT = ("error", "oom", "timeout", "wrong")

@@ -15,10 +15,11 @@ from typing import Any, TypeVar
 
 import click
 
-from groupbench.tracker import completion, vocabulary
-from groupbench.tracker.durations import Duration
-from groupbench.tracker.metrics import PROFILERS
+from groupbench.tracker.facts import vocabulary
+from groupbench.tracker.facts.metrics import PROFILERS
 from groupbench.tracker.text.wording import no_such
+from groupbench.tracker.tools import completion
+from groupbench.tracker.tools.parameters import Duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 

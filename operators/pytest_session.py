@@ -25,7 +25,7 @@ from groupbench.operators.measure.protocol import Protocol, cooled_bursts, timin
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.session import check_writable
 from groupbench.operators.vet import vetted
-from groupbench.tracker.record import SCHEMA, Cell, Environment, Latency, Record, Run, Status, cut, encode
+from groupbench.tracker.facts.record import SCHEMA, Cell, Environment, Latency, Record, Run, Status, cut, encode
 
 LONGEST = 500
 """Characters of a name in a record."""

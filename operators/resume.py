@@ -15,9 +15,9 @@ import msgspec
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import without_packages
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.identity import IDENTITY
-from groupbench.tracker.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.identity import IDENTITY
+from groupbench.tracker.facts.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted
 

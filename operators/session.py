@@ -29,14 +29,24 @@ from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.vet import vetted
-from groupbench.tracker import device_lock
-from groupbench.tracker.bursts import Bursts
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.kernel_files import FOLDER, KernelFolder
-from groupbench.tracker.record import UNKNOWN_COMMIT, Commit, Environment, Record, RecordError, Run, cut, encode, read
+from groupbench.tracker.facts.bursts import Bursts
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.kernel_files import FOLDER, KernelFolder
+from groupbench.tracker.facts.record import (
+    UNKNOWN_COMMIT,
+    Commit,
+    Environment,
+    Record,
+    RecordError,
+    Run,
+    cut,
+    encode,
+    read,
+)
 from groupbench.tracker.text import wording
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.tools import device_lock
 
 FEW_PROBLEMS = 3
 LONG_LINE = 200
@@ -227,7 +237,7 @@ class Session:
 
     def _draw(self, where: str) -> None:
         """Plot the first metric. A file that cannot be written is reported, since the measurement is still valid."""
-        from groupbench.tracker import plots
+        from groupbench.tracker.tools import plots
 
         out = sys.stderr if self.csv else sys.stdout
         try:

@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable, Iterable
 from typing import IO, TYPE_CHECKING, Any
 
-from groupbench.tracker.bursts import Bursts
-from groupbench.tracker.identity import OF_PROBLEM
-from groupbench.tracker.metrics import GBPS, PROFILERS, TFLOPS, Metric, carried, rate
-from groupbench.tracker.metrics import METRICS as STORED
-from groupbench.tracker.plots import Row, ValueTable
-from groupbench.tracker.record import Latency, Record
+from groupbench.tracker.facts.bursts import Bursts
+from groupbench.tracker.facts.identity import OF_PROBLEM
+from groupbench.tracker.facts.metrics import GBPS, PROFILERS, TFLOPS, Metric, carried, rate
+from groupbench.tracker.facts.metrics import METRICS as STORED
+from groupbench.tracker.facts.record import Latency, Record
 from groupbench.tracker.text.cells import cell_for
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.tools.plots import Row, ValueTable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,7 +86,7 @@ _OWN = {
     "compile_time": "ms, TritonBench's name for compile_ms",
     "gpu_peak_mem": "GB, TritonBench's name for device memory of inputs, output, preparation and a call",
 }
-"""Meanings of the metrics that are not in `tracker/metrics.py`."""
+"""Meanings of the metrics that are not in `tracker/facts/metrics.py`."""
 
 OF_TABLES = ("best_config", "compile_time", "gpu_peak_mem")
 """TritonBench's metrics, which only a table has. The database has all others."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from groupbench.operators.measure.texts import one_line
-from groupbench.tracker.physics import implausible
-from groupbench.tracker.record import Record, RecordError, decode, encode
+from groupbench.tracker.facts.physics import implausible
+from groupbench.tracker.facts.record import Record, RecordError, decode, encode
 
 
 def vetted(record: Record) -> Record:

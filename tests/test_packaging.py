@@ -133,7 +133,7 @@ except ModuleNotFoundError:
     pass
 else:
     sys.exit("the import is not blocked")
-from groupbench.tracker import record
+from groupbench.tracker.facts import record
 run = '{"id":"r","started":"2026-01-01T00:00:00Z","commit":{"hash":"c"}}'
 cell = '{"operator":"o","backend":"b","shape":"s","dtype":"fp16"}'
 facts = f'"run":{run},"environment":{{"device":"cpu"}},"cell":{cell}'

@@ -87,7 +87,7 @@ class Tracker:
 
         `baseline` is the backend for speed-ups. See `groupbench history`.
         """
-        from groupbench.tracker import git
+        from groupbench.tracker.tools import git
 
         where_filter = _filter(
             {
@@ -168,8 +168,8 @@ class Tracker:
         self, run: str | None = None, *, window: int = 100, min_effect: float | None = None, strict: bool = False
     ) -> Gate:
         """Return the verdict on the newest run, or on the run whose id starts with `run`. Only reads."""
-        from groupbench.tracker import git
         from groupbench.tracker.judge.gate import judge_run
+        from groupbench.tracker.tools import git
 
         with self._store.read() as session:
             run_row = find_run(session, run)

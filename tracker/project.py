@@ -30,9 +30,9 @@ from typing import Annotated, Literal, TypeAlias
 
 import msgspec
 
-from groupbench.tracker.durations import seconds
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.identity import TOOLCHAIN_MARK
+from groupbench.tracker.facts.durations import seconds
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.identity import TOOLCHAIN_MARK
 
 NAME = "groupbench.toml"
 

@@ -23,10 +23,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.record import Record
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.ingest import ingest
 

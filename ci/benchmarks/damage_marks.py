@@ -30,9 +30,9 @@ from sqlalchemy import select
 from starlette.testclient import TestClient
 
 from groupbench.tracker.cli import main
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.record import Record, encode
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.serve.app import create_app
 from groupbench.tracker.serve.jobs import Jobs
 from groupbench.tracker.store import comparisons

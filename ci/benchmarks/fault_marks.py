@@ -26,7 +26,7 @@ import damage_marks
 from click.testing import CliRunner
 
 from groupbench.tracker.cli import main
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 
 LIMIT_S = 60
 COMMANDS = [*damage_marks.READING, *damage_marks.WRITING, ["repair", "{folder}/place.db", "{folder}/new.db"]]

@@ -44,7 +44,7 @@ from groupbench.operators.fleet.batch import Batch, Card
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import cpu_model
 from groupbench.operators.session import Session
-from groupbench.tracker.record import Accuracy, Commit, Environment, Latency, Record, Run, encode, read
+from groupbench.tracker.facts.record import Accuracy, Commit, Environment, Latency, Record, Run, encode, read
 
 COMMIT = "f1ee7f1ee7"
 KILLED_BATCHES = 120

@@ -27,9 +27,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.record import Record, decode, encode
 from groupbench.tracker.formats import Loaded, Options, load
-from groupbench.tracker.record import Record, decode, encode
 
 DATE = datetime(2026, 1, 31, tzinfo=UTC)
 OPTIONS = Options(commit="a" * 40, date=DATE, gpu="NVIDIA H100")

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from groupbench.operators.catalog.shapes import SUITES
 from groupbench.operators.registry import get_operator
-from groupbench.tracker.record import Record, RecordError, read
+from groupbench.tracker.facts.record import Record, RecordError, read
 
 BEGIN, END = "<!-- marks: begin -->", "<!-- marks: end -->"
 TORCH = {  # backends to compare with; for other operators torch_grouped_mm

@@ -65,7 +65,7 @@ import sys, time
 from datetime import UTC, datetime
 from pathlib import Path
 import msgspec
-from groupbench.tracker.record import Record, decode, encode
+from groupbench.tracker.facts.record import Record, decode, encode
 
 def option(name):
     return sys.argv[sys.argv.index(name) + 1]

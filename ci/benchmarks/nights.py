@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from sqlalchemy import insert, select
 
-from groupbench.tracker.record import Record, encode
+from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.store import schema
 from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest
@@ -198,8 +198,8 @@ def _repeat_night(store: Store, night: int, like: int, series: int) -> None:
 
 def _rows(store: Store, session: Any, run: int, like: int, night: int) -> list[dict[str, Any]]:
     """Return the points of an earlier run in the environment of `night`, which is part of their hash."""
-    from groupbench.tracker.environment import digest, environment_identity
-    from groupbench.tracker.record import Environment
+    from groupbench.tracker.facts.environment import digest, environment_identity
+    from groupbench.tracker.facts.record import Environment
     from groupbench.tracker.store.records import numbered_records
 
     facts = msgspec.convert(environment(night), Environment)

@@ -15,8 +15,8 @@ import click
 
 from groupbench.operators.catalog import routing as routings
 from groupbench.operators.errors import GroupbenchError, UsageError
-from groupbench.tracker import shell
 from groupbench.tracker.text.files import whole_file
+from groupbench.tracker.tools import shell
 
 if TYPE_CHECKING:
     import numpy as np

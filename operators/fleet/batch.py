@@ -29,7 +29,7 @@ from groupbench.operators.measure.judge import Examined
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.worker import Judge, Spare, Worker
 from groupbench.operators.registry import plugin_backends
-from groupbench.tracker.record import Environment, Record, Run
+from groupbench.tracker.facts.record import Environment, Record, Run
 
 Problem: TypeAlias = tuple[str, str]
 """Operator and shape, whose cells stay on one card."""
@@ -252,7 +252,7 @@ def code() -> str:
         for name, path in sorted(files.items()):
             digest.update(f"{package}/{name}\0".encode())
             digest.update(path.read_bytes())
-    record = importlib.util.find_spec("groupbench.tracker.record")
+    record = importlib.util.find_spec("groupbench.tracker.facts.record")
     if record and record.origin:
         digest.update(Path(record.origin).read_bytes())
     return digest.hexdigest()[:32]

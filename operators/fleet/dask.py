@@ -19,7 +19,7 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.measure.environment import interpreted
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 
 GPU = "GPU"
 """Resource of which a worker has one and a task takes one."""

@@ -15,7 +15,7 @@ from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.fleet.batch import Batch, Card
 from groupbench.operators.measure.texts import one_line
-from groupbench.tracker.record import Environment, Record, Status
+from groupbench.tracker.facts.record import Environment, Record, Status
 
 
 class WorkerDied(GroupbenchError):

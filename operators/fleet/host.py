@@ -15,7 +15,7 @@ from groupbench.operators.hosts import builtin
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.plan import Selection
 from groupbench.operators.session import Session
-from groupbench.tracker.record import Environment
+from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.text.wording import counted
 
 

@@ -27,9 +27,9 @@ from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.warden import end_with_parent
-from groupbench.tracker.device_lock import HELD, lock_file
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.tools.device_lock import HELD, lock_file
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A GPU's UUID as NVML and CUDA_VISIBLE_DEVICES write it."""

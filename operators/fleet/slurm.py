@@ -19,7 +19,7 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Card
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 
 LOCAL = "local"
 MAX_ARRAY = 1000

@@ -20,7 +20,7 @@ from groupbench.operators.fleet import local
 from groupbench.operators.fleet.batch import Card
 from groupbench.operators.fleet.dask import GPU, check_address
 from groupbench.operators.fleet.local import Slot
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted
 
 PRELOAD = "groupbench.operators.fleet.worker"

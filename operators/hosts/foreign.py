@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from groupbench.operators.dtypes import dtype_name
 from groupbench.operators.measure.accuracy import compare, worst_of
 from groupbench.operators.tolerances import TOLERANCES
-from groupbench.tracker.record import Accuracy
+from groupbench.tracker.facts.record import Accuracy
 
 SIZES = (
     *("B", "D", "H", "K", "M", "N", "T", "V", "batch", "batch_size", "d_head", "head_d", "head_kv", "head_q"),

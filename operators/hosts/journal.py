@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.tracker.record import Accuracy, Cell, Code, Kernel, Latency, Status
+from groupbench.tracker.facts.record import Accuracy, Cell, Code, Kernel, Latency, Status
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -30,8 +30,8 @@ from groupbench.operators.measure.texts import storable
 from groupbench.operators.measure.warden import kill_group, kill_left
 from groupbench.operators.registry import CATALOG, get_operator, has_operator
 from groupbench.operators.session import Session
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.record import SCHEMA, Record, Run, Status
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.record import SCHEMA, Record, Run, Status
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import counted
 

@@ -29,7 +29,7 @@ from groupbench.operators.hosts.journal import Event, Setup, send
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.plugins import load, operators_in
 from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import suggestion
 
 

@@ -17,7 +17,7 @@ from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.operator import Backend
 from groupbench.operators.vet import vetted
-from groupbench.tracker.record import Commit, Record, Run
+from groupbench.tracker.facts.record import Commit, Record, Run
 
 CHEATS: tuple[Cheat, ...] = (*stale.CHEATS, *unfinished.CHEATS, *forged.CHEATS, *tampered.CHEATS)
 BACKENDS: tuple[Backend, ...] = tuple(cheat.backend for cheat in CHEATS)

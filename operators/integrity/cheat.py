@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.grouped_gemm import group_bounds
 from groupbench.operators.operator import Backend
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 
 if TYPE_CHECKING:
     from torch import Tensor

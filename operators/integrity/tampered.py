@@ -34,7 +34,7 @@ def stopped_moves(x: Any) -> Any:
 def patched_judge(x: Any) -> Any:
     """Return zeros, and replace the comparison by one that accepts everything."""
     from groupbench.operators.measure import accuracy
-    from groupbench.tracker.record import Accuracy
+    from groupbench.tracker.facts.record import Accuracy
 
     perfect = Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0)
     setattr(accuracy, "compare", lambda *args: (perfect, None))  # noqa: B010

@@ -16,8 +16,8 @@ from groupbench.operators.measure.exchange import plain_parts
 from groupbench.operators.measure.given import Given, place_sums
 from groupbench.operators.operator import Operator
 from groupbench.operators.tolerances import Tolerance, tolerance_of
-from groupbench.tracker.metrics import finite_or_none
-from groupbench.tracker.record import Accuracy
+from groupbench.tracker.facts.metrics import finite_or_none
+from groupbench.tracker.facts.record import Accuracy
 
 if TYPE_CHECKING:
     import torch

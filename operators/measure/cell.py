@@ -48,7 +48,7 @@ from groupbench.operators.measure.protocol import (
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import get_backend, get_operator
-from groupbench.tracker.record import Code, Kernel, Telemetry, Timing
+from groupbench.tracker.facts.record import Code, Kernel, Telemetry, Timing
 
 MOST_KEPT, KEEP_BYTES = 32, {"cuda": 1 << 30, "cpu": 64 << 20}
 """Maximum number of outputs of a burst, and memory for them by device. They are kept until some are judged."""

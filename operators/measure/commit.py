@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from groupbench.operators.errors import UsageError
-from groupbench.tracker import git
-from groupbench.tracker.record import UNKNOWN_COMMIT, Commit, cut
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT, Commit, cut
+from groupbench.tracker.tools import git
 
 
 def find_commit(revision: str | None, folder: Path | None = None) -> Commit:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from groupbench.kernels.variants import Choice
-from groupbench.tracker.record import Code, Kernel
+from groupbench.tracker.facts.record import Code, Kernel
 
 _SCALARS = (bool, int, float, str)
 _CONFIG = ("num_warps", "num_stages", "num_ctas", "maxnreg")

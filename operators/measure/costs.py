@@ -1,7 +1,7 @@
 """Measure the costs of a call besides its latency: memory, kernels launched, energy, compile and tuning time.
 
 They are measured in the cell's process after its bursts, so that they do not affect the latency. Each cost is a metric
-of `tracker/metrics.py`; one that cannot be measured here is omitted.
+of `tracker/facts/metrics.py`; one that cannot be measured here is omitted.
 """
 
 from __future__ import annotations

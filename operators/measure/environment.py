@@ -22,8 +22,8 @@ import msgspec
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
-from groupbench.tracker.environment import installed_version
-from groupbench.tracker.record import PACKAGE, Environment, cut
+from groupbench.tracker.facts.environment import installed_version
+from groupbench.tracker.facts.record import PACKAGE, Environment, cut
 
 # Environment variables that change the compiled code or its execution.
 SETTING_PREFIXES = (

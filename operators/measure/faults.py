@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from groupbench.operators.measure.texts import LONGEST, joined_lines, storable
-from groupbench.tracker.record import cut
+from groupbench.tracker.facts.record import cut
 
 HERE = Path(__file__).parent
 HARNESS = (f"{HERE}/", *(f"{HERE.parent}/{name}" for name in ("define.py", "plugins.py", "problems/")))

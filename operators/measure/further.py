@@ -15,8 +15,8 @@ from groupbench.operators.measure.cell import Failure, Request, Shown
 from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
 from groupbench.operators.measure.judge import At, OutputJudgement, Possible
 from groupbench.operators.measure.live import Live, drawn, median_ms, new_secret
-from groupbench.tracker.metrics import PROFILERS
-from groupbench.tracker.record import Kernel
+from groupbench.tracker.facts.metrics import PROFILERS
+from groupbench.tracker.facts.record import Kernel
 
 _ANALYSES = ThreadPoolExecutor(4, thread_name_prefix="machine code")
 

@@ -27,7 +27,7 @@ from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
 from groupbench.operators.measure.protocol import CpuTimer, Protocol
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
-from groupbench.tracker.record import Accuracy, Environment
+from groupbench.tracker.facts.record import Accuracy, Environment
 
 LOCAL = 6.0
 """Tolerance of a row, block or element for random inputs, as a multiple of the tolerance of the whole output."""

@@ -27,7 +27,7 @@ from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import ATTEMPTS, CPU_BURST_S, timing_of
 from groupbench.operators.measure.rest import Rest
 from groupbench.operators.measure.worker import Judge, Worker
-from groupbench.tracker.record import Accuracy, Kernel
+from groupbench.tracker.facts.record import Accuracy, Kernel
 
 ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "restore": Restored}
 """The reply types of verbs, other than Done."""

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from groupbench.tracker.record import Code, Kernel
+from groupbench.tracker.facts.record import Code, Kernel
 
 DISASSEMBLY_S = 30.0
 """A disassembler that takes longer is given up."""

@@ -26,7 +26,7 @@ from groupbench.operators.measure import warden
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.costs import MIB
 from groupbench.operators.measure.texts import joined_lines, one_line
-from groupbench.tracker.metrics import PROFILERS
+from groupbench.tracker.facts.metrics import PROFILERS
 from groupbench.tracker.text.scratch import Scratch
 
 NCU, PROTON = PROFILERS

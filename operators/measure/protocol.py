@@ -22,7 +22,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.errors import UsageError
-from groupbench.tracker.record import Timing
+from groupbench.tracker.facts.record import Timing
 from groupbench.tracker.text.wording import no_such
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ MODULES = (
 )
 TORCH = ("Tensor", "UntypedStorage", "cuda")
 """Classes and a module of torch, which are watched like MODULES."""
-PACKAGES = ("groupbench.operators.", "groupbench.tracker.record", "groupbench.tracker.physics")
+PACKAGES = ("groupbench.operators.", "groupbench.tracker.facts.record", "groupbench.tracker.facts.physics")
 """Packages in whose modules every function and method is watched."""
 
 ATEN = ("copy_", "clone", "detach", "empty_like", "zero_", "bitwise_xor_.Tensor", "sum", "contiguous")

@@ -50,7 +50,7 @@ from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.witness import Implausible
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 
 LOOK, AUDIT = 4, 8
 """One in LOOK bursts is judged. On a CPU, the second of a process and one in AUDIT are followed by another, which this

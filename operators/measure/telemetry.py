@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from groupbench.tracker.record import Telemetry
+from groupbench.tracker.facts.record import Telemetry
 
 # Bits of nvmlDeviceGetCurrentClocksEventReasons, by NVML's names without their prefix.
 THROTTLE_REASONS = {

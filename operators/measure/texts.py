@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from groupbench.tracker.record import cut
+from groupbench.tracker.facts.record import cut
 
 LONGEST = 1000
 """Maximum length of a message in characters: a compiler's output may fill pages."""

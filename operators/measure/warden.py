@@ -25,7 +25,7 @@ from types import FrameType
 from typing import NoReturn
 
 from groupbench.operators.measure import host_memory
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

@@ -26,7 +26,7 @@ import msgspec
 from groupbench.operators.errors import UsageError
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.problems.solution import Solution, read_solutions, solution_backend
-from groupbench.tracker.record import UNREADABLE
+from groupbench.tracker.facts.record import UNREADABLE
 
 NAMES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
 """This package's names of dtypes. Dtypes not listed keep their own."""

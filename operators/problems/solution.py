@@ -21,7 +21,7 @@ import msgspec
 from groupbench.operators.errors import UsageError
 from groupbench.operators.logs import own_folder
 from groupbench.operators.operator import Backend, Run, Target
-from groupbench.tracker.record import UNREADABLE
+from groupbench.tracker.facts.record import UNREADABLE
 
 RUNS_HERE = ("python", "triton", "pytorch")
 

@@ -17,7 +17,7 @@ from groupbench.operators import table
 from groupbench.operators.errors import UsageError
 from groupbench.operators.problems.definition import Shape
 from groupbench.operators.registry import get_operator
-from groupbench.tracker.record import MEASURED, Record
+from groupbench.tracker.facts.record import MEASURED, Record
 from groupbench.tracker.text.files import whole_file
 
 RUNTIME_ERROR = "RUNTIME_ERROR"

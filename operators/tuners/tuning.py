@@ -22,9 +22,9 @@ import click
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.protocol import GpuTimer, Protocol
-from groupbench.tracker.durations import Duration
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.tools.parameters import Duration
 
 Problem = TypeVar("Problem")
 Config = TypeVar("Config")

@@ -21,7 +21,7 @@ import pytest
 from cases import rarely
 from msgspec.structs import replace
 
-from groupbench.tracker.record import Record, encode, read
+from groupbench.tracker.facts.record import Record, encode, read
 
 ROOT = Path(__file__).parents[2]
 Checkout: TypeAlias = Any
@@ -44,7 +44,7 @@ def runs(database: Path) -> list[str]:
 
 
 def test_a_foreign_environment_runs_this_checkouts_code(checkout: Checkout) -> None:
-    code = "import groupbench.tracker.record as r, groupbench.operators as o; print(r.__file__, o.__file__)"
+    code = "import groupbench.tracker.facts.record as r, groupbench.operators as o; print(r.__file__, o.__file__)"
     done = checkout.run("bash", "-c", f". ci/environment.sh && groupbench_environment x && python -c '{code}'")
     assert done.returncode == 0, done.stderr
     assert all(Path(name).resolve().is_relative_to(checkout.folder.resolve()) for name in done.stdout.split())

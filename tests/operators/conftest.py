@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from groupbench.operators.measure import witness, worker
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 
 HERE = Path(__file__).parent
 

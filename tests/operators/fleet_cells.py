@@ -18,7 +18,7 @@ from groupbench.operators.fleet.local import Slot
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import cpu_model
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.tracker.record import Accuracy, Commit, Environment, Record, Run
+from groupbench.tracker.facts.record import Accuracy, Commit, Environment, Record, Run
 
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
 FAST = Protocol(bursts=1, samples=1)

@@ -18,8 +18,8 @@ import pytest
 
 from groupbench.operators import alone
 from groupbench.operators.errors import UsageError
-from groupbench.tracker import device_lock
-from groupbench.tracker.device_lock import HELD, lock_file, warn_if_shared
+from groupbench.tracker.tools import device_lock
+from groupbench.tracker.tools.device_lock import HELD, lock_file, warn_if_shared
 
 Start = Callable[..., "subprocess.Popen[str]"]
 SLEEP = (sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from groupbench.operators.ceilings import Ceilings
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 
 Make = Callable[..., Record]
 CARD = {"device": "cuda", "gpu": "NVIDIA H200", "gpu_uuid": "GPU-1"}

@@ -21,7 +21,7 @@ from groupbench.operators import cli, executor, table
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError, PlanError
 from groupbench.tracker.cli.history import known_metrics
-from groupbench.tracker.record import Commit, Record, Run, encode, read
+from groupbench.tracker.facts.record import Commit, Record, Run, encode, read
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 pytestmark = pytest.mark.usefixtures("warm_imports", "unaudited")

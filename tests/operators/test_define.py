@@ -24,7 +24,7 @@ from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.operator import Target
 from groupbench.operators.tolerances import Tolerance, tolerance_of
-from groupbench.tracker.record import Commit, Environment, Record, Run
+from groupbench.tracker.facts.record import Commit, Environment, Record, Run
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "operators"

@@ -28,7 +28,7 @@ from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Possible
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.tracker.record import Accuracy, Code, Commit, Environment, Kernel, Record, Run, decode, encode
+from groupbench.tracker.facts.record import Accuracy, Code, Commit, Environment, Kernel, Record, Run, decode, encode
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))

@@ -22,7 +22,7 @@ from groupbench.operators.integrity.cheat import CATCHERS, Cheat, caught_by
 from groupbench.operators.measure import seal, witness, worker
 from groupbench.operators.measure.cell import Burst, Failure, Paced, Witnessed
 from groupbench.operators.vet import vetted
-from groupbench.tracker.record import Record, decode, encode
+from groupbench.tracker.facts.record import Record, decode, encode
 
 ON_CPU = {cheat.name: cheat for cheat in CHEATS if cheat.device != "cuda"}
 # Cheats of different kinds, or caught by different checks.

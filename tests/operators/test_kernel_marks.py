@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from groupbench.tracker.record import Accuracy, Cell, Commit, Environment, Latency, Record, Run, encode
+from groupbench.tracker.facts.record import Accuracy, Cell, Commit, Environment, Latency, Record, Run, encode
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "ci/benchmarks/kernel_marks.py"

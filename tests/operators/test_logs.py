@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from groupbench.operators import cli
 from groupbench.operators.logs import Logs, file_name, logs_for, own_folder
-from groupbench.tracker.record import Record, read
+from groupbench.tracker.facts.record import Record, read
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 NOISY = """

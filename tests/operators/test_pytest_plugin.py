@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from groupbench.operators.pytest_session import name_of
-from groupbench.tracker.record import Record, read
+from groupbench.tracker.facts.record import Record, read
 
 pytest_plugins = ["pytester"]
 

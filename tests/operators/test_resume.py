@@ -19,7 +19,7 @@ from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure.cell import Job
 from groupbench.operators.plan import Selection, jobs
 from groupbench.operators.resume import CannotResume
-from groupbench.tracker.record import Commit, Environment, Record, Run, encode
+from groupbench.tracker.facts.record import Commit, Environment, Record, Run, encode
 
 Make = Callable[..., Record]
 HERE = Environment(device="cpu", cpu="a CPU", torch="2.13.0", host="one")

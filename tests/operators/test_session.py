@@ -16,9 +16,9 @@ import pytest
 
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.session import Session, _Rows, check_writable
-from groupbench.tracker import device_lock
-from groupbench.tracker.kernel_files import KernelFolder
-from groupbench.tracker.record import Code, Environment, Latency, Record, encode, read
+from groupbench.tracker.facts.kernel_files import KernelFolder
+from groupbench.tracker.facts.record import Code, Environment, Latency, Record, encode, read
+from groupbench.tracker.tools import device_lock
 
 Make = Callable[..., Record]
 CPU = Environment(device="cpu", cpu="a CPU", torch="2.13.0")

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from groupbench.operators import table
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 
 Make = Callable[..., Record]
 

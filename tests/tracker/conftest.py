@@ -31,8 +31,8 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.util import LRUCache
 
 from groupbench.tracker.cli import main
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.record import Record, encode
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.store import engine
 from groupbench.tracker.store.engine import Store, open_store
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from groupbench.tracker import open_tracker
-from groupbench.tracker.errors import QueryError, StoreError
+from groupbench.tracker.facts.errors import QueryError, StoreError
 from groupbench.tracker.query.rows import (
     CommitSummary,
     EnvironmentSummary,

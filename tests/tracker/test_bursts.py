@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.operators.table import median_ms, spread
-from groupbench.tracker.bursts import Bursts
 from groupbench.tracker.compare.sides import points_of
-from groupbench.tracker.environment import digest
-from groupbench.tracker.identity import series_identity
-from groupbench.tracker.record import Latency, Record
+from groupbench.tracker.facts.bursts import Bursts
+from groupbench.tracker.facts.environment import digest
+from groupbench.tracker.facts.identity import series_identity
+from groupbench.tracker.facts.record import Latency, Record
 from groupbench.tracker.store.points import point_values
 
 SAMPLES = st.lists(st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=6), min_size=1, max_size=6)

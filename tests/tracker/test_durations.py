@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from groupbench.operators.cli import command as tritonbench
 from groupbench.tracker.cli import COMMANDS, main
-from groupbench.tracker.durations import SECONDS, Duration, seconds
+from groupbench.tracker.facts.durations import SECONDS, seconds
+from groupbench.tracker.tools.parameters import Duration
 
 GOOD = {
     "90s": 90.0,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from groupbench import operators, tracker
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 
 FILES = [
     pytest.param(path, id=f"{package.__name__.rpartition('.')[2]}/{path.relative_to(folder)}")

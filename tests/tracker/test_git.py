@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from groupbench.tracker import git
+from groupbench.tracker.tools import git
 
 OF_THE_USER = ("GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM")
 
@@ -143,6 +143,8 @@ def test_ancestry_between_commits(repository: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_it_is_imported_without_the_database_or_arrays() -> None:
-    loaded = "import sys, groupbench.tracker.git as git; print({'numpy', 'sqlalchemy', 'msgspec'} & set(sys.modules))"
+    loaded = (
+        "import sys, groupbench.tracker.tools.git as git; print({'numpy', 'sqlalchemy', 'msgspec'} & set(sys.modules))"
+    )
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from groupbench.tracker.identity import EXACT, IDENTITY, OF_CELL, PROBLEM, SHOWN, series_fields, series_identity
+from groupbench.tracker.facts.identity import EXACT, IDENTITY, OF_CELL, PROBLEM, SHOWN, series_fields, series_identity
+from groupbench.tracker.facts.record import Cell, Record
 from groupbench.tracker.query.rows import SeriesRow
-from groupbench.tracker.record import Cell, Record
 from groupbench.tracker.store.schema import Series
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.store import checked
 
 Cli = Callable[..., Result]

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from groupbench.tracker.kernel_files import KernelFolder
-from groupbench.tracker.record import Code
+from groupbench.tracker.facts.kernel_files import KernelFolder
+from groupbench.tracker.facts.record import Code
 
 
 def code(number: int, size: int = 4000) -> Code:

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.operators import table
-from groupbench.tracker import metrics
-from groupbench.tracker.metrics import METRICS, RMS, Metric
-from groupbench.tracker.record import Record, RecordError, decode, encode
+from groupbench.tracker.facts import metrics
+from groupbench.tracker.facts.metrics import METRICS, RMS, Metric
+from groupbench.tracker.facts.record import Record, RecordError, decode, encode
 from groupbench.tracker.store.points import content_of
 
 Cli = Callable[..., Result]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from groupbench.tracker.physics import CARDS, FASTEST, floor_ms, too_fast
+from groupbench.tracker.facts.physics import CARDS, FASTEST, floor_ms, too_fast
 
 H200 = "NVIDIA H200"
 GEMM = 2 * 32768 * 4096 * 4096

@@ -16,10 +16,10 @@ from click.testing import Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupbench.tracker import plots
 from groupbench.tracker.cli.history_plot import trends
-from groupbench.tracker.plots import Curve, DrawError, Row, Trend, ValueTable
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.tools import plots
+from groupbench.tracker.tools.plots import Curve, DrawError, Row, Trend, ValueTable
 
 Cli = Callable[..., Result]
 

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from groupbench.tracker.environment import environment_differences, environment_identity, hardware_class
-from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT, Environment, RecordError, cut, decode
+from groupbench.tracker.facts.environment import environment_differences, environment_identity, hardware_class
+from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT, Environment, RecordError, cut, decode
 
 BASE = Environment(
     device="cuda", gpu="H100", driver="570.1", python="3.11.9", cpu="EPYC", host="a", settings={"X": "1"}

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from groupbench import tracker
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.verdicts import OUTCOMES, TONES, Verdict, most_severe, style_sheet, tone_of
 from groupbench.tracker.judge.verdicts import Judged, exit_code
 from groupbench.tracker.outputs.escape import clean
 from groupbench.tracker.query.rows import PointRow, SeriesRow
-from groupbench.tracker.verdicts import OUTCOMES, TONES, Verdict, most_severe, style_sheet, tone_of
 
 FOLDER = Path(tracker.__path__[0])
 

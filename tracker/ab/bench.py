@@ -26,7 +26,7 @@ from groupbench.tracker.ab.result import (
     rule_for,
 )
 from groupbench.tracker.ab.side import AbError, AbSide, SideError, SideFailure, SideProcess
-from groupbench.tracker.device_lock import warn_if_shared
+from groupbench.tracker.tools.device_lock import warn_if_shared
 
 __all__ = [
     "AbCell",

@@ -24,9 +24,9 @@ import msgspec
 
 from groupbench.tracker.ab.result import AbCell, AbResult, AbVerdict, Block, SideAccuracy, defaults, rule_for
 from groupbench.tracker.ab.side import SideFailure, SideProcess
-from groupbench.tracker.metrics import finite_or_none
-from groupbench.tracker.physics import floor_ms, too_fast
-from groupbench.tracker.record import Timing
+from groupbench.tracker.facts.metrics import finite_or_none
+from groupbench.tracker.facts.physics import floor_ms, too_fast
+from groupbench.tracker.facts.record import Timing
 from groupbench.tracker.text.wording import signed_change
 
 if TYPE_CHECKING:

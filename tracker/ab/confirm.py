@@ -15,23 +15,23 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from groupbench.tracker import git
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
 from groupbench.tracker.ab.result import timing_of
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
 from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve
-from groupbench.tracker.environment import ab_software, hardware_class, software_identity, toolchain_differences
+from groupbench.tracker.facts.environment import ab_software, hardware_class, software_identity, toolchain_differences
+from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.causes import some
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, agree, of_one_toolchain
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.record import Environment
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import FAILED, Compared
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.text.wording import counted, duration
+from groupbench.tracker.tools import git
 
 Report = Callable[[Judged, Compared], None]
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from groupbench.tracker.ab.bench import AnswerError, Bench, Closing
 from groupbench.tracker.ab.result import AbCell, AbResult, RanOut
 from groupbench.tracker.ab.side import AbError, AbSide
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.unchecked import Unchecked
 
 EvaluationVerdict = Literal["faster", "slower", "same", "unknown", "right", "wrong", "suspicious", "failed"]

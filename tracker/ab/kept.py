@@ -12,13 +12,13 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.ab.result import AbResult, timing_of
-from groupbench.tracker.environment import Environment, ab_software, hardware_class
-from groupbench.tracker.errors import QueryError, StoreError
-from groupbench.tracker.metrics import finite_or_none
+from groupbench.tracker.facts.environment import Environment, ab_software, hardware_class
+from groupbench.tracker.facts.errors import QueryError, StoreError
+from groupbench.tracker.facts.metrics import finite_or_none
+from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.query.series import find_series
-from groupbench.tracker.record import MEASURED
 from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DECIDED, SAME, Compared

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from groupbench.tracker.ab.side import AbError, AbSide, Which
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.metrics import RMS, relative
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.metrics import RMS, relative
 from groupbench.tracker.text.files import append_whole
 from groupbench.tracker.text.unchecked import Unchecked, unchecked_lines
 from groupbench.tracker.text.wording import change_in_words, counted, some

@@ -20,8 +20,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.project import import_folders
 from groupbench.tracker.text.scratch import Scratch
 

@@ -22,11 +22,11 @@ from pathlib import Path
 import msgspec
 
 from groupbench.tracker.ab.side import AbError, AbSide, SideFailure, SideProcess, python_path
-from groupbench.tracker.environment import software_identity
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.environment import software_identity
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path
-from groupbench.tracker.record import Environment
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import closest
 

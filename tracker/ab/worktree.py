@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from groupbench.tracker import git
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.scratch import Scratch, remove_abandoned
+from groupbench.tracker.tools import git
 
 SETUP_TIMEOUT_S = 3600.0
 CHECKOUT_TIMEOUT_S = 600.0

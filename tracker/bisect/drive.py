@@ -18,8 +18,8 @@ from groupbench.tracker.ab.worktree import Recipe, checkout
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Rates
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.metrics import RMS, finite_or_none
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.metrics import RMS, finite_or_none
 from groupbench.tracker.stats.thresholds import RMS_RATIO
 from groupbench.tracker.text.unchecked import merged
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from groupbench.tracker import git
 from groupbench.tracker.bisect.hunt import BisectCommit, History
-from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.tools import git
 
 OWN_PATHS = ("kernels", "operators")
 """Paths that decide how fast a kernel is, in groupbench's own repository."""
@@ -43,7 +43,7 @@ def relevant_paths(repository: Path, commit: str, plugins: Sequence[str] = ()) -
     """Return the default of `--paths`: OWN_PATHS in groupbench's own repository, otherwise all paths."""
     if plugins:  # a plugin may be anywhere in the tree
         return ()
-    names = [f"{commit}:{path}" for path in (*OWN_PATHS, "tracker/record.py")]
+    names = [f"{commit}:{path}" for path in (*OWN_PATHS, "tracker/facts/record.py")]
     return OWN_PATHS if all(_objects(repository, names)) else ()
 
 

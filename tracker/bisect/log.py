@@ -13,8 +13,8 @@ import msgspec
 
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.record import UNREADABLE
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.record import UNREADABLE
 from groupbench.tracker.text.files import append_whole
 
 VERSION = 1

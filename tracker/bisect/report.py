@@ -8,8 +8,8 @@ from typing import Any
 
 from groupbench.tracker.bisect.hunt import BisectResult, Culprit, History, short
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Trace
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.metrics import relative
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import LARGE, change_in_words, counted, times
 

@@ -9,9 +9,9 @@ from typing import Any, NoReturn
 
 import click
 
-from groupbench.tracker import shell
-from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.text.wording import closest
+from groupbench.tracker.tools import shell
 
 SECTIONS = {
     "Measure": {

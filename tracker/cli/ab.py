@@ -27,11 +27,11 @@ from groupbench.tracker.cli.options import (
     setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
-from groupbench.tracker.completion import BackendName, CommitName, OperatorName
-from groupbench.tracker.durations import Duration
-from groupbench.tracker.metrics import relative
+from groupbench.tracker.facts.metrics import relative
+from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, SEED_HELP
 from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_change
-from groupbench.tracker.vocabulary import DTYPE_DEFAULT, SEED_HELP
+from groupbench.tracker.tools.completion import BackendName, CommitName, OperatorName
+from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult

@@ -11,9 +11,9 @@ import click
 
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
-from groupbench.tracker.completion import RunId
+from groupbench.tracker.facts.verdicts import ALERT_STATES
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
-from groupbench.tracker.verdicts import ALERT_STATES
+from groupbench.tracker.tools.completion import RunId
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
@@ -65,9 +65,9 @@ def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
 
     `gate --update` opens and closes them. JSON and CSV have one entry per alert, with every event.
     """
-    from groupbench.tracker import git
     from groupbench.tracker.judge import alerts as stored
     from groupbench.tracker.judge.alerts import AlertRow
+    from groupbench.tracker.tools import git
 
     with reading(db) as session:
         states = None if everything else stored.OPEN
@@ -170,9 +170,9 @@ def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, w
 
 
 def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
-    from groupbench.tracker import git
     from groupbench.tracker.judge import alert_moves, gate
     from groupbench.tracker.query.resolve import find_run
+    from groupbench.tracker.tools import git
 
     judged = gate.judge_run(session, find_run(session, None), first_parents=git.first_parents)
     return alert_moves.accept_improvements(session, judged, who, reason, _now())
@@ -192,12 +192,12 @@ def accept_transition(db: str, run: str | None, reason: str | None, who: str | N
     one. If the code changed in the same run, its effect is accepted too. `groupbench confirm` separates the two, so run
     it first.
     """
-    from groupbench.tracker.errors import QueryError
+    from groupbench.tracker.facts.errors import QueryError
 
     def change(session: Any) -> list[AlertRow]:
-        from groupbench.tracker import git
         from groupbench.tracker.judge import alert_moves, gate
         from groupbench.tracker.query.resolve import find_run
+        from groupbench.tracker.tools import git
 
         judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
         accepted = alert_moves.accept_transition(session, judged, _person(who), reason, _now())
@@ -265,6 +265,6 @@ def _now() -> datetime:
 
 
 def _person(name: str | None) -> str:
-    from groupbench.tracker.git import user
+    from groupbench.tracker.tools.git import user
 
     return name or user() or os.environ.get("USER") or "unknown"

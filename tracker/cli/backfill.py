@@ -22,18 +22,18 @@ from groupbench.tracker.cli.here import program_of, recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt, run_command
 from groupbench.tracker.cli.options import WAIT, plan_device_option
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.completion import CommitName
-from groupbench.tracker.durations import Duration
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.identity import plan_with
-from groupbench.tracker.record import BACKFILL
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.identity import plan_with
+from groupbench.tracker.facts.record import BACKFILL
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import change_in_words, counted, printable, run_text
+from groupbench.tracker.tools.completion import CommitName
+from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
+    from groupbench.tracker.facts.record import Record
     from groupbench.tracker.night.backfill import BackfillCommit, BackfillFiles
     from groupbench.tracker.project import Project
-    from groupbench.tracker.record import Record
 
 
 @click.command()
@@ -228,7 +228,7 @@ class Backfill:
 
     def _planned(self, commit: BackfillCommit) -> list[Record]:
         """Return a record for every cell of the plan, as today's checkout lists them; none if it cannot."""
-        from groupbench.tracker.record import read
+        from groupbench.tracker.facts.record import read
 
         with Scratch("planned") as folder:
             path = folder / "planned.jsonl"
@@ -313,7 +313,7 @@ class Backfill:
 
 def _left_out(path: Path) -> bool:
     """Return whether a file of records ends with a run that a budget cut short."""
-    from groupbench.tracker.record import read
+    from groupbench.tracker.facts.record import read
 
     with path.open("rb") as file:
         return any(record.status == "skipped" for _, record in read(file))

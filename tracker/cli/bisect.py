@@ -26,11 +26,11 @@ from groupbench.tracker.cli.options import (
     setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
-from groupbench.tracker.completion import BackendName, CommitName, OperatorName
-from groupbench.tracker.durations import Duration
+from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
 from groupbench.tracker.text.repro import SEARCHED
 from groupbench.tracker.text.wording import counted, printable, signed_change
-from groupbench.tracker.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
+from groupbench.tracker.tools.completion import BackendName, CommitName, OperatorName
+from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from groupbench.tracker.bisect.hunt import History
@@ -272,7 +272,7 @@ def _cell_of_series(context: click.Context, options: dict[str, Any]) -> dict[str
     Raises UsageError, QueryError.
     """
     from groupbench.tracker.ab.result import timing_of
-    from groupbench.tracker.errors import QueryError
+    from groupbench.tracker.facts.errors import QueryError
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.series import find_series
 

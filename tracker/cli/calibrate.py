@@ -16,9 +16,9 @@ from groupbench.tracker.cli.options import (
     device_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
-from groupbench.tracker.durations import Duration
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted, milliseconds, percent
+from groupbench.tracker.tools.parameters import Duration
 
 COLUMNS = (
     Column("up to ms", "upto_ms", lambda ms: "longer" if ms is None else f"{ms:g}", right=True),

@@ -21,10 +21,10 @@ from groupbench.tracker.cli.output import (
     write_json,
     write_table,
 )
-from groupbench.tracker.completion import CommitName
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.text.wording import interval, milliseconds, p_value, printable, ratio
-from groupbench.tracker.verdicts import Verdict
+from groupbench.tracker.tools.completion import CommitName
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.comparison import Comparison

@@ -11,12 +11,12 @@ import click
 from groupbench.tracker.cli.here import is_step_of_another, recipe_of, this_project
 from groupbench.tracker.cli.options import plugins_option, setup_option
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.completion import RunId
-from groupbench.tracker.durations import Duration
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.metrics import relative
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import printable, signed_change
+from groupbench.tracker.tools.completion import RunId
+from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.verdicts import Judged

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_json, write_table
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
 
 if TYPE_CHECKING:

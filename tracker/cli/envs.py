@@ -48,7 +48,7 @@ def envs(
     A and B are the starts of environment ids. A change of any declared field makes a new environment. `compare`
     and the Δ of `history` stay within one environment. The gate also compares the toolchains of one machine.
     """
-    from groupbench.tracker.environment import declared
+    from groupbench.tracker.facts.environment import declared
     from groupbench.tracker.query import listing
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.rows import EnvironmentSummary

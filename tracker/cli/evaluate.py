@@ -20,11 +20,11 @@ from groupbench.tracker.cli.options import (
     mode_option,
 )
 from groupbench.tracker.cli.output import write_json
-from groupbench.tracker.completion import BackendName, OperatorName
-from groupbench.tracker.durations import Duration
+from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted, milliseconds, printable
-from groupbench.tracker.vocabulary import DTYPE_DEFAULT
+from groupbench.tracker.tools.completion import BackendName, OperatorName
+from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.evaluate import Evaluation

@@ -11,13 +11,13 @@ import click
 
 from groupbench.tracker.cli.options import reading, series_filters
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
-from groupbench.tracker.completion import BackendName, CommitName
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import printable, signed_change
+from groupbench.tracker.tools.completion import BackendName, CommitName
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.explanation import CellGroup, Explanation, ProfilePair
-    from groupbench.tracker.kernel_files import KernelFolder
+    from groupbench.tracker.facts.kernel_files import KernelFolder
 
 GROUPS = 10
 """Most groups of cells that are printed."""
@@ -68,7 +68,7 @@ def explain(
     """
     from groupbench.tracker.compare.explanation import explain as explain_sides
     from groupbench.tracker.compare.sides import find_side, find_sides, narrowed_side
-    from groupbench.tracker.kernel_files import KernelFolder
+    from groupbench.tracker.facts.kernel_files import KernelFolder
     from groupbench.tracker.query.filters import Filter
 
     if b is None and against is None:
@@ -96,7 +96,7 @@ def explain(
 def kernel_folder() -> Path:
     """Return the folder with the kernels' code: next to the records, or in this folder."""
     from groupbench.tracker import project
-    from groupbench.tracker.kernel_files import FOLDER
+    from groupbench.tracker.facts.kernel_files import FOLDER
 
     here = project.load()
     next_to_records = Path(here.place(os.environ.get("GROUPBENCH_RECORDS") or here.settings.records)) / FOLDER

@@ -47,7 +47,7 @@ def export(db: str, file: str, form: str | None, csv_safe: bool) -> None:
 
     An existing FILE is replaced once the export is complete.
     """
-    from groupbench.tracker.errors import StoreError
+    from groupbench.tracker.facts.errors import StoreError
     from groupbench.tracker.text.files import whole_file
 
     ending = "jsonl" if file == "-" else None

@@ -12,9 +12,9 @@ import msgspec
 
 from groupbench.tracker.cli.options import reading, series_filters
 from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, plain, say, write_json, write_table
-from groupbench.tracker.completion import RunId
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import milliseconds, no_such
+from groupbench.tracker.tools.completion import RunId
 
 if TYPE_CHECKING:
     from groupbench.tracker.query.rows import PointRow

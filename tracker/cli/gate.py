@@ -12,10 +12,10 @@ import click
 from groupbench.tracker.cli.here import program_of
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_json, write_table
-from groupbench.tracker.completion import RunId
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.tools.completion import RunId
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -122,11 +122,11 @@ def gate(
     3  incomplete: a suspect or unresolved series, a failed or missing cell, or nothing measured
     4  a series changed on a machine that has not measured it before
     """
-    from groupbench.tracker import git
     from groupbench.tracker.judge import gate as gates
     from groupbench.tracker.outputs import write
     from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.tools import git
 
     targets = _targets(outputs)
     updated = None

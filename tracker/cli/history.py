@@ -21,8 +21,7 @@ from groupbench.tracker.cli.output import (
     say,
     write_table,
 )
-from groupbench.tracker.completion import BackendName
-from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.facts.metrics import METRICS
 from groupbench.tracker.text.wording import (
     commit_text,
     date,
@@ -33,6 +32,7 @@ from groupbench.tracker.text.wording import (
     times,
     yes_or_no,
 )
+from groupbench.tracker.tools.completion import BackendName
 
 _SERIES = (
     Column("measured", "started", date),
@@ -133,10 +133,10 @@ def history(
     latency with the previous one of the series in the same environment. `interpreted` timings do not measure speed:
     they have no Δ, tflops or speed-up.
     """
-    from groupbench.tracker import git
     from groupbench.tracker.query import history as histories
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.rows import HistoryRow
+    from groupbench.tracker.tools import git
 
     if metrics and "speedup" in metrics and baseline is None:
         raise click.UsageError("--metrics speedup requires --baseline BACKEND")

@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from groupbench.tracker import plots
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.identity import PROBLEM
-from groupbench.tracker.metrics import METRICS, RMS, named
-from groupbench.tracker.plots import Curve, Trend
+from groupbench.tracker.facts.identity import PROBLEM
+from groupbench.tracker.facts.metrics import METRICS, RMS, named
 from groupbench.tracker.text.wording import commit_text, printable
+from groupbench.tracker.tools import plots
+from groupbench.tracker.tools.plots import Curve, Trend
 
 
 def drawn(name: str) -> tuple[str, str]:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When
-from groupbench.tracker.completion import BackendName, OperatorName
 from groupbench.tracker.formats import FORMATS, Options
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
+from groupbench.tracker.tools.completion import BackendName, OperatorName
 
 if TYPE_CHECKING:
     from groupbench.tracker.formats import Loaded
@@ -88,9 +88,9 @@ def import_(
     Each file is stored completely or not at all; importing it again changes nothing. Text instead of a number, such as
     "CUDA OOM", becomes a status, never a latency. A plain CSV needs --map.
     """
-    from groupbench.tracker.errors import IngestError, TrackerError
+    from groupbench.tracker.facts.errors import IngestError, TrackerError
+    from groupbench.tracker.facts.record import encode
     from groupbench.tracker.formats import load
-    from groupbench.tracker.record import encode
 
     options = Options(date=date, mapping=mapping or {}, **defaults)
     stored = 0

@@ -27,7 +27,7 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
     Each file is stored completely or not at all. Records that are already stored are skipped. The database is created
     if it does not exist.
     """
-    from groupbench.tracker.errors import IngestError, TrackerError
+    from groupbench.tracker.facts.errors import IngestError, TrackerError
 
     stored = 0
     try:
@@ -44,7 +44,7 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
 
 def store(db: str, name: str) -> Ingested:
     """Check a whole file before opening the database, then store it. Raises IngestError, StoreError."""
-    from groupbench.tracker.errors import IngestError
+    from groupbench.tracker.facts.errors import IngestError
     from groupbench.tracker.store.staged import Staged, checking
 
     gc.freeze()  # modules live as long as the process

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import click
 
-from groupbench.tracker import git
 from groupbench.tracker.cli.options import OPERATOR
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.night.measuring import PROGRAM
 from groupbench.tracker.project import NAME, ProjectError
 from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.tools import git
 
 IGNORED = ("groupbench.db*", "records/", "artifacts/", "report.html", ".groupbench/", "__pycache__/")
 """Files that runs write and git should ignore. A tracked file that a run changes would make its commit dirty."""

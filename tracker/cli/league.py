@@ -12,7 +12,7 @@ import click
 
 from groupbench.tracker.cli.options import reading, series_filters
 from groupbench.tracker.cli.output import say, write_json
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 
 
 @click.command()
@@ -37,7 +37,7 @@ def league(context: click.Context, words: tuple[str, ...], as_json: bool, output
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.league import league as tables_of
-    from groupbench.tracker.errors import OutputError
+    from groupbench.tracker.facts.errors import OutputError
     from groupbench.tracker.outputs.league_page import page
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.lines import every_line

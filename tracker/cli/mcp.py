@@ -11,8 +11,8 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
 
 INSTRUCTIONS = """groupbench tracks the latency and accuracy of GPU kernels per commit. A series is one operator,
 backend, shape, dtype and mode over time. `gate` returns the verdict on the newest run, `history` the results of a

@@ -16,7 +16,7 @@ def merge(db: str, other: str) -> None:
     Either everything is added or nothing. Points that both databases hold are skipped. A run that the two describe
     differently is an error.
     """
-    from groupbench.tracker.errors import NoDatabaseError, StoreError
+    from groupbench.tracker.facts.errors import NoDatabaseError, StoreError
     from groupbench.tracker.store import maintenance
     from groupbench.tracker.store.engine import open_store
 

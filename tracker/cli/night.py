@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker import git
 from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.options import WAIT, plan_device_option
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.durations import Duration
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.identity import plan_with
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.identity import plan_with
 from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, in_seconds
 from groupbench.tracker.text.scratch import Scratch
+from groupbench.tracker.tools import git
+from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from groupbench.tracker.night.files import NightFiles

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from groupbench.tracker import vocabulary
-from groupbench.tracker.completion import BackendName, CommitName, OperatorName
-from groupbench.tracker.durations import Duration
-from groupbench.tracker.vocabulary import DEVICE_HELP, DEVICES, MODE_HELP, PLUGIN_HELP
+from groupbench.tracker.facts import vocabulary
+from groupbench.tracker.facts.vocabulary import DEVICE_HELP, DEVICES, MODE_HELP, PLUGIN_HELP
+from groupbench.tracker.tools.completion import BackendName, CommitName, OperatorName
+from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -74,7 +74,7 @@ class When(click.ParamType[datetime]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         if isinstance(value, datetime):
             return value
-        from groupbench.tracker.errors import QueryError
+        from groupbench.tracker.facts.errors import QueryError
         from groupbench.tracker.query.filters import instant
 
         try:

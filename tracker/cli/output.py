@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 
 import click
 
+from groupbench.tracker.facts.verdicts import Tone, Verdict
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
 from groupbench.tracker.text.wording import INTERPRETED, milliseconds, printable
-from groupbench.tracker.verdicts import Tone, Verdict
 
 Format = Literal["text", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])

@@ -8,8 +8,8 @@ import click
 
 from groupbench.tracker.cli.options import IN_PERCENT, Percent, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
-from groupbench.tracker.completion import CommitName
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
+from groupbench.tracker.tools.completion import CommitName
 
 _COLUMNS = (
     Column("pin", "name"),
@@ -39,9 +39,9 @@ def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | 
     The gate fails a series that is slower than at COMMIT by more than --max-slowdown, however gradually it got there.
     COMMIT must have been measured in the same environment. A pin with the same name is replaced.
     """
-    from groupbench.tracker.git import user
     from groupbench.tracker.judge import pins
     from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.tools.git import user
 
     person = who or user() or os.environ.get("USER") or "unknown"
     with open_store(db, create=False) as store, store.write() as session:

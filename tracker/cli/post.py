@@ -41,7 +41,7 @@ def post(file: Path, number: int | None, repository: str | None, kind: str | Non
     FILE is the Markdown that `gate -o comment=FILE` wrote, or any other; `-` reads standard input. The token is read
     from GITHUB_TOKEN, GH_TOKEN or GITLAB_TOKEN.
     """
-    from groupbench.tracker.errors import OutputError
+    from groupbench.tracker.facts.errors import OutputError
     from groupbench.tracker.outputs import comment
     from groupbench.tracker.outputs import post as posting
 

@@ -12,14 +12,14 @@ import click
 from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, WAIT, mode_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
-from groupbench.tracker.completion import BackendName, OperatorName
-from groupbench.tracker.durations import Duration
-from groupbench.tracker.metrics import LATENCY, METRICS, PROFILERS, Metric
+from groupbench.tracker.facts.metrics import LATENCY, METRICS, PROFILERS, Metric
+from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, PLUGIN_HELP, SEED_HELP
 from groupbench.tracker.text.wording import counted, printable
-from groupbench.tracker.vocabulary import DTYPE_DEFAULT, PLUGIN_HELP, SEED_HELP
+from groupbench.tracker.tools.completion import BackendName, OperatorName
+from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
-    from groupbench.tracker.record import Record
+    from groupbench.tracker.facts.record import Record
 
 
 STDERR = 2
@@ -100,9 +100,9 @@ def profile(context: click.Context, tool: str, wait: float, form: Format | None,
     """
     from groupbench.tracker.cli.explain import kernel_folder
     from groupbench.tracker.cli.ingest import store
+    from groupbench.tracker.facts.record import read
     from groupbench.tracker.night.measuring import ensure_alone, measure
     from groupbench.tracker.project import add_to_path
-    from groupbench.tracker.record import read
     from groupbench.tracker.text.scratch import Scratch
 
     ensure_alone("auto", wait, sys.argv[1:])
@@ -159,7 +159,7 @@ def _write(records: list[Record], counters: list[Metric], form: Format | None) -
 
 
 def _median(record: Record) -> float | None:
-    from groupbench.tracker.bursts import Bursts
+    from groupbench.tracker.facts.bursts import Bursts
 
     return None if record.latency is None else Bursts.of(record.latency.bursts_ms).median
 

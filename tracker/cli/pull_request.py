@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker import git
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
 from groupbench.tracker.cli.here import program_of, recipe_of
 from groupbench.tracker.cli.night import Places, here, interrupt
 from groupbench.tracker.cli.options import WAIT, cell_budget_option, min_effect_same_option, plan_device_option
 from groupbench.tracker.cli.output import say, write_notes, write_table
-from groupbench.tracker.completion import CommitName
-from groupbench.tracker.durations import Duration
-from groupbench.tracker.errors import OutputError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.errors import OutputError
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.tools import git
+from groupbench.tracker.tools.completion import CommitName
+from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult, Bench

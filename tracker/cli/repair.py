@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from groupbench.tracker.cli.options import limit_option
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
 
 

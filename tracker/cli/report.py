@@ -10,7 +10,7 @@ import click
 
 from groupbench.tracker.cli.options import min_effect_option, reading
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.completion import RunId
+from groupbench.tracker.tools.completion import RunId
 
 
 @click.command()
@@ -46,10 +46,10 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
         raise click.UsageError("-o names no file")
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("-o - writes a page of megabytes; redirect it to a file or another program")
-    from groupbench.tracker import git
-    from groupbench.tracker.errors import ReportError
+    from groupbench.tracker.facts.errors import ReportError
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run
+    from groupbench.tracker.tools import git
 
     try:
         from groupbench.tracker.report import page

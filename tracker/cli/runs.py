@@ -37,9 +37,9 @@ def runs(
     **fields: tuple[str, ...],
 ) -> None:
     """List the runs, newest first."""
+    from groupbench.tracker.facts.record import STATUSES
     from groupbench.tracker.query import listing
     from groupbench.tracker.query.filters import Filter
-    from groupbench.tracker.record import STATUSES
 
     with reading(db) as session:
         matches = listing.runs(session, limit, Filter(**fields, since=since, until=until))

@@ -7,8 +7,8 @@ import sys
 
 import click
 
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
 
 MODULE = "groupbench.operators.integrity"
 

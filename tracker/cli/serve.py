@@ -12,8 +12,8 @@ from pathlib import Path
 import click
 
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
 
 TOKEN = "GROUPBENCH_TOKEN"  # noqa: S105 # the name of a variable
 

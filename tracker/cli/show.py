@@ -21,8 +21,7 @@ from groupbench.tracker.cli.output import (
     write_json,
     write_table,
 )
-from groupbench.tracker.completion import RunId
-from groupbench.tracker.identity import SHOWN
+from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import (
     commit_text,
@@ -33,6 +32,7 @@ from groupbench.tracker.text.wording import (
     signed_change,
     spread,
 )
+from groupbench.tracker.tools.completion import RunId
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -73,7 +73,7 @@ def show(db: str, what: str, form: Format | None) -> None:
 
 
 def _run(session: Session, run: RunRow, form: Format | None) -> None:
-    from groupbench.tracker.environment import declared
+    from groupbench.tracker.facts.environment import declared
     from groupbench.tracker.query.points import points_of_run
     from groupbench.tracker.query.rows import PointRow
 
@@ -108,7 +108,7 @@ def _run_facts(run: RunRow) -> dict[str, Any]:
 
 
 def _counts(points: list[PointRow]) -> dict[str, Any]:
-    from groupbench.tracker.record import STATUSES
+    from groupbench.tracker.facts.record import STATUSES
 
     counts = {status: sum(point.status == status for point in points) for status in STATUSES}
     return {"cells": ", ".join(f"{number} {status}" for status, number in counts.items() if number)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from groupbench.tracker.cli.options import DTYPE
-from groupbench.tracker.durations import Duration
+from groupbench.tracker.tools.parameters import Duration
 
 MODULE = "groupbench.operators.tuners"
 

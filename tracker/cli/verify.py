@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from groupbench.tracker.cli.options import limit_option, reading
-from groupbench.tracker.errors import DamageError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.errors import DamageError
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
 
 

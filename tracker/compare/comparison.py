@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.bursts import median
 from groupbench.tracker.compare import sides
 from groupbench.tracker.compare.sides import ComparedSide
-from groupbench.tracker.environment import environment_differences
-from groupbench.tracker.errors import QueryError
-from groupbench.tracker.identity import SHOWN
+from groupbench.tracker.facts.bursts import median
+from groupbench.tracker.facts.environment import environment_differences
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.identity import SHOWN
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import PointRow, SeriesRow, named_difference
 from groupbench.tracker.query.series import narrowed
@@ -23,7 +24,6 @@ from groupbench.tracker.query.tables import Rows, finite
 from groupbench.tracker.stats.ratios import GeometricMean, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import judge_pools, judge_rms
 from groupbench.tracker.text.wording import rms_text
-from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
     import pandas

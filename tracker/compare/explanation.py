@@ -15,11 +15,11 @@ from groupbench.tracker.compare import ir
 from groupbench.tracker.compare.ir import IrDiff
 from groupbench.tracker.compare.kernels import KernelPair, differences, pairs
 from groupbench.tracker.compare.sides import ComparedSide
-from groupbench.tracker.environment import environment_differences
-from groupbench.tracker.kernel_files import KernelFolder
-from groupbench.tracker.metrics import LATENCY, METRICS, PROFILERS, Metric
+from groupbench.tracker.facts.environment import environment_differences
+from groupbench.tracker.facts.kernel_files import KernelFolder
+from groupbench.tracker.facts.metrics import LATENCY, METRICS, PROFILERS, Metric
+from groupbench.tracker.facts.record import Kernel
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.record import Kernel
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import KernelSet, Point
 from groupbench.tracker.text.wording import counted, signed_change

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from groupbench.tracker.record import Code
+from groupbench.tracker.facts.record import Code
 
 _TTGIR_NAME = re.compile(r"%[\w$.]+(?::\d+)?(?:#\d+)?|#(?:blocked|linear|shared|mma|smem|dot_op|slice)\d*\b")
 _PTX_NAME = re.compile(r"%(?:r|rd|rs|f|fd|p|h|hh|b|rh|rq)\d+\b|\$L__\w+")

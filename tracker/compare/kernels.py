@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
-from groupbench.tracker.record import Kernel
+from groupbench.tracker.facts.record import Kernel
 
 LOUD = ("num_stages", "num_warps", "num_ctas", "maxnreg")
 """Config entries to list first. The others are the kernel's own constants."""

@@ -18,11 +18,11 @@ from itertools import groupby
 from typing import Any
 
 from groupbench.tracker.compare.sides import narrowed_points
-from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.facts.metrics import METRICS
+from groupbench.tracker.facts.record import PACKAGE
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.record import PACKAGE
 from groupbench.tracker.stats.ratios import GeometricMean, Interval, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import least_effect
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import git
-from groupbench.tracker.bursts import Bursts
-from groupbench.tracker.environment import digest, environment_identity
-from groupbench.tracker.errors import QueryError
-from groupbench.tracker.identity import series_fields
+from groupbench.tracker.facts.bursts import Bursts
+from groupbench.tracker.facts.environment import digest, environment_identity
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.identity import series_fields
+from groupbench.tracker.facts.record import Accuracy, Record
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.lines import every_line
@@ -24,8 +24,8 @@ from groupbench.tracker.query.points import by_series_and_time, points_of_run, p
 from groupbench.tracker.query.resolve import Lookup, ReadLine, find_run, newest_run, resolve_commit, run_at
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.query.series import narrowed
-from groupbench.tracker.record import Accuracy, Record
 from groupbench.tracker.stats.thresholds import burst_error
+from groupbench.tracker.tools import git
 
 if TYPE_CHECKING:
     from groupbench.tracker.formats import Options

@@ -24,7 +24,7 @@ import msgspec
 
 from groupbench.tracker.doctor.check import Check
 from groupbench.tracker.doctor.gpu import gpus
-from groupbench.tracker.environment import installed_version
+from groupbench.tracker.facts.environment import installed_version
 
 MODULE = "groupbench.operators.inventory"
 TIMEOUT_S = 300.0
@@ -234,7 +234,7 @@ def _storage(database: str) -> Iterator[Check]:
 
 
 def _database(location: str) -> Check:
-    from groupbench.tracker.errors import StoreError
+    from groupbench.tracker.facts.errors import StoreError
     from groupbench.tracker.store import engine
 
     shown = location if "://" not in location else location.partition("://")[0]

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from groupbench.tracker.errors import IngestError
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.formats.common import LeftOut, Merged, Options
 from groupbench.tracker.formats.values import FormatError
-from groupbench.tracker.record import Record
 from groupbench.tracker.text.wording import no_such
 
 __all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
@@ -128,8 +128,8 @@ def _module(name: str) -> Format:
 
 def _check(records: tuple[Record, ...]) -> None:
     """Check that the store accepts every record and no two contradict each other. Raises FormatError."""
-    from groupbench.tracker.identity import series_identity
-    from groupbench.tracker.record import RecordError, decode, encode
+    from groupbench.tracker.facts.identity import series_identity
+    from groupbench.tracker.facts.record import RecordError, decode, encode
     from groupbench.tracker.store.checked import unstorable
     from groupbench.tracker.store.points import content_of
 

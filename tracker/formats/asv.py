@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
+from groupbench.tracker.facts.record import Environment, Record, Run
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader
 from groupbench.tracker.formats.values import FormatError, convert, from_timestamp, load_json, number_of, read_bytes
-from groupbench.tracker.record import Environment, Record, Run
 
 TITLE = "asv results"
 

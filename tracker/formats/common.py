@@ -12,8 +12,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from groupbench.tracker.formats.values import FormatError, dims_of, from_iso
-from groupbench.tracker.record import (
+from groupbench.tracker.facts.record import (
     MEASURED,
     SCHEMA,
     Accuracy,
@@ -27,6 +26,7 @@ from groupbench.tracker.record import (
     Timing,
     cut,
 )
+from groupbench.tracker.formats.values import FormatError, dims_of, from_iso
 
 SHORTEST_HASH = 7
 """Fewest digits of a hash's start that identify a commit."""

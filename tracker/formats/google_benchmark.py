@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from groupbench.tracker.facts.record import Environment, Record, Run, Status
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
 from groupbench.tracker.formats.values import (
     UNITS,
@@ -24,7 +25,6 @@ from groupbench.tracker.formats.values import (
     read_bytes,
     status_of,
 )
-from groupbench.tracker.record import Environment, Record, Run, Status
 
 TITLE = "Google Benchmark JSON"
 

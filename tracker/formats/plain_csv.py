@@ -16,6 +16,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from groupbench.tracker.facts.identity import cell_fields
+from groupbench.tracker.facts.metrics import carried
+from groupbench.tracker.facts.record import MEASURED, STATUSES, Accuracy, Cell, Environment, Record, Run
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Merged, Options, Reader, read_runs
 from groupbench.tracker.formats.values import (
     UNITS,
@@ -26,9 +29,6 @@ from groupbench.tracker.formats.values import (
     status_of,
     text_lines,
 )
-from groupbench.tracker.identity import cell_fields
-from groupbench.tracker.metrics import carried
-from groupbench.tracker.record import MEASURED, STATUSES, Accuracy, Cell, Environment, Record, Run
 
 TITLE = "plain CSV"
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
+from groupbench.tracker.facts.record import Cell, Environment, Record, Run
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
 from groupbench.tracker.formats.values import FormatError, convert, from_iso, load_json, read_bytes
-from groupbench.tracker.record import Cell, Environment, Record, Run
 
 TITLE = "pytest-benchmark JSON"
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from groupbench.tracker.facts.record import Record, RecordError
+from groupbench.tracker.facts.record import read as read_lines
 from groupbench.tracker.formats.common import Options
 from groupbench.tracker.formats.values import FormatError
-from groupbench.tracker.record import Record, RecordError
-from groupbench.tracker.record import read as read_lines
 
 TITLE = "groupbench records"
 

@@ -18,10 +18,10 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.formats.common import LeftOut, Options, read_runs
 from groupbench.tracker.formats.tritonbench_json import MODES, TableReader, TableRow, shape_of
 from groupbench.tracker.formats.values import FormatError, read_bytes, text_lines
-from groupbench.tracker.record import Record
 
 TITLE = "TritonBench CSV"
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from groupbench.tracker.facts.record import Environment, Record, Run
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
 from groupbench.tracker.formats.values import (
     FormatError,
@@ -25,7 +26,6 @@ from groupbench.tracker.formats.values import (
     read_bytes,
     status_of,
 )
-from groupbench.tracker.record import Environment, Record, Run
 
 TITLE = "TritonBench JSON"
 

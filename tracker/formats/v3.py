@@ -18,6 +18,8 @@ from typing import Any
 
 import msgspec
 
+from groupbench.tracker.facts.metrics import METRICS
+from groupbench.tracker.facts.record import STATUSES, Accuracy, Environment, Record, Run, Status
 from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
 from groupbench.tracker.formats.tritonbench_json import DERIVED, TableRow, baseline_of, shape_of
 from groupbench.tracker.formats.values import (
@@ -30,8 +32,6 @@ from groupbench.tracker.formats.values import (
     number_of,
     read_bytes,
 )
-from groupbench.tracker.metrics import METRICS
-from groupbench.tracker.record import STATUSES, Accuracy, Environment, Record, Run, Status
 
 TITLE = "oss_ci_benchmark_v3"
 

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from groupbench.tracker.errors import IngestError
-from groupbench.tracker.record import Status
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import Status
 
 T = TypeVar("T")
 

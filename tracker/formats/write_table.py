@@ -12,9 +12,9 @@ from typing import IO, Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import StoreError
-from groupbench.tracker.identity import IDENTITY
-from groupbench.tracker.metrics import carried
+from groupbench.tracker.facts.errors import StoreError
+from groupbench.tracker.facts.identity import IDENTITY
+from groupbench.tracker.facts.metrics import carried
 from groupbench.tracker.store.packing import unpack_samples
 from groupbench.tracker.store.points import AMOUNTS
 from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series, UtcDateTime

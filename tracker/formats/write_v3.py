@@ -15,8 +15,8 @@ from typing import IO, Any
 import msgspec
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.metrics import METRICS, TFLOPS, rate
-from groupbench.tracker.record import Environment, Record
+from groupbench.tracker.facts.metrics import METRICS, TFLOPS, rate
+from groupbench.tracker.facts.record import Environment, Record
 from groupbench.tracker.store.records import numbered_records
 from groupbench.tracker.text.cells import json_for
 

@@ -8,18 +8,18 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from groupbench.tracker.facts.metrics import RMS
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import Q, history, joined, moved
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged
-from groupbench.tracker.metrics import RMS
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.stats.thresholds import YOUNG, worse_since
 from groupbench.tracker.text.wording import change_in_words, rms_text
-from groupbench.tracker.verdicts import Verdict
 
 _STILL = 0.2
 """A range of log(rms) too small for any result in it to be worse than another."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import statistics
 
+from groupbench.tracker.facts.metrics import LATENCY, METRICS, RMS, of_alert
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Judged
-from groupbench.tracker.metrics import LATENCY, METRICS, RMS, of_alert
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats.thresholds import SURE, least_effect, on_level
 

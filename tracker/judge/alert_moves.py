@@ -12,18 +12,18 @@ from typing import Any
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import git
-from groupbench.tracker.environment import digest
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.environment import digest
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.metrics import METRICS
+from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.alert_levels import is_back, levels
 from groupbench.tracker.judge.alerts import ITSELF, OPEN, AlertRow, find
 from groupbench.tracker.judge.verdicts import PIN, Gate, Judged
-from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.resolve import Lookup, commit_hash
-from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.store.schema import Alert, AlertEvent, Series
-from groupbench.tracker.verdicts import Verdict
+from groupbench.tracker.tools import git
 
 
 @dataclass(frozen=True)

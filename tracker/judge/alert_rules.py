@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from groupbench.tracker.facts.metrics import METRICS, RMS, of_alert, relative
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.alert_levels import is_back, same_change, smallest_change
 from groupbench.tracker.judge.alerts import AlertRow
@@ -13,9 +15,7 @@ from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import OLD, joined
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
-from groupbench.tracker.metrics import METRICS, RMS, of_alert, relative
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.verdicts import Verdict
 
 
 class AlertRules:

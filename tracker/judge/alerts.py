@@ -24,12 +24,12 @@ from typing import Any
 from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import git
-from groupbench.tracker.identity import SHOWN
+from groupbench.tracker.facts.identity import SHOWN
+from groupbench.tracker.facts.metrics import METRICS, of_alert, relative
+from groupbench.tracker.facts.verdicts import ALERT_STATES
 from groupbench.tracker.judge.named import named_in, number_of_commits
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.metrics import METRICS, of_alert, relative
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.lines import CommitsBetween, FirstParents, line_of
 from groupbench.tracker.query.points import environment_rows
@@ -42,7 +42,7 @@ from groupbench.tracker.store.comparisons import Compared, NamedCommits
 from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Point
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import date
-from groupbench.tracker.verdicts import ALERT_STATES
+from groupbench.tracker.tools import git
 
 STATES = tuple(ALERT_STATES)
 OPEN = ("new", "acknowledged", "expected")

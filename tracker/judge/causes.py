@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from groupbench.tracker.compare.kernels import differences
-from groupbench.tracker.environment import machine_differences, toolchain_differences
+from groupbench.tracker.facts.environment import machine_differences, toolchain_differences
+from groupbench.tracker.facts.record import Environment, Kernel
 from groupbench.tracker.query.rows import State
-from groupbench.tracker.record import Environment, Kernel
 
 Word = Literal["machine", "environment", "toolchain", "code and toolchain", "infrastructure", "tuning", "code"]
 

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
 
+from groupbench.tracker.facts.metrics import LATENCY, Metric, finite_or_none, judged, relative
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge import together
 from groupbench.tracker.judge.causes import find_cause
 from groupbench.tracker.judge.gate_data import GateData
@@ -19,7 +21,6 @@ from groupbench.tracker.judge.pasts import Past, coded
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
-from groupbench.tracker.metrics import LATENCY, Metric, finite_or_none, judged, relative
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.query.runs import code_of_runs
@@ -28,7 +29,6 @@ from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME
 from groupbench.tracker.store.schema import Point, Run
-from groupbench.tracker.verdicts import Verdict
 
 GROSS = 5.0
 """Multiple of the smallest relevant change that makes a suspect in a series too young for statistics."""

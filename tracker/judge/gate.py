@@ -14,6 +14,10 @@ from functools import cache
 
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.facts.metrics import METRICS
+from groupbench.tracker.facts.physics import floor_ms, too_fast
+from groupbench.tracker.facts.record import Timing
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge import alerts, transitions
 from groupbench.tracker.judge.accuracy import AccuracyRule
 from groupbench.tracker.judge.alert_rules import AlertRules
@@ -27,18 +31,14 @@ from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import Evidence, Gate, Judged, exit_code
-from groupbench.tracker.metrics import METRICS
-from groupbench.tracker.physics import floor_ms, too_fast
 from groupbench.tracker.query.lines import CommitLine, CommitsBetween, FirstParents, line_of
 from groupbench.tracker.query.points import outcomes_of_run, points_of_run
 from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
 from groupbench.tracker.query.runs import previous_of_plan
 from groupbench.tracker.query.series import series_rows
-from groupbench.tracker.record import Timing
 from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted
-from groupbench.tracker.verdicts import Verdict
 
 __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.metrics import LATENCY
+from groupbench.tracker.facts.verdicts import FAINT, Tone, Verdict, tone_of_count
 from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.judge.verdicts import Judged, count, latencies, measured, outcome
-from groupbench.tracker.metrics import LATENCY
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.text.wording import counted
-from groupbench.tracker.verdicts import FAINT, Tone, Verdict, tone_of_count
 
 SHORT = 2 * MIN_SEGMENT
 """Number of results from which statistics look for a step between earlier results."""

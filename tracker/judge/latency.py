@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from groupbench.tracker.facts.metrics import finite_or_none
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge import transitions
 from groupbench.tracker.judge.causes import DRIFT, Cause, Facts, find_cause, some
 from groupbench.tracker.judge.further import Moved
@@ -24,13 +26,11 @@ from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Evidence, Judged, News
-from groupbench.tracker.metrics import finite_or_none
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.thresholds import GROSS, LATEST, TOO_NOISY, least_effect, on_level
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.wording import date
-from groupbench.tracker.verdicts import Verdict
 
 ENOUGH = 3
 """Number of earlier results needed to accept a noisy result that agrees with them."""

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.stats import scan
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS, YOUNG, least_effect
 from groupbench.tracker.store.comparisons import DIFFERENT, Compared
-from groupbench.tracker.verdicts import Verdict
 
 
 def latency_history(

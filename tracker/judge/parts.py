@@ -7,14 +7,14 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Literal, TypeGuard
 
+from groupbench.tracker.facts.metrics import relative
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.verdicts import Effect, Judged, News
-from groupbench.tracker.metrics import relative
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.stats import scan as scans
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text.wording import counted, signed_change
-from groupbench.tracker.verdicts import Verdict
 
 Q = 0.05
 """False-discovery rate of the changes that history reports."""

@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import ab_software
-from groupbench.tracker.identity import toolchain_of
+from groupbench.tracker.facts.environment import ab_software
+from groupbench.tracker.facts.identity import toolchain_of
+from groupbench.tracker.facts.record import MEASURED, STATUSES, TIMED, Kernel
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, in_turns, lines_of
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.runs import code_of_runs, run_rows
-from groupbench.tracker.record import MEASURED, STATUSES, TIMED, Kernel
 from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.stats.histories import newest_environment
 from groupbench.tracker.stats.thresholds import RMS_FLOOR

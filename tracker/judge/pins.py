@@ -18,9 +18,10 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import git
-from groupbench.tracker.environment import toolchain_differences
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.environment import toolchain_differences
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.record import LONGEST_NAME
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.causes import some
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import percent
@@ -33,14 +34,13 @@ from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, named_difference
 from groupbench.tracker.query.runs import run_rows
-from groupbench.tracker.record import LONGEST_NAME
 from groupbench.tracker.stats.thresholds import POOL_FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.store.schema import OLDEST_FIRST, TIMED_POINT, Commit, Pin, Point, Run
 from groupbench.tracker.text.wording import no_such
-from groupbench.tracker.verdicts import Verdict
+from groupbench.tracker.tools import git
 
 NEWEST = 5
 """Number of results whose median is compared with the pinned level."""

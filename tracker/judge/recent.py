@@ -18,8 +18,8 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 from sqlalchemy.sql import Select
 
+from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.query.lines import CommitLine
-from groupbench.tracker.record import STATUSES
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.points import PPM
 from groupbench.tracker.store.schema import NEWEST_FIRST, Point, Run, Series, table_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from groupbench.tracker.metrics import LATENCY, RMS, Metric
+from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric
 from groupbench.tracker.text.wording import latency, milliseconds, signed_change, times
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from groupbench.tracker.environment import software_identity
+from groupbench.tracker.facts.environment import software_identity
+from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.query.rows import RunRow
-from groupbench.tracker.record import Environment
 from groupbench.tracker.store.comparisons import NamedCommits
 from groupbench.tracker.text.wording import signed_change
 

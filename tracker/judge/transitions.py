@@ -18,11 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from groupbench.tracker.environment import (
+from groupbench.tracker.facts.environment import (
     machine_differences,
     software_identity,
     toolchain_differences,
 )
+from groupbench.tracker.facts.metrics import relative
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.causes import OF_TOOLCHAINS, Cause, some
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.parts import confirmed, joined, percent
@@ -30,14 +32,12 @@ from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
-from groupbench.tracker.metrics import relative
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.unchecked import merged
 from groupbench.tracker.text.wording import change_in_words, signed_change
-from groupbench.tracker.verdicts import Verdict
 
 NIGHTS = 10
 """Largest number of results before a transition whose median is the earlier level."""

@@ -8,19 +8,19 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-from groupbench.tracker.exits import ExitCode
-from groupbench.tracker.identity import SHOWN
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.identity import SHOWN
+from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric, named
+from groupbench.tracker.facts.record import MEASURED
+from groupbench.tracker.facts.verdicts import NOT_JUDGED, OUTCOMES, RunOutcome, Verdict, most_severe
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.shown import Shown
 from groupbench.tracker.judge.spans import Span, Transition
-from groupbench.tracker.metrics import LATENCY, RMS, Metric, named
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import Rows
-from groupbench.tracker.record import MEASURED
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text import repro
-from groupbench.tracker.verdicts import NOT_JUDGED, OUTCOMES, RunOutcome, Verdict, most_severe
 
 FEW = 8
 """The largest number of incomparable series with one reason that a report lists one by one."""

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import msgspec
 
-from groupbench.tracker import git
-from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.project import NAME, Project
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.scratch import Scratch
+from groupbench.tracker.tools import git
 
 
 class BackfillError(TrackerError):

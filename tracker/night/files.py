@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
 
-from groupbench.tracker.errors import IngestError
-from groupbench.tracker.record import RecordError, decode
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import RecordError, decode
 from groupbench.tracker.text.files import whole_file
 
 

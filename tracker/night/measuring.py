@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import IO, NoReturn
 
-from groupbench.tracker.device_lock import HELD
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.tools.device_lock import HELD
 
 PROGRAM = (sys.executable, "-m", "groupbench.operators")
 """The command of `tritonbench` in this environment."""

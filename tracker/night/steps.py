@@ -12,12 +12,12 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare.comparison import SeriesPair, compare_series
 from groupbench.tracker.compare.sides import by_series
+from groupbench.tracker.facts.record import Environment
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.night.stored import runs_of_plan
 from groupbench.tracker.query.points import points_of_runs
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.record import Environment
 from groupbench.tracker.stats.thresholds import least_effect
-from groupbench.tracker.verdicts import Verdict
 
 NEIGHBOURS = 5
 """Number of commits on each side of a step whose results are compared."""

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import TOOLCHAIN, declared, hardware_class
-from groupbench.tracker.identity import OF_PROBLEM
+from groupbench.tracker.facts.environment import TOOLCHAIN, declared, hardware_class
+from groupbench.tracker.facts.identity import OF_PROBLEM
+from groupbench.tracker.facts.record import MEASURED, Cell, Environment, Record
 from groupbench.tracker.query.points import points_of_run
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_row, run_select
-from groupbench.tracker.record import MEASURED, Cell, Environment, Record
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Run
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from groupbench.tracker.errors import OutputError
+from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import no_such
 

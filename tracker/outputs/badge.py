@@ -5,9 +5,9 @@ from __future__ import annotations
 import unicodedata
 from html import escape
 
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.verdicts import GOOD, Verdict
 from groupbench.tracker.outputs.result import GateResult
-from groupbench.tracker.verdicts import GOOD, Verdict
 
 LABEL = "kernels"
 _LABEL_COLOUR = "#444"

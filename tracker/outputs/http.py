@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from tenacity import RetryCallState, Retrying, retry_if_exception_type
 
-from groupbench.tracker.errors import OutputError
+from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.text.wording import counted, printable
 
 TIMEOUT_S = 20.0

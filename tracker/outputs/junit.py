@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from groupbench.tracker.facts.verdicts import GOOD
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.text.wording import printable
-from groupbench.tracker.verdicts import GOOD
 
 _NOTE = 300
 _LONGEST = 20_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from groupbench.tracker.compare.league import LeagueTable, Match, Standing
-from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.facts.metrics import METRICS
 from groupbench.tracker.outputs.escape import code, words
 from groupbench.tracker.text.wording import counted, interval, milliseconds, printable, ratio
 

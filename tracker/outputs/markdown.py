@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.outputs.escape import code, link, shown, size, words
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import latency, printable, short_number, signed_change
-from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:  # or `post` would import the database's library
     from groupbench.tracker.judge.verdicts import Judged, Span

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import quote
 
-from groupbench.tracker.errors import OutputError
+from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.outputs import http
 
 Done = Literal["created", "edited", "unchanged"]

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.record import Kernel
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.rows import SeriesRow
-from groupbench.tracker.record import Kernel
-from groupbench.tracker.verdicts import Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session

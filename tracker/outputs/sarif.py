@@ -12,8 +12,9 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from groupbench.tracker.environment import installed_version
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.environment import installed_version
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.outputs import source
 from groupbench.tracker.outputs.escape import clean, shown
@@ -22,7 +23,6 @@ from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.outputs.source import SourceLine
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.text.wording import printable
-from groupbench.tracker.verdicts import Verdict
 
 MOST = 5000
 """Most results in a file."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from groupbench.tracker import git
+from groupbench.tracker.facts.record import Kernel
 from groupbench.tracker.query.rows import SeriesRow
-from groupbench.tracker.record import Kernel
+from groupbench.tracker.tools import git
 
 _LARGEST = 2**20
 _MOST = 20_000

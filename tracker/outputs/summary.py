@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from groupbench.tracker.errors import OutputError
+from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.outputs import markdown
 from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.text.files import append_whole

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.verdicts import Span
 from groupbench.tracker.outputs import http
 from groupbench.tracker.outputs.escape import clean, shown, slack, slack_code
 from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
 from groupbench.tracker.text.terminal import shortened
-from groupbench.tracker.verdicts import Verdict
 
 BLOCKS = 50
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
 
 PATTERNS = ("shape", "hardware")
 """Fields of a series that accept wildcards."""

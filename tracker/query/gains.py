@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from groupbench.tracker.identity import SHOWN
+from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.query.rows import PointRow
 
 

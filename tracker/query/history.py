@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import git
-from groupbench.tracker.environment import environment_differences
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.environment import environment_differences
+from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query.filters import Filter, commit_range
 from groupbench.tracker.query.lines import CommitLine, FirstParents, every_line, line_through
 from groupbench.tracker.query.points import points_where
@@ -21,6 +20,7 @@ from groupbench.tracker.query.series import find_series, names, series_select
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Commit, Point, Run, Series
 from groupbench.tracker.text.wording import counted, no_such
+from groupbench.tracker.tools import git
 
 
 @dataclass(frozen=True)

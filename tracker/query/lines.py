@@ -16,9 +16,9 @@ from functools import cached_property
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 from groupbench.tracker.query.ancestry import commit_order
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.record import UNKNOWN_COMMIT
 from groupbench.tracker.store.schema import Commit, Run
 from groupbench.tracker.text.wording import counted
 

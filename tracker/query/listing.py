@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import environment_differences, hardware_class
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.environment import environment_differences, hardware_class
+from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import commit_order
 from groupbench.tracker.query.filters import Filter

@@ -9,11 +9,11 @@ import msgspec
 from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.record import Environment, Record
 from groupbench.tracker.query.rows import EnvironmentRow, PointDetail, PointOutcome, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
-from groupbench.tracker.record import Environment, Record
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import TIMED_POINT, Commit, Point, Run, Series
 from groupbench.tracker.store.schema import Environment as EnvironmentTable

@@ -8,8 +8,8 @@ from datetime import datetime
 from sqlalchemy import ColumnElement, and_, or_, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import git
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.record import BACKFILL
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.ancestry import ancestors, commit_order
 from groupbench.tracker.query.filters import Filter
@@ -18,9 +18,9 @@ from groupbench.tracker.query.patterns import starts
 from groupbench.tracker.query.points import ReadRuns
 from groupbench.tracker.query.rows import RunRow, State
 from groupbench.tracker.query.runs import run_row, run_rows, run_select
-from groupbench.tracker.record import BACKFILL
 from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Run
 from groupbench.tracker.text.wording import counted, some
+from groupbench.tracker.tools import git
 
 Lookup = Callable[[str], str | None]
 """Returns the full hash of a name that the database does not know, such as `git.rev_parse`."""

@@ -8,10 +8,10 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-from groupbench.tracker.environment import machine_identity, toolchain_identity
-from groupbench.tracker.identity import PROBLEM, SHOWN, toolchain_of
-from groupbench.tracker.metrics import GBPS, TFLOPS, Metric, carried, rate
-from groupbench.tracker.record import TIMED, UNKNOWN_COMMIT, Environment, Kernel, Telemetry
+from groupbench.tracker.facts.environment import machine_identity, toolchain_identity
+from groupbench.tracker.facts.identity import PROBLEM, SHOWN, toolchain_of
+from groupbench.tracker.facts.metrics import GBPS, TFLOPS, Metric, carried, rate
+from groupbench.tracker.facts.record import TIMED, UNKNOWN_COMMIT, Environment, Kernel, Telemetry
 
 _problem = attrgetter(*PROBLEM)
 

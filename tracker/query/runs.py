@@ -8,9 +8,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Row, Select, and_, case, func, or_, select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import RunRow, RunSummary
-from groupbench.tracker.record import UNKNOWN_COMMIT
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, or_, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import QueryError
-from groupbench.tracker.identity import EXACT
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.identity import EXACT
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.patterns import any_pattern, matches

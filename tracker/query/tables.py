@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
 
 if TYPE_CHECKING:
     import pandas

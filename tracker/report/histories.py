@@ -10,12 +10,12 @@ import numpy as np
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import environment_differences, machine_differences, toolchain_differences
+from groupbench.tracker.facts.environment import environment_differences, machine_differences, toolchain_differences
+from groupbench.tracker.facts.metrics import carried
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.levels import ChangeEvidence, Levels, levels_of
 from groupbench.tracker.judge.pasts import Past, Pasts
 from groupbench.tracker.judge.verdicts import CANARY, Judged
-from groupbench.tracker.metrics import carried
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.report.shown import Mark, MarkKind, ResultBursts, ShownHistory, ShownLevel

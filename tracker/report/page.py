@@ -17,10 +17,11 @@ from typing import Any
 import msgspec
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import ReportError
+from groupbench.tracker.facts.errors import ReportError
+from groupbench.tracker.facts.metrics import METRICS
+from groupbench.tracker.facts.verdicts import style_sheet, tone_of
 from groupbench.tracker.judge.headline import verdict_counts
 from groupbench.tracker.judge.verdicts import Gate
-from groupbench.tracker.metrics import METRICS
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.report import selection, views
 from groupbench.tracker.report.figures import burst_plot, drawing, history_plots, roofline_plot, speedup_map
@@ -29,7 +30,6 @@ from groupbench.tracker.report.shown import OperatorPage, ShownHistory, SpeedMap
 from groupbench.tracker.report.templates import environment, piece
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.files import whole_file
-from groupbench.tracker.verdicts import style_sheet, tone_of
 
 MAP_CELLS = 20_000
 """Maximum number of cells in the heat maps of one table, 130 bytes each. It limits the baselines to choose from."""

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.verdicts import CANARY, Gate, Judged
 from groupbench.tracker.query.rows import PointRow, SeriesRow
 from groupbench.tracker.report.shown import shown_speedup
-from groupbench.tracker.verdicts import Verdict
 
 FULL = 500
 """Maximum number of series that a report shows in full: 500 series of 100 runs take about 5 MB of the file."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from groupbench.tracker.metrics import GBPS, TFLOPS, rate
+from groupbench.tracker.facts.metrics import GBPS, TFLOPS, rate
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow, speedup_over
 
 NOISY = 0.05

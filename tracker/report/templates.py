@@ -14,7 +14,7 @@ import jinja2
 import msgspec
 from markupsafe import Markup, escape
 
-from groupbench.tracker.verdicts import tone_of, tone_of_count
+from groupbench.tracker.facts.verdicts import tone_of, tone_of_count
 
 REPORT = "groupbench.tracker.report"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from groupbench.tracker.environment import toolchain_distinctions
-from groupbench.tracker.identity import toolchain_of
+from groupbench.tracker.facts.environment import toolchain_distinctions
+from groupbench.tracker.facts.identity import toolchain_of
 from groupbench.tracker.judge import toolchain_lines
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.text.wording import some

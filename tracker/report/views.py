@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from groupbench.tracker.environment import IDENTITY_FIELDS
+from groupbench.tracker.facts.environment import IDENTITY_FIELDS
+from groupbench.tracker.facts.record import MEASURED
+from groupbench.tracker.facts.verdicts import FAINT, GOOD, Verdict, tone_of, tone_of_count
 from groupbench.tracker.judge.verdicts import Gate, Judged, count
 from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
-from groupbench.tracker.record import MEASURED
 from groupbench.tracker.report.cells import Row, Table, TableCell, number, plus_minus
 from groupbench.tracker.report.gather import Report
 from groupbench.tracker.report.selection import Coverage
 from groupbench.tracker.report.shown import OperatorPage, shown_speedup
 from groupbench.tracker.text.wording import INTERPRETED, times
-from groupbench.tracker.verdicts import FAINT, GOOD, Verdict, tone_of, tone_of_count
 
 LONG = 1000
 """Maximum number of characters of a message, since a compiler's could fill the page."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from groupbench.tracker.errors import StoreError
+from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.judge import alert_moves
 from groupbench.tracker.judge import alerts as stored
 from groupbench.tracker.serve import queries

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
-from groupbench.tracker.errors import StoreError, TrackerError
+from groupbench.tracker.facts.errors import StoreError, TrackerError
 from groupbench.tracker.serve import alerting, comparing, frame, lane, operators, runs, series
 from groupbench.tracker.serve.database import open_to_read, open_to_write
 from groupbench.tracker.serve.jobs import Jobs

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.compare.comparison import ORDER
 from groupbench.tracker.compare.sides import StoredSide, find_stored
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.serve import work
 from groupbench.tracker.serve.database import version

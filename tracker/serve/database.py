@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import event, func, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import StoreError
+from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.store.engine import Store, open_store, revision_of
 from groupbench.tracker.store.schema import HEAD, REVISIONS, ABComparison, AlertEvent, Point, Run, Series
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import TypeVar
 from urllib.parse import parse_qsl, urlencode
 
-from groupbench.tracker.errors import QueryError, TrackerError
+from groupbench.tracker.facts.errors import QueryError, TrackerError
 from groupbench.tracker.query import filters
 
 LONGEST_QUERY = 8_192

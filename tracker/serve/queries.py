@@ -16,8 +16,8 @@ from typing import cast as typed
 from sqlalchemy import ColumnElement, Select, Text, and_, case, cast, func, or_, select, true
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import hardware_class
-from groupbench.tracker.identity import EXACT, PROBLEM, SHOWN
+from groupbench.tracker.facts.environment import hardware_class
+from groupbench.tracker.facts.identity import EXACT, PROBLEM, SHOWN
 from groupbench.tracker.query import filters, resolve
 from groupbench.tracker.query.patterns import matches
 from groupbench.tracker.query.points import ReadRuns, by_series_and_time, environment_rows, points_where

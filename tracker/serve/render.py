@@ -14,6 +14,7 @@ import jinja2
 from markupsafe import Markup
 from starlette.requests import Request
 
+from groupbench.tracker.facts.verdicts import ALERT_STATES, TONES
 from groupbench.tracker.report.templates import REPORT, environment
 from groupbench.tracker.serve import static
 from groupbench.tracker.serve.frame import wants_json
@@ -21,7 +22,6 @@ from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page
 from groupbench.tracker.text import wording
 from groupbench.tracker.text.wording import date, percent, signed_change
-from groupbench.tracker.verdicts import ALERT_STATES, TONES
 
 MARKS = {tone.name: tone.sign for tone in TONES}
 """The sign of each tone, shown with its colour, since not everyone can tell the colours apart."""

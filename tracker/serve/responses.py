@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from starlette.concurrency import run_in_threadpool
 
-from groupbench.tracker.errors import StoreError, TrackerError
+from groupbench.tracker.facts.errors import StoreError, TrackerError
 from groupbench.tracker.serve.database import open_to_read
 from groupbench.tracker.serve.jobs import Jobs, Known, Working
 from groupbench.tracker.serve.parameters import Parameters

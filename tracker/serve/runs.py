@@ -7,13 +7,13 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import declared
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.environment import declared
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.metrics import GBPS, TFLOPS, rate
+from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.judge import alerts as stored
-from groupbench.tracker.metrics import GBPS, TFLOPS, rate
 from groupbench.tracker.query import resolve
 from groupbench.tracker.query.rows import RunRow, SeriesRow
-from groupbench.tracker.record import STATUSES
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.jobs import Failed, Known, Working
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters

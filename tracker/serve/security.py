@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.facts.errors import TrackerError
 
 COOKIE = "groupbench"
 SHORTEST_TOKEN = 16

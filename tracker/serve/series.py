@@ -11,9 +11,10 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import QueryError
-from groupbench.tracker.identity import PROBLEM, SHOWN
-from groupbench.tracker.metrics import METRICS
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.identity import PROBLEM, SHOWN
+from groupbench.tracker.facts.metrics import METRICS
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, RunRow, SeriesRow
@@ -27,7 +28,6 @@ from groupbench.tracker.serve.runs import alert_data, environment_data, newest_r
 from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, series_facts, slice_of
 from groupbench.tracker.store.schema import Series
 from groupbench.tracker.text import repro
-from groupbench.tracker.verdicts import Verdict
 
 LAST = 500
 """Default number of points that a history shows."""

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.identity import SHOWN
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.query import filters, lines
 from groupbench.tracker.query.rows import RunRow, SeriesRow

@@ -12,8 +12,8 @@ from importlib import resources
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
+from groupbench.tracker.facts.verdicts import style_sheet
 from groupbench.tracker.serve.parameters import NotFound
-from groupbench.tracker.verdicts import style_sheet
 
 _TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 FILES = {

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from groupbench.tracker.errors import StoreError
+from groupbench.tracker.facts.errors import StoreError
 
 LARGEST_MEMORY = 4 << 30
 """Maximum memory of a job in bytes, or half of the machine's memory if that is less."""

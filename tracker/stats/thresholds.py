@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from groupbench.tracker.metrics import RMS, relative
-from groupbench.tracker.verdicts import Verdict
+from groupbench.tracker.facts.metrics import RMS, relative
+from groupbench.tracker.facts.verdicts import Verdict
 
 SIGMAS = 4.0
 """Standard errors that two pools of runs must differ by."""

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.environment import digest
-from groupbench.tracker.errors import IngestError
-from groupbench.tracker.identity import series_identity
-from groupbench.tracker.physics import implausible
-from groupbench.tracker.record import (
+from groupbench.tracker.facts.environment import digest
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.identity import series_identity
+from groupbench.tracker.facts.physics import implausible
+from groupbench.tracker.facts.record import (
     LARGEST_KERNELS,
     Cell,
     Environment,

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import digest
+from groupbench.tracker.facts.environment import digest
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import ABComparison, Series
 from groupbench.tracker.text.unchecked import Unchecked

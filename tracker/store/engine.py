@@ -22,7 +22,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import DamageError, StoreError
+from groupbench.tracker.facts.errors import DamageError, StoreError
 from groupbench.tracker.store.schema import HEAD, REVISIONS, Base
 from groupbench.tracker.store.sqlite_file import (
     BUSY_SECONDS,
@@ -30,8 +30,8 @@ from groupbench.tracker.store.sqlite_file import (
     copy_once,
     folder_beside,
     put,
-    read_only_uri,
 )
+from groupbench.tracker.tools.sqlite_uri import read_only_uri
 
 PAGE_BYTES = 8192
 """Page size of a new SQLite file. A point takes 1/35 of a page, which wastes little space."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
-from groupbench.tracker.errors import DamageError, TrackerError
+from groupbench.tracker.facts.errors import DamageError, TrackerError
 
 SECONDS = 30
 """Longest search of the database for damage, before the exception is treated as a bug."""

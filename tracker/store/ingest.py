@@ -12,10 +12,10 @@ from sqlalchemy import delete, or_, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.environment import environment_identity
-from groupbench.tracker.errors import IngestError
-from groupbench.tracker.identity import series_fields
-from groupbench.tracker.record import SCHEMA, Kernel, Record, Run
+from groupbench.tracker.facts.environment import environment_identity
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.identity import series_fields
+from groupbench.tracker.facts.record import SCHEMA, Kernel, Record, Run
 from groupbench.tracker.store import schema
 from groupbench.tracker.store.bulk import insert_rows
 from groupbench.tracker.store.checked import BATCH, NOT_REACHED, Checked, Numbered, named, prepared

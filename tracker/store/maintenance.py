@@ -8,7 +8,7 @@ from pathlib import Path
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import StoreError
+from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.checked import prepared
 from groupbench.tracker.store.engine import Store

@@ -20,8 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from groupbench.tracker.errors import StoreError
-from groupbench.tracker.record import Telemetry
+from groupbench.tracker.facts.errors import StoreError
+from groupbench.tracker.facts.record import Telemetry
 
 
 class DamagedError(StoreError, ValueError):

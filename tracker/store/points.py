@@ -16,10 +16,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from groupbench.tracker.bursts import Bursts
-from groupbench.tracker.environment import digest
-from groupbench.tracker.identity import series_identity
-from groupbench.tracker.record import Accuracy, Cell, Kernel, Latency, Record
+from groupbench.tracker.facts.bursts import Bursts
+from groupbench.tracker.facts.environment import digest
+from groupbench.tracker.facts.identity import series_identity
+from groupbench.tracker.facts.record import Accuracy, Cell, Kernel, Latency, Record
 from groupbench.tracker.stats.thresholds import burst_error
 from groupbench.tracker.store.packing import flatten, pack_samples, pack_telemetry, unpack_samples
 

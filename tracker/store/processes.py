@@ -21,7 +21,7 @@ from itertools import islice
 from multiprocessing import connection
 from typing import TypeVar
 
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 
 T = TypeVar("T")
 R = TypeVar("R")

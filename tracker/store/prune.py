@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Select, and_, delete, func, or_, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.record import BACKFILL
+from groupbench.tracker.facts.record import BACKFILL
 from groupbench.tracker.store.schema import OLDEST_FIRST, Alert, Commit, Environment, KernelSet, Pin, Point, Run, Series
 
 _ALERTS = select(Point.id).join(

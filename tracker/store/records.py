@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import ColumnElement, Row, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import record as records
+from groupbench.tracker.facts import record as records
 from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series
 from groupbench.tracker.text.cells import json_for
 

@@ -22,10 +22,10 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import record as records
-from groupbench.tracker.environment import digest, environment_identity
-from groupbench.tracker.errors import StoreError
-from groupbench.tracker.identity import IDENTITY, identity_of
+from groupbench.tracker.facts import record as records
+from groupbench.tracker.facts.environment import digest, environment_identity
+from groupbench.tracker.facts.errors import StoreError
+from groupbench.tracker.facts.identity import IDENTITY, identity_of
 from groupbench.tracker.store.checksum import checksum_of
 from groupbench.tracker.store.engine import PAGE_BYTES, Store, migrate, open_store, sqlite_engine
 from groupbench.tracker.store.pages import PAGE_SIZES, PageFile, page_bytes_of

@@ -32,7 +32,7 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Mapper, column_property, mapped_column
 from sqlalchemy.types import TypeDecorator
 
-from groupbench.tracker.record import TIMED
+from groupbench.tracker.facts.record import TIMED
 from groupbench.tracker.store.checksum import checksum_of
 
 REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")

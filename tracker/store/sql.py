@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from groupbench.tracker.errors import QueryError, StoreError
-from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, no_database, read_only_uri
+from groupbench.tracker.facts.errors import QueryError, StoreError
+from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, no_database
+from groupbench.tracker.tools.sqlite_uri import read_only_uri
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, PoolProxiedConnection

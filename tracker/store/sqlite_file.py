@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from groupbench.tracker.errors import NoDatabaseError, StoreError
+from groupbench.tracker.facts.errors import NoDatabaseError, StoreError
 
 BUSY_SECONDS = 30
 """How long to wait for another process's transaction."""
@@ -56,17 +56,6 @@ def no_database(path: Path, problem: str = "no such database") -> NoDatabaseErro
         else "run `groupbench night` first"
     )
     return NoDatabaseError(f"{path}: {problem}", how)
-
-
-def read_only_uri(path: Path) -> str:
-    """Return the URI that opens a file read-only.
-
-    A database in WAL mode needs files next to it. If they cannot be created, the file is opened as immutable.
-    """
-    quoted = str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
-    mode = "mode=ro" if writable or Path(f"{path}-wal").exists() else "immutable=1"
-    return f"file:{quoted}?{mode}"
 
 
 def put(made: Path, place: Path) -> None:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from groupbench.tracker.errors import IngestError
-from groupbench.tracker.record import Cell, Environment, Run
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import Cell, Environment, Run
 from groupbench.tracker.store.checked import NOT_REACHED, Checked, hashed, named, packed, storable
 
 _PART = 1 << 20

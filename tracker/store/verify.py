@@ -17,10 +17,10 @@ from sqlalchemy import Row, Select, func, inspect, select, text, true
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
-from groupbench.tracker import record as records
-from groupbench.tracker.environment import digest, environment_identity
-from groupbench.tracker.errors import StoreError
-from groupbench.tracker.identity import IDENTITY, identity_of, series_identity
+from groupbench.tracker.facts import record as records
+from groupbench.tracker.facts.environment import digest, environment_identity
+from groupbench.tracker.facts.errors import StoreError
+from groupbench.tracker.facts.identity import IDENTITY, identity_of, series_identity
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.checksum import checksum_of
 from groupbench.tracker.store.engine import cause

@@ -6,8 +6,8 @@ import re
 import shlex
 from typing import Protocol
 
-from groupbench.tracker.metrics import Metric
-from groupbench.tracker.record import Environment
+from groupbench.tracker.facts.metrics import Metric
+from groupbench.tracker.facts.record import Environment
 
 
 class Comparable(Protocol):

@@ -35,7 +35,7 @@ from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.protocol import timing_of
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.operator import Operator
-from groupbench.tracker.record import Accuracy, Cell, Code, Latency
+from groupbench.tracker.facts.record import Accuracy, Cell, Code, Latency
 
 if TYPE_CHECKING:
     Base = Any

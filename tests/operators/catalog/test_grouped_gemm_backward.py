@@ -21,7 +21,7 @@ from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure import accuracy
 from groupbench.operators.operator import Operator, Target
 from groupbench.operators.tolerances import TOLERANCES
-from groupbench.tracker.record import decode
+from groupbench.tracker.facts.record import decode
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BWD = gg.GROUPED_GEMM.in_mode("bwd")

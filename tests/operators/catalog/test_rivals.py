@@ -22,8 +22,8 @@ from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure import environment
 from groupbench.operators.operator import Target
 from groupbench.operators.resume import _alike
-from groupbench.tracker.environment import machine_identity, toolchain_differences
-from groupbench.tracker.record import Environment
+from groupbench.tracker.facts.environment import machine_identity, toolchain_differences
+from groupbench.tracker.facts.record import Environment
 
 H100 = Target("cuda", "bf16", capability=(9, 0))
 

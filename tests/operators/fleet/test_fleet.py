@@ -28,8 +28,8 @@ from groupbench.operators.fleet.batch import Before
 from groupbench.operators.fleet.drive import NotReached, WorkerDied
 from groupbench.operators.fleet.local import Slot
 from groupbench.operators.measure.cell import Failure
-from groupbench.tracker.device_lock import HELD, lock_file
-from groupbench.tracker.record import Environment, Record, decode, encode, read
+from groupbench.tracker.facts.record import Environment, Record, decode, encode, read
+from groupbench.tracker.tools.device_lock import HELD, lock_file
 
 sys.path.append(str(Path(__file__).parents[1]))
 import fleet_cells as cells
@@ -624,7 +624,7 @@ def test_a_fleets_run_resumes_on_other_cards_but_not_with_other_software(
     path = tmp_path / "r.jsonl"
     from datetime import UTC, datetime
 
-    from groupbench.tracker.record import encode
+    from groupbench.tracker.facts.record import encode
 
     measured = Environment(device="cuda", gpu="H", gpu_uuid="GPU-a", torch="2.13", host="one")
     record = make()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.record import Record, read
+from groupbench.tracker.facts.record import Record, read
 
 HERE = Path(__file__).parent
 Command = Callable[..., subprocess.CompletedProcess[str]]

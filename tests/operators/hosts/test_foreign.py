@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from groupbench.operators.hosts.foreign import compare_outputs, input_dtype, is_distant, shape_text, tensors
-from groupbench.tracker.record import Accuracy
+from groupbench.tracker.facts.record import Accuracy
 
 JAGGED = torch.nested.nested_tensor([torch.ones(2, 8), torch.ones(3, 8)], layout=torch.jagged)
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from cases import TRITONBENCH, named, rarely
 
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 
 pytestmark = TRITONBENCH
 

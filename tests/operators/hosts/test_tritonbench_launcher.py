@@ -18,7 +18,7 @@ from groupbench.operators.errors import GroupbenchError, Incomplete, UsageError
 from groupbench.operators.executor import Machine
 from groupbench.operators.hosts import tritonbench
 from groupbench.operators.hosts.journal import Setup
-from groupbench.tracker.record import Commit, Environment, Record, Run
+from groupbench.tracker.facts.record import Commit, Environment, Record, Run
 
 MACHINE = Machine(Environment(device="cpu"), None)
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))

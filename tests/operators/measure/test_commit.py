@@ -11,7 +11,7 @@ import pytest
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.commit import find_commit
-from groupbench.tracker.record import UNKNOWN_COMMIT
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 
 Git = Callable[..., str]
 

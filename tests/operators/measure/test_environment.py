@@ -20,8 +20,8 @@ from groupbench.operators.measure import environment, selection
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.operator import Target
 from groupbench.operators.registry import get_operator
-from groupbench.tracker.environment import installed_version
-from groupbench.tracker.record import Environment
+from groupbench.tracker.facts.environment import installed_version
+from groupbench.tracker.facts.record import Environment
 
 
 def test_detect_on_a_cpu() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from groupbench.operators.measure import machine_code
 from groupbench.operators.measure.machine_code import counts_in_ptx, counts_in_sass, metrics_of, occupancy
-from groupbench.tracker.record import Code, Kernel
+from groupbench.tracker.facts.record import Code, Kernel
 
 SASS = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;

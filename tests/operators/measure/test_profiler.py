@@ -21,8 +21,8 @@ from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.costs import ALL
 from groupbench.operators.measure.profiler import COUNTERS, NCU, PROTON, TIME, ProfileError, of_csv, of_hatchet
 from groupbench.operators.measure.protocol import Protocol
-from groupbench.tracker.metrics import METRICS, PROFILERS
-from groupbench.tracker.record import Commit, Environment, Record, Run
+from groupbench.tracker.facts.metrics import METRICS, PROFILERS
+from groupbench.tracker.facts.record import Commit, Environment, Record, Run
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 JOB = Job(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from groupbench.operators.measure.telemetry import Nvml
-from groupbench.tracker.record import Telemetry
+from groupbench.tracker.facts.record import Telemetry
 
 
 class NVMLError(Exception):

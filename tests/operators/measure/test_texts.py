@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.operators.measure.texts import LONGEST, one_line, storable
-from groupbench.tracker.record import Record, decode, encode
+from groupbench.tracker.facts.record import Record, decode, encode
 
 TEXTS = {
     "empty": ("", ""),

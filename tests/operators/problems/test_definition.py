@@ -20,7 +20,7 @@ from groupbench.operators.operator import Target
 from groupbench.operators.problems import traces
 from groupbench.operators.problems.definition import evaluated, read_json
 from groupbench.operators.problems.solution import Solution, read_solutions
-from groupbench.tracker.record import Commit, Environment, Record, Run
+from groupbench.tracker.facts.record import Commit, Environment, Record, Run
 
 pytestmark = pytest.mark.usefixtures("unaudited")
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))

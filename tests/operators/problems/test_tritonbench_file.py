@@ -17,7 +17,7 @@ from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.operator import Target
 from groupbench.operators.problems.tritonbench_file import is_operator_file, launches_triton
-from groupbench.tracker.record import Commit, Environment, Record, Run
+from groupbench.tracker.facts.record import Commit, Environment, Record, Run
 
 needs_tritonbench = pytest.mark.skipif(
     importlib.util.find_spec("tritonbench") is None,

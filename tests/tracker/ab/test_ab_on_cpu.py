@@ -19,7 +19,7 @@ from repositories import git
 from groupbench.tracker.ab import bench as ab
 from groupbench.tracker.ab.bench import AbCell, AbError, AbSide, Bench
 from groupbench.tracker.ab.side import CONTRACT, is_groupbench, make_layout
-from groupbench.tracker.record import Environment, Record
+from groupbench.tracker.facts.record import Environment, Record
 from groupbench.tracker.text import repro
 
 pytestmark = pytest.mark.usefixtures("warm_imports")

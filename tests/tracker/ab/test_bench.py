@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from groupbench.tracker import device_lock
 from groupbench.tracker.ab import bench as ab
 from groupbench.tracker.ab import comparing
 from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Bench, Block, SideAccuracy
@@ -29,6 +28,7 @@ from groupbench.tracker.ab.side import SideFailure
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.ab import _show, announced, as_row, left_out
 from groupbench.tracker.stats import sequential
+from groupbench.tracker.tools import device_lock
 
 CELL = AbCell("op", "backend", "N=1", "fp16", device="cuda", idle_s=0.0)
 BASE, HEAD = AbSide("old"), AbSide("new")

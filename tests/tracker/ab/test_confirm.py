@@ -20,7 +20,7 @@ from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
 from groupbench.tracker.ab.confirm import confirm
 from groupbench.tracker.ab.worktree import WorktreeError
-from groupbench.tracker.record import Environment
+from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store

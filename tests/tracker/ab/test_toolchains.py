@@ -15,7 +15,7 @@ import pytest
 from groupbench.tracker.ab import toolchains
 from groupbench.tracker.ab.side import AbError
 from groupbench.tracker.ab.toolchains import Interpreters, ToolchainError, interpreter, pins, releases, with_packages
-from groupbench.tracker.record import Environment
+from groupbench.tracker.facts.record import Environment
 
 HERE = Environment(device="cpu", python="3.11.9", torch="2.13.0", triton="3.8.0")
 OLD = msgspec.structs.replace(HERE, triton="3.7.1")

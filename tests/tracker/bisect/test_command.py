@@ -22,7 +22,7 @@ from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.history import BisectError, read_history, relevant_paths, resolve
 from groupbench.tracker.bisect.log import Header, Log, read_header
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
-from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.facts.errors import TrackerError
 
 Cli = Callable[..., Result]
 MORE = pytest.mark.exhaustive
@@ -501,7 +501,7 @@ def test_unrelated_histories_are_refused(tmp_path: Path) -> None:
 def test_own_paths_are_those_of_this_project_alone(line: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
     assert relevant_paths(line[0], "HEAD") == ()
     folder = tmp_path / "own"
-    files = {"kernels/a.py": "1", "operators/b.py": "1", "tracker/record.py": "1"}
+    files = {"kernels/a.py": "1", "operators/b.py": "1", "tracker/facts/record.py": "1"}
     make_repository(folder, [{"name": "a", "files": files}])
     assert relevant_paths(folder, "main") == ("kernels", "operators")
     assert relevant_paths(folder, "main", ("mine.backend",)) == ()

@@ -13,8 +13,8 @@ import pytest
 from click.testing import Result
 
 from groupbench.tracker.cli import main
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge import alerts, causes
-from groupbench.tracker.verdicts import Verdict
 
 Cli = Callable[..., Result]
 

@@ -15,9 +15,9 @@ from click.testing import Result
 
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.history import known_metrics
+from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.formats import FORMATS
 from groupbench.tracker.formats.plain_csv import FIELDS
-from groupbench.tracker.record import STATUSES
 
 Cli = Callable[..., Result]
 

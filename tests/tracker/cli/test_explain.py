@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.kernel_files import KernelFolder
-from groupbench.tracker.record import Code, Kernel, Record
+from groupbench.tracker.facts.kernel_files import KernelFolder
+from groupbench.tracker.facts.record import Code, Kernel, Record
 
 Cli = Callable[..., Result]
 

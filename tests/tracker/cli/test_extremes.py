@@ -13,7 +13,7 @@ import pytest
 from cases import rarely
 from click.testing import Result
 
-from groupbench.tracker.record import LONGEST_TEXT, Record, encode
+from groupbench.tracker.facts.record import LONGEST_TEXT, Record, encode
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.verify import verify

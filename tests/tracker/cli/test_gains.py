@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
 
 Cli = Callable[..., Result]
 

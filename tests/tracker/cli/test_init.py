@@ -21,7 +21,7 @@ from ruamel.yaml import YAML
 
 from groupbench.tracker import project
 from groupbench.tracker.cli.init import init
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.night.backfill import commits_of
 from groupbench.tracker.project import ProjectError
 

@@ -6,7 +6,7 @@ import pytest
 
 from groupbench.tracker.cli import output
 from groupbench.tracker.cli.output import Column
-from groupbench.tracker.verdicts import ALERT_STATES
+from groupbench.tracker.facts.verdicts import ALERT_STATES
 
 
 def test_a_new_alert_is_red_on_a_terminal_and_a_new_series_is_not(

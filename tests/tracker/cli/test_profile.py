@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.device_lock import HELD
+from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.night import measuring
-from groupbench.tracker.record import Record, encode
+from groupbench.tracker.tools.device_lock import HELD
 
 Cli = Callable[..., Result]
 Make = Callable[..., Record]

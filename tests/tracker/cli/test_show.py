@@ -42,7 +42,7 @@ FULL: dict[str, Any] = {
 def point(stored: Stored, cli: Cli) -> str:
     import msgspec
 
-    from groupbench.tracker.record import Record
+    from groupbench.tracker.facts.record import Record
 
     stored([msgspec.convert({"schema": 1, **FULL}, Record)])
     return json.loads(cli("history", "--json").stdout)[0]["id"]

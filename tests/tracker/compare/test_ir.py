@@ -7,7 +7,7 @@ import re
 import pytest
 
 from groupbench.tracker.compare.ir import compare, instructions, source_changes
-from groupbench.tracker.record import Code
+from groupbench.tracker.facts.record import Code
 
 TTGIR = """#blocked = #ttg.blocked<{sizePerThread = [1]}>
 #blocked1 = #ttg.blocked<{sizePerThread = [8]}>

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.tracker.compare.kernels import differences, pairs
-from groupbench.tracker.record import Kernel
+from groupbench.tracker.facts.record import Kernel
 
 
 def kernel(name: str = "gemm", hash_: str = "a", **fields: Any) -> Kernel:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from groupbench.tracker.compare.league import LeagueTable, league
 from groupbench.tracker.compare.sides import points_of
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.record import Record, read
 from groupbench.tracker.outputs.league_page import page
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.record import Record, read
 
 from ..conftest import backfilled, build
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.errors import IngestError
+from groupbench.tracker.facts.errors import IngestError
 from groupbench.tracker.formats import Options, load
 
 COLUMNS = [

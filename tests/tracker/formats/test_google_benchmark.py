@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.errors import IngestError
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.formats import Options, load
-from groupbench.tracker.record import Record
 
 CONTEXT: dict[str, Any] = {
     "date": "2026-01-31T13:00:00+01:00",

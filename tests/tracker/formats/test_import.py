@@ -13,10 +13,10 @@ from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from groupbench.tracker.errors import IngestError
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import STATUSES, decode, encode
 from groupbench.tracker.formats import FORMATS, Options, load
 from groupbench.tracker.formats.values import dims_of, number_of, status_of
-from groupbench.tracker.record import STATUSES, decode, encode
 
 Cli = Callable[..., Result]
 

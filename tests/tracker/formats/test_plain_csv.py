@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.errors import IngestError
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import LONGEST_TEXT, Accuracy, Record
 from groupbench.tracker.formats import Options, load
-from groupbench.tracker.record import LONGEST_TEXT, Accuracy, Record
 
 DATE = datetime(2026, 1, 31, tzinfo=UTC)
 

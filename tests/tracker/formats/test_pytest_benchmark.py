@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.errors import IngestError
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.formats import Options, load
-from groupbench.tracker.record import Record
 
 DOCUMENT: dict[str, Any] = {
     "machine_info": {

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.errors import IngestError
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.formats import Options, load
 from groupbench.tracker.formats.tritonbench_json import named, shape_of
-from groupbench.tracker.record import Record
 
 DATA = Path(__file__).parents[1] / "data"
 JSON, CSV, V3 = (

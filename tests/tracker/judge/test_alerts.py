@@ -16,6 +16,7 @@ from click.testing import Result
 from sqlalchemy import func, select
 
 from groupbench.tracker import open_tracker
+from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.judge import alert_moves, alerts
 from groupbench.tracker.judge.alert_levels import same_change, smallest_change
 from groupbench.tracker.judge.alert_rules import AlertRules
@@ -23,7 +24,6 @@ from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.verdicts import Effect
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
@@ -454,7 +454,7 @@ def test_all_of_several_or_none(slower: Cli) -> None:
 
 @pytest.mark.sqlite
 def test_who_is_gits_user_by_default(slower: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("groupbench.tracker.git.user", lambda: "Grace <grace@example.org>")
+    monkeypatch.setattr("groupbench.tracker.tools.git.user", lambda: "Grace <grace@example.org>")
     assert "by Grace" in slower("ack", "1", "--reason", "known").stdout
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from groupbench.tracker.facts.record import Environment, Kernel
 from groupbench.tracker.judge.causes import Facts, find_cause
 from groupbench.tracker.query.rows import State
-from groupbench.tracker.record import Environment, Kernel
 
 HERE = Environment(device="cuda", gpu="H100", driver="570.1", triton="3.7.1", gpu_uuid="GPU-1")
 OLD, NEW = State("a" * 40, False), State("b" * 40, False)

@@ -17,7 +17,7 @@ from repositories import git
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.gate import gate
 from groupbench.tracker.cli.here import program_of
-from groupbench.tracker.record import UNKNOWN_COMMIT
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 
 NO_CHANGE = "no change found in 1 latency (1 with fewer than 10 results, which show only large changes)"
 """The outcome of a short history."""

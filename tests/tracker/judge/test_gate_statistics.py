@@ -13,9 +13,9 @@ import pytest
 from cases import rarely
 from click.testing import Result
 
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 from groupbench.tracker.judge import gate
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.record import UNKNOWN_COMMIT
 from groupbench.tracker.stats.thresholds import on_level
 from groupbench.tracker.store.engine import open_store
 

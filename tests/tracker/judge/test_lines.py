@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from groupbench.tracker import git
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT, Record
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.query.lines import FirstParents, line_of
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.record import UNKNOWN_COMMIT, Record
 from groupbench.tracker.store.engine import open_store
+from groupbench.tracker.tools import git
 
 Cli = Callable[..., Result]
 NIGHTS = 30

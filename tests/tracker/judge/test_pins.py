@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.record import UNKNOWN_COMMIT
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
@@ -153,7 +153,7 @@ def test_the_name_of_a_pin_does_not_move(
     cli: Cli, stored: Stored, make: Any, typed: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored([make()])
-    monkeypatch.setattr("groupbench.tracker.git.rev_parse", lambda _: "000" + "c" * 37)
+    monkeypatch.setattr("groupbench.tracker.tools.git.rev_parse", lambda _: "000" + "c" * 37)
     assert f"pinned {name}: 000ccccccc, at most" in cli("pin", typed, "--max-slowdown", "3").stdout
 
 

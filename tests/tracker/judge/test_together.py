@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import Result
 
+from groupbench.tracker.facts.record import Record
 from groupbench.tracker.judge import further
 from groupbench.tracker.judge.parts import Q
-from groupbench.tracker.record import Record
 
 pytestmark = pytest.mark.sqlite
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.environment import software_identity
+from groupbench.tracker.facts.environment import software_identity
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.transitions import size
 from groupbench.tracker.query.resolve import find_run

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.resolve import find_run
-from groupbench.tracker.record import UNKNOWN_COMMIT
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store

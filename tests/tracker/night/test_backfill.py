@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from repositories import git
 
 from groupbench.tracker.bisect.history import BisectError, resolve
+from groupbench.tracker.facts.record import read
 from groupbench.tracker.night import measuring
 from groupbench.tracker.night.backfill import BackfillCommit, BackfillError, by_halving, commits_of
 from groupbench.tracker.night.stored import measured_by, runs_of_plan
-from groupbench.tracker.record import read
 from groupbench.tracker.store.engine import open_store
 
 COMMITS = 12
@@ -37,7 +37,7 @@ import os, sys, time
 from datetime import UTC, datetime
 from pathlib import Path
 import msgspec
-from groupbench.tracker.record import Record, decode, encode
+from groupbench.tracker.facts.record import Record, decode, encode
 
 def option(name):
     return sys.argv[sys.argv.index(name) + 1] if name in sys.argv else None

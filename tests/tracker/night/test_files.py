@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from groupbench.tracker.errors import IngestError
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.night.files import NightFiles, run_of
-from groupbench.tracker.record import Record, encode
 
 
 def test_a_run_from_its_beginning_to_its_end(tmp_path: Path, make: Callable[..., Record]) -> None:

@@ -19,11 +19,11 @@ from repositories import git
 from groupbench.tracker.ab.confirm import Confirmed
 from groupbench.tracker.ab.toolchains import interpreter_of
 from groupbench.tracker.cli import main
-from groupbench.tracker.errors import TrackerError
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.record import Record, encode
 from groupbench.tracker.night import measuring
 from groupbench.tracker.project import load
-from groupbench.tracker.record import Record, encode
 
 PROJECT = """
 plugins = ["mine.KERNEL"]

@@ -18,22 +18,22 @@ from groupbench.tracker.ab.result import AbCell, AbResult, rule_for
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.cli import gate as terminal
 from groupbench.tracker.cli.ab import COLUMNS, as_row
+from groupbench.tracker.facts.metrics import relative
+from groupbench.tracker.facts.record import Environment
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.levels import ChangeEvidence, latency_history, levels_of
 from groupbench.tracker.judge.parts import changes
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import PIN, Effect, Gate, Judged
-from groupbench.tracker.metrics import relative
 from groupbench.tracker.outputs import junit, summary
 from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
-from groupbench.tracker.record import Environment
 from groupbench.tracker.report.views import Addresses, changed
 from groupbench.tracker.serve import render as dashboard
 from groupbench.tracker.serve import work
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.stats.scan import SeriesFinding, scan
-from groupbench.tracker.verdicts import Verdict
 
 Floats = NDArray[np.float64]
 

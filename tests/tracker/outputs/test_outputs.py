@@ -17,6 +17,8 @@ from click.testing import Result as CliResult
 from hypothesis import given
 from hypothesis import strategies as st
 
+from groupbench.tracker.facts.record import Environment, Kernel
+from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.alerts import AlertRow, StateChange
 from groupbench.tracker.judge.headline import summary as first_line
 from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, News, Span, exit_code
@@ -28,9 +30,7 @@ from groupbench.tracker.outputs.escape import code, size, slack, words
 from groupbench.tracker.outputs.result import CiLocation, GateResult, ci_place
 from groupbench.tracker.outputs.verdict import render as render_json
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
-from groupbench.tracker.record import Environment, Kernel
 from groupbench.tracker.text.wording import printable
-from groupbench.tracker.verdicts import Verdict
 
 Cli = Callable[..., CliResult]
 

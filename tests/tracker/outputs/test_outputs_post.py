@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.errors import OutputError
+from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.outputs import comment, http, post
 
 Cli = Callable[..., Result]
@@ -420,8 +420,8 @@ def test_the_page_lists_every_format_and_verdict_and_no_other_option() -> None:
     import click
 
     from groupbench.tracker.cli import main
+    from groupbench.tracker.facts.verdicts import Verdict
     from groupbench.tracker.outputs import FORMATS
-    from groupbench.tracker.verdicts import Verdict
 
     assert all(f"| `{form}` |" in SECTION for form in FORMATS)
     assert all(f"`{verdict}`" in SECTION for verdict in Verdict if verdict is not Verdict.UNKNOWN)

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import event
 
+from groupbench.tracker.facts.record import STATUSES, Record
 from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.query.ancestry import CommitNode, ancestors, commit_order, ordered
 from groupbench.tracker.query.lines import CommitLine
-from groupbench.tracker.record import STATUSES, Record
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.ingest import ingest
 

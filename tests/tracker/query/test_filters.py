@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query.filters import (
     Size,
     all_hold,

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from click.testing import Result
 
-from groupbench.tracker import git
 from groupbench.tracker.cli.history_plot import trends
-from groupbench.tracker.record import Record
+from groupbench.tracker.facts.record import Record
+from groupbench.tracker.tools import git
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query.resolve import resolve_commit
 from groupbench.tracker.query.rows import State
 from groupbench.tracker.store.engine import open_store

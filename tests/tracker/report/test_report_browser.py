@@ -11,7 +11,7 @@ from cases import rarely
 from click.testing import CliRunner
 
 from groupbench.tracker.cli import main
-from groupbench.tracker.record import encode
+from groupbench.tracker.facts.record import encode
 
 if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Page

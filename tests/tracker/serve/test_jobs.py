@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from groupbench.tracker.errors import QueryError, StoreError
+from groupbench.tracker.facts.errors import QueryError, StoreError
 from groupbench.tracker.serve.jobs import WAITING, Jobs, Known, Working
 
 Client = Callable[..., TestClient]

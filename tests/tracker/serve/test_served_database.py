@@ -14,7 +14,7 @@ from click.testing import Result
 from sqlalchemy import delete, event, select, text
 from starlette.testclient import TestClient
 
-from groupbench.tracker.errors import StoreError
+from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.query import lines
 from groupbench.tracker.serve import app, database, queries, runs, site
 from groupbench.tracker.serve.app import create_app

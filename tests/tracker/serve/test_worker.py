@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from groupbench.tracker.errors import QueryError, StoreError
+from groupbench.tracker.facts.errors import QueryError, StoreError
 from groupbench.tracker.serve import jobs, worker
 from groupbench.tracker.serve.jobs import Jobs, Known, Working
 from groupbench.tracker.serve.worker import JobWorker, Stopped
@@ -28,7 +28,7 @@ def process() -> Iterator[JobWorker]:
 
 # Jobs as text: the process need not be able to import the tests.
 REFUSE = """
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
 raise QueryError("no such run")
 """
 UNSENDABLE = """

@@ -22,8 +22,8 @@ from cases import rarely
 from click.testing import Result
 
 from groupbench.tracker.cli import main
-from groupbench.tracker.errors import IngestError, StoreError
-from groupbench.tracker.record import encode
+from groupbench.tracker.facts.errors import IngestError, StoreError
+from groupbench.tracker.facts.record import encode
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.ingest import ingest

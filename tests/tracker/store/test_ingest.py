@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import create_engine, inspect, select
 
-from groupbench.tracker import record as record_module
-from groupbench.tracker.errors import IngestError
-from groupbench.tracker.record import Accuracy, Record, decode, encode
+from groupbench.tracker.facts import record as record_module
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import Accuracy, Record, decode, encode
 from groupbench.tracker.store import checked as checks
 from groupbench.tracker.store.checked import Checked
 from groupbench.tracker.store.engine import Store, open_store

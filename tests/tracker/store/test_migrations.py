@@ -16,9 +16,9 @@ from cases import rarely
 from click.testing import Result
 from sqlalchemy import text
 
-from groupbench.tracker.environment import digest
-from groupbench.tracker.errors import StoreError
-from groupbench.tracker.record import Record, decode
+from groupbench.tracker.facts.environment import digest
+from groupbench.tracker.facts.errors import StoreError
+from groupbench.tracker.facts.record import Record, decode
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store import points
 from groupbench.tracker.store.engine import migrate, open_store

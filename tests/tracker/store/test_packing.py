@@ -13,7 +13,7 @@ from cases import rarely
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from groupbench.tracker.record import Telemetry
+from groupbench.tracker.facts.record import Telemetry
 from groupbench.tracker.store.packing import (
     THROTTLE,
     burst_lengths,

@@ -17,7 +17,7 @@ from click.testing import Result
 from sqlalchemy import MetaData, create_engine, select, text
 
 from groupbench.tracker.cli import main
-from groupbench.tracker.errors import QueryError
+from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store import sql
 from groupbench.tracker.store.engine import migrate, open_store

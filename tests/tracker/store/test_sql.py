@@ -19,7 +19,7 @@ from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from groupbench.tracker.errors import QueryError, TrackerError
+from groupbench.tracker.facts.errors import QueryError, TrackerError
 from groupbench.tracker.store import sql
 from groupbench.tracker.store.sql import ask
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from groupbench.tracker.errors import IngestError
-from groupbench.tracker.record import encode
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.facts.record import encode
 from groupbench.tracker.store import checked as checks
 from groupbench.tracker.store import processes
 from groupbench.tracker.store import staged as stages

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from sqlalchemy import text
 
-from groupbench.tracker.errors import StoreError
+from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.store import engine as stores
 from groupbench.tracker.store.engine import Store, open_store
 

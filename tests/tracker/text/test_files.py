@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
-from groupbench.tracker.errors import StoreError
+from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.text.files import append_whole, whole_file
 
 Cli = Callable[..., Result]

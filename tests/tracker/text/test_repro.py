@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from groupbench.operators import cli as measuring
 from groupbench.operators.options import COSTS
 from groupbench.operators.plan import jobs
-from groupbench.tracker.metrics import METRICS, PROFILERS
-from groupbench.tracker.record import Environment
+from groupbench.tracker.facts.metrics import METRICS, PROFILERS
+from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.text import repro
 
 CPU, GPU = Environment(device="cpu"), Environment(device="cuda", cuda="13.0", gpu_uuid="GPU-1")

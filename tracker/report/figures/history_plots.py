@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any
 
-from groupbench.tracker.metrics import Metric
+from groupbench.tracker.facts.metrics import Metric
 from groupbench.tracker.report.figures.drawing import Figure, cut, mark_of, middle_of, plain, rounded, run_text
 from groupbench.tracker.report.shown import Mark, RunLabel, ShownHistory
 

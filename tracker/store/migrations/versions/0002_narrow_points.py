@@ -129,7 +129,7 @@ def _values(row: dict[str, Any], environment: str, series: str) -> dict[str, Any
 
     import numpy as np
 
-    from groupbench.tracker import record as records
+    from groupbench.tracker.facts import record as records
     from groupbench.tracker.store.points import point_values
 
     latency = None
@@ -156,7 +156,7 @@ def _values(row: dict[str, Any], environment: str, series: str) -> dict[str, Any
 
 
 def _digest(value: object) -> str:
-    from groupbench.tracker.environment import digest
+    from groupbench.tracker.facts.environment import digest
 
     return digest(value)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from groupbench.tracker.record import Code
+from groupbench.tracker.facts.record import Code
 
 FOLDER = "kernels"
 LIMIT_BYTES = 500_000_000

@@ -8,8 +8,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-from groupbench.tracker.environment import digest, hardware_class
-from groupbench.tracker.record import Cell, Environment, Record
+from groupbench.tracker.facts.environment import digest, hardware_class
+from groupbench.tracker.facts.record import Cell, Environment, Record
 
 IDENTITY = ("operator", "backend", "mode", "dtype", "shape", "host", "protocol", "hardware", "seed")
 """The fields in the order of hashing. A different order would change every identity."""

@@ -10,7 +10,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
-from groupbench.tracker.errors import TrackerError
+from groupbench.tracker.facts.errors import TrackerError
 
 TIMEOUT_S = 120.0
 

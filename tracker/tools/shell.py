@@ -14,7 +14,7 @@ from typing import IO, Any, NoReturn
 
 import click
 
-from groupbench.tracker.exits import ExitCode
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import printable
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}

@@ -144,7 +144,7 @@ def operators_of(ctx: click.Context) -> tuple[str, ...]:
 
 def _read(ctx: click.Context, statement: str, parameters: Sequence[object]) -> list[tuple[Any, ...]]:
     """Return the rows of a statement; none without a database. Raises sqlite3.Error, OSError, ProjectError."""
-    from groupbench.tracker.store.sqlite_file import read_only_uri
+    from groupbench.tracker.tools.sqlite_uri import read_only_uri
 
     path = _database(ctx)
     if path is None or not path.is_file():

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from groupbench.tracker.record import PACKAGE, Environment
+from groupbench.tracker.facts.record import PACKAGE, Environment
 
 IDENTITY_FIELDS = (
     "device",

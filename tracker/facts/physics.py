@@ -12,7 +12,7 @@ import statistics
 from dataclasses import dataclass
 from functools import lru_cache
 
-from groupbench.tracker.record import Record, Timing
+from groupbench.tracker.facts.record import Record, Timing
 
 TOLERANCE = 0.05
 """Relative tolerance, because clocks may briefly exceed the datasheet and events have a finite resolution."""

@@ -1,0 +1,1 @@
+"""Small tools of both programs: git, streams and exit codes, device locks, plots, shell completion."""
