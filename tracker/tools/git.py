@@ -129,9 +129,9 @@ def _similar_name(name: str, folder: str | os.PathLike[str]) -> str | None:
     """Return the branch or tag that a mistyped name, or a name of another remote, probably means."""
     from difflib import get_close_matches  # needed only for errors
 
-    known = (ask(folder, "for-each-ref", "--format=%(refname:short)") or "").split()
-    elsewhere = [ref for ref in known if ref.rpartition("/")[2] == name.rpartition("/")[2]]
-    return next(iter(elsewhere or get_close_matches(name, known, n=1)), None)
+    refs = (ask(folder, "for-each-ref", "--format=%(refname:short)") or "").split()
+    elsewhere = [ref for ref in refs if ref.rpartition("/")[2] == name.rpartition("/")[2]]
+    return next(iter(elsewhere or get_close_matches(name, refs, n=1)), None)
 
 
 def first_parents(commit: str) -> tuple[list[str], bool] | None:
