@@ -247,9 +247,8 @@ def _library_folders() -> Iterator[str]:
 def _own_code(others: Sequence[str]) -> list[str]:
     """Return the places of the driver's own code, which measures every checkout, groupbench's included."""
     root = Path(os.path.realpath(__file__)).parents[2]
-    if str(root) not in others:
-        return [str(root)]
-    return [str(root / part) for part in ("tracker", "operators/measure", *(f"operators/{name}" for name in CONTRACT))]
+    measuring = ("operators/measure", *(f"operators/{name}" for name in CONTRACT))
+    return [str(root / part) for part in ("tracker", *(measuring if str(root) in others else ("kernels", "operators")))]
 
 
 def _installed_packages(distribution: str) -> Iterator[str]:
