@@ -69,7 +69,7 @@ class OwnModules(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the checkout's module, or what the other finders return for a module of other packages.
+        """Return the checkout's module, or the spec that other finders return for a module of other packages.
 
         Raises:
             ModuleNotFoundError: The commit has no such module, though the working tree does.

@@ -140,7 +140,7 @@ def python_path(side: AbSide, layout: Path, own_contract: bool = True) -> list[s
 
 
 def measured_tree(folder: Path) -> MeasuredTree:
-    """Return what a process needs to measure the modules of a checkout only.
+    """Return the facts that a process needs to measure only the modules of a checkout.
 
     Args:
         folder: The checkout, or a folder within it.

@@ -48,7 +48,7 @@ class WorktreeError(TrackerError):
 
 
 class CheckoutError(WorktreeError):
-    """Git cannot check out a commit that exists: a fault of the machine, which says nothing of the commit."""
+    """Git cannot check out a commit that exists: a fault of the machine, not of the commit."""
 
     exit_code = ExitCode.INCOMPLETE
 

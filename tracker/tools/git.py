@@ -69,7 +69,8 @@ def run(
     Raises:
         GitError: Git is missing, does not answer, or fails.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES} | variables
+    environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
+    environment |= variables
     try:
         done = subprocess.run(
             ["git", "-C", os.fspath(folder), *args],
