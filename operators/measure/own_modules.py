@@ -79,13 +79,13 @@ class OwnModules(MetaPathFinder):
             return None
         spec = _others(self, fullname, path, target)
         if spec is None:
-            places = [own for entry in sys.path if (own := self.counterpart(entry)) is not None]
+            places = [replacement for entry in sys.path if (replacement := self.counterpart(entry)) is not None]
             return PathFinder.find_spec(fullname, places) if path is None and places else None
         if spec.origin is None or not spec.has_location:
             return self._namespace(fullname, spec)
         folder = _search_folder(spec)
-        if (own := self.counterpart(folder)) is not None:
-            return self._owned(fullname, spec, [own])
+        if (replacement := self.counterpart(folder)) is not None:
+            return self._owned(fullname, spec, [replacement])
         if not _within(os.path.realpath(spec.origin), self._tree) and self._builds(fullname):
             return self._owned(fullname, spec, self._folders(fullname, path))
         return spec
@@ -104,8 +104,8 @@ class OwnModules(MetaPathFinder):
         """Raise ForeignCodeError if a file holds code of the working tree."""
         if not place.endswith(CODE_SUFFIXES) or place.startswith(self._installed):
             return
-        if (own := self.counterpart(place)) is not None:
-            relative = os.path.relpath(own, self._tree)
+        if (replacement := self.counterpart(place)) is not None:
+            relative = os.path.relpath(replacement, self._tree)
             raise ForeignCodeError(
                 f"{place} of the working tree would be measured as {self._name}; "
                 f"load {relative} by a path relative to the file that needs it"
@@ -128,16 +128,20 @@ class OwnModules(MetaPathFinder):
             return spec
         if not after:
             raise self._missing(name, before[0])
-        own = ModuleSpec(name, None, is_package=True)
-        own.submodule_search_locations = after
-        return own
+        replacement = ModuleSpec(name, None, is_package=True)
+        replacement.submodule_search_locations = after
+        return replacement
 
-    def _owned(self, name: str, found: ModuleSpec, folders: Sequence[str]) -> ModuleSpec:
-        own = PathFinder.find_spec(name, folders)
-        if own is not None and own.origin is not None and _within(os.path.realpath(own.origin), self._tree):
+    def _owned(self, name: str, spec: ModuleSpec, folders: Sequence[str]) -> ModuleSpec:
+        replacement = PathFinder.find_spec(name, folders)
+        if (
+            replacement is not None
+            and replacement.origin is not None
+            and _within(os.path.realpath(replacement.origin), self._tree)
+        ):
             self._packages.add(name)
-            return own
-        place = str(found.origin)
+            return replacement
+        place = str(spec.origin)
         if place.endswith(tuple(EXTENSION_SUFFIXES)):
             raise ForeignCodeError(
                 f"{name} was built elsewhere ({place}), and {self._name} has not been built; "
@@ -219,10 +223,12 @@ def _is_written(event: str, arguments: tuple[Any, ...]) -> bool:
     return isinstance(mode, str) and "r" not in mode
 
 
-def _others(own: OwnModules, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+def _others(
+    replacement: OwnModules, name: str, path: Sequence[str] | None, target: ModuleType | None
+) -> ModuleSpec | None:
     for finder in list(sys.meta_path):
         find = getattr(finder, "find_spec", None)
-        if finder is not own and find is not None and (spec := find(name, path, target)) is not None:
+        if finder is not replacement and find is not None and (spec := find(name, path, target)) is not None:
             return spec
     return None
 
@@ -272,7 +278,7 @@ def _has(place: Path) -> bool:
 
 def _packages_below(root: Path, inner: Sequence[str]) -> list[Path]:
     """Return the places of a package within the next levels below a folder."""
-    found, folders = [], [root]
+    places, folders = [], [root]
     for _ in range(MOST_LEVELS):
         folders = [
             Path(entry.path)
@@ -280,8 +286,8 @@ def _packages_below(root: Path, inner: Sequence[str]) -> list[Path]:
             for entry in _entries(folder)
             if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "__"))
         ]
-        found += [place for folder in folders if _has(place := folder.joinpath(*inner))]
-    return found
+        places += [place for folder in folders if _has(place := folder.joinpath(*inner))]
+    return places
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:

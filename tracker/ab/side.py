@@ -157,8 +157,8 @@ def measured_tree(folder: Path) -> MeasuredTree:
 
 
 def _top(folder: Path) -> Path | None:
-    answer = git.ask(folder, "rev-parse", "--show-toplevel")
-    return Path(answer.removesuffix("\n")) if answer else None
+    top = git.ask(folder, "rev-parse", "--show-toplevel")
+    return Path(top.removesuffix("\n")) if top else None
 
 
 def _projects(tree: Path) -> Iterator[tuple[str, str]]:
@@ -173,8 +173,8 @@ def _project_name(file: Path) -> str | None:
     try:
         text = file.read_text()
         if file.suffix != ".toml":
-            found = re.search(r"""^\s*name\s*=\s*["']?([\w.-]+)""", text, re.MULTILINE)
-            return found[1] if found else None
+            match = re.search(r"""^\s*name\s*=\s*["']?([\w.-]+)""", text, re.MULTILINE)
+            return match[1] if match else None
         content = tomllib.loads(text)
     except (OSError, ValueError):
         return None
