@@ -20,7 +20,7 @@ import msgspec
 from groupbench.operators.catalog import make_trace
 from groupbench.operators.cli import command as tritonbench
 from groupbench.tracker import api
-from groupbench.tracker.cli import SECTIONS
+from groupbench.tracker.cli import GROUPS, SECTIONS
 from groupbench.tracker.cli import main as groupbench
 from groupbench.tracker.facts import exits, record
 from groupbench.tracker.facts.exits import ExitCode
@@ -58,6 +58,9 @@ def _index() -> str:
     for title, commands in SECTIONS.items():
         for name, (_, short) in commands.items():
             lines.append(f"| [`{name}`]({_page(title)}#groupbench-{name}) | {title} | {_cell(short)} |")
+            for inner, (_, text) in GROUPS.get(name, {}).items():
+                link = f"{_page(title)}#groupbench-{name}-{inner}"
+                lines.append(f"| [`{name} {inner}`]({link}) | {title} | {_cell(text)} |")
     lines += ["", "## tritonbench", "", "`tritonbench` is one command: [its options](tritonbench.md)."]
     return "\n".join(lines) + "\n"
 
@@ -73,7 +76,13 @@ def _commands(title: str, names: Iterable[str]) -> str:
     for name in names:
         command = groupbench.get_command(parent, name)
         assert command is not None
-        lines += [f"## groupbench {name}", "", *_body(_context(command, name, parent))]
+        context = _context(command, name, parent)
+        lines += [f"## groupbench {name}", "", *_body(context)]
+        if isinstance(command, click.Group):
+            for inner in command.list_commands(context):
+                subcommand = command.get_command(context, inner)
+                assert subcommand is not None
+                lines += [f"### groupbench {name} {inner}", "", *_body(_context(subcommand, inner, context))]
     return "\n".join(lines).rstrip() + "\n"
 
 

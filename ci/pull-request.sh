@@ -63,7 +63,7 @@ while read -r -a options || [ "${#options[@]}" -gt 0 ]; do # the last line may l
   [ "${#options[@]}" -eq 0 ] || [ "${options[0]:0:1}" = "#" ] && continue
   compared=$((compared + 1))
   printf '\n\x60%s\x60\n\n' "${options[*]}" >>"$tables"
-  groupbench ab "$base" "$head" "${options[@]}" --records "$artifacts/comparisons.jsonl" --md </dev/null >>"$tables"
+  groupbench ab "$base" "$head" "${options[@]}" --records "$artifacts/comparisons.jsonl" --format md </dev/null >>"$tables"
   code=$?
   if [ "$code" -ge 128 ]; then exit "$code"; fi
   # A regression is more severe than an inconclusive comparison. A usage error ends the script.

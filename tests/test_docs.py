@@ -119,7 +119,7 @@ def test_generated_pages_are_current(docs: ModuleType) -> None:
 NOT_RUN = {
     "tritonbench": "measures; its options are parsed here",
     "groupbench ab": "measures two checkouts; tests/tracker/ab",
-    "groupbench accept-transition": "needs another toolchain; tests/tracker/judge/test_transitions.py",
+    "groupbench alerts accept-transition": "needs another toolchain; tests/tracker/judge/test_transitions.py",
     "groupbench backfill": "measures past commits; the README's story runs it",
     "groupbench profile": "measures on a GPU; tests/tracker/cli/test_profile.py",
     "groupbench bisect": "measures; the README's story runs it",
@@ -131,44 +131,19 @@ NOT_RUN = {
     "groupbench init": "writes files; tests/tracker/cli/test_init.py",
     "groupbench league": "needs records of a GPU; tests/tracker/compare/test_league.py",
     "groupbench night": "measures; tests/ci/test_night.py",
-    "groupbench pin": "needs a commit that was measured; tests/tracker/judge/test_pins.py",
+    "groupbench pins add": "needs a commit that was measured; tests/tracker/judge/test_pins.py",
     "groupbench pull-request": "measures two commits; tests/tracker/cli/test_pull_request.py",
     "groupbench selftest": "tries every cheat; tests/operators/test_integrity.py",
     "groupbench serve": "serves until it is stopped; tests/tracker/serve",
     "groupbench tune": "needs a GPU; tests/tracker/cli/test_tune.py",
-    "groupbench unpin": "needs a pin; tests/tracker/judge/test_pins.py",
+    "groupbench pins remove": "needs a pin; tests/tracker/judge/test_pins.py",
 }
 """Commands whose examples are only parsed, with the reason. All other examples of `groupbench` run in a test."""
 
 RUN_BY_OTHERS = {
-    *(
-        "ack",
-        "alerts",
-        "close",
-        "commits",
-        "compare",
-        "confirm",
-        "envs",
-        "expect",
-        "export",
-        "backup",
-        "gate",
-        "history",
-    ),
-    *(
-        "import",
-        "ingest",
-        "merge",
-        "pins",
-        "post",
-        "prune",
-        "report",
-        "runs",
-        "series",
-        "show",
-        "sql",
-        "verify",
-    ),
+    *("alerts", "alerts ack", "alerts close", "alerts expect", "compare", "confirm", "gate", "history", "import"),
+    *("db backup", "db export", "db merge", "db prune", "db sql", "db verify", "ingest"),
+    *("list commits", "list envs", "list runs", "list series", "pins", "post", "report", "show"),
 }
 """tests/test_readme.py, test_docs_*.py in tests/tracker/cli, and the tests of report and outputs."""
 
@@ -193,15 +168,19 @@ def test_an_example_parses_and_runs_somewhere(example: str) -> None:
         return
     from groupbench.tracker.cli import main as groupbench
 
-    name = arguments.pop(0)
+    command: click.Command | None = groupbench
+    context, name = click.Context(groupbench, **groupbench.context_settings), ""
+    while isinstance(command, click.Group) and arguments and arguments[0] in command.list_commands(context):
+        name = f"{name} {arguments[0]}".strip()
+        command = command.get_command(context, arguments.pop(0))
+        assert command is not None
+        context = click.Context(command, context)
     assert (name in RUN_BY_OTHERS) != (f"groupbench {name}" in NOT_RUN)
-    command = groupbench.get_command(click.Context(groupbench, **groupbench.context_settings), name)
-    assert command is not None
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         for file in FILE.findall(example):
             (Path(folder) / file).parent.mkdir(exist_ok=True)
             (Path(folder) / file).touch()
-        command.make_context(name, arguments, obj="groupbench.db")
+        command.make_context(name or program, arguments, obj="groupbench.db")
 
 
 FILE = re.compile(r"(?<=[ =])[\w./-]+\.(?:db|csv|jsonl?|md|txt|py)\b|\btoken$")

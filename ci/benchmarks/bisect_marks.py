@@ -138,7 +138,7 @@ def search(scratch: Path, planted: Planted, device: str, slowdown: float, more: 
     command = [
         *(sys.executable, "-m", "groupbench.tracker", "bisect", hashes[0], hashes[-1]),
         *("--operator", "grouped_gemm", "--backend", "planted", "--shape", SHAPE[device], "--dtype", DTYPE[device]),
-        *("--plugin", "planted.BACKEND", "--device", device, "--repo", str(folder), "--json", *more),
+        *("--plugin", "planted.BACKEND", "--device", device, "--repo", str(folder), "--format=json", *more),
     ]
     environment = os.environ | {"PLANTED_OUTLIER": str(outliers), "PLANTED_OUTLIER_AT": str(planted.outlier)}
     started = time.monotonic()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import click
 import pytest
 
 TRITONBENCH = [
@@ -31,3 +32,15 @@ def named(cases: Mapping[str, tuple[Any, ...]], *rare: str) -> list[Any]:
         pytest.param(*case, id=name, marks=pytest.mark.exhaustive if name in rare else ())
         for name, case in cases.items()
     ]
+
+
+def commands(group: click.Group, name: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Yield (name, command) of every command of a program that is not a group, such as `alerts ack`."""
+    context = click.Context(group)
+    for each in group.list_commands(context):
+        command = group.get_command(context, each)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{name}{each} ")
+        else:
+            yield f"{name}{each}", command

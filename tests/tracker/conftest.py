@@ -390,6 +390,7 @@ def cli(db: Database, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """Run a command on the test's database; an exception that reaches the top fails the test."""
     for name in ("GROUPBENCH_DB", "FORCE_COLOR"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GIT_AUTHOR_NAME", "Ada")
 
     def run(*args: str | os.PathLike[str], stdin: bytes | None = None, db: Database = db) -> Result:
         result = CliRunner().invoke(main, ["--db", str(db), *map(str, args)], input=stdin)

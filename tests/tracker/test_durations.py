@@ -8,12 +8,13 @@ from pathlib import Path
 
 import click
 import pytest
+from cases import commands
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.operators.cli import command as tritonbench
-from groupbench.tracker.cli import COMMANDS, main
+from groupbench.tracker.cli import main
 from groupbench.tracker.facts.durations import SECONDS, seconds
 from groupbench.tracker.tools.parameters import Duration
 
@@ -57,9 +58,7 @@ def test_a_number_with_a_unit_is_as_many_of_it(number: int, unit: str) -> None:
 def options_by_unit() -> dict[str, set[str]]:
     """Return the options that take a duration, as `command --option`, by the former unit of a plain number."""
     units: dict[str, set[str]] = {"minutes": set(), "seconds": set()}
-    commands = {name: main.get_command(click.Context(main), name) for name in COMMANDS}
-    for name, each in {"tritonbench": tritonbench, **commands}.items():
-        assert each is not None
+    for name, each in {"tritonbench": tritonbench, **dict(commands(main))}.items():
         for parameter in each.params:
             if isinstance(parameter.type, Duration):
                 if parameter.opts[0] == "--minutes":

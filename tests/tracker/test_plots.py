@@ -211,7 +211,7 @@ def test_history_is_drawn(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> N
     assert "a a: 2 times the baseline last" in faster.stdout
 
 
-@pytest.mark.parametrize("args", [("--plot", "x.pdf"), ("--plot", "--json")], ids=["suffix", "two formats"])
+@pytest.mark.parametrize("args", [("--plot", "x.pdf"), ("--plot", "--format=json")], ids=["suffix", "two formats"])
 def test_history_says_what_it_cannot_draw(args: tuple[str, ...], cli: Cli, stored: Any, make: Any) -> None:
     stored([make(0)])
     result = cli("history", *args)

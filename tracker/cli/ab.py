@@ -4,37 +4,33 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.here import recipe_of, this_project
+from groupbench.tracker.cli.here import interrupt, recipe_of, this_project
 from groupbench.tracker.cli.options import (
-    BACKEND,
-    DTYPE,
-    OPERATOR,
-    SHAPE,
+    CellChoice,
     alpha_option,
-    burst_seed_option,
     cell_budget_option,
+    cell_choice,
+    collected,
     comparisons_option,
-    device_option,
     min_effect_same_option,
-    mode_option,
-    plugins_option,
     setup_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.metrics import relative
-from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, SEED_HELP
+from groupbench.tracker.facts.vocabulary import SEED_HELP
 from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_change
-from groupbench.tracker.tools.completion import BackendName, CommitName, OperatorName
+from groupbench.tracker.tools.completion import CommitName
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
-    from groupbench.tracker.ab.bench import AbCell, AbResult
+    from groupbench.tracker.ab.bench import AbCell, AbResult, Bench
 
 EXPECTED_S = {"cuda": 10, "cpu": 15}
 """Seconds that an A/A comparison takes, for the first estimate of the total time."""
@@ -67,89 +63,55 @@ COLUMNS = (
 )
 
 
-def cell_options(command: Any) -> Any:
-    """Add the options that select the cells to compare."""
-    for option in reversed(
-        (
-            click.option(*OPERATOR, type=OperatorName(), required=True, metavar="NAME", help="Operator to compare."),
-            click.option(
-                *BACKEND[:2],
-                "backends",
-                type=BackendName(),
-                multiple=True,
-                metavar="NAME",
-                help="Compare this backend; may be repeated. Default: every backend.",
-            ),
-            click.option(
-                *SHAPE[:2],
-                "shapes",
-                multiple=True,
-                metavar="TEXT",
-                help="Compare this shape; may be repeated. Default: the operator's default suite.",
-            ),
-            click.option(
-                "--suite",
-                "suites",
-                multiple=True,
-                metavar="NAME",
-                help="Compare the shapes of this suite; may be repeated.",
-            ),
-            click.option(
-                *DTYPE[:2],
-                "dtypes",
-                multiple=True,
-                metavar="NAME",
-                help=f"Compare this dtype; may be repeated. {DTYPE_DEFAULT}",
-            ),
-            mode_option,
-            device_option,
-            plugins_option,
-        )
-    ):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class AbOptions:
+    """How `ab` measures: the options of the sides, the decision and the timing."""
+
+    setup: str | None
+    base_python: str | None
+    head_python: str | None
+    budget: float
+    min_effect: float | None
+    alpha: float
+    only_changed: bool
+    cudagraph: bool
+    idle: float | None
+    input_seed: int
+    timeout: float
+    records: Path | None
 
 
 @click.command()
 @click.argument("base", type=CommitName(words=False))
 @click.argument("head", type=CommitName(words=False))
-@cell_options
-@setup_option
-@click.option("--base-python", metavar="FILE", help="Measure base with this interpreter, for example another torch.")
-@click.option("--head-python", metavar="FILE", help="Measure head with this interpreter.")
-@cell_budget_option
-@min_effect_same_option
-@alpha_option
-@click.option("--only-changed", is_flag=True, help="Do not time cells whose compiled kernels did not change.")
-@click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph.")
-@click.option(
-    "--idle", type=Duration(most=60), help="Rest this long before a burst. Default: 0.3s on a GPU, 0 on a CPU."
+@cell_choice("Compare", "the operator's default suite", required=True)
+@collected(
+    AbOptions,
+    "how",
+    setup_option,
+    click.option("--base-python", metavar="FILE", help="Measure base with this interpreter."),
+    click.option("--head-python", metavar="FILE", help="Measure head with this interpreter."),
+    cell_budget_option,
+    min_effect_same_option,
+    alpha_option,
+    click.option("--only-changed", is_flag=True, help="Do not time cells whose compiled kernels did not change."),
+    click.option("--cudagraph", is_flag=True, help="Time replays of a captured CUDA graph."),
+    click.option(
+        "--idle", type=Duration(most=60), help="Rest this long before a burst. Default: 0.3s on a GPU, 0 on a CPU."
+    ),
+    click.option("--input-seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
+    click.option(
+        "--timeout",
+        type=Duration(least=1, most=1e6),
+        default="300s",
+        show_default=True,
+        help="Fail a side that does not answer within this time. A number without a unit is in seconds.",
+    ),
+    comparisons_option,
 )
-@click.option(
-    "--samples",
-    type=click.IntRange(1, 1000),
-    help="Number of timed calls in a burst. Default: 10, or 30 below 50 us on a GPU.",
-)
-@click.option(
-    "--rest",
-    type=click.Choice(["auto", "burst", "block"]),
-    default="auto",
-    show_default=True,
-    help="Rest before each burst, or once per block; auto: choose by the length of a burst.",
-)
-@burst_seed_option
-@click.option("--input-seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP)
-@click.option(
-    "--timeout",
-    type=Duration(least=1, most=1e6),
-    default="300s",
-    show_default=True,
-    help="Fail a side that does not answer within this time. A number without a unit is in seconds.",
-)
-@comparisons_option
 @output_formats
 @click.pass_context
-def ab(context: click.Context, base: str, head: str, form: Format | None, **options: Any) -> None:
+def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: AbOptions, form: Format) -> None:
     """Measure BASE and HEAD alternately on one device until it is clear whether they differ.
 
     BASE and HEAD are commits or folders. A commit is checked out into a temporary folder; a folder is measured as it
@@ -165,34 +127,32 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **opti
     from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code
     from groupbench.tracker.ab.named_sides import open_sides
 
-    signal.signal(signal.SIGTERM, _interrupt)  # so that worktrees are removed
+    signal.signal(signal.SIGTERM, interrupt)  # so that worktrees are removed
     project = this_project(context)
-    options["plugins"] = project.plugins(options["plugins"])
-    _check_records(options["records"])
+    choice = replace(choice, plugins=project.plugins(choice.plugins))
+    check_records(how.records)
     with (
         open_sides(
             base,
             head,
             repo=project.folder,
-            recipe=recipe_of(context, options["setup"]),
-            base_python=options["base_python"],
-            head_python=options["head_python"],
+            recipe=recipe_of(context, how.setup),
+            base_python=how.base_python,
+            head_python=how.head_python,
         ) as (first, second),
         Bench(
             first,
             second,
-            budget_s=options["budget"],
-            min_effect=options["min_effect"],
-            alpha=options["alpha"],
-            timeout_s=options["timeout"],
-            seed=options["seed"],
-            only_changed=options["only_changed"],
-            rest=options["rest"],
-            records=options["records"],
+            budget_s=how.budget,
+            min_effect=how.min_effect,
+            alpha=how.alpha,
+            timeout_s=how.timeout,
+            only_changed=how.only_changed,
+            records=how.records,
             progress=progress_line(),
         ) as bench,
     ):
-        cells = _cells(bench, options)
+        cells = _cells(bench, choice, how)
         try:
             for cell in cells:
                 bench.compare(cell)
@@ -205,32 +165,29 @@ def ab(context: click.Context, base: str, head: str, form: Format | None, **opti
     context.exit(exit_code(bench.results))
 
 
-def _cells(bench: Any, options: dict[str, Any]) -> list[AbCell]:
+def _cells(bench: Bench, choice: CellChoice, how: AbOptions) -> list[AbCell]:
     """Return the cells to compare, after announcing how many there are and how long they may take."""
-    from dataclasses import replace
-
-    names = ("operator", "backends", "shapes", "suites", "dtypes", "mode", "plugins")
-    cells, notes = bench.cells(options["device"], **{name: options[name] for name in names})
+    cells, notes = bench.cells(
+        choice.device,
+        operator=choice.operator,
+        backends=choice.backends,
+        shapes=choice.shapes,
+        suites=choice.suites,
+        dtypes=choice.dtypes,
+        mode=choice.mode,
+        plugins=choice.plugins,
+    )
     for line in left_out(notes):
         say(line)
     if not cells:
         return []
-    say(announced(len(cells), bench.device, options["budget"]))
-    return [
-        replace(
-            cell,
-            seed=options["input_seed"],
-            samples=options["samples"],
-            idle_s=options["idle"],
-            cudagraph=options["cudagraph"],
-        )
-        for cell in cells
-    ]
+    say(announced(len(cells), bench.device, how.budget))
+    return [replace(cell, seed=how.input_seed, idle_s=how.idle, cudagraph=how.cudagraph) for cell in cells]
 
 
-def announced(cells: int, device: str, budget_s: float) -> str:
+def announced(cells: int, device: str | None, budget_s: float) -> str:
     """Return a line with the number of cells, the expected time if it is below the limit, and the limit."""
-    expected_s, most_s = EXPECTED_S[device] * cells, budget_s * cells
+    expected_s, most_s = EXPECTED_S[device or "cpu"] * cells, budget_s * cells
     estimate = f"about {duration(expected_s)}, " if expected_s < most_s else ""
     return f"{counted(cells, 'cell')} on {device}, {estimate}at most {duration(most_s)} of measuring"
 
@@ -251,7 +208,7 @@ def left_out(notes: list[str]) -> list[str]:
     return lines
 
 
-def _check_records(path: Path | None) -> None:
+def check_records(path: Path | None) -> None:
     if path is not None:
         try:
             with path.open("ab"):
@@ -260,7 +217,7 @@ def _check_records(path: Path | None) -> None:
             raise click.UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _show(results: list[AbResult], form: Format | None) -> None:
+def _show(results: list[AbResult], form: Format) -> None:
     from groupbench.tracker.ab.bench import as_json
     from groupbench.tracker.ab.result import footnotes
 
@@ -303,7 +260,3 @@ def progress_line() -> Callable[[str], None]:
     if sys.stderr.isatty():
         return lambda text: click.echo(f"\r\x1b[2K{printable(text)[:100]}", err=True, nl=False)
     return lambda text: say(text.removesuffix(": preparing")) if text.endswith(": preparing") else None
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt

@@ -1,14 +1,14 @@
-"""`groupbench alerts`, `ack`, `expect`, `accept-transition` and `close`: list alerts and change their state."""
+"""`groupbench alerts`: list alerts and change their state."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from groupbench.tracker.cli.here import person
 from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.facts.verdicts import ALERT_STATES
@@ -60,7 +60,7 @@ _EACH = (
 )
 @output_formats
 @click.pass_obj
-def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
+def list_alerts(db: str, everything: bool, each: bool, form: Format) -> None:
     """List open alerts, grouped by commit, operator and backend.
 
     `gate --update` opens and closes them. JSON and CSV have one entry per alert, with every event.
@@ -77,12 +77,12 @@ def alerts(db: str, everything: bool, each: bool, form: Format | None) -> None:
     elif each:
         write_table(_EACH, [alert.flat() for alert in rows], form)
         for alert in rows:
-            if form is not None or alert.repro is None:
+            if form != "table" or alert.repro is None:
                 continue
             click.echo(printable(f"reproduce {alert.pk}: {alert.repro}"))
     else:
         write_table(_GROUPS, _groups(rows), form)
-    if form is None and not rows:
+    if form == "table" and not rows:
         say("no alert" if everything else "no alert is open; --all lists closed alerts")
 
 
@@ -130,12 +130,6 @@ class _AlertId(click.IntRange):
 _ids = click.argument("ids", type=_AlertId(min=1), nargs=-1, required=True, metavar="ID...")
 
 
-def _who(command: F) -> F:
-    return click.option(
-        "--who", metavar="NAME", help="Person to record with the change. Default: git's user, or the login name."
-    )(command)
-
-
 def _not_blank(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
     if text is not None and not text.strip():
         raise click.BadParameter("it must not be blank, since it is recorded with the change")
@@ -150,9 +144,8 @@ def _reason(help: str, required: bool = False) -> Callable[[F], F]:
 @click.argument("ids", type=_AlertId(min=1), nargs=-1, metavar="[ID...]")
 @click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
 @_reason("Why the alerts are acknowledged, or the planned action. Required with ID.")
-@_who
 @click.pass_obj
-def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, who: str | None) -> None:
+def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None) -> None:
     """Mark alerts as known and being worked on. The gate still lists them, but fails only under --strict.
 
     With --improvements, accept improved levels: the gate judges by them from now on and no longer reports them.
@@ -162,28 +155,27 @@ def ack(db: str, ids: tuple[int, ...], improvements: bool, reason: str | None, w
     if bool(ids) == improvements:
         raise click.UsageError("give the IDs of alerts, or --improvements")
     if improvements:
-        _change(db, lambda session: _improvements(session, _person(who), reason))
+        _change(db, lambda session: _improvements(session, reason))
         return
     if reason is None:
         raise click.UsageError("missing --reason TEXT: the gate passes from now on, so record why")
-    _change(db, lambda session: alert_moves.acknowledge(session, ids, _person(who), reason, _now()))
+    _change(db, lambda session: alert_moves.acknowledge(session, ids, person(), reason, _now()))
 
 
-def _improvements(session: Any, who: str, reason: str | None) -> list[AlertRow]:
+def _improvements(session: Any, reason: str | None) -> list[AlertRow]:
     from groupbench.tracker.judge import alert_moves, gate
     from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.tools import git
 
     judged = gate.judge_run(session, find_run(session, None), first_parents=git.first_parents)
-    return alert_moves.accept_improvements(session, judged, who, reason, _now())
+    return alert_moves.accept_improvements(session, judged, person(), reason, _now())
 
 
 @click.command("accept-transition")
 @click.argument("run", required=False, type=RunId())
 @_reason("Why the new levels are right. Default: a list of the changes.")
-@_who
 @click.pass_obj
-def accept_transition(db: str, run: str | None, reason: str | None, who: str | None) -> None:
+def accept_transition(db: str, run: str | None, reason: str | None) -> None:
     """Accept the new level of every series of RUN that changed when its toolchain or machine changed.
 
     RUN is the start of a run's id. Default: the newest run.
@@ -200,7 +192,7 @@ def accept_transition(db: str, run: str | None, reason: str | None, who: str | N
         from groupbench.tracker.tools import git
 
         judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
-        accepted = alert_moves.accept_transition(session, judged, _person(who), reason, _now())
+        accepted = alert_moves.accept_transition(session, judged, person(), reason, _now())
         if not accepted:
             raise QueryError(
                 f"nothing to accept: no series of run {judged.run.id[:12]} changed with its toolchain or machine"
@@ -218,9 +210,8 @@ def accept_transition(db: str, run: str | None, reason: str | None, who: str | N
     help='Make the alert "new" again on this date, after this time (30d), or at this commit.',
 )
 @_reason("Why the new level is right.", required=True)
-@_who
 @click.pass_obj
-def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: str | None) -> None:
+def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str) -> None:
     """Accept the new level of alerts: the gate judges by it from now on.
 
     With --until COMMIT, the alerts become "new" again when that commit or a later one is measured. A wrong result
@@ -228,7 +219,7 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: s
     """
     from groupbench.tracker.judge import alert_moves
 
-    _change(db, lambda session: alert_moves.expect(session, ids, until, _person(who), reason, _now()))
+    _change(db, lambda session: alert_moves.expect(session, ids, until, person(), reason, _now()))
 
 
 @click.command()
@@ -241,13 +232,12 @@ def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str, who: s
     help="fixed: the old level is back. invalid: the code is not the cause; accept the new level.",
 )
 @_reason("Why the alerts are closed.", required=True)
-@_who
 @click.pass_obj
-def close(db: str, ids: tuple[int, ...], state: str, reason: str, who: str | None) -> None:
+def close(db: str, ids: tuple[int, ...], state: str, reason: str) -> None:
     """Close alerts. An alert closed as fixed reopens if the gate sees the change again."""
     from groupbench.tracker.judge import alert_moves
 
-    _change(db, lambda session: alert_moves.close(session, ids, state, _person(who), reason, _now()))
+    _change(db, lambda session: alert_moves.close(session, ids, state, person(), reason, _now()))
 
 
 def _change(db: str, change: Callable[[Any], list[AlertRow]]) -> None:
@@ -262,9 +252,3 @@ def _change(db: str, change: Callable[[Any], list[AlertRow]]) -> None:
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _person(name: str | None) -> str:
-    from groupbench.tracker.tools.git import user
-
-    return name or user() or os.environ.get("USER") or "unknown"

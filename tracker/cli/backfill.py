@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import program_of, recipe_of
-from groupbench.tracker.cli.night import Places, here, interrupt, run_command
+from groupbench.tracker.cli.here import interrupt, program_of, recipe_of
+from groupbench.tracker.cli.night import Places, here, run_command
 from groupbench.tracker.cli.options import WAIT, plan_device_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from groupbench.tracker.cli.options import (
     OPERATOR,
     SHAPE,
     Percent,
+    collected,
     device_option,
     min_effect_option,
     plugins_option,
@@ -33,9 +35,9 @@ from groupbench.tracker.tools.completion import BackendName, CommitName, Operato
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
-    from groupbench.tracker.bisect.hunt import History
+    from groupbench.tracker.bisect.hunt import BisectResult, History
     from groupbench.tracker.bisect.log import Header
-    from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
+    from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Trace
 
 COLUMNS = (
     Column("commit", "hash"),
@@ -52,79 +54,123 @@ COLUMNS = (
 _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 
 
+@dataclass(frozen=True)
+class BisectCell:
+    """The cell to measure: a stored series, or a cell by name."""
+
+    series: str | None
+    operator: str | None
+    backend: str | None
+    shape: str | None
+    dtype: str | None
+    mode: str | None
+    seed: int | None
+    device: str
+    plugins: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class BisectOptions:
+    """What `bisect` looks for, where, and how it compares two commits."""
+
+    metric: str
+    direction: str
+    all_: bool
+    repo: Path | None
+    paths: tuple[str, ...]
+    setup: str | None
+    python: str | None
+    min_effect: float | None
+    budget: float | None
+    only_changed: bool
+    confidence: float
+    package: str | None
+
+
 @click.command()
 @click.argument("good", required=False, type=CommitName(words=False))
 @click.argument("bad", required=False, type=CommitName(words=False))
-@click.option(
-    "--series",
-    metavar="ID",
-    help="Series to measure: its number in `groupbench series`, or the id of one of its points.",
+@collected(
+    BisectCell,
+    "cell",
+    click.option(
+        "--series",
+        metavar="ID",
+        help="Series to measure: its number in `groupbench list series`, or the id of one of its points.",
+    ),
+    click.option(*OPERATOR, type=OperatorName(), metavar="NAME", help="Operator to measure, if --series is not given."),
+    click.option(*BACKEND, type=BackendName(), metavar="NAME", help="Backend to measure."),
+    click.option(
+        *SHAPE,
+        metavar="TEXT",
+        help="Shape to measure, as `groupbench list series` prints it or `tritonbench --shapes` takes it.",
+    ),
+    click.option(*DTYPE, metavar="NAME", help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}"),
+    click.option("--mode", metavar="NAME", help=f"{MODE_HELP} Default: fwd."),
+    click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help=f"{SEED_HELP} Default: 0."),
+    device_option,
+    plugins_option,
 )
-@click.option(*OPERATOR, type=OperatorName(), metavar="NAME", help="Operator to measure, if --series is not given.")
-@click.option(*BACKEND, type=BackendName(), metavar="NAME", help="Backend to measure.")
-@click.option(
-    *SHAPE,
-    metavar="TEXT",
-    help="Shape to measure, as `groupbench series` prints it or `tritonbench --shapes` takes it.",
+@collected(
+    BisectOptions,
+    "how",
+    click.option(
+        "--metric",
+        type=click.Choice(SEARCHED),
+        default="latency",
+        show_default=True,
+        help="Find a change of this metric.",
+    ),
+    click.option(
+        "--direction",
+        type=click.Choice(["worse", "better", "either"]),
+        default="worse",
+        show_default=True,
+        help="Look for a regression, an improvement, or either.",
+    ),
+    click.option(
+        "--all",
+        "all_",
+        is_flag=True,
+        help="Search for further causes if the first one explains only part of the change. Default: only if the "
+        "unexplained part may be larger.",
+    ),
+    click.option(
+        "--repo",
+        type=click.Path(path_type=Path),
+        help="Repository to search. Default: the one of groupbench.toml, or this folder's.",
+    ),
+    click.option(
+        "--paths",
+        multiple=True,
+        metavar="PATH",
+        help="Skip commits that do not change these paths; may be repeated. Default: kernels and operators in "
+        "groupbench's own repository, else all paths.",
+    ),
+    setup_option,
+    click.option("--python", metavar="EXE", help="Measure with this interpreter. Default: this one."),
+    min_effect_option,
+    click.option(
+        "--budget",
+        type=Duration(least=1, most=86_400),
+        help="Stop measuring one comparison after this time, without its preparation. A number without a unit is in "
+        "seconds. Default: 120s.",
+    ),
+    click.option("--only-changed", is_flag=True, help="Do not time commits whose compiled kernels did not change."),
+    click.option(
+        "--confidence",
+        type=Percent(),
+        default="95",
+        show_default=True,
+        metavar="PERCENT",
+        help="Name a commit once the probability that it is the cause reaches this, in percent.",
+    ),
+    click.option(
+        "--package",
+        metavar="NAME==FIRST..LAST",
+        help="Search the releases of a package instead of commits: triton==3.6.0..3.8.0.",
+    ),
 )
-@click.option(*DTYPE, metavar="NAME", help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}")
-@click.option("--mode", metavar="NAME", help=f"{MODE_HELP} Default: fwd.")
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help=f"{SEED_HELP} Default: 0.")
-@device_option
-@plugins_option
-@click.option(
-    "--metric",
-    type=click.Choice(SEARCHED),
-    default="latency",
-    show_default=True,
-    help="Find a change of this metric.",
-)
-@click.option(
-    "--direction",
-    type=click.Choice(["worse", "better", "either"]),
-    default="worse",
-    show_default=True,
-    help="Look for a regression, an improvement, or either.",
-)
-@click.option(
-    "--all",
-    "all_",
-    is_flag=True,
-    help="Search for further causes if the first one explains only part of the change. Default: only if the "
-    "unexplained part may be larger.",
-)
-@click.option(
-    "--repo",
-    type=click.Path(path_type=Path),
-    help="Repository to search. Default: the one of groupbench.toml, or this folder's.",
-)
-@click.option(
-    "--paths",
-    multiple=True,
-    metavar="PATH",
-    help="Skip commits that do not change these paths; may be repeated. Default: kernels and operators in "
-    "groupbench's own repository, else all paths.",
-)
-@setup_option
-@click.option("--python", metavar="EXE", help="Measure with this interpreter. Default: this one.")
-@min_effect_option
-@click.option(
-    "--budget",
-    type=Duration(least=1, most=86_400),
-    help="Stop measuring one comparison after this time, without its preparation. A number without a unit is in "
-    "seconds. Default: 120s.",
-)
-@click.option("--only-changed", is_flag=True, help="Do not time commits whose compiled kernels did not change.")
-@click.option(
-    "--confidence",
-    type=Percent(),
-    default="95",
-    show_default=True,
-    metavar="PERCENT",
-    help="Name a commit once the probability that it is the cause reaches this, in percent.",
-)
-@click.option("--package", metavar="NAME==FIRST..LAST",
-              help="Search the releases of a package instead of commits: triton==3.6.0..3.8.0.")  # fmt: skip
 @click.option(
     "--log",
     "log_file",
@@ -138,11 +184,11 @@ def bisect(
     context: click.Context,
     good: str | None,
     bad: str | None,
-    form: Format | None,
+    cell: BisectCell,
+    how: BisectOptions,
     log_file: Path | None,
     resume: bool,
-    repo: Path | None,
-    **options: Any,
+    form: Format,
 ) -> None:
     """Find the commit between GOOD and BAD that made a kernel slower or less accurate.
 
@@ -177,21 +223,10 @@ def bisect(
     from groupbench.tracker.bisect.hunt import hunt
     from groupbench.tracker.bisect.search import Trace
 
-    options["plugins"] = this_project(context).plugins(options["plugins"])
-    repository = bisect_git.folder_of(repo or this_project(context).folder)
-    folder = bisect_git.log_folder(repository)
-    if options["package"] and (good is not None or options["python"]):
-        raise click.UsageError("--package searches releases: omit GOOD, BAD and --python", context)
-    if options["package"]:
-        good = bad = "HEAD"
-    if good is not None and bad is not None:
-        header = _header(context, repository, good, bad, options)
-        path = log_file or folder / f"bisect-{header.identity}.jsonl"
-    elif resume and good is None:
-        path = log_file or bisect_log.newest(folder)
-        header = bisect_log.read_header(path)
-    else:
-        raise click.UsageError("give GOOD and BAD, --package, or --resume", context)
+    project = this_project(context)
+    cell = replace(cell, plugins=project.plugins(cell.plugins))
+    repository = bisect_git.folder_of(how.repo or project.folder)
+    header, path = _search_of(context, repository, good, bad, cell, how, log_file, resume)
     if header.package is None:
         history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
     else:
@@ -220,36 +255,62 @@ def bisect(
     context.exit(report.exit_code(result))
 
 
-def _header(context: click.Context, repository: Path, good: str, bad: str, options: dict[str, Any]) -> Header:
+def _search_of(
+    context: click.Context,
+    repository: Path,
+    good: str | None,
+    bad: str | None,
+    cell: BisectCell,
+    how: BisectOptions,
+    log_file: Path | None,
+    resume: bool,
+) -> tuple[Header, Path]:
+    """Return the search and the file of its log: a new search, or the one to continue. Raises UsageError."""
+    from groupbench.tracker.bisect import history as bisect_git
+    from groupbench.tracker.bisect import log as bisect_log
+
+    folder = bisect_git.log_folder(repository)
+    if how.package and (good is not None or how.python):
+        raise click.UsageError("--package searches releases: omit GOOD, BAD and --python", context)
+    if how.package:
+        good = bad = "HEAD"
+    if good is not None and bad is not None:
+        header = _header(context, repository, good, bad, cell, how)
+        return header, log_file or folder / f"bisect-{header.identity}.jsonl"
+    if resume and good is None:
+        path = log_file or bisect_log.newest(folder)
+        return bisect_log.read_header(path), path
+    raise click.UsageError("give GOOD and BAD, --package, or --resume", context)
+
+
+def _header(
+    context: click.Context, repository: Path, good: str, bad: str, cell: BisectCell, how: BisectOptions
+) -> Header:
     """Return the description of the search, with every default filled in. Its log refuses any other search."""
     from groupbench.tracker.bisect import history as bisect_git
     from groupbench.tracker.bisect.log import Header
 
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
-    if first == last and not options["package"]:
+    if first == last and not how.package:
         raise click.UsageError(f"GOOD and BAD are one commit, {first[:10]}; give two", context)
-    cell = _cell_of_series(context, options) if options["series"] else _cell_of_options(context, options)
-    paths = options["paths"] or bisect_git.relevant_paths(repository, last, options["plugins"])
-    bench = {name: options[name] for name in ("min_effect", "budget", "python", "only_changed") if options[name]}
-    bench |= {
-        name: list(value) if isinstance(value, tuple) else value
-        for name, value in asdict(recipe_of(context, options["setup"])).items()
-        if value
-    }
-    package, releases = _releases(context, options["package"])
+    named = _cell_of_options(context, cell) if cell.series is None else _cell_of_series(context, cell, cell.series)
+    paths = how.paths or bisect_git.relevant_paths(repository, last, cell.plugins)
+    settings = {name: getattr(how, name) for name in ("min_effect", "budget", "python", "only_changed")}
+    settings |= asdict(recipe_of(context, how.setup))
+    package, releases = _releases(context, how.package)
     return Header(
         repository=str(repository),
         good=first,
         bad=last,
-        cell={**cell, "device": options["device"], "plugins": list(options["plugins"])},
-        metric=options["metric"],
-        direction=options["direction"],
-        all=options["all_"],
-        confidence=options["confidence"],
+        cell={**named, "device": cell.device, "plugins": list(cell.plugins)},
+        metric=how.metric,
+        direction=how.direction,
+        all=how.all_,
+        confidence=how.confidence,
         paths=tuple(paths),
         package=package,
         releases=releases,
-        bench=bench,
+        bench={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items() if value},
     )
 
 
@@ -266,7 +327,7 @@ def _releases(context: click.Context, text: str | None) -> tuple[str | None, tup
     return package, tuple(releases(package, first, last))
 
 
-def _cell_of_series(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
+def _cell_of_series(context: click.Context, cell: BisectCell, series: str) -> dict[str, Any]:
     """Return the cell of a stored series: `12` is its number, and `12.3` the id of one of its points.
 
     Raises UsageError, QueryError.
@@ -276,23 +337,23 @@ def _cell_of_series(context: click.Context, options: dict[str, Any]) -> dict[str
     from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.series import find_series
 
-    conflicting = [name for name in _CELL if options[name] is not None]
+    conflicting = [name for name in _CELL if getattr(cell, name) is not None]
     if conflicting:
         raise click.UsageError(f"--series selects the cell; it cannot be combined with --{conflicting[0]}", context)
-    number = options["series"].partition(".")[0]
+    number = series.partition(".")[0]
     with reading(context.obj) as session:
         matches = [row for row in find_series(session, Filter()) if str(row.pk) == number]
     if not matches:
-        raise QueryError(f"no series {options['series']!r}; `groupbench series` lists them by number")
+        raise QueryError(f"no series {series!r}; `groupbench list series` prints them with their numbers")
     return {name: getattr(matches[0], name) for name in _CELL} | timing_of(matches[0].protocol)
 
 
-def _cell_of_options(context: click.Context, options: dict[str, Any]) -> dict[str, Any]:
-    missing = [name for name in ("operator", "backend", "shape") if not options[name]]
+def _cell_of_options(context: click.Context, cell: BisectCell) -> dict[str, Any]:
+    missing = [name for name in ("operator", "backend", "shape") if not getattr(cell, name)]
     if missing:
         raise click.UsageError(f"nothing to measure: give --series, or --{' and --'.join(missing)}", context)
-    cell = {name: options[name] for name in _CELL if options[name] is not None}
-    return {"mode": "fwd", "seed": 0, **cell}
+    named = {name: value for name in _CELL if (value := getattr(cell, name)) is not None}
+    return {"mode": "fwd", "seed": 0, **named}
 
 
 def _plan(history: History, header: Header, path: Path) -> str:
@@ -310,7 +371,7 @@ def cell_text(cell: dict[str, Any]) -> str:
     return " ".join(str(cell[name]) for name in ("operator", "backend", "mode", "dtype", "shape") if cell.get(name))
 
 
-def _write(form: Format | None, header: Header, result: Any, history: History, trace: Any, path: Path) -> None:
+def _write(form: Format, header: Header, result: BisectResult, history: History, trace: Trace, path: Path) -> None:
     from groupbench.tracker.bisect import report
 
     text = list(report.lines(result, history, trace, header.metric, cell_text(header.cell)))
@@ -318,13 +379,16 @@ def _write(form: Format | None, header: Header, result: Any, history: History, t
         write_json({**report.as_data(result, history, trace, header.metric, header.cell), "log": str(path)})
     elif form in ("csv", "md"):
         say(text[0])
-        rows = [
-            {**culprit, **commit, "note": culprit["note"] or ""}
-            for culprit in (report.culprit_data(each, history) for each in result.culprits)
-            for commit in culprit["commits"]
-        ]
-        write_table(COLUMNS, rows, form)
+        write_table(COLUMNS, list(_rows(result, history)), form)
         write_notes(report.unchecked(trace), form)
     else:
         for line in text:
             click.echo(line[: len(line) - len(line.lstrip())] + printable(line))
+
+
+def _rows(result: BisectResult, history: History) -> Iterator[dict[str, Any]]:
+    from groupbench.tracker.bisect import report
+
+    for culprit in (report.culprit_data(each, history) for each in result.culprits):
+        for commit in culprit["commits"]:
+            yield {**culprit, **commit, "note": culprit["note"] or ""}

@@ -8,13 +8,8 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.cli.options import (
-    CELL_BUDGET,
-    alpha_option,
-    burst_seed_option,
-    comparisons_option,
-    device_option,
-)
+from groupbench.tracker.cli.here import interrupt
+from groupbench.tracker.cli.options import CELL_BUDGET, alpha_option, comparisons_option, device_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted, milliseconds, percent
@@ -55,7 +50,6 @@ COLUMNS = (
     help=CELL_BUDGET,
 )
 @alpha_option
-@burst_seed_option
 @comparisons_option
 @output_formats
 @click.pass_context
@@ -65,9 +59,8 @@ def calibrate(
     duration_s: float,
     budget: float,
     alpha: float,
-    seed: int,
     records: Path | None,
-    form: Format | None,
+    form: Format,
 ) -> None:
     """Measure this machine's noise floor with A/A comparisons.
 
@@ -94,12 +87,12 @@ def calibrate(
     from groupbench.tracker.ab import calibrate as calibration
     from groupbench.tracker.ab.bench import AbSide, Bench
     from groupbench.tracker.ab.result import footnotes
-    from groupbench.tracker.cli.ab import _check_records, _interrupt, progress_line
+    from groupbench.tracker.cli.ab import check_records, progress_line
 
-    signal.signal(signal.SIGTERM, _interrupt)
-    _check_records(records)
+    signal.signal(signal.SIGTERM, interrupt)
+    check_records(records)
     same = AbSide("this groupbench")
-    with Bench(same, same, budget_s=budget, alpha=alpha, seed=seed, records=records, progress=progress_line()) as bench:
+    with Bench(same, same, budget_s=budget, alpha=alpha, records=records, progress=progress_line()) as bench:
         running_on = bench.start(device)
         cells = calibration.cells(running_on)
         say(f"{counted(len(cells), 'cell')} on {running_on}, at least {duration_s / 60:g} min")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import min_effect_option, reading, series_filters
+from groupbench.tracker.cli.options import CELL_FILTERS, filters, min_effect_option, reading
 from groupbench.tracker.cli.output import (
     CELL,
     HOST,
@@ -23,6 +23,7 @@ from groupbench.tracker.cli.output import (
 )
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.verdicts import Verdict
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import interval, milliseconds, p_value, printable, ratio
 from groupbench.tracker.tools.completion import CommitName
 
@@ -63,7 +64,7 @@ CHANGED = (*WORSE, Verdict.IMPROVED)
     type=click.Choice([str(Verdict.REGRESSED.value)]),
     help="Exit with code 1 if a series regressed or is wrong.",
 )
-@series_filters
+@filters(*CELL_FILTERS)
 @min_effect_option
 @output_formats
 @click.pass_context
@@ -74,9 +75,9 @@ def compare(
     force: bool,
     only_changed: bool,
     fail_on: str | None,
+    where: Filter,
     min_effect: float | None,
-    form: Format | None,
-    **fields: Any,
+    form: Format,
 ) -> None:
     """Compare two commits, runs or files, series by series.
 
@@ -96,11 +97,10 @@ def compare(
     """
     from groupbench.tracker.compare import sides
     from groupbench.tracker.compare.comparison import compare as compare_sides
-    from groupbench.tracker.query.filters import Filter
 
     files = sides.is_file(a) and sides.is_file(b)
     with nullcontext(None) if files else reading(context.obj) as session:
-        result = compare_sides(session, a, b, force=force, min_effect=min_effect, where=Filter(**fields))
+        result = compare_sides(session, a, b, force=force, min_effect=min_effect, where=where)
     rows = [pair.flat() for pair in result.pairs if not only_changed or pair.verdict in CHANGED]
     counts = ", ".join(f"{n} {verdict}" for verdict, n in result.counts.items())
     head = f"A {printable(str(result.a))}  B {printable(str(result.b))}: {counts}"

@@ -31,7 +31,7 @@ ALL = (
 @click.command()
 @output_formats
 @click.pass_context
-def doctor(context: click.Context, form: Format | None) -> None:
+def doctor(context: click.Context, form: Format) -> None:
     """Check this machine and suggest improvements for measuring on it, with a command for each.
 
     Checks the GPUs (clocks, power, other processes, throttling), whether torch, triton and helion work together, the
@@ -46,7 +46,7 @@ def doctor(context: click.Context, form: Format | None) -> None:
     checkup = examine(context.obj)
     if form == "json":
         write_json(checkup.flat())
-    elif form is not None:
+    elif form != "table":
         write_table(ALL, [asdict(check) for check in checkup.findings], form)
     else:
         _write(checkup)
@@ -65,7 +65,7 @@ def _write(checkup: Checkup) -> None:
         for finding in findings:
             _write_finding(finding)
     click.echo()
-    write_table(FACTS, [asdict(finding) for finding in checkup.findings], None)
+    write_table(FACTS, [asdict(finding) for finding in checkup.findings], "table")
 
 
 def _summary(checkup: Checkup) -> str:

@@ -1,13 +1,12 @@
-"""`groupbench envs`: list the environments of the results and how they differ."""
+"""`groupbench list envs`: list the environments of the results and how they differ."""
 
 from __future__ import annotations
 
-from datetime import datetime
-
 import click
 
-from groupbench.tracker.cli.options import commit_filters, reading
+from groupbench.tracker.cli.options import HARDWARE_FILTER, RUN_FILTERS, filters, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import date
 
 COLUMNS = (
@@ -29,20 +28,10 @@ COLUMNS = (
 
 @click.command()
 @click.argument("pair", nargs=-1, metavar="[A B]")
-@click.option(
-    "--hardware", multiple=True, metavar="NAME", help="Include only this GPU or CPU model; * and ? are wildcards."
-)
-@commit_filters
+@filters(HARDWARE_FILTER, *RUN_FILTERS)
 @output_formats
 @click.pass_obj
-def envs(
-    db: str,
-    pair: tuple[str, ...],
-    since: datetime | None,
-    until: datetime | None,
-    form: Format | None,
-    **fields: tuple[str, ...],
-) -> None:
+def envs(db: str, pair: tuple[str, ...], where: Filter, form: Format) -> None:
     """List the environments, or the differences between A and B.
 
     A and B are the starts of environment ids. A change of any declared field makes a new environment. `compare`
@@ -50,7 +39,6 @@ def envs(
     """
     from groupbench.tracker.facts.environment import declared
     from groupbench.tracker.query import listing
-    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.rows import EnvironmentSummary
 
     if len(pair) not in (0, 2):
@@ -60,7 +48,7 @@ def envs(
             a, b = (declared(listing.find_environment(session, text).facts) for text in pair)
             _compare(a, b, form)
             return
-        matches = listing.environments(session, Filter(**fields, since=since, until=until))
+        matches = listing.environments(session, where)
     if not matches:
         say("no environments match")
     rows = [environment.flat() for environment in matches]
@@ -71,7 +59,7 @@ def envs(
     write_table([c for c in COLUMNS if c.key not in rare or any(row[c.key] for row in rows)], rows, form)
 
 
-def _compare(a: dict[str, str | None], b: dict[str, str | None], form: Format | None) -> None:
+def _compare(a: dict[str, str | None], b: dict[str, str | None], form: Format) -> None:
     rows = [{"fact": name, "a": a.get(name), "b": b.get(name)} for name in {**a, **b} if a.get(name) != b.get(name)]
     if not rows:
         say("the environments are equal")

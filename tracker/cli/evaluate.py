@@ -2,95 +2,66 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
 
 from groupbench.tracker.cli.ab import progress_line
 from groupbench.tracker.cli.here import this_project
-from groupbench.tracker.cli.options import (
-    BACKEND,
-    CELL_BUDGET,
-    DTYPE,
-    MIN_EFFECT_SAME,
-    OPERATOR,
-    SHAPE,
-    Percent,
-    device_option,
-    mode_option,
-)
-from groupbench.tracker.cli.output import write_json
-from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT
+from groupbench.tracker.cli.options import CELL_BUDGET, MIN_EFFECT_SAME, CellChoice, Percent, cell_choice, collected
+from groupbench.tracker.cli.output import Format, output_format, write_json
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import counted, milliseconds, printable
-from groupbench.tracker.tools.completion import BackendName, OperatorName
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.evaluate import Evaluation
 
 
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """How long `evaluate` measures a cell, and what counts as a change."""
+
+    budget: float
+    min_effect: float
+    timeout: float
+
+
 @click.command()
 @click.argument("candidate")
 @click.option("--against", metavar="NAME", help="Backend to compare with. Default: the operator's baseline.")
-@click.option(
-    *OPERATOR, type=OperatorName(), metavar="NAME", help="Evaluate only the candidate's backends of this operator."
+@cell_choice("Evaluate only", "the operator's first shape", required=False)
+@collected(
+    EvaluateOptions,
+    "how",
+    click.option("--budget", type=Duration(least=1, most=86_400), default="15s", show_default=True, help=CELL_BUDGET),
+    click.option(
+        "--min-effect", type=Percent(), default="1", metavar="PERCENT", show_default=True, help=MIN_EFFECT_SAME
+    ),
+    click.option(
+        "--timeout",
+        type=Duration(least=1, most=1e6),
+        default="120s",
+        show_default=True,
+        help="Fail a cell that does not answer within this time, such as while it is prepared. A number without a unit "
+        "is in seconds.",
+    ),
 )
-@click.option(
-    *BACKEND[:2],
-    "backends",
-    type=BackendName(),
-    multiple=True,
-    metavar="NAME",
-    help="Evaluate only this backend of the candidate; may be repeated.",
-)
-@click.option(*SHAPE[:2], "shapes", multiple=True, metavar="TEXT", help="Measure this shape; may be repeated.")
-@click.option(
-    "--suite", "suites", multiple=True, metavar="NAME", help="Measure the shapes of this suite; may be repeated."
-)
-@click.option(
-    *DTYPE[:2], "dtypes", multiple=True, metavar="NAME", help=f"Measure this dtype; may be repeated. {DTYPE_DEFAULT}"
-)
-@mode_option
-@device_option
-@click.option(
-    "--plugin",
-    "plugins",
-    multiple=True,
-    metavar="MODULE|FILE.py",
-    help="Load operators and backends from this plugin, which is trusted; may be repeated.",
-)
-@click.option(
-    "--budget",
-    type=Duration(least=1, most=86_400),
-    default="15s",
-    show_default=True,
-    help=CELL_BUDGET,
-)
-@click.option(
-    "--min-effect",
-    type=Percent(),
-    default="1",
-    metavar="PERCENT",
-    show_default=True,
-    help=MIN_EFFECT_SAME,
-)
-@click.option(
-    "--timeout",
-    type=Duration(least=1, most=1e6),
-    default="120s",
-    show_default=True,
-    help="Fail a cell that does not answer within this time, such as while it is prepared. A number without a unit is "
-    "in seconds.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@output_format("table", "json")
 @click.pass_context
-def evaluate(context: click.Context, candidate: str, as_json: bool, **options: Any) -> None:
+def evaluate(
+    context: click.Context,
+    candidate: str,
+    against: str | None,
+    choice: CellChoice,
+    how: EvaluateOptions,
+    form: Format,
+) -> None:
     """Check whether CANDIDATE, a Python file with a backend, is correct, honest and faster than the baseline.
 
     CANDIDATE may try to cheat: processes that do not import it judge its results, and its times are checked against
-    the limits of the device. It is not sandboxed and runs with your permissions. Without --shape and --suite, only the
-    operator's first shape is measured.
+    the limits of the device. It is not sandboxed and runs with your permissions. Plugins of --plugin are trusted.
 
     \b
     Exit codes:
@@ -103,15 +74,24 @@ def evaluate(context: click.Context, candidate: str, as_json: bool, **options: A
 
     project = this_project(context)
     with Evaluator(
-        project.placed_plugins(options.pop("plugins")),
-        device=options.pop("device"),
-        budget_s=options.pop("budget"),
-        min_effect=options.pop("min_effect"),
-        timeout_s=options.pop("timeout"),
+        project.placed_plugins(choice.plugins),
+        device=choice.device,
+        budget_s=how.budget,
+        min_effect=how.min_effect,
+        timeout_s=how.timeout,
         progress=progress_line(),
     ) as evaluator:
-        evaluations = evaluator.evaluate(candidate, **options)
-    if as_json:
+        evaluations = evaluator.evaluate(
+            candidate,
+            operator=choice.operator,
+            backends=choice.backends,
+            against=against,
+            shapes=choice.shapes,
+            suites=choice.suites,
+            dtypes=choice.dtypes,
+            mode=choice.mode,
+        )
+    if form == "json":
         write_json(evaluations)
     else:
         click.echo("\n\n".join("\n".join(map(printable, lines_of(each))) for each in evaluations))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import reading, series_filters
+from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_table
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import printable, signed_change
 from groupbench.tracker.tools.completion import BackendName, CommitName
 
@@ -30,7 +32,7 @@ OPERATIONS = 8
 @click.command()
 @click.argument("a", type=CommitName())
 @click.argument("b", required=False, type=CommitName())
-@series_filters
+@filters(*CELL_FILTERS)
 @click.option(
     "--against", type=BackendName(), metavar="BACKEND", help="Compare with this backend in B, or in A if B is omitted."
 )
@@ -46,11 +48,11 @@ def explain(
     context: click.Context,
     a: str,
     b: str | None,
+    where: Filter,
     against: str | None,
     folder: Path | None,
     lines: int,
-    form: Format | None,
-    **fields: Any,
+    form: Format,
 ) -> None:
     """Explain how the kernels of A and B differ: show configs, static facts and code next to each other.
 
@@ -69,18 +71,16 @@ def explain(
     from groupbench.tracker.compare.explanation import explain as explain_sides
     from groupbench.tracker.compare.sides import find_side, find_sides, narrowed_side
     from groupbench.tracker.facts.kernel_files import KernelFolder
-    from groupbench.tracker.query.filters import Filter
 
     if b is None and against is None:
         raise click.UsageError("give B, or a backend with --against")
-    before = Filter(**fields)
-    after = before if against is None else Filter(**{**fields, "backend": (against,)})
+    after = where if against is None else replace(where, backend=(against,))
     with reading(context.obj) as session:
         if b is None or against is not None:
             old, new = find_side(session, a), find_side(session, b or a)
         else:
             old, new = find_sides(session, a, b)
-        sides = narrowed_side(old, before), narrowed_side(new, after)
+        sides = narrowed_side(old, where), narrowed_side(new, after)
         explanation = explain_sides(session, *sides, against)
     kernels = KernelFolder(folder or kernel_folder())
     if form == "json":
@@ -103,14 +103,14 @@ def kernel_folder() -> Path:
     return next_to_records if next_to_records.is_dir() else Path(FOLDER)
 
 
-def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Format | None) -> None:
+def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Format) -> None:
     from groupbench.tracker.compare.explanation import source_changes
 
     for group in explanation.groups[:GROUPS]:
         click.echo(printable(f"{group.text} ({group.effect})"))
         _write_source(source_changes(group, kernels))
     if len(explanation.groups) > GROUPS:
-        click.echo(f"and {len(explanation.groups) - GROUPS} more groups; --json lists all")
+        click.echo(f"and {len(explanation.groups) - GROUPS} more groups; --format json lists all")
     click.echo(printable(explanation.head))
     if explanation.environment:
         click.echo(printable(f"environment: {'; '.join(explanation.environment)}"))
@@ -119,7 +119,7 @@ def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Fo
     for pair in explanation.profiles[:GROUPS]:
         _write_profiles(pair, form)
     if len(explanation.profiles) > GROUPS:
-        click.echo(f"and {len(explanation.profiles) - GROUPS} more profiles; --json lists all")
+        click.echo(f"and {len(explanation.profiles) - GROUPS} more profiles; --format json lists all")
 
 
 def _write_source(changes: Sequence[str]) -> None:
@@ -130,7 +130,7 @@ def _write_source(changes: Sequence[str]) -> None:
         click.echo(f"and {len(changes) - SOURCE_LINES} more changed lines, in the diff below")
 
 
-def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Format | None) -> None:
+def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Format) -> None:
     from groupbench.tracker.compare.explanation import diffs, side_by_side
 
     columns = [
@@ -159,7 +159,7 @@ def _write_group(group: CellGroup, kernels: KernelFolder, lines: int, form: Form
                 click.echo(f"  ... {len(diff.lines) - lines} more lines; --lines {len(diff.lines)} shows all")
 
 
-def _write_profiles(pair: ProfilePair, form: Format | None) -> None:
+def _write_profiles(pair: ProfilePair, form: Format) -> None:
     click.echo(printable(f"\n{pair.text}"))
     columns = [
         Column("metric", "metric"),

@@ -1,9 +1,8 @@
-"""`groupbench export`: write every stored point, as a backup or for other programs."""
+"""`groupbench db export`: write every stored point, as a backup or for other programs."""
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -30,18 +29,13 @@ _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "
     type=click.Choice(FORMATS),
     help="Format to write. Default: by the ending of FILE, jsonl for `-`.",
 )
-@click.option(
-    "--csv-safe",
-    is_flag=True,
-    help="Write CSV that is safe in a spreadsheet: text that looks like a formula gets an apostrophe.",
-)
 @click.pass_obj
-def export(db: str, file: str, form: str | None, csv_safe: bool) -> None:
+def export(db: str, file: str, form: str | None) -> None:
     """Write every point to FILE; `-` is stdout.
 
     \b
     jsonl    the records as measured, with samples as float32; `ingest` reads them back
-    csv      one line per point, without samples
+    csv      one line per point, without samples; text that looks like a formula gets an apostrophe
     parquet  one row per point, with samples; needs pyarrow
     v3       the format of PyTorch's benchmark dashboard
 
@@ -51,12 +45,10 @@ def export(db: str, file: str, form: str | None, csv_safe: bool) -> None:
     from groupbench.tracker.text.files import whole_file
 
     ending = "jsonl" if file == "-" else None
-    form = form or ("csv" if csv_safe else _SUFFIXES.get(Path(file).suffix.lower(), ending))
+    form = form or _SUFFIXES.get(Path(file).suffix.lower(), ending)
     if form is None:
         raise click.UsageError(f"{file}: the ending names no format; give --format {'|'.join(FORMATS)}")
-    if csv_safe and form != "csv":
-        raise click.UsageError(f"--csv-safe applies to CSV, not to {form}")
-    write = _writer(form, csv_safe)
+    write = _writer(form)
     with reading(db) as session:
         if file == "-":
             write(session, sys.stdout.buffer)
@@ -66,13 +58,13 @@ def export(db: str, file: str, form: str | None, csv_safe: bool) -> None:
     say(printable(f"{file}: {counted(count, 'point')}"))
 
 
-def _writer(form: str, csv_safe: bool) -> Callable[[Session, IO[bytes]], int]:
+def _writer(form: str) -> Callable[[Session, IO[bytes]], int]:
     from groupbench.tracker.formats import write_table, write_v3
     from groupbench.tracker.store import records
 
     writers: dict[str, Callable[[Session, IO[bytes]], int]] = {
         "jsonl": records.write_jsonl,
-        "csv": partial(write_table.write_csv, safe=csv_safe),
+        "csv": write_table.write_csv,
         "parquet": write_table.write_parquet,
         "v3": write_v3.write_v3,
     }

@@ -5,14 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from groupbench.tracker.cli.options import reading, series_filters
+from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
 from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import milliseconds, no_such
 from groupbench.tracker.tools.completion import RunId
 
@@ -41,10 +42,10 @@ COLUMNS = (
     metavar="NAME",
     help="Include only the products of one layer of a public model, such as qwen3_30b_prefill or dsv3_decode.",
 )
-@series_filters
+@filters(*CELL_FILTERS)
 @output_formats
 @click.pass_context
-def gains(context: click.Context, run_id: str | None, layer: str | None, form: Format | None, **fields: Any) -> None:
+def gains(context: click.Context, run_id: str | None, layer: str | None, where: Filter, form: Format) -> None:
     """List the problems of a run by the time that an optimal kernel would save per call, largest first.
 
     The speed of light of a problem is the latency of an optimal kernel. It moves the problem's bytes and computes its
@@ -72,7 +73,7 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, form: F
     products = _products(layer) if layer is not None else ()
     with reading(context.obj) as session:
         points = points_of_run(session, find_run(session, run_id))
-        gains_found = find(_selected(points, None if layer is None else products, fields))
+        gains_found = find(_selected(points, None if layer is None else products, where))
     rows = [gain.flat() for gain in gains_found]
     if form == "json":
         write_json(rows)
@@ -87,17 +88,16 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, form: F
     context.exit(ExitCode.OK if rows and not missing else ExitCode.INCOMPLETE)
 
 
-def _selected(points: list[PointRow], products: tuple[str, ...] | None, fields: dict[str, Any]) -> list[PointRow]:
+def _selected(points: list[PointRow], products: tuple[str, ...] | None, where: Filter) -> list[PointRow]:
     """Return the points that pass the filters.
 
     With `products` of a layer, return only theirs: forward ones of `grouped_gemm`, unless the filters name others.
     """
-    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.series import narrowed
 
-    series = narrowed([point.series for point in points], Filter(**fields), exact=True)
+    series = narrowed([point.series for point in points], where, exact=True)
     if products is not None:
-        modes, operators = fields["mode"] or ("fwd",), fields["operator"] or ("grouped_gemm",)
+        modes, operators = where.mode or ("fwd",), where.operator or ("grouped_gemm",)
         series = [row for row in series if row.shape in products and row.mode in modes and row.operator in operators]
     wanted = {row.sort_key for row in series}
     return [point for point in points if point.series.sort_key in wanted]

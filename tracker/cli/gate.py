@@ -103,7 +103,7 @@ def gate(
     update: bool,
     outputs: tuple[str, ...],
     always: bool,
-    form: Format | None,
+    form: Format,
 ) -> None:
     """Judge the newest run; the exit code is the verdict.
 
@@ -174,7 +174,7 @@ def _result(session: Session, judged: Gate, strict: bool, updated: Updated | Non
     return result.gather(session, judged, strict=strict, updated=updated, place=place, root=source.checkout(Path.cwd()))
 
 
-def _write(judged: Gate, form: Format | None, program: list[str]) -> None:
+def _write(judged: Gate, form: Format, program: list[str]) -> None:
     from groupbench.tracker.judge.verdicts import Judged
 
     if form == "json":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -50,6 +51,18 @@ def program_of(context: click.Context) -> list[str]:
         has_password = "://" in database and urlsplit(database).password is not None
         words += [] if has_password else ["--db", database]  # the output may be a public log
     return words
+
+
+def person() -> str:
+    """Return the name to record with a change: GIT_AUTHOR_NAME, git's user, or the login name."""
+    from groupbench.tracker.tools.git import user
+
+    return os.environ.get("GIT_AUTHOR_NAME") or user() or os.environ.get("USER") or "unknown"
+
+
+def interrupt(number: int, frame: object) -> None:
+    """Handle SIGTERM, which CI sends to end a job, as an interrupt."""
+    raise KeyboardInterrupt
 
 
 def is_step_of_another(context: click.Context) -> bool:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime
 from typing import Any
 
 import click
 
-from groupbench.tracker.cli.options import commit_filters, limit_option, reading, series_filters
+from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, filters, limit_option, reading
 from groupbench.tracker.cli.output import (
     APART,
     CELL,
@@ -22,6 +21,7 @@ from groupbench.tracker.cli.output import (
     write_table,
 )
 from groupbench.tracker.facts.metrics import METRICS
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import (
     commit_text,
     date,
@@ -95,8 +95,7 @@ class Metrics(click.ParamType[tuple[str, ...]]):
 
 
 @click.command()
-@series_filters
-@commit_filters
+@filters(*CELL_FILTERS, *RUN_FILTERS)
 @click.option("--all", "all_branches", is_flag=True, help="Show the results of every branch.")
 @click.option(
     "--baseline", type=BackendName(), metavar="BACKEND", help="Show the speed-up over this backend in the same run."
@@ -115,16 +114,14 @@ class Metrics(click.ParamType[tuple[str, ...]]):
 @click.pass_obj
 def history(
     db: str,
-    since: datetime | None,
-    until: datetime | None,
+    where: Filter,
     all_branches: bool,
     baseline: str | None,
     metrics: tuple[str, ...] | None,
     ids: bool,
     limit: int | None,
     plot: str | None,
-    form: Format | None,
-    **fields: tuple[str, ...],
+    form: Format,
 ) -> None:
     """Show how each series changed from commit to commit.
 
@@ -134,7 +131,6 @@ def history(
     they have no Δ, tflops or speed-up.
     """
     from groupbench.tracker.query import history as histories
-    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.rows import HistoryRow
     from groupbench.tracker.tools import git
 
@@ -145,7 +141,6 @@ def history(
 
         check(plot, form)
     with reading(db) as session:
-        where = Filter(**fields, since=since, until=until)
         lines = histories.history(
             session,
             where,

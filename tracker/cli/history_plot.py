@@ -26,10 +26,10 @@ def drawn(name: str) -> tuple[str, str]:
     return name, METRICS[name].unit or name
 
 
-def check(plot: str, form: str | None) -> None:
+def check(plot: str, form: str) -> None:
     """Check, before the database is read, that a plot can be made. Raises UsageError."""
-    if form is not None:
-        raise click.UsageError(f"--plot and --{form} cannot be combined")
+    if form != "table":
+        raise click.UsageError(f"--plot and --format {form} cannot be combined")
     try:
         plots.check(plot)
     except plots.DrawError as error:

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
-from groupbench.tracker.cli.options import reading, series_filters
-from groupbench.tracker.cli.output import say, write_json
+from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
+from groupbench.tracker.cli.output import Format, output_format, say, write_json
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.query.filters import Filter
 
 
 @click.command()
 @click.argument("words", nargs=-1, required=True, metavar="WHAT...")
-@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@output_format("md", "json")
 @click.option(
     "--output",
     "-o",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Write the page to this file. Default: stdout.",
 )
-@series_filters
+@filters(*CELL_FILTERS)
 @click.pass_context
-def league(context: click.Context, words: tuple[str, ...], as_json: bool, output: Path | None, **fields: Any) -> None:
+def league(context: click.Context, words: tuple[str, ...], form: Format, output: Path | None, where: Filter) -> None:
     """Rank the backends in a Markdown page, with their accuracy, memory, routing and versions.
 
     The page lists every problem, so it also shows where a backend is slower than others.
@@ -39,7 +38,6 @@ def league(context: click.Context, words: tuple[str, ...], as_json: bool, output
     from groupbench.tracker.compare.league import league as tables_of
     from groupbench.tracker.facts.errors import OutputError
     from groupbench.tracker.outputs.league_page import page
-    from groupbench.tracker.query.filters import Filter
     from groupbench.tracker.query.lines import every_line
     from groupbench.tracker.text.files import whole_file
 
@@ -49,8 +47,8 @@ def league(context: click.Context, words: tuple[str, ...], as_json: bool, output
         # The runs of a file have no place in the database.
         stored = session is not None and all(side.state is not None for side in given)
         line = every_line(session) if session is not None and stored else None
-    tables = tables_of([point for side in given for point in side.points], Filter(**fields), line)
-    if as_json:
+    tables = tables_of([point for side in given for point in side.points], where, line)
+    if form == "json":
         rows = [(table.title, len(table.matches), [*map(asdict, table.standings)]) for table in tables]
         write_json([dict(zip(("title", "problems", "standings"), row, strict=True)) for row in rows])
     elif output is None:
@@ -60,5 +58,5 @@ def league(context: click.Context, words: tuple[str, ...], as_json: bool, output
             file.write(page(tables).encode())
         say(f"wrote {output}")
     if not tables:
-        print("nothing to compare: no problem has two backends on one GPU at one commit", file=sys.stderr)
+        say("nothing to compare: no problem has two backends on one GPU at one commit")
         context.exit(ExitCode.INCOMPARABLE)

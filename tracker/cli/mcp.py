@@ -32,7 +32,7 @@ class NotInstalled(TrackerError):
 def ask(arguments: Sequence[str], db: str | None = None) -> dict[str, Any]:
     """Run a command; return its JSON as `answer`, its exit code with its meaning, and its messages."""
     first, *others = arguments
-    command = [sys.executable, "-m", "groupbench.tracker", *options(db=db), first, "--json", *others]
+    command = [sys.executable, "-m", "groupbench.tracker", *options(db=db), first, "--format=json", *others]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     try:
         output: Any = json.loads(done.stdout)

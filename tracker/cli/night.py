@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.here import this_project
+from groupbench.tracker.cli.here import interrupt, this_project
 from groupbench.tracker.cli.options import WAIT, plan_device_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import TrackerError
@@ -175,11 +175,6 @@ def _seconds(variable: str, option: float | None, field: Any) -> float:
         return in_seconds(os.environ.get(variable) or field)
     except ValueError as error:
         raise click.UsageError(f"{variable}: {error}") from error
-
-
-def interrupt(number: int, frame: Any) -> None:
-    """Handle SIGTERM, which CI sends to end a job, as an interrupt."""
-    raise KeyboardInterrupt
 
 
 def run_command(context: click.Context, database: str, name: str, *arguments: str) -> int:

@@ -1,9 +1,11 @@
-"""Options that commands share: filters, dates and percentages; and how a command opens the database."""
+"""Options that commands share, as data classes; dates and percentages; and how a command opens the database."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from groupbench.tracker.facts import vocabulary
-from groupbench.tracker.facts.vocabulary import DEVICE_HELP, DEVICES, MODE_HELP, PLUGIN_HELP
+from groupbench.tracker.facts.vocabulary import DEVICE_HELP, DEVICES, DTYPE_DEFAULT, MODE_HELP, PLUGIN_HELP
+from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.tools.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.tools.parameters import Duration
 
@@ -24,14 +27,6 @@ OPERATOR = (*vocabulary.OPERATOR, "operator")
 BACKEND = (*vocabulary.BACKEND, "backend")
 SHAPE = (*vocabulary.SHAPE, "shape")
 DTYPE = (*vocabulary.DTYPE, "dtype")
-
-_COMPLETED: dict[tuple[str, ...], click.ParamType] = {
-    OPERATOR: OperatorName(),
-    BACKEND: BackendName(),
-    ("--commit",): CommitName(),
-    ("--commits",): CommitName(span=True),
-}
-"""Filters whose values the shell completes, by their flags."""
 
 
 @contextmanager
@@ -108,7 +103,7 @@ plan_device_option = click.option(
     type=click.Choice(DEVICES),
     help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
 )
-plugins_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE.NAME", help=PLUGIN_HELP)
+plugins_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE|FILE.py", help=PLUGIN_HELP)
 setup_option = click.option(
     "--setup", metavar="COMMAND", help="Run this command, such as a build, in each checkout before measuring."
 )
@@ -129,9 +124,6 @@ alpha_option = click.option(
     show_default=True,
     help="False-positive rate per comparison (A/A).",
 )
-burst_seed_option = click.option(
-    "--seed", type=click.IntRange(0, 2**62), default=0, show_default=True, help="Seed for the order of the bursts."
-)
 comparisons_option = click.option(
     "--records",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -140,52 +132,125 @@ comparisons_option = click.option(
 mode_option = click.option("--mode", default="fwd", show_default=True, help=MODE_HELP)
 
 
-def series_filters(command: F) -> F:
-    """Add the options that select series. Each may be repeated."""
-    options = (
-        (OPERATOR, "NAME", "Include only this operator."),
-        (BACKEND, "NAME", "Include only this backend."),
-        (("--mode",), "NAME", "Include only this mode: fwd, bwd or fwd_bwd."),
-        (DTYPE, "NAME", "Include only this dtype."),
-        (
-            SHAPE,
-            "TEXT",
-            "Include only this shape: its name (* and ? are wildcards), its numbers, or sizes as in --where.",
-        ),
-        (("--where",), "SIZES", "Include only shapes that match all these sizes, such as M>=4096,N=4096,G=8..64."),
-        (("--host",), "NAME", "Include only results of this host: builtin, tritonbench or an imported benchmark."),
-        (("--protocol",), "NAME", "Include only results of this timing protocol, as `series` lists it."),
-        (("--hardware",), "NAME", "Include only this GPU or CPU model; * and ? are wildcards."),
-    )
-    return _repeatable(options, command)
+def collected(kind: type[Any], name: str, *options: Callable[[F], F]) -> Callable[[F], F]:
+    """Return a decorator that adds options to a command, and passes their values as one argument.
+
+    Args:
+        kind: Data class of the argument. Each option has the name of a field; the other fields keep their defaults.
+        name: Name of the argument.
+        options: The options, in the order of the help.
+    """
+    known = {field.name for field in fields(kind)}
+
+    def add(command: F) -> F:
+        @functools.wraps(command)
+        def wrapped(*args: Any, **values: Any) -> Any:
+            mine = {key: values.pop(key) for key in known & names}
+            return command(*args, **values, **{name: kind(**mine)})
+
+        function: Any = wrapped
+        earlier = len(getattr(function, "__click_params__", ()))
+        for option in reversed(options):
+            function = option(function)
+        names = {param.name for param in function.__click_params__[earlier:]}
+        return function
+
+    return add
 
 
-def commit_filters(command: F) -> F:
-    """Add the options that select runs by commit and date."""
-    command = click.option(
-        "--until", type=When(end=True), metavar="DATE|AGO", help="Include only runs started on or before this date."
-    )(command)
-    command = click.option(
+def _filter(flags: tuple[str, ...], text: str, metavar: str = "NAME", type: click.ParamType[Any] | None = None) -> Any:
+    return click.option(*flags, type=type, multiple=True, metavar=metavar, help=text)
+
+
+HARDWARE_FILTER = _filter(("--hardware",), "Include only this GPU or CPU model; * and ? are wildcards.")
+CELL_FILTERS = (
+    _filter(OPERATOR, "Include only this operator.", type=OperatorName()),
+    _filter(BACKEND, "Include only this backend.", type=BackendName()),
+    _filter(("--mode",), "Include only this mode: fwd, bwd or fwd_bwd."),
+    _filter(DTYPE, "Include only this dtype."),
+    _filter(
+        SHAPE,
+        "Include only this shape: its name (* and ? are wildcards), its numbers, or sizes as in --where.",
+        "TEXT",
+    ),
+    _filter(("--where",), "Include only shapes that match all these sizes, such as M>=4096,N=4096,G=8..64.", "SIZES"),
+    _filter(("--host",), "Include only results of this host: builtin, tritonbench or an imported benchmark."),
+    _filter(("--protocol",), "Include only results of this timing protocol, as `list series` prints it."),
+    HARDWARE_FILTER,
+)
+"""Options that select series."""
+
+RUN_FILTERS = (
+    _filter(("--branch",), "Include only commits measured on this branch."),
+    _filter(
+        ("--commit",), "Include only this commit: a hash prefix, branch, tag, latest or previous.", type=CommitName()
+    ),
+    _filter(
+        ("--commits",),
+        "Include only commits after A up to and including B; either end may be omitted.",
+        "A..B",
+        CommitName(span=True),
+    ),
+    click.option(
         "--since",
         type=When(),
         metavar="DATE|AGO",
         help="Include only runs started on or after this date, such as 2026-01-31, or within this time, such as 7d.",
-    )(command)
-    options = (
-        (("--branch",), "NAME", "Include only commits measured on this branch."),
-        (("--commit",), "NAME", "Include only this commit: a hash prefix, branch, tag, latest or previous."),
-        (("--commits",), "A..B", "Include only commits after A up to and including B; either end may be omitted."),
+    ),
+    click.option(
+        "--until", type=When(end=True), metavar="DATE|AGO", help="Include only runs started on or before this date."
+    ),
+)
+"""Options that select runs by commit and date."""
+
+
+def filters(*options: Callable[[F], F]) -> Callable[[F], F]:
+    """Add filter options to a command, and pass them as the argument `where`, a Filter."""
+    return collected(Filter, "where", *options)
+
+
+@dataclass(frozen=True)
+class CellChoice:
+    """The cells to measure, for commands that measure several."""
+
+    operator: str
+    backends: tuple[str, ...]
+    shapes: tuple[str, ...]
+    suites: tuple[str, ...]
+    dtypes: tuple[str, ...]
+    mode: str
+    device: str
+    plugins: tuple[str, ...]
+
+
+def cell_choice(verb: str, of: str, required: bool) -> Callable[[F], F]:
+    """Add the options that choose cells, and pass them as the argument `choice`, a CellChoice.
+
+    Args:
+        verb: What the command does with a cell, for the help.
+        of: What is chosen without --shape and --suite.
+        required: Whether --operator is required.
+    """
+
+    def several(flags: tuple[str, ...], noun: str, default: str, **settings: Any) -> Any:
+        text = f"{verb} this {noun}; may be repeated.{default}"
+        return click.option(*flags, multiple=True, help=text, **({"metavar": "NAME"} | settings))
+
+    return collected(
+        CellChoice,
+        "choice",
+        click.option(*OPERATOR, type=OperatorName(), required=required, metavar="NAME", help=f"{verb} this operator."),
+        several((*BACKEND[:2], "backends"), "backend", " Default: all.", type=BackendName()),
+        several((*SHAPE[:2], "shapes"), "shape", f" Default: {of}.", metavar="TEXT"),
+        several(("--suite", "suites"), "suite of shapes", ""),
+        several((*DTYPE[:2], "dtypes"), "dtype", f" {DTYPE_DEFAULT}"),
+        mode_option,
+        device_option,
+        plugins_option,
     )
-    return _repeatable(options, command)
 
 
 def limit_option(text: str, default: int | None = None) -> Callable[[F], F]:
     return click.option(
         "--limit", type=click.IntRange(min=1), default=default, show_default=default is not None, metavar="N", help=text
     )
-
-
-def _repeatable(options: tuple[tuple[tuple[str, ...], str, str], ...], command: F) -> F:
-    for flags, metavar, text in reversed(options):
-        command = click.option(*flags, type=_COMPLETED.get(flags), multiple=True, metavar=metavar, help=text)(command)
-    return command

@@ -16,7 +16,7 @@ from groupbench.tracker.facts.verdicts import Tone, Verdict
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
 from groupbench.tracker.text.wording import INTERPRETED, milliseconds, printable
 
-Format = Literal["text", "json", "csv", "md"]
+Format = Literal["table", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 _LONGEST = 44
@@ -71,36 +71,14 @@ def plain(keys: Sequence[str]) -> list[Column]:
     return [Column(key, key) for key in keys]
 
 
-def output_formats(command: F) -> F:
-    """Add `--json`, `--csv` and `--md`, which set the command's parameter `form`. Giving two is a UsageError."""
-    for name, text in (("md", "Markdown"), ("csv", "CSV"), ("json", "JSON")):
-        command = click.option(
-            f"--{name}", f"as_{name}", is_flag=True, expose_value=False, callback=_take_format, help=f"Write {text}."
-        )(command)
+def output_format(*forms: Format) -> Callable[[F], F]:
+    """Add `--format`, with the first of `forms` as the default; its argument is `form`."""
     return click.option(
-        "--csv-safe",
-        is_flag=True,
-        expose_value=False,
-        callback=_take_safe,
-        help="Write CSV that is safe in a spreadsheet: text that looks like a formula gets an apostrophe.",
-    )(command)
+        "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="Format of the output."
+    )
 
 
-def _take_safe(context: click.Context, option: click.Parameter, value: bool) -> None:
-    if value and context.params.get("form") != "csv":
-        _take_format(context, click.Option(["--csv", "as_csv"]), True)
-    context.meta[_SAFE] = value
-
-
-_SAFE = f"{__name__}.csv_safe"
-
-
-def _take_format(context: click.Context, option: click.Parameter, value: bool) -> None:
-    form, name = context.params.setdefault("form", None), (option.name or "").removeprefix("as_")
-    if value and form is not None:
-        raise click.UsageError(f"--{form} and --{name} cannot be combined")
-    if value:
-        context.params["form"] = name
+output_formats = output_format("table", "json", "csv", "md")
 
 
 def write_json(value: Any) -> None:
@@ -109,8 +87,8 @@ def write_json(value: Any) -> None:
     click.echo(json_for(sys.stdout, msgspec.json.format(msgspec.json.encode(value), indent=2)))
 
 
-def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form: Format | None) -> None:
-    """Write rows to stdout in the given format; None is text."""
+def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form: Format) -> None:
+    """Write rows to stdout in the given format."""
     columns = [
         replace(column, header=printable(column.header))  # of `sql`, it may be the name of any column
         for column in columns
@@ -128,7 +106,7 @@ def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form:
         click.echo(_plain(columns, rows))
 
 
-def write_notes(lines: Sequence[str], form: Format | None) -> None:
+def write_notes(lines: Sequence[str], form: Format) -> None:
     """Write lines below a table; to stderr if it is CSV, which ends with its rows."""
     for line in lines:
         click.echo(f"\n{_escaped(printable(line))}" if form == "md" else printable(line), err=form == "csv")
@@ -195,13 +173,12 @@ def _shared(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> tuple[
 
 
 def _csv(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
+    """Return a table as CSV that is safe in a spreadsheet: text that looks like a formula gets an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    context = click.get_current_context(silent=True)
-    quoted: Callable[[Any], Any] = formula_safe if context and context.meta.get(_SAFE) else lambda value: value
-    writer.writerow(cell_for(sys.stdout, quoted(column.key)) for column in columns)
+    writer.writerow(cell_for(sys.stdout, formula_safe(column.key)) for column in columns)
     for row in rows:
-        writer.writerow(cell_for(sys.stdout, quoted(_csv_value(row[column.key]))) for column in columns)
+        writer.writerow(cell_for(sys.stdout, formula_safe(_csv_value(row[column.key]))) for column in columns)
     return out.getvalue()
 
 

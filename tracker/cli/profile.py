@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from groupbench.tracker.cli.here import this_project
-from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, SHAPE, WAIT, mode_option
+from groupbench.tracker.cli.options import (
+    BACKEND,
+    DTYPE,
+    OPERATOR,
+    SHAPE,
+    WAIT,
+    collected,
+    mode_option,
+    plugins_option,
+)
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, PROFILERS, Metric
-from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, PLUGIN_HELP, SEED_HELP
+from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, SEED_HELP
 from groupbench.tracker.text.wording import counted, printable
 from groupbench.tracker.tools.completion import BackendName, OperatorName
 from groupbench.tracker.tools.parameters import Duration
@@ -26,58 +36,65 @@ STDERR = 2
 """The descriptor for the output of `tritonbench`, since standard output has the counters."""
 
 
+@dataclass(frozen=True)
+class ProfileOptions:
+    """The profiler, and the cells to profile."""
+
+    tool: str
+    operator: str
+    backends: tuple[str, ...]
+    shapes: tuple[str, ...]
+    dtype: str | None
+    mode: str
+    seed: int
+    plugins: tuple[str, ...]
+    timeout: float
+
+
 @click.command()
-@click.option(
-    "--with",
-    "tool",
-    type=click.Choice(PROFILERS),
-    default=PROFILERS[0],
-    show_default=True,
-    help="Profiler to use: ncu (Nsight Compute) has all counters, proton (part of Triton) only the time.",
+@collected(
+    ProfileOptions,
+    "what",
+    click.option(
+        "--with",
+        "tool",
+        type=click.Choice(PROFILERS),
+        default=PROFILERS[0],
+        show_default=True,
+        help="Profiler to use: ncu (Nsight Compute) has all counters, proton (part of Triton) only the time.",
+    ),
+    click.option(*OPERATOR, type=OperatorName(), metavar="NAME", required=True, help="Profile this operator."),
+    click.option(
+        *BACKEND[:2],
+        "backends",
+        type=BackendName(),
+        multiple=True,
+        metavar="NAME",
+        help="Profile only this backend; may be repeated.",
+    ),
+    click.option(
+        *SHAPE[:2],
+        "shapes",
+        multiple=True,
+        metavar="TEXT",
+        help="Profile this shape; may be repeated. Default: the operator's first shape.",
+    ),
+    click.option(*DTYPE, metavar="NAME", help=f"Profile this dtype. {DTYPE_DEFAULT}"),
+    mode_option,
+    click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
+    plugins_option,
+    click.option(
+        "--timeout",
+        type=Duration(least=0.1, most=1e6),
+        default="300s",
+        show_default=True,
+        help="Give up on a cell or its profile after this time. A number without a unit is in seconds.",
+    ),
 )
-@click.option(*OPERATOR, type=OperatorName(), metavar="NAME", required=True, help="Profile this operator.")
-@click.option(
-    *BACKEND[:2],
-    "backends",
-    type=BackendName(),
-    multiple=True,
-    metavar="NAME",
-    help="Profile only this backend; may be repeated.",
-)
-@click.option(
-    *SHAPE[:2],
-    "shapes",
-    multiple=True,
-    metavar="TEXT",
-    help="Profile this shape; may be repeated. Default: the operator's first shape.",
-)
-@click.option(*DTYPE, metavar="NAME", help=f"Profile this dtype. {DTYPE_DEFAULT}")
-@mode_option
-@click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP)
-@click.option(
-    "--plugin",
-    "plugins",
-    multiple=True,
-    metavar="MODULE.NAME|FILE.py",
-    help=PLUGIN_HELP,
-)
-@click.option(
-    "--timeout",
-    type=Duration(least=0.1, most=1e6),
-    default="300s",
-    show_default=True,
-    help="Give up on a cell or its profile after this time. A number without a unit is in seconds.",
-)
-@click.option(
-    "--wait",
-    type=Duration(most=6e5, was_minutes=True),
-    default="0s",
-    show_default=True,
-    help=WAIT,
-)
+@click.option("--wait", type=Duration(most=6e5, was_minutes=True), default="0s", show_default=True, help=WAIT)
 @output_formats
 @click.pass_context
-def profile(context: click.Context, tool: str, wait: float, form: Format | None, **options: Any) -> None:
+def profile(context: click.Context, what: ProfileOptions, wait: float, form: Format) -> None:
     """Profile one call on the GPU: count memory traffic, cache hits, tensor-core use and occupancy.
 
     First measures the cell as `tritonbench` does. Then runs one more call under the profiler, in a separate process. A
@@ -109,7 +126,7 @@ def profile(context: click.Context, tool: str, wait: float, form: Format | None,
     project = this_project(context)
     kernels = os.environ.get("GROUPBENCH_KERNELS") or str(kernel_folder().absolute())
     environment = add_to_path(project.python_path(), {**os.environ, "GROUPBENCH_KERNELS": kernels})
-    arguments = _arguments(tool, project.placed_plugins(options.pop("plugins")), **options)
+    arguments = _arguments(what, project.placed_plugins(what.plugins))
     with Scratch("records") as folder:
         file = folder / "profile.jsonl"
         code = measure([*arguments, "--records", str(file)], Path(), environment, stdout=STDERR)
@@ -119,35 +136,26 @@ def profile(context: click.Context, tool: str, wait: float, form: Format | None,
             records = [record for _, record in read(lines)]
         done = store(context.obj, str(file))
     click.echo(printable(f"stored: {counted(done.records, 'record')}: {done.summary}"), err=True)
-    _write(records, [metric for metric in METRICS.values() if metric.cost == tool], form)
+    _write(records, [metric for metric in METRICS.values() if metric.cost == what.tool], form)
     context.exit(code)
 
 
-def _arguments(
-    tool: str,
-    plugins: tuple[str, ...],
-    operator: str,
-    backends: tuple[str, ...],
-    shapes: tuple[str, ...],
-    dtype: str | None,
-    mode: str,
-    seed: int,
-    timeout: float,
-) -> list[str]:
+def _arguments(what: ProfileOptions, plugins: tuple[str, ...]) -> list[str]:
     """Return the arguments of `tritonbench`."""
-    arguments = ["--host", "builtin", "--op", operator, "--costs", f"memory,kernels,{tool}", "--trigger", "profile"]
-    arguments += ["--mode", mode, "--seed", str(seed), "--timeout", f"{timeout}s"]
-    arguments += ["--only", ",".join(backends)] if backends else []
-    arguments += ["--precision", dtype] if dtype else []
+    costs = f"memory,kernels,{what.tool}"
+    arguments = ["--host", "builtin", "--op", what.operator, "--costs", costs, "--trigger", "profile"]
+    arguments += ["--mode", what.mode, "--seed", str(what.seed), "--timeout", f"{what.timeout}s"]
+    arguments += ["--only", ",".join(what.backends)] if what.backends else []
+    arguments += ["--precision", what.dtype] if what.dtype else []
     arguments += [word for plugin in plugins for word in ("--plugin", plugin)]
-    return arguments + ([word for shape in shapes for word in ("--shapes", shape)] or ["--num-inputs", "1"])
+    return arguments + ([word for shape in what.shapes for word in ("--shapes", shape)] or ["--num-inputs", "1"])
 
 
-def _write(records: list[Record], counters: list[Metric], form: Format | None) -> None:
+def _write(records: list[Record], counters: list[Metric], form: Format) -> None:
     """Print a row for each cell: its latency, and its counters."""
     known = [metric for metric in counters if any(metric.name in record.metrics for record in records)]
     names = ("backend", "shape", "dtype", "mode", "status")
-    columns = [Column(name, name, varies=name in ("dtype", "mode", "status") and form is None) for name in names]
+    columns = [Column(name, name, varies=name in ("dtype", "mode", "status") and form == "table") for name in names]
     columns += [Column(m.title, m.name, _number, right=True) for m in (LATENCY, *known)]
     rows = [
         {name: getattr(record.cell, name, None) for name in names}

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
-from groupbench.tracker.cli.here import program_of, recipe_of
-from groupbench.tracker.cli.night import Places, here, interrupt
+from groupbench.tracker.cli.here import interrupt, program_of, recipe_of
+from groupbench.tracker.cli.night import Places, here
 from groupbench.tracker.cli.options import WAIT, cell_budget_option, min_effect_same_option, plan_device_option
 from groupbench.tracker.cli.output import say, write_notes, write_table
 from groupbench.tracker.facts.errors import OutputError

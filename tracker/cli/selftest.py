@@ -7,6 +7,7 @@ import sys
 
 import click
 
+from groupbench.tracker.cli.output import Format, output_format
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 
@@ -18,9 +19,9 @@ MODULE = "groupbench.operators.integrity"
 @click.option("--device", type=click.Choice(["auto", "cuda", "cpu"]), default="auto", show_default=True,
               help="Device to run the backends on.")  # fmt: skip
 @click.option("--cheats", "only", metavar="NAMES", help="Run only these cheats, joined by commas.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@output_format("table", "json")
 @click.pass_context
-def selftest(context: click.Context, integrity: bool, device: str, only: str | None, as_json: bool) -> None:
+def selftest(context: click.Context, integrity: bool, device: str, only: str | None, form: Format) -> None:
     """Check that this installation catches backends that cheat, and accepts honest ones.
 
     docs/explanation/integrity.md describes the cheats: cached, lazy or forged results, replaced clocks, and work that
@@ -33,7 +34,7 @@ def selftest(context: click.Context, integrity: bool, device: str, only: str | N
         raise click.UsageError("nothing to test: give --integrity", context)
     command = [sys.executable, "-m", MODULE, "--device", device]
     command += ["--only", only] if only else []
-    command += ["--json"] if as_json else []
+    command += ["--json"] if form == "json" else []
     try:
         code = subprocess.run(command).returncode
     except OSError as error:

@@ -57,7 +57,7 @@ _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 @click.argument("what", type=RunId(prefix="run:"), metavar="ID")
 @output_formats
 @click.pass_obj
-def show(db: str, what: str, form: Format | None) -> None:
+def show(db: str, what: str, form: Format) -> None:
     """Show everything stored about a point or a run.
 
     ID is a point's id as `history --ids` prints it (12.3), or run: and the start of a run's id (run:3f2a).
@@ -72,7 +72,7 @@ def show(db: str, what: str, form: Format | None) -> None:
             _point(find_point(session, what), form)
 
 
-def _run(session: Session, run: RunRow, form: Format | None) -> None:
+def _run(session: Session, run: RunRow, form: Format) -> None:
     from groupbench.tracker.facts.environment import declared
     from groupbench.tracker.query.points import points_of_run
     from groupbench.tracker.query.rows import PointRow
@@ -114,7 +114,7 @@ def _counts(points: list[PointRow]) -> dict[str, Any]:
     return {"cells": ", ".join(f"{number} {status}" for status, number in counts.items() if number)}
 
 
-def _point(detail: PointDetail, form: Format | None) -> None:
+def _point(detail: PointDetail, form: Format) -> None:
     point = detail.point
     facts = {key: value for key, value in _point_facts(detail).items() if value not in (None, [], {})}
     if form == "json":
@@ -249,7 +249,7 @@ def _histogram(detail: PointDetail) -> list[str]:
     return histogram(samples, blocks=knows_blocks(getattr(sys.stdout, "encoding", None)))
 
 
-def _write_facts(facts: dict[str, Any], form: Format | None) -> None:
+def _write_facts(facts: dict[str, Any], form: Format) -> None:
     texts = {name: _shown(name, value) for name, value in facts.items() if value is not None}
     if form == "md":
         write_table(_FACTS, [{"fact": name, "value": value} for name, value in texts.items()], form)

@@ -123,7 +123,7 @@ def find_stored(
         state = resolve_commit(session, word, lookup, read_line)
     except QueryError as error:
         if word in ("latest", "previous"):
-            raise QueryError(f"{error}; `run:ID` names a single run, `groupbench runs` lists them") from error
+            raise QueryError(f"{error}; `run:ID` names a single run, `groupbench list runs` lists them") from error
         if not filters.looks_like_date(word):
             raise
         return _of_run(run_at(session, filters.instant(word, end=True)))

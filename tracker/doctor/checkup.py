@@ -243,14 +243,14 @@ def _database(location: str) -> Check:
     try:
         revision = engine.revision_of(location)
     except StoreError as error:
-        return Check("storage", "database", shown, "broken", error.message, "groupbench verify")
+        return Check("storage", "database", shown, "broken", error.message, "groupbench db verify")
     if revision == engine.HEAD:
         return Check("storage", "database", f"{shown}: revision {revision}, the newest")
     if revision is None:
         return Check("storage", "database", f"{shown}: empty; `groupbench ingest FILE` creates its tables")
     if revision in engine.REVISIONS:
         why = f"written by an older groupbench; the next command migrates it to {engine.HEAD}, and copies a file first"
-        return Check("storage", "database", f"{shown}: revision {revision}", "better", why, "groupbench runs")
+        return Check("storage", "database", f"{shown}: revision {revision}", "better", why, "groupbench list runs")
     why = "written by a newer groupbench than this one"
     return Check("storage", "database", f"{shown}: revision {revision}", "broken", why, "git pull, and install again")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import IO, Any
@@ -66,12 +66,11 @@ _AMOUNTS = {name: place for place, (name, _) in enumerate(COLUMNS) if name in AM
 _BATCH = 5000
 
 
-def write_csv(session: Session, file: IO[bytes], *, safe: bool = False) -> int:
+def write_csv(session: Session, file: IO[bytes]) -> int:
     """Write one line per point, in the order of runs; return their number. An unknown value is empty.
 
-    safe  for spreadsheets: prefix texts that would be read as formulas with an apostrophe
+    Text that a spreadsheet would read as a formula gets an apostrophe.
     """
-    quoted: Callable[[Any], Any] = formula_safe if safe else lambda value: value
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text, lineterminator="\n")
     names = [metric.name for metric in carried()]
@@ -79,7 +78,7 @@ def write_csv(session: Session, file: IO[bytes], *, safe: bool = False) -> int:
     count = 0
     for *row, metrics in _rows(session, Point.metrics):
         cells = (*row, *_values(metrics, names))
-        writer.writerow([cell_for(file, _text(quoted(value))) for value in cells])
+        writer.writerow([cell_for(file, _text(formula_safe(value))) for value in cells])
         count += 1
     text.detach()
     return count

@@ -42,7 +42,7 @@ class Updated:
             for name, keys in (("opened", self.opened), ("reopened", self.reopened), ("fixed", self.fixed))
             if keys
         ]
-        advice = "; list them with `groupbench alerts`, then run `groupbench ack`, `expect` or `close`"
+        advice = "; list them with `groupbench alerts`, then run `groupbench alerts ack`, `expect` or `close`"
         return "alerts: " + (", ".join(parts) or "nothing new") + (advice if self.opened or self.reopened else "")
 
 

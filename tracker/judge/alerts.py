@@ -158,7 +158,7 @@ class AlertRow:
             return FIX if self.state in OPEN else None
         if self.state != "new":
             return None
-        return f"handle it with `groupbench ack {self.pk}` or `groupbench expect {self.pk}`"
+        return f"handle it with `groupbench alerts ack {self.pk}` or `groupbench alerts expect {self.pk}`"
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ FORMATS = {
     "comment": OutputFormat("Markdown for a pull request; `groupbench post` posts it", ("comment.md",)),
     "junit": OutputFormat("JUnit XML", ("gate.xml",)),
     "sarif": OutputFormat("SARIF 2.1.0", ("gate.sarif",)),
-    "json": OutputFormat("the verdict as --json", ("verdict.json",)),
+    "json": OutputFormat("the verdict as --format json", ("verdict.json",)),
     "badge": OutputFormat("a badge, .svg, or .json for shields.io", ("badge.svg", "badge.json")),
     "atom": OutputFormat("an Atom feed of alerts", ("alerts.atom",)),
     "webhook": OutputFormat("a message to Slack"),

@@ -62,7 +62,7 @@ class MarkdownPage:
         if self.left_out:
             self.add(
                 f"\n{self.left_out} lines were left out, the least severe ones, because this page is limited to "
-                f"{self.limit:,} bytes. `groupbench gate --json` prints all of them.\n"
+                f"{self.limit:,} bytes. `groupbench gate --format json` prints all of them.\n"
             )
         return "".join(self.parts)
 

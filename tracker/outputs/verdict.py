@@ -1,4 +1,4 @@
-"""The verdict as JSON, as `gate --json` prints it."""
+"""The verdict as JSON, as `gate --format json` prints it."""
 
 from __future__ import annotations
 

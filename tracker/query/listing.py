@@ -143,7 +143,7 @@ def find_environment(session: Session, text: str) -> EnvironmentRow:
     query = select(EnvironmentTable.identity).where(starts(EnvironmentTable.identity, text)).distinct().limit(6)
     identities = list(session.scalars(query)) if text else []
     if not identities:
-        raise QueryError(f"no environment {text!r}; `groupbench envs` lists them")
+        raise QueryError(f"no environment {text!r}; `groupbench list envs` lists them")
     if len(identities) > 1:
         raise QueryError(f"environment {text!r} is ambiguous: {some([identity[:12] for identity in identities])}")
     newest = select(func.max(EnvironmentTable.id)).where(EnvironmentTable.identity == identities[0])

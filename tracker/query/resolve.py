@@ -47,7 +47,7 @@ def find_run(session: Session, text: str | None = None) -> RunRow:
     exact = session.execute(query.where(Run.uuid == text)).first()
     rows = [exact] if exact else list(session.execute(query.where(starts(Run.uuid, text)).limit(6)))
     if not rows:
-        raise QueryError(f"no run {text!r}; `groupbench runs` lists them")
+        raise QueryError(f"no run {text!r}; `groupbench list runs` lists them")
     if len(rows) > 1:
         raise QueryError(f"run {text!r} is ambiguous: {some([row.id for row in rows])}")
     return run_row(rows[0])
@@ -74,7 +74,7 @@ def run_at(session: Session, when: datetime) -> RunRow:
     """Return the newest run started by a point in time. Raises QueryError."""
     row = session.execute(run_select().where(Run.started <= when).order_by(*NEWEST_FIRST).limit(1)).first()
     if row is None:
-        raise QueryError(f"no run at or before {when:%Y-%m-%d %H:%M} UTC; `groupbench runs` lists them")
+        raise QueryError(f"no run at or before {when:%Y-%m-%d %H:%M} UTC; `groupbench list runs` lists them")
     return run_row(row)
 
 
@@ -109,7 +109,7 @@ def resolve_commit(
         raise QueryError(f"commit {text!r} is ambiguous: {some([hash_[:12] for hash_ in hashes])}")
     trees = set(session.scalars(select(Run.dirty).join(Commit).where(Commit.hash == hashes[0])))
     if not trees:
-        raise QueryError(f"commit {hashes[0][:12]} has no run; `groupbench runs` lists the stored runs")
+        raise QueryError(f"commit {hashes[0][:12]} has no run; `groupbench list runs` lists the stored runs")
     dirty = text.endswith("+") or False not in trees
     if dirty not in trees:
         raise QueryError(f"commit {prefix!r} has no run with uncommitted changes; leave out the +")
@@ -142,10 +142,10 @@ def _newest_states(session: Session, read_line: ReadLine, branch: str | None = N
 def _looked_up(session: Session, text: str, name: str, lookup: Lookup | None) -> str:
     hash_ = lookup(name) if lookup else None
     if hash_ is None:
-        raise QueryError(f"no commit or branch {text!r}; `groupbench runs` lists the stored runs")
+        raise QueryError(f"no commit or branch {text!r}; `groupbench list runs` lists the stored runs")
     if session.scalar(select(Commit.id).where(Commit.hash == hash_)) is None:
         raise QueryError(
-            f"{text!r} is commit {hash_[:12]}, which has no stored run; `groupbench runs` lists those that do"
+            f"{text!r} is commit {hash_[:12]}, which has no stored run; `groupbench list runs` lists those that do"
         )
     return hash_
 

@@ -26,7 +26,7 @@ RowT = TypeVar("RowT", bound=Flat)
 
 
 class Rows(list[RowT]):
-    """A list of frozen dataclasses that converts to a table. Its columns are those of `--json`."""
+    """A list of frozen dataclasses that converts to a table. Its columns are those of `--format json`."""
 
     def __init__(self, kind: type[RowT], rows: Iterable[RowT] = ()) -> None:
         super().__init__(rows)

@@ -74,7 +74,7 @@ def _check_revision(location: str) -> None:
     revision = revision_of(location)
     if revision in REVISIONS and revision != HEAD:
         raise StoreError(
-            f"the database is at revision {revision}; this groupbench needs {HEAD}; `groupbench runs` migrates it"
+            f"the database is at revision {revision}; this groupbench needs {HEAD}; `groupbench list runs` migrates it"
         )
 
 

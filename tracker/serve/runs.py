@@ -163,7 +163,7 @@ def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
 
 
 def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
-    """Return an alert as in `groupbench alerts --json`, with the key of its series and a list of its events."""
+    """Return an alert as in `groupbench alerts --format json`, with the key of its series and a list of its events."""
     events = [{"at": e.at, "who": e.who, "state": e.state, "reason": e.reason} for e in alert.events]
     return {
         **alert.flat(),

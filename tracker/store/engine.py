@@ -305,10 +305,10 @@ def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
 
 
 OUR_TABLES = frozenset(Base.metadata.tables)
-ADVICE = "`groupbench verify` lists the damage; move the file away, then run `groupbench ingest records/*.jsonl`"
+ADVICE = "`groupbench db verify` lists the damage; move the file away, then run `groupbench ingest records/*.jsonl`"
 """The steps of docs/guide/keeping-data.md in short, at the end of a message about damage."""
 
-_RESTORE = "restore a backup (from `groupbench backup`, or FILE.backup-REVISION from a migration)"
+_RESTORE = "restore a backup (from `groupbench db backup`, or FILE.backup-REVISION from a migration)"
 
 
 _READ_ONLY_FILE = "cannot be written; change its permissions, or name another: groupbench --db FILE ..."

@@ -36,7 +36,7 @@ _STEPS = 100_000
 """Number of steps of SQLite between two looks for a signal, about a millisecond."""
 
 NO_ROWS = "the statement returns no rows"
-REFUSED = "`groupbench sql` only reads; this statement would do more"
+REFUSED = "`groupbench db sql` only reads; this statement would do more"
 
 _PRAGMAS = {
     *("table_info", "table_xinfo", "table_list", "index_list", "index_info", "index_xinfo", "foreign_key_list"),
@@ -143,14 +143,14 @@ def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlRes
     engine, raw = _connected(where, scheme)
     connection: Any = raw.driver_connection
     if not hasattr(connection, "read_only"):
-        raise StoreError(f"`groupbench sql` supports SQLite and postgresql+psycopg, not {scheme}")
+        raise StoreError(f"`groupbench db sql` supports SQLite and postgresql+psycopg, not {scheme}")
     try:
         connection.rollback()
         connection.read_only = True
         powerful = connection.execute(_POWERFUL).fetchone()
         if powerful is not None:
             raise QueryError(
-                f"`groupbench sql` only reads, but role {powerful[0]} has server privileges that a read-only "
+                f"`groupbench db sql` only reads, but role {powerful[0]} has server privileges that a read-only "
                 f"transaction does not restrict ({powerful[1]}); give a --db URL with a role that may only SELECT"
             )
         if params:  # the driver uses %(name)s

@@ -168,7 +168,7 @@ def groupbench_ab(repository: Path) -> Iterator[Callable[..., subprocess.Complet
 
 def test_a_commit_that_makes_everything_worse(groupbench_ab: Any, tmp_path: Path) -> None:
     backends = [part for name in ("mine", "wrong", "raises") for part in ("--backend", name)]
-    options = ("--budget", "30", "--min-effect", "100", "--json", "--records", str(tmp_path / "ab.jsonl"))
+    options = ("--budget", "30", "--min-effect", "100", "--format=json", "--records", str(tmp_path / "ab.jsonl"))
     done = groupbench_ab("one", "two", *backends, *options)
     assert done.returncode == 1, done.stderr
     rows = {row["cell"]["backend"]: row for row in json.loads(done.stdout)}
@@ -186,7 +186,7 @@ def test_a_commit_that_makes_everything_worse(groupbench_ab: Any, tmp_path: Path
 
 @pytest.mark.exhaustive  # it waits for 20 s, which are enough for the other side on a busy machine
 def test_a_commit_that_hangs(groupbench_ab: Any) -> None:
-    done = groupbench_ab("one", "two", "--backend", "hangs", "--timeout", "20", "--json")
+    done = groupbench_ab("one", "two", "--backend", "hangs", "--timeout", "20", "--format=json")
     (row,) = json.loads(done.stdout)
     assert (row["verdict"], row["failed_side"]) == ("failed", "head")
     assert "head (two): no answer within 20 s" in row["message"]
@@ -196,7 +196,17 @@ def test_the_line_that_reproduces_a_change_measures_its_cell(repository: Path, m
     record = make(1, backend="torch_loop", dtype="fp32", shape=SHAPE)
     cell = msgspec.structs.replace(record.cell, host="builtin", protocol="cooled+idle=0.01s", seed=7)
     program, *words = shlex.split(repro.compare(cell, "one", "two", Environment(device="cpu")))
-    command = [sys.executable, "-m", "groupbench.tracker", *words, "--budget", "1", "--min-effect", "900", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "groupbench.tracker",
+        *words,
+        "--budget",
+        "1",
+        "--min-effect",
+        "900",
+        "--format=json",
+    ]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
     (row,) = json.loads(done.stdout)
     names = ("operator", "backend", "shape", "dtype", "mode", "seed")
@@ -206,7 +216,7 @@ def test_the_line_that_reproduces_a_change_measures_its_cell(repository: Path, m
 
 @pytest.mark.exhaustive
 def test_a_commit_against_itself_is_not_different(groupbench_ab: Any) -> None:
-    done = groupbench_ab("one", "one", "--backend", "mine", "--budget", "1", "--csv")
+    done = groupbench_ab("one", "one", "--backend", "mine", "--budget", "1", "--format=csv")
     assert done.returncode in (0, 3), done.stderr
     _, row = done.stdout.splitlines()
     assert row.split(",")[0] in ("same", "unknown")

@@ -377,8 +377,8 @@ def test_what_cannot_be_kept_is_shown_all_the_same(
     monkeypatch.setattr(Bench, "cells", lambda self, device, **selection: ([CELL, CELL], []))
     monkeypatch.setattr(Bench, "device", "cuda", raising=False)
     monkeypatch.setattr(comparing, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda seconds: None))
-    monkeypatch.setattr("groupbench.tracker.cli.ab._check_records", lambda path: None)
-    result = CliRunner().invoke(main, ["ab", ".", ".", "--operator", "op", "--records", "/dev/full", "--csv"])
+    monkeypatch.setattr("groupbench.tracker.cli.ab.check_records", lambda path: None)
+    result = CliRunner().invoke(main, ["ab", ".", ".", "--operator", "op", "--records", "/dev/full", "--format=csv"])
     assert (result.exit_code, result.stdout.count("\n")) == (3, 2), result.output
     header, row = result.stdout.splitlines()
     assert header.startswith("verdict,conclusion,operator,backend,shape,dtype,base_ms,head_ms,change")

@@ -106,7 +106,9 @@ def test_the_command_says_what_could_not_be_checked(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(calibrate, "measure", lambda *_: iter(made))
     line = f"not checked in base and head: {busy} (op/b N=1 bf16)"
     assert CliRunner().invoke(main, ["calibrate", "--budget", "5"]).stdout.endswith(f"\n{line}\n")
-    assert json.loads(CliRunner().invoke(main, ["calibrate", "--budget", "5", "--json"]).stdout)["notes"] == [line]
+    assert json.loads(CliRunner().invoke(main, ["calibrate", "--budget", "5", "--format=json"]).stdout)["notes"] == [
+        line
+    ]
 
 
 def test_no_time_measures_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,10 +117,10 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
     result = cli("gate", "--update")
     assert (result.exit_code, first_line(result)) == (1, "GATE regression: 1 series regressed. 1 regressed")
     assert "A/B of 005ccccccc..006ccccccc: +4.1% (+3.9% to +4.3%) in 12 blocks" in result.stdout
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["ab"], row["change"]) == ("different", pytest.approx(0.05, abs=2e-3))
     assert row["now"] == pytest.approx(row["before"] * (1 + row["change"]), rel=1e-3)
-    assert json.loads(cli("alerts", "--json").stdout)[0]["ab"] == "different"
+    assert json.loads(cli("alerts", "--format=json").stdout)[0]["ab"] == "different"
     assert "nothing to confirm" in cli("confirm").stdout
 
 
@@ -134,7 +134,7 @@ def test_what_an_ab_could_not_check_stays_with_it(
     (line,) = (line for line in cli("confirm").stdout.splitlines() if line.startswith(verdict))
     assert line.endswith(f": {busy}")
     assert f"A/B {busy}" in cli("gate", "--update").stdout
-    assert cli("gate", "--update", "--json").stdout.count(busy) == 1
+    assert cli("gate", "--update", "--format=json").stdout.count(busy) == 1
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_what_the_gate_makes_of_it(
     result = cli("gate", "--update")
     assert (result.exit_code, text in result.stdout) == (code, True)
     assert "unresolved" in result.stdout or code == 0
-    assert json.loads(cli("alerts", "--json").stdout) == []
+    assert json.loads(cli("alerts", "--format=json").stdout) == []
 
 
 @pytest.mark.parametrize("verdict", ["unknown", "failed"])
@@ -374,7 +374,7 @@ class TestToolchains:
         assert self.confirmed(db, "3.7.1", "3.8.0").text.startswith("CONFIRM 1 ")
         assert [compared[:2] for compared in bench.compared] == [(commit(5), commit(5))]
         assert bench.pythons == [("python-3.7.1", "python-3.8.0")]
-        done = cli("gate", "--json")
+        done = cli("gate", "--format=json")
         (row,) = json.loads(done.stdout)["series"]
         assert (done.exit_code, row["verdict"], row["cause"]) == (code, verdict, "toolchain")
         assert self.confirmed(db, "3.7.1", "3.8.0").text == "CONFIRM nothing to confirm"
@@ -387,7 +387,7 @@ class TestToolchains:
         assert self.confirmed(db, "3.7.1", "3.8.0").text == "CONFIRM 2 different"
         assert [compared[:2] for compared in bench.compared] == [(commit(5), commit(5)), (commit(5), commit(6))]
         assert bench.pythons[1] == (sys.executable, sys.executable)
-        (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+        (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
         assert (row["cause"], row["change"]) == ("code and toolchain", pytest.approx(0.05, abs=1e-3))
 
     @pytest.mark.parametrize("verdict", ["different", "same"])
@@ -399,7 +399,7 @@ class TestToolchains:
         bench.plan(verdict, 0.025 if verdict == "different" else 0.0)
         bench.unchecked = lambda: next(sides)
         self.confirmed(db, "3.7.1", "3.8.0")
-        (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+        (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
         assert (row["ab"], row["note"].count("x")) == (verdict, 1)
         assert row["note"].endswith("A/B not checked in base and head: x; not checked in head: y")
 
@@ -430,7 +430,7 @@ class TestToolchains:
         with open_store(db, create=False) as store:
             confirm(store, repo=Path(), budget_s=600, base_python=Path("/opt/old/python"))
         assert bench.pythons == [("/opt/old/python", sys.executable)]
-        (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+        (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
         assert (row["verdict"], row["cause"]) == ("regressed", "code and toolchain")
         assert "triton 3.6.0 → 3.7.1" in row["note"]
 
@@ -441,7 +441,7 @@ class TestToolchains:
         bench.plan("same", 0.0)
         done = self.confirmed(db, "3.8.0")
         assert (done.decided, done.text) == (False, "CONFIRM 1 same, 1 cannot be measured on this machine")
-        (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+        (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
         assert (row["verdict"], row["cause"]) == ("suspect", "toolchain")  # since it is not the code
 
 
@@ -469,7 +469,7 @@ class TestOneToolchainIsNoEvidenceForAnother:
         return "stable-6", "new-6"
 
     def verdict(self, cli: Cli, run: str) -> str:
-        (row,) = json.loads(cli("gate", "--json", "--run", run).stdout)["series"]
+        (row,) = json.loads(cli("gate", "--format=json", "--run", run).stdout)["series"]
         return str(row["verdict"])
 
     def test_a_suspect(self, cli: Cli, bench: FakeBench, runs: tuple[str, str]) -> None:
@@ -484,10 +484,10 @@ class TestOneToolchainIsNoEvidenceForAnother:
         assert [self.verdict(cli, run) for run in runs] == ["ok", "regressed"]
 
     def test_a_pin(self, cli: Cli, bench: FakeBench, runs: tuple[str, str]) -> None:
-        cli("pin", commit(5), "--max-slowdown", "4.9%", "--name", "v1")
+        cli("pins", "add", commit(5), "--max-slowdown", "4.9%", "--name", "v1")
 
         def pinned(run: str) -> list[str]:
-            read = json.loads(cli("gate", "--json", "--run", run).stdout)["series"]
+            read = json.loads(cli("gate", "--format=json", "--run", run).stdout)["series"]
             return [row["verdict"] for row in read if row["metric"] == "pin"]
 
         assert [pinned(run) for run in runs] == [["suspect"], ["suspect"]]

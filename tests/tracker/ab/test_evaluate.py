@@ -191,7 +191,17 @@ def test_mistakes_say_what_there_is(
 def test_the_command(tmp_path: Path, returns: str, right: bool) -> None:
     """By default with a wrong result, which is not timed."""
     (tmp_path / "alone.py").write_text(f"{OPERATOR}\n@doubled.backend\ndef mine(x):\n    return {returns}\n")
-    args = ["evaluate", str(tmp_path / "alone.py"), "--device", "cpu", "--suite", "two", "--min-effect", "30", "--json"]
+    args = [
+        "evaluate",
+        str(tmp_path / "alone.py"),
+        "--device",
+        "cpu",
+        "--suite",
+        "two",
+        "--min-effect",
+        "30",
+        "--format=json",
+    ]
     done = CliRunner().invoke(main, args)
     evaluations = json.loads(done.stdout)
     assert [(one["shape"], one["backend"], one["right"]) for one in evaluations] == [
@@ -207,7 +217,9 @@ def test_the_command_goes_by_groupbench_toml(folder: Path, monkeypatch: pytest.M
     (folder / "groupbench.toml").write_text('plugins = ["doubled.py"]\n')
     (folder / "only_wrong.py").write_text(CANDIDATE.replace("(fast, wrong, cached, raises)", "(wrong,)"))
     monkeypatch.chdir(folder)
-    done = CliRunner().invoke(main, ["evaluate", "only_wrong.py:ALL", "--device", "cpu", "--shape", "N=8", "--json"])
+    done = CliRunner().invoke(
+        main, ["evaluate", "only_wrong.py:ALL", "--device", "cpu", "--shape", "N=8", "--format=json"]
+    )
     assert [(one["backend"], one["verdict"]) for one in json.loads(done.stdout)] == [("wrong", "wrong")]
     assert done.exit_code == 1
 

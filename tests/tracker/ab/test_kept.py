@@ -56,7 +56,7 @@ def test_its_size_is_kept_apart_from_that_of_the_history(
     stored([*(make(night) for night in range(5)), *(make(night, ms=1.4) for night in range(5, 8))])
     with open_store(db, create=False) as store:
         assert keep(store, result(effect=effect), commit(4), commit(5)) == 1
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert row["change"] == pytest.approx(0.4, abs=0.01)
     assert ("estimated from the history: +40.0%" in row["note"]) == labelled
 

@@ -98,7 +98,7 @@ def hints(result: Result) -> list[str]:
 
 
 def row_of(cli: Cli, *run: str) -> dict[str, Any]:
-    (row,) = json.loads(cli("gate", "--json", *run).stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json", *run).stdout)["series"]
     return row
 
 
@@ -124,7 +124,7 @@ def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: P
     (named,) = row["named"]
     assert named["commits"] == [{"hash": commits[5], "subject": "Change 5", "author": "Ada"}]
     assert (named["parent"], named["metric"]) == (commits[4], "latency") and named["confidence"] > 0.99
-    (alert,) = json.loads(cli("alerts", "--json").stdout)
+    (alert,) = json.loads(cli("alerts", "--format=json").stdout)
     assert (alert["commit"], alert["subject"], alert["author"]) == (commits[5], "Change 5", "Ada")
     assert "(named by bisect)" in cli("alerts").stdout
     (served,) = judge(str(db), "run-008").rows
@@ -132,7 +132,7 @@ def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: P
     page = tmp_path / "report.html"
     assert cli("report", "-o", page).exit_code == 0
     assert "Change 5" in page.read_text() and "named by bisect" in page.read_text()
-    assert cli("verify").exit_code == 0
+    assert cli("db", "verify").exit_code == 0
 
 
 def test_wider_ends_name_it_too(cli: Cli, slower: Bench) -> None:
@@ -147,7 +147,7 @@ def test_an_alert_of_a_wider_range_names_it_too(cli: Cli, slower: Bench, stored:
     cli("gate", "--update")
     stored([make(9, ms=1.05, commit=commits[6])])  # such as by a backfill
     cli("bisect", commits[1], commits[6], "--series", "1")
-    (alert,) = json.loads(cli("alerts", "--json").stdout)
+    (alert,) = json.loads(cli("alerts", "--format=json").stdout)
     assert alert["commit"] == commits[5]
     assert row_of(cli, "--run", "run-008")["subject"] == "Change 5"
 
@@ -156,12 +156,12 @@ def test_a_search_elsewhere_says_nothing_about_the_change(cli: Cli, slower: Benc
     commits = slower.commits
     stored([make(n, backend="other", commit=commits[1 if n < 6 else 8], ms=1.0 if n < 6 else 1.05) for n in range(9)])
     cli("bisect", commits[1], commits[8], "--series", "1")
-    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--format=json").stdout)["series"]}
     assert rows["triton"]["named"] and not rows["other"]["named"]
     assert "--series 2 " in hints(cli("gate"))[0]
     slower.planted = 9
     cli("bisect", commits[8], commits[9], "--series", "1")
-    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--format=json").stdout)["series"]}
     assert rows["triton"]["subject"] == "Change 5" and not rows["other"]["named"]
 
 

@@ -150,7 +150,7 @@ def test_the_commit_is_named(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str
 def test_json_holds_it_all(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]]) -> None:
     folder, hashes = line
     lab.broken = {hashes["c8"]}
-    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL, "--json")
+    result = cli("bisect", hashes["c0"], hashes["c15"], *CELL, "--format=json")
     printed = json.loads(result.stdout)
     (culprit,) = printed["culprits"]
     assert (printed["outcome"], printed["exit_code"], result.exit_code) == ("found", 1, 1)
@@ -179,10 +179,10 @@ def test_what_comparisons_could_not_check_is_part_of_the_answer(
     assert f"not checked in {names[0]} and {names[1]}: {BUSY}\n" in result.stdout
     resumed = cli("bisect", "--resume")
     assert resumed.stdout == result.stdout
-    printed = json.loads(cli("bisect", "--resume", "--json").stdout)
+    printed = json.loads(cli("bisect", "--resume", "--format=json").stdout)
     assert printed["unchecked"] == {hashes["c0"]: [BUSY], hashes["c6"]: [BUSY]}
     assert (printed["ends"]["unchecked"], printed["culprits"][0]["unchecked"]) == ({"base": [BUSY]}, {"head": [BUSY]})
-    table = cli("bisect", "--resume", "--csv")
+    table = cli("bisect", "--resume", "--format=csv")
     assert "not checked" not in table.stdout
     assert f"not checked in {names[0]} and {names[1]}: {BUSY}\n" in table.stderr
 
@@ -194,7 +194,7 @@ def test_a_commit_that_builds_its_routing_in_is_told_so(
     monkeypatch.setattr(lab, "routing", "head has a built-in routing")
     result = cli("bisect", hashes["c0"], hashes["c15"], *CELL)
     assert result.stdout.count("    head has a built-in routing\n") == 1
-    (culprit,) = json.loads(cli("bisect", "--resume", "--json").stdout)["culprits"]
+    (culprit,) = json.loads(cli("bisect", "--resume", "--format=json").stdout)["culprits"]
     assert culprit["routing"] == "head has a built-in routing"
 
 
@@ -217,11 +217,11 @@ def test_what_a_comparison_could_not_check_goes_into_its_finding() -> None:
     assert drive.finding_of_latency(result).unchecked == drive.finding_of_accuracy(result).unchecked == unchecked
 
 
-@pytest.mark.parametrize("form", ["--csv", "--md"])
+@pytest.mark.parametrize("form", ["--format=csv", "--format=md"])
 def test_tables_have_a_row_for_each_commit(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], form: str) -> None:
     result = cli("bisect", line[1]["c0"], line[1]["c15"], *CELL, form)
     rows = result.stdout.splitlines()
-    assert len(rows) == (2 if form == "--csv" else 3)
+    assert len(rows) == (2 if form == "--format=csv" else 3)
     assert line[1]["c6"] in rows[-1]
     assert " made grouped_gemm" in result.stderr
 
@@ -293,7 +293,7 @@ def test_a_result_that_got_worse_is_told_whatever_the_latency(
     assert "better than GOOD" not in result.stdout
     phrase = "result wrong" if spoilt is WRONG else "less accurate"
     assert phrase in result.stderr  # at the step that saw it
-    again = cli("bisect", hashes["c0"], hashes["c15"], *CELL, *more, "--resume", "--json")
+    again = cli("bisect", hashes["c0"], hashes["c15"], *CELL, *more, "--resume", "--format=json")
     assert (again.exit_code, json.loads(again.stdout)["ends"]["accuracy"]) == (
         *(code, "wrong" if spoilt is WRONG else "less accurate"),
     )
@@ -418,7 +418,7 @@ def test_a_comparison_that_cannot_be_kept_leaves_a_log_to_resume(tmp_path: Path,
 def test_series_gives_the_cell(cli: Cli, lab: Lab, line: tuple[Path, dict[str, str]], stored: Any, make: Any) -> None:
     hashes = line[1]
     stored([make(0)])
-    result = cli("bisect", hashes["c0"], hashes["c15"], "--series", "1", "--json")
+    result = cli("bisect", hashes["c0"], hashes["c15"], "--series", "1", "--format=json")
     assert result.exit_code == 1, result.stderr
     cell = json.loads(result.stdout)["cell"]
     assert cell | {"device": "auto"} == {
@@ -431,10 +431,10 @@ def test_series_gives_the_cell(cli: Cli, lab: Lab, line: tuple[Path, dict[str, s
         "device": "auto",
         "plugins": [],
     }
-    assert cli("bisect", hashes["c0"], hashes["c15"], "--series", "1.1", "--json").exit_code == 1
+    assert cli("bisect", hashes["c0"], hashes["c15"], "--series", "1.1", "--format=json").exit_code == 1
     record = make(1)
     stored([msgspec.structs.replace(record, cell=msgspec.structs.replace(record.cell, protocol="cooled+cudagraph"))])
-    result = cli("bisect", hashes["c0"], hashes["c15"], "--series", "2", "--json")
+    result = cli("bisect", hashes["c0"], hashes["c15"], "--series", "2", "--format=json")
     assert json.loads(result.stdout)["cell"] == cell | {"cudagraph": True}
     for more, word in (
         (("99",), "no series"),

@@ -11,12 +11,16 @@ from typing import Any
 
 import click
 import pytest
-from cases import rarely
+from cases import commands, rarely
 from click.testing import CliRunner, Result
 
-from groupbench.tracker.cli import COMMANDS, SECTIONS, LazyGroup, main
+from groupbench.tracker.cli import GROUPS, SECTIONS, main
+from groupbench.tracker.cli.groups import REMOVED, RENAMED_COMMANDS, RENAMED_OPTIONS, Program
 
 Cli = Callable[..., Result]
+
+COMMANDS = [name for entries in SECTIONS.values() for name in entries]
+EVERY = dict(commands(main))
 
 
 def python(code: str, *args: str) -> str:
@@ -73,12 +77,9 @@ print("HEAVY", [name for name in ("alembic", "rich", "plotly", "torch", "groupbe
     assert "HEAVY []" in python(code, str(path))
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_the_short_help_is_that_of_the_command(name: str) -> None:
-    command = main.get_command(click.Context(main), name)
-    assert command is not None
-    assert command.name == name
-    result = CliRunner().invoke(main, [name, "--help"])
+@pytest.mark.parametrize("name", [*EVERY, *GROUPS])
+def test_each_command_has_a_help(name: str) -> None:
+    result = CliRunner().invoke(main, [*name.split(), "--help"])
     assert result.exit_code == 0
     assert result.stdout.startswith("Usage: ")
     assert "default: (" not in result.stdout
@@ -88,7 +89,14 @@ def test_the_short_help_is_that_of_the_command(name: str) -> None:
 
 @pytest.mark.parametrize(
     "args",
-    [["nope"], ["--nope"], ["ingest"], ["compare", "a"], ["history", "--json", "x"], ["gate", "--json", "--csv"]],
+    [
+        ["nope"],
+        ["--nope"],
+        ["ingest"],
+        ["compare", "a"],
+        ["history", "--format=json", "x"],
+        ["gate", "--format=xml"],
+    ],
     ids=str,
 )
 def test_usage_is_one_line(cli: Cli, args: list[str]) -> None:
@@ -104,26 +112,70 @@ def test_help_lists_each_command_once_under_its_task() -> None:
     help_text = CliRunner().invoke(main, ["--help"]).stdout
     titles = [line.removesuffix(":") for line in help_text.splitlines() if line.endswith(":") and line[0] != " "]
     assert titles == ["Options", *SECTIONS]
-    assert len(COMMANDS) == sum(map(len, SECTIONS.values()))
+    assert len(help_text.splitlines()) <= 50
+    assert all(len(line) <= 80 for line in help_text.splitlines())
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_COMMANDS.items())
+def test_an_old_command_names_the_new_one(cli: Cli, old: str, new: str) -> None:
+    assert cli(old, "1").stderr == f"groupbench: `groupbench {old}` is now `groupbench {new}`\n"
+    assert new in EVERY
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_OPTIONS.items())
+def test_an_old_option_names_the_new_one(cli: Cli, old: str, new: str) -> None:
+    assert cli("history", old).stderr == f"groupbench: {old} is now {new}\n"
+    assert cli("alerts", old).stderr == f"groupbench: {old} is now {new}\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["repair", "a", "b"], ["pins", "add", "latest", "--who", "Ada"], ["ab", "a", "b", "--rest", "block"]],
+    ids=str,
+)
+def test_what_was_removed_says_so(cli: Cli, args: list[str]) -> None:
+    (removed,) = {*args} & {*REMOVED}
+    assert cli(*args).stderr == f"groupbench: {REMOVED[removed]}\n"
+
+
+def test_a_group_runs_its_default_command(cli: Cli, stored: Any, make: Any) -> None:
+    stored([make()])
+    assert (
+        cli("pins", "--all", "--format", "json").stdout
+        == cli("pins", "list", "--all", "--format=json").stdout
+        == "[]\n"
+    )
+    assert cli("alerts").stderr == "no alert is open; --all lists closed alerts\n"
+    assert cli("db", "verfy").stderr == "groupbench: no command 'verfy'; did you mean 'verify'?\n"
+    assert "alerts [OPTIONS] COMMAND [ARGS]..." in cli("alerts", "--help").stdout
+
+
+def test_verbosity_may_follow_the_command(cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[int] = []
+    monkeypatch.setattr("groupbench.tracker.tools.logs.configure", given.append)
+    stored([make()])
+    for args in (["gate"], ["-v", "gate"], ["list", "runs", "-vv"], ["list", "runs", "--verbose"]):
+        cli(*args)
+    assert given == [0, 1, 2, 1]
 
 
 def test_an_empty_name_of_a_database(cli: Cli) -> None:
-    assert "the database name is empty" in cli("runs", db="").stderr  # type: ignore[arg-type]
-    assert cli("runs", db="a\0b").exit_code == 2  # type: ignore[arg-type]
+    assert "the database name is empty" in cli("list", "runs", db="").stderr  # type: ignore[arg-type]
+    assert cli("list", "runs", db="a\0b").exit_code == 2  # type: ignore[arg-type]
 
 
 def test_the_database_of_the_environment(stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     path = stored([make()])
     monkeypatch.setenv("GROUPBENCH_DB", str(path))
-    assert "run-000" in CliRunner().invoke(main, ["runs"]).stdout
+    assert "run-000" in CliRunner().invoke(main, ["list", "runs"]).stdout
 
 
 @pytest.mark.parametrize("named", [("--db={}",), ("--db", "{}")])
 def test_the_database_may_follow_the_command(named: tuple[str, ...], stored: Any, make: Any) -> None:
     path = stored([make()])
     words = [word.format(path) for word in named]
-    after = CliRunner().invoke(main, ["history", *words, "--json"])
-    before = CliRunner().invoke(main, [*words, "history", "--json"])
+    after = CliRunner().invoke(main, ["history", *words, "--format=json"])
+    before = CliRunner().invoke(main, [*words, "history", "--format=json"])
     assert after.exit_code == 0, after.output
     assert after.output == before.output
     nothing = CliRunner().invoke(main, ["history", words[0].partition("=")[0]])
@@ -136,10 +188,10 @@ def test_the_database_may_follow_the_command(named: tuple[str, ...], stored: Any
 @pytest.mark.parametrize(
     "words",
     [
-        ("runs", "--limit", "9" * 20),
-        ("ack", "9" * 20, "--reason", "known"),
-        ("expect", "9" * 20, "--reason", "known"),
-        ("close", "9" * 20, "--as", "fixed", "--reason", "known"),
+        ("list runs", "--limit", "9" * 20),
+        ("alerts ack", "9" * 20, "--reason", "known"),
+        ("alerts expect", "9" * 20, "--reason", "known"),
+        ("alerts close", "9" * 20, "--as", "fixed", "--reason", "known"),
     ],
     ids=lambda words: words[0],
 )
@@ -147,7 +199,7 @@ def test_a_number_beyond_64_bits_is_refused_in_one_line(
     words: tuple[str, ...], cli: Cli, stored: Any, make: Any
 ) -> None:
     stored([make()])
-    result = cli(*words)
+    result = cli(*words[0].split(), *words[1:])
     assert result.exit_code == 2
     assert "a number has more than the 64 bits" in result.stderr
 
@@ -158,11 +210,11 @@ def test_a_number_beyond_64_bits_is_refused_in_one_line(
     ids=["interrupt", "abort", "pipe"],
 )
 def test_interruptions_are_quiet(raised: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    def invoke(self: LazyGroup, context: click.Context) -> Any:
+    def invoke(self: Program, context: click.Context) -> Any:
         raise raised
 
-    monkeypatch.setattr(LazyGroup, "invoke", invoke)
-    result = CliRunner().invoke(main, ["runs"])
+    monkeypatch.setattr(Program, "invoke", invoke)
+    result = CliRunner().invoke(main, ["list", "runs"])
     assert (result.exit_code, result.output) == (code, "")
 
 
@@ -188,9 +240,9 @@ def run(*args: str, **streams: Any) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("args", "unbuffered"),
     [
-        *[(["history", "--csv"], ""), (["gate"], "1")],
-        *rarely((["gate"], ""), *((args, more) for args in (["--help"], ["export", "-"]) for more in ("", "1"))),
-        *rarely((["history", "--csv"], "1")),
+        *[(["history", "--format=csv"], ""), (["gate"], "1")],
+        *rarely((["gate"], ""), *((args, more) for args in (["--help"], ["db", "export", "-"]) for more in ("", "1"))),
+        *rarely((["history", "--format=csv"], "1")),
     ],
     ids=str,
 )

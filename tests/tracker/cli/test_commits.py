@@ -1,4 +1,4 @@
-"""`groupbench commits`."""
+"""`groupbench list commits`."""
 
 from __future__ import annotations
 
@@ -21,13 +21,17 @@ def test_newest_first_with_what_was_measured(cli: Cli, stored: Any, make: Any) -
             make(2, backend="b"),
         ]
     )
-    commits = json.loads(cli("commits", "--json").stdout)
+    commits = json.loads(cli("list", "commits", "--format=json").stdout)
     assert [r["commit"][:3] for r in commits] == ["002", "000"]
     assert [(r["runs"], r["dirty_runs"], r["points"]) for r in commits] == [(1, 0, 2), (2, 1, 2)]
     assert commits[1]["parents"] == ["f" * 40]
     assert (commits[1]["author"], commits[1]["subject"], commits[1]["branch"]) == ("Ann", "Faster", "main")
     assert (commits[1]["first"][:10], commits[1]["last"][:10]) == ("2026-01-01", "2026-01-02")
-    assert [r["commit"][:3] for r in json.loads(cli("commits", "--limit", "1", "--json").stdout)] == ["002"]
-    assert [r["commit"][:3] for r in json.loads(cli("commits", "--branch", "main", "--json").stdout)] == ["000"]
-    assert "000ccccccc" in cli("commits").stdout
-    assert "no commits match" in cli("commits", "--since", "2030-01-01").stderr
+    assert [r["commit"][:3] for r in json.loads(cli("list", "commits", "--limit", "1", "--format=json").stdout)] == [
+        "002"
+    ]
+    assert [
+        r["commit"][:3] for r in json.loads(cli("list", "commits", "--branch", "main", "--format=json").stdout)
+    ] == ["000"]
+    assert "000ccccccc" in cli("list", "commits").stdout
+    assert "no commits match" in cli("list", "commits", "--since", "2030-01-01").stderr

@@ -79,9 +79,9 @@ def test_the_changed_line_of_the_source_follows_the_cause(stored: None, tmp_path
     assert CAUSE in lines[0]
     assert lines[1] == "source: acc = zeros((M, N), float32) → acc = zeros((M, N), float16)"
     assert lines[2].startswith("A ")
-    (group,) = json.loads(cli("explain", "previous", "latest", "--kernels", tmp_path / "kernels", "--json").stdout)[
-        "groups"
-    ]
+    (group,) = json.loads(
+        cli("explain", "previous", "latest", "--kernels", tmp_path / "kernels", "--format=json").stdout
+    )["groups"]
     assert group["source"] == ["acc = zeros((M, N), float32) → acc = zeros((M, N), float16)"]
 
 
@@ -92,7 +92,9 @@ def test_without_the_code_facts_are_compared(stored: None, cli: Cli, tmp_path: P
 
 
 def test_json_has_everything(stored: None, folder: Path, cli: Cli) -> None:
-    explanation: dict[str, Any] = json.loads(cli("explain", "previous", "latest", "--kernels", folder, "--json").stdout)
+    explanation: dict[str, Any] = json.loads(
+        cli("explain", "previous", "latest", "--kernels", folder, "--format=json").stdout
+    )
     (group,) = explanation["groups"]
     assert (len(group["series"]), group["kernels"][0]["facts"]["registers"]) == (2, [168, 255])
     assert group["kernels"][0]["diffs"][0]["language"] == "ttgir"

@@ -120,10 +120,18 @@ def test_any_name_comes_back_and_is_found(cli: Cli, stored: Any, make: Any, db: 
     back = {one.cell.operator: one for one in held(db)}
     for name, record in zip(NAMES, records, strict=True):
         assert (back[name].run, back[name].cell) == (record.run, record.cell), name
-        rows = json.loads(cli("history", "--operator", name, "--backend", name, "--dtype", name, "--json").stdout)
+        rows = json.loads(
+            cli("history", "--operator", name, "--backend", name, "--dtype", name, "--format=json").stdout
+        )
         assert [row["operator"] for row in rows] == [name]
         assert cli("gate", "--run", name).exit_code in (0, 3), name
-    for command in (["history"], ["runs"], ["gate"], ["export", "-", "--format", "csv"], ["history", "--md"]):
+    for command in (
+        ["history"],
+        ["list", "runs"],
+        ["gate"],
+        ["db", "export", "-", "--format", "csv"],
+        ["history", "--format=md"],
+    ):
         assert cli(*command).exit_code in (0, 3)
 
 
@@ -134,14 +142,14 @@ def test_a_commit_hash_that_is_no_hash_is_a_name(cli: Cli, stored: Any, make: An
     stored([make(commit=commit)])
     assert held(db)[0].run.commit.hash == commit
     assert cli("history").exit_code == 0
-    assert cli("commits").exit_code == 0
+    assert cli("list", "commits").exit_code == 0
 
 
 def test_files_in_the_wrong_order_are_the_same_history(cli: Cli, make: Any, write: Any, db: Any) -> None:
     files = [write([make(night, 1 + night / 100)], f"{night}.jsonl") for night in range(6)]
     for night in (3, 0, 5, 1, 4, 2):
         assert cli("ingest", files[night]).exit_code == 0
-    rows = json.loads(cli("history", "--json").stdout)
+    rows = json.loads(cli("history", "--format=json").stdout)
     assert [row["run"] for row in rows] == [f"run-{night:03d}" for night in range(6)]
     assert [row["change"] or 0 for row in rows] == pytest.approx([0, 0.01, 0.0099, 0.0098, 0.0097, 0.0096], abs=1e-3)
 
@@ -158,11 +166,11 @@ def test_a_clock_that_jumped_orders_its_run_and_nothing_else(
         here.setattr("groupbench.tracker.store.checked.clock", lambda: datetime(year, 12, 31, tzinfo=UTC))
         stored([odd])
     stored([make(0), make(1), make(2)])
-    rows = json.loads(cli("history", "--json").stdout)
+    rows = json.loads(cli("history", "--format=json").stdout)
     place = 0 if year < 2026 else 3
     assert [row["run"] for row in rows].index("run-005") == place
     assert len(held(db)) == 4
-    for command in (["runs"], ["gate"], ["commits"], ["prune"], ["report", "-o", "-"]):
+    for command in (["list", "runs"], ["gate"], ["list", "commits"], ["db", "prune"], ["report", "-o", "-"]):
         assert cli(*command).exit_code in (0, 1, 2, 3)
 
 

@@ -40,7 +40,7 @@ def test_nothing_to_gain_has_a_reason(cli: Cli, write: Callable[..., Path], make
 
 
 def test_the_largest_gain_of_the_best_backend_comes_first(stored: None, cli: Cli) -> None:
-    rows = json.loads(cli("gains", "--json").stdout)
+    rows = json.loads(cli("gains", "--format=json").stdout)
     assert [(row["backend"], row["shape"][:8]) for row in rows] == [("fast", "G=4,M_g="), ("fast", "G=4,M_g=")]
     gains = [(row["gain_ms"], row["floor_ms"], row["gain_share"]) for row in rows]
     assert gains == [(3.0, 1.0, 0.75), (1.0, 1.0, 0.25)]
@@ -50,7 +50,7 @@ def test_the_largest_gain_of_the_best_backend_comes_first(stored: None, cli: Cli
 
 
 def test_filters_name_the_products_of_a_layer(stored: None, cli: Cli) -> None:
-    (row,) = json.loads(cli("gains", "--shape", "*M_g=8,*", "--json").stdout)
+    (row,) = json.loads(cli("gains", "--shape", "*M_g=8,*", "--format=json").stdout)
     assert row["gain_share"] == 1.0
 
 
@@ -80,7 +80,7 @@ def measured_layer(cli: Cli, write: Callable[..., Path], make: Callable[..., Rec
 
 def test_a_layer_lists_its_products(measured_layer: Callable[..., None], cli: Cli) -> None:
     measured_layer(GU, DN)
-    done = cli("gains", "--layer", "qwen30b", "--json")
+    done = cli("gains", "--layer", "qwen30b", "--format=json")
     rows = json.loads(done.stdout)
     assert (done.exit_code, {row["shape"] for row in rows}) == (0, {GU, DN})
     assert [(row["mode"], row["time_share"], row["gain_share"]) for row in rows] == [("fwd", 0.5, 0.5)] * 2
@@ -88,7 +88,7 @@ def test_a_layer_lists_its_products(measured_layer: Callable[..., None], cli: Cl
 
 def test_a_product_of_a_layer_that_was_not_measured_is_named(measured_layer: Callable[..., None], cli: Cli) -> None:
     measured_layer(GU)
-    done = cli("gains", "--layer", "qwen30b", "--json")
+    done = cli("gains", "--layer", "qwen30b", "--format=json")
     assert done.exit_code == 3
     assert len(json.loads(done.stdout)) == 1
     assert done.stderr == f"groupbench gains: this run has no speed of light for {DN}\n"

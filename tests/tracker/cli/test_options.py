@@ -6,19 +6,21 @@ import importlib
 import pkgutil
 
 import pytest
-from click import Command, Context
+from cases import commands
+from click import Command
 
 from groupbench.operators import tuners
-from groupbench.tracker.cli import COMMANDS, main
+from groupbench.tracker.cli import main
 from groupbench.tracker.cli.options import Percent
 
 NAMES = {"--operator": "--op", "--backend": "--only", "--shape": "--shapes", "--dtype": "--precision"}
 
 
+COMMANDS = dict(commands(main))
+
+
 def flags(command: str) -> list[tuple[str, ...]]:
-    subcommand = main.get_command(Context(main), command)
-    assert subcommand is not None
-    return [tuple(parameter.opts) for parameter in subcommand.params]
+    return [tuple(parameter.opts) for parameter in COMMANDS[command].params]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -31,8 +33,7 @@ def test_no_command_knows_one_name_alone(command: str) -> None:
 def test_a_percentage_is_never_a_fraction() -> None:
     """`0.5` might be either."""
     assert [Percent().convert(text, None, None) for text in ("5", "5%", "0.5", "0.5%")] == [0.05, 0.05, 0.005, 0.005]
-    commands = [main.get_command(Context(main), name) for name in COMMANDS]
-    options = [each for command in commands if command for each in command.params if isinstance(each.type, Percent)]
+    options = [each for command in COMMANDS.values() for each in command.params if isinstance(each.type, Percent)]
     options = [each for each in options if each.opts != ["--confidence"]]  # no fraction is a confidence
     assert len(options) > 5
     assert all("0.5 is half a percent" in str(getattr(option, "help", None)) for option in options)
@@ -41,12 +42,12 @@ def test_a_percentage_is_never_a_fraction() -> None:
 @pytest.mark.parametrize("name", [each.name for each in pkgutil.iter_modules(tuners.__path__)])
 def test_no_tuner_knows_one_name_alone(name: str) -> None:
     module = importlib.import_module(f"{tuners.__name__}.{name}")
-    commands = [each for each in vars(module).values() if isinstance(each, Command)]
-    for opts in [tuple(parameter.opts) for command in commands for parameter in command.params]:
+    found = [each for each in vars(module).values() if isinstance(each, Command)]
+    for opts in [tuple(parameter.opts) for command in found for parameter in command.params]:
         for ours, tritonbenchs in NAMES.items():
             assert (ours in opts) == (tritonbenchs in opts), opts
 
 
-@pytest.mark.parametrize("command", ["history", "compare", "ab", "bisect", "series", "import"])
+@pytest.mark.parametrize("command", ["history", "compare", "ab", "bisect", "list series", "import"])
 def test_commands_that_select_have_them(command: str) -> None:
     assert {"--op", "--only", "--precision"} <= {flag for opts in flags(command) for flag in opts}

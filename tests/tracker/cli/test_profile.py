@@ -53,7 +53,7 @@ ARGUMENTS = ("profile", "--operator", "grouped_gemm", "--backend", "triton")
 
 def test_the_counters_are_stored_and_printed(played: Any, cli: Cli, make: Make, tmp_path: Path) -> None:
     played(make(0, metrics=COUNTERS), 0)
-    done = cli(*ARGUMENTS, "--shape", "G=4,N=1024,K=1024", "--dtype", "bf16", "--plugin", "mine.py", "--json")
+    done = cli(*ARGUMENTS, "--shape", "G=4,N=1024,K=1024", "--dtype", "bf16", "--plugin", "mine.py", "--format=json")
     assert done.exit_code == 0, done.output
     (row,) = json.loads(done.stdout)
     assert {name: row[name] for name in COUNTERS} == COUNTERS and row["latency"] == pytest.approx(1.0, rel=0.01)
@@ -62,7 +62,7 @@ def test_the_counters_are_stored_and_printed(played: Any, cli: Cli, make: Make, 
     assert "--host builtin --op grouped_gemm --costs memory,kernels,ncu --trigger profile" in text
     assert "--only triton --precision bf16 --plugin mine.py --shapes G=4,N=1024,K=1024 --records" in text
     assert kernels == str(tmp_path / "kernels")
-    assert "dram_mib" in cli("history", "--metrics", "dram_mib", "--csv").stdout
+    assert "dram_mib" in cli("history", "--metrics", "dram_mib", "--format=csv").stdout
     assert not Path(arguments[-1]).parent.exists()
 
 
@@ -108,7 +108,7 @@ def test_explain_shows_the_counters_of_both_sides(profiled: None, cli: Cli) -> N
     assert title
     assert any(line.startswith("latency 1 ms 2 ms +100.0") for line in lines), done.stdout
     assert any(line.startswith("dram_mib 96 MiB 144 MiB +50.0") for line in lines)
-    (pair,) = json.loads(cli("explain", "previous", "latest", "--json").stdout)["profiles"]
+    (pair,) = json.loads(cli("explain", "previous", "latest", "--format=json").stdout)["profiles"]
     assert pair["metrics"]["dram_mib"] == [96.0, 144.0] and pair["metrics"]["latency"] == [1.0, 2.0]
 
 
@@ -128,4 +128,4 @@ def test_a_later_profile_with_fewer_counters_does_not_hide_the_counters(cli: Cli
 def test_counters_of_one_side_explain_nothing(cli: Cli, write: Write, make: Make) -> None:
     cli("ingest", write([make(0, metrics=COUNTERS), make(1)]))
     assert cli("explain", "previous", "latest").exit_code == 3
-    assert json.loads(cli("explain", "previous", "latest", "--json").stdout)["profiles"] == []
+    assert json.loads(cli("explain", "previous", "latest", "--format=json").stdout)["profiles"] == []

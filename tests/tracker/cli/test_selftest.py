@@ -22,7 +22,10 @@ def test_the_exit_code_is_the_suites(code: int, expected: int, cli: Cli, monkeyp
         return SimpleNamespace(returncode=code)
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert cli("selftest", "--integrity", "--device", "cpu", "--cheats", "memo_clone", "--json").exit_code == expected
+    assert (
+        cli("selftest", "--integrity", "--device", "cpu", "--cheats", "memo_clone", "--format=json").exit_code
+        == expected
+    )
     assert started[0][1:] == [
         *("-m", "groupbench.operators.integrity", "--device", "cpu", "--only", "memo_clone", "--json"),
     ]

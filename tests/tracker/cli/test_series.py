@@ -1,4 +1,4 @@
-"""`groupbench series`."""
+"""`groupbench list series`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Cli = Callable[..., Result]
 
 
 def rows(cli: Cli, *args: str) -> list[dict[str, Any]]:
-    result = cli("series", *args, "--json")
+    result = cli("list", "series", *args, "--format=json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -25,7 +25,7 @@ def test_counts_and_dates(cli: Cli, stored: Any, make: Any) -> None:
     assert [(r["backend"], r["points"], r["ok"]) for r in listed] == [("a", 1, 1), ("triton", 3, 2)]
     assert (listed[1]["first"][:10], listed[1]["last"][:10]) == ("2026-01-01", "2026-01-03")
     assert listed[0]["dims"] == {"M": 8}
-    text = cli("series").stdout.split("\n")
+    text = cli("list", "series").stdout.split("\n")
     assert text[0].split()[:3] == ["series", "operator", "backend"]
     assert "2026-01-03 03:00" in text[2]
 
@@ -36,14 +36,14 @@ def test_slices(cli: Cli, stored: Any, make: Any) -> None:
     assert [r["backend"] for r in rows(cli, "--since", "2026-01-02", "--until", "2026-01-02")] == ["b"]
     assert [r["backend"] for r in rows(cli, "--commit", "latest")] == ["c"]
     assert [r["backend"] for r in rows(cli, "--backend", "a")] == ["a"]
-    assert "no backend 'z'; known: a, b, c" in cli("series", "--backend", "z").stderr
-    nothing = cli("series", "--until", "2025-01-01")
+    assert "no backend 'z'; known: a, b, c" in cli("list", "series", "--backend", "z").stderr
+    nothing = cli("list", "series", "--until", "2025-01-01")
     assert (nothing.exit_code, nothing.stdout) == (0, "")
     assert "no series match" in nothing.stderr
 
 
 COMMANDS: list[tuple[str, ...]] = [
-    *[("series",), ("history",), ("compare", "000", "001"), ("show", "run:")],
+    *[("list", "series"), ("history",), ("compare", "000", "001"), ("show", "run:")],
     *[("gate", "--update"), ("alerts", "--each")],
 ]
 DIFFERENCES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
@@ -67,12 +67,12 @@ def test_series_that_differ_in_one_thing_are_told_apart(
         lines = cli(*command).stdout.split("\n")
         return next(line for line in lines if "backend" in line).split()
 
-    always = (command[0], field) in {("series", "hardware"), ("series", "protocol"), ("compare", "hardware")}
+    always = (command[0], field) in {("list", "hardware"), ("list", "protocol"), ("compare", "hardware")}
     stored([make(0), make(1, status="wrong")])
     cli("gate", "--update")
     assert (field in header()) is always
     stored([make(0, **expected), make(1, status="wrong", **expected)])
     cli("gate", "--update")
     assert field in header()
-    table = cli(*command, "--md").stdout
+    table = cli(*command, "--format=md").stdout
     assert all(value in table for value in values)

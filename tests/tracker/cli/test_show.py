@@ -45,7 +45,7 @@ def point(stored: Stored, cli: Cli) -> str:
     from groupbench.tracker.facts.record import Record
 
     stored([msgspec.convert({"schema": 1, **FULL}, Record)])
-    return json.loads(cli("history", "--json").stdout)[0]["id"]
+    return json.loads(cli("history", "--format=json").stdout)[0]["id"]
 
 
 def test_everything_of_a_point(cli: Cli, point: str) -> None:
@@ -61,27 +61,27 @@ def test_everything_of_a_point(cli: Cli, point: str) -> None:
 
 
 def test_a_point_for_programs(cli: Cli, point: str) -> None:
-    shown = json.loads(cli("show", point, "--json").stdout)
+    shown = json.loads(cli("show", point, "--format=json").stdout)
     assert shown["bursts_ms"] == FULL["latency"]["bursts_ms"]
     assert shown["kernels"] == FULL["kernels"]
     assert shown["telemetry"][0] == FULL["latency"]["telemetry"][0]
     assert shown["environment_facts"]["settings"] == {"A": "1"}
     assert shown["dims"] == {"G": 2, "M": 8}
-    table = dict(list(csv.reader(io.StringIO(cli("show", point, "--csv").stdout)))[1:])
+    table = dict(list(csv.reader(io.StringIO(cli("show", point, "--format=csv").stdout)))[1:])
     assert table["run"] == "night-1"
     assert table["burst 2 ms"] == "2.0; 2.0; 2.0"
-    markdown = cli("show", point, "--md").stdout
+    markdown = cli("show", point, "--format=md").stdout
     assert "| operator | op |" in markdown
     assert markdown.count("```") == 2
 
 
 def test_a_point_without_a_latency(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(status="oom", message="CUDA out of memory")])
-    (row,) = json.loads(cli("history", "--json").stdout)
+    (row,) = json.loads(cli("history", "--format=json").stdout)
     text = cli("show", row["id"]).stdout
     assert "CUDA out of memory" in text
     assert "samples" not in text
-    assert json.loads(cli("show", row["id"], "--json").stdout)["bursts_ms"] == []
+    assert json.loads(cli("show", row["id"], "--format=json").stdout)["bursts_ms"] == []
 
 
 def test_a_run(cli: Cli, stored: Stored, make: Any) -> None:
@@ -91,19 +91,19 @@ def test_a_run(cli: Cli, stored: Stored, make: Any) -> None:
     assert "driver 570.1" in text
     assert "run-000" not in text
     assert "run-001" in cli("show", "run:").stdout, "the newest"
-    shown = json.loads(cli("show", "run:run-001", "--json").stdout)
+    shown = json.loads(cli("show", "run:run-001", "--format=json").stdout)
     assert shown["run"]["id"] == "run-001"
     assert {row["backend"] for row in shown["points"]} == {"triton", "b"}
     assert shown["environments"][0]["driver"] == "570.1"
-    assert len(cli("show", "run:run-001", "--csv").stdout.strip().split("\n")) == 3
-    assert cli("show", "run:run-001", "--md").stdout.count("| --- |") >= 1
+    assert len(cli("show", "run:run-001", "--format=csv").stdout.strip().split("\n")) == 3
+    assert cli("show", "run:run-001", "--format=md").stdout.count("| --- |") >= 1
 
 
 def test_an_interpreted_time_of_a_run_is_not_a_latency(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0, ms=7.77, timing="interpreted")])
     table = cli("show", "run:run-000").stdout
     assert ("interpreted" in table, "7.7" in table) == (True, False)
-    assert json.loads(cli("show", "run:run-000", "--json").stdout)["points"][0]["latency_ms"] == pytest.approx(
+    assert json.loads(cli("show", "run:run-000", "--format=json").stdout)["points"][0]["latency_ms"] == pytest.approx(
         7.77, 0.01
     )
 

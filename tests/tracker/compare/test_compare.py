@@ -15,7 +15,7 @@ Stored = Callable[..., Any]
 
 
 def verdicts(cli: Cli, *args: str) -> dict[str, str]:
-    result = cli("compare", *args, "--json")
+    result = cli("compare", *args, "--format=json")
     return {row["backend"]: row["verdict"] for row in json.loads(result.stdout)["series"]}
 
 
@@ -60,7 +60,7 @@ def test_the_reason_of_a_lost_accuracy_shows_the_error_that_decided(cli: Cli, st
     """The median of A decides, whatever its newest run shows."""
     errors = [1e-3, 1e-3, 1e-3, 2e-3, 1.8e-3]
     stored([make(n, commit=("b" if n == 4 else "a") * 40, rms=rms) for n, rms in enumerate(errors)])
-    (row,) = json.loads(cli("compare", "aaaa", "bbbb", "--json").stdout)["series"]
+    (row,) = json.loads(cli("compare", "aaaa", "bbbb", "--format=json").stdout)["series"]
     assert (row["verdict"], row["note"]) == ("regressed", "accuracy: rms 0.001 → 0.0018")
 
 
@@ -79,7 +79,7 @@ def test_runs_of_a_commit_are_pooled_within_like_environments(cli: Cli, stored: 
     stored([make(n, ms=ms, **a) for n, ms in enumerate((1.0, 1.002, 5.0))])
     stored([make(n, **b) for n in (3, 4)])
     stored([make(5, ms=9.0, **b, environment={"driver": "2"}), make(6, ms=7.0, **a, environment={"driver": "3"})])
-    (row,) = json.loads(cli("compare", "aaa", "bbb", "--json").stdout)["series"]
+    (row,) = json.loads(cli("compare", "aaa", "bbb", "--format=json").stdout)["series"]
     assert row["runs"] == [3, 2]
     assert row["a_ms"] == pytest.approx(1.002, rel=1e-3)
     assert row["ratio"] == pytest.approx(1 / 1.002, rel=1e-3)
@@ -92,7 +92,7 @@ def test_toolchains_of_a_plan_are_not_pooled_though_they_report_the_same_version
         return make(number, ms=ms, run=f"{toolchain}-{number}", plan=f"nightly@{toolchain}")
 
     stored([night("stable", 0, 1.0), night("nightly", 0, 2.0), night("stable", 1, 1.0), night("nightly", 1, 2.0)])
-    (row,) = json.loads(cli("compare", "000", "001", "--json").stdout)["series"]
+    (row,) = json.loads(cli("compare", "000", "001", "--format=json").stdout)["series"]
     assert row["runs"] == [1, 1]
     assert row["ratio"] == pytest.approx(1.0, rel=1e-3)
     refused = cli("compare", "run:stable-0", "run:nightly-1")
@@ -101,7 +101,7 @@ def test_toolchains_of_a_plan_are_not_pooled_though_they_report_the_same_version
     forced = cli("compare", "run:stable-0", "run:nightly-1", "--force")
     assert "forced: toolchain stable → toolchain nightly" in forced.stdout
     stored([make(2, ms=2.0, plan=None)])
-    (row,) = json.loads(cli("compare", "run:nightly-1", "002", "--json").stdout)["series"]
+    (row,) = json.loads(cli("compare", "run:nightly-1", "002", "--format=json").stdout)["series"]
     assert (row["verdict"], row["runs"]) == ("ok", [1, 1])
 
 
@@ -129,7 +129,7 @@ def test_words_for_commits(cli: Cli, stored: Stored, make: Any) -> None:
     )
 
     def sides(a: str, b: str) -> tuple[str, str]:
-        printed = json.loads(cli("compare", a, b, "--json").stdout)
+        printed = json.loads(cli("compare", a, b, "--format=json").stdout)
         return printed["a"], printed["b"]
 
     one, two = "abc1000000", "abc2000000"
@@ -160,9 +160,9 @@ def test_rows_come_by_severity_and_a_regression_can_set_the_exit_code(cli: Cli, 
     now = {"same": 1.0, "slower": 1.2, "slowest": 1.5, "faster": 0.5}
     nights = [make(0, 1.0, backend=name) for name in now]
     stored([*nights, *(make(1, ms, backend=name) for name, ms in now.items())])
-    listed = json.loads(cli("compare", "000", "001", "--json").stdout)["series"]
+    listed = json.loads(cli("compare", "000", "001", "--format=json").stdout)["series"]
     assert [row["backend"] for row in listed] == ["slowest", "slower", "faster", "same"]
-    failed = cli("compare", "000", "001", "--only-changed", "--fail-on", "regressed", "--json")
+    failed = cli("compare", "000", "001", "--only-changed", "--fail-on", "regressed", "--format=json")
     assert failed.exit_code == 1
     assert [row["backend"] for row in json.loads(failed.stdout)["series"]] == ["slowest", "slower", "faster"]
     assert cli("compare", "001", "000", "--fail-on", "regressed", "--backend", "slower").exit_code == 0
@@ -173,7 +173,7 @@ def test_rows_and_geometric_means_have_intervals(cli: Cli, stored: Stored, make:
     cells = [{"backend": backend, "operator": operator} for backend, operator in now]
     stored([make(0, 1.0, **cell) for cell in cells])
     stored([make(1, ms, **cell) for cell, ms in zip(cells, now.values(), strict=True)])
-    output = json.loads(cli("compare", "000", "001", "--json").stdout)
+    output = json.loads(cli("compare", "000", "001", "--format=json").stdout)
     for row in output["series"]:
         assert row["low"] < now[row["backend"], row["operator"]] < row["high"] < 1.03 * row["low"]
         assert (row["p"] < 0.05) == (row["verdict"] == "regressed")
@@ -189,7 +189,7 @@ def test_rows_and_geometric_means_have_intervals(cli: Cli, stored: Stored, make:
     assert lines[-4].startswith("geometric mean of lone over 1 series: 1.100")
     assert lines[-2].startswith("geometric mean of slow over 2 series: 1.22") and ", 95 % " in lines[-2]
     assert lines[-1].startswith("geometric mean of B/A over 5 series: 1.10") and ", 95 % " in lines[-1]
-    listed = cli("compare", "000", "001", "--csv")
+    listed = cli("compare", "000", "001", "--format=csv")
     assert ",ratio,low,high,p,noise," in listed.stdout.partition("\n")[0]
     assert "geometric mean of slow" in listed.stderr
 
@@ -200,7 +200,7 @@ def test_without_noise_estimates_there_is_no_interval(cli: Cli, stored: Stored, 
         return msgspec.structs.replace(record, latency=msgspec.structs.replace(record.latency, bursts_ms=((ms, ms),)))
 
     stored([bare(0, 1.0), bare(1, 2.0)])
-    (row,) = json.loads(cli("compare", "000", "001", "--json").stdout)["series"]
+    (row,) = json.loads(cli("compare", "000", "001", "--format=json").stdout)["series"]
     assert (row["ratio"], row["low"], row["high"], row["p"]) == (2.0, None, None, None)
     assert "2.000" in cli("compare", "000", "001").stdout
 

@@ -178,7 +178,7 @@ def test_the_command_reads_files_and_the_database(
     assert of_file.exit_code == 0 and of_file.stdout.startswith("# League table")
     stored(records)
     assert cli("league", "latest").stdout == of_file.stdout
-    (row,) = json.loads(cli("league", "latest", "--json").stdout)
+    (row,) = json.loads(cli("league", "latest", "--format=json").stdout)
     assert row["problems"] == 1 and [s["backend"] for s in row["standings"]] == ["a", "b"]
     target = tmp_path / "page.md"
     assert cli("league", "latest", "-o", target).exit_code == 0

@@ -16,7 +16,7 @@ Stored = Callable[..., Any]
 
 
 def compared(cli: Cli, *args: Any, **settings: Any) -> dict[str, Any]:
-    result = cli("compare", *args, "--json", **settings)
+    result = cli("compare", *args, "--format=json", **settings)
     assert result.exit_code in (0, 4), result.stderr
     return json.loads(result.stdout)
 

@@ -295,13 +295,13 @@ def test_the_answer_comes_first_and_each_command_after_its_fault(cli: Cli, machi
 
 def test_json_has_all(cli: Cli, machine: Any) -> None:
     machine(inventory())
-    facts = json.loads(cli("doctor", "--json").stdout)
+    facts = json.loads(cli("doctor", "--format=json").stdout)
     assert facts["measures"] is True and facts["device"] == "cuda"
     assert facts["operators"] == {"grouped_gemm": ["torch_loop"]}
     assert {"area": "gpu 0", "name": "persistence", "value": "off"}.items() <= next(
         finding.items() for finding in facts["findings"] if finding["name"] == "persistence"
     )
-    for form in ("--csv", "--md"):
+    for form in ("--format=csv", "--format=md"):
         assert "sudo nvidia-smi -i 0 -pm 1" in cli("doctor", form).stdout
 
 
@@ -331,7 +331,7 @@ def test_on_this_machine(
     python.write_text(f'#!/bin/sh\nexec {shlex.join(warm_python)} -c "{code}"\n')
     python.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(python))
-    result = cli("doctor", "--json")
+    result = cli("doctor", "--format=json")
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
     assert "torch_loop" in facts["operators"]["grouped_gemm"]

@@ -1,4 +1,4 @@
-"""`groupbench export`."""
+"""`groupbench db export`."""
 
 from __future__ import annotations
 
@@ -62,29 +62,29 @@ def filled(stored: Any, make: Any) -> Any:
 
 def test_export_ingest_export_gives_the_same_bytes(cli: Cli, filled: Any, tmp_path: Path) -> None:
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
-    done = cli("export", first)
+    done = cli("db", "export", first)
     assert (done.exit_code, done.stdout, "7 points" in done.stderr) == (0, "", True)
     other = tmp_path / "other.db"
     assert cli("ingest", first, db=other).exit_code == 0
-    assert cli("export", second, db=other).exit_code == 0
+    assert cli("db", "export", second, db=other).exit_code == 0
     assert first.read_bytes() == second.read_bytes()
     assert first.read_bytes().count(b"\n") == 7
 
 
 def test_its_own_export_is_known_already(cli: Cli, filled: Any, tmp_path: Path) -> None:
-    cli("export", tmp_path / "x.jsonl")
+    cli("db", "export", tmp_path / "x.jsonl")
     assert "0 points added, 7 already known" in cli("ingest", tmp_path / "x.jsonl").stdout
 
 
 def test_stdout(cli: Cli, filled: Any, tmp_path: Path) -> None:
-    cli("export", tmp_path / "x.jsonl")
-    assert cli("export", "-").stdout_bytes == (tmp_path / "x.jsonl").read_bytes()
-    assert len(cli("export", "-", "--format", "csv").stdout.splitlines()) > 7
+    cli("db", "export", tmp_path / "x.jsonl")
+    assert cli("db", "export", "-").stdout_bytes == (tmp_path / "x.jsonl").read_bytes()
+    assert len(cli("db", "export", "-", "--format", "csv").stdout.splitlines()) > 7
 
 
 @pytest.mark.both
 def test_csv_has_a_line_for_each_point(cli: Cli, filled: Any, tmp_path: Path) -> None:
-    cli("export", tmp_path / "x.csv")
+    cli("db", "export", tmp_path / "x.csv")
     rows = list(csv.DictReader(io.StringIO((tmp_path / "x.csv").read_text(encoding="utf-8"), newline="")))
     assert len(rows) == 7
     first = rows[0]
@@ -101,7 +101,7 @@ def test_csv_has_a_line_for_each_point(cli: Cli, filled: Any, tmp_path: Path) ->
 
 def test_parquet_holds_the_samples(cli: Cli, filled: Any, make: Any, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    cli("export", tmp_path / "x.parquet")
+    cli("db", "export", tmp_path / "x.parquet")
     rows = parquet.read_table(tmp_path / "x.parquet").to_pylist()
     assert len(rows) == 7
     kept = [[float(np.float32(ms)) for ms in burst] for burst in make(2).latency.bursts_ms]
@@ -114,12 +114,12 @@ def test_parquet_without_pyarrow_says_what_to_install(
     cli: Cli, filled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "Parquet requires pyarrow" in cli("export", tmp_path / "x.parquet").stderr
+    assert "Parquet requires pyarrow" in cli("db", "export", tmp_path / "x.parquet").stderr
     assert list(tmp_path.glob("*.parquet")) == []
 
 
 def test_v3_has_the_published_names_alone(cli: Cli, filled: Any, tmp_path: Path) -> None:
-    cli("export", tmp_path / "v3.json", "--format", "v3")
+    cli("db", "export", tmp_path / "v3.json", "--format", "v3")
     entries = [json.loads(line) for line in (tmp_path / "v3.json").read_text(encoding="utf-8").splitlines()]
     for entry in entries:
         assert set(entry) <= set(TOP_FIELDS)
@@ -135,7 +135,7 @@ def test_v3_has_the_published_names_alone(cli: Cli, filled: Any, tmp_path: Path)
 
 
 def test_v3_never_has_a_latency_of_what_failed(cli: Cli, filled: Any, tmp_path: Path) -> None:
-    cli("export", tmp_path / "v3.json", "--format", "v3")
+    cli("db", "export", tmp_path / "v3.json", "--format", "v3")
     entries = [json.loads(line) for line in (tmp_path / "v3.json").read_text(encoding="utf-8").splitlines()]
     by_backend: dict[str, dict[str, Any]] = {}
     for entry in entries:
@@ -152,10 +152,10 @@ def test_v3_never_has_a_latency_of_what_failed(cli: Cli, filled: Any, tmp_path: 
 
 def test_v3_is_read_back_by_import(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
     stored([make(), make(backend="torch", ms=2.0)])
-    cli("export", tmp_path / "v3.jsonl", "--format", "v3")
+    cli("db", "export", tmp_path / "v3.jsonl", "--format", "v3")
     result = cli("import", tmp_path / "v3.jsonl", "--format", "v3", db=tmp_path / "other.db")
     assert result.exit_code == 0, result.stderr
-    rows = json.loads(cli("history", "--json", db=tmp_path / "other.db").stdout)
+    rows = json.loads(cli("history", "--format=json", db=tmp_path / "other.db").stdout)
     assert sorted(round(row["latency_ms"], 2) for row in rows) == [1.0, 2.0]
 
 
@@ -164,7 +164,7 @@ def test_v3_is_read_back_by_import(cli: Cli, stored: Any, make: Any, tmp_path: P
     [("x.txt", "the ending names no format; give --format"), ("none/x.csv", "No such file"), (".", "no format")],
 )
 def test_mistakes_are_one_line(cli: Cli, filled: Any, tmp_path: Path, file: str, message: str) -> None:
-    assert message in cli("export", tmp_path / file if file != "." else file).stderr
+    assert message in cli("db", "export", tmp_path / file if file != "." else file).stderr
 
 
 def test_a_file_that_cannot_be_written_whole_is_not_there(cli: Cli, filled: Any, tmp_path: Path) -> None:
@@ -176,12 +176,12 @@ def test_a_file_that_cannot_be_written_whole_is_not_there(cli: Cli, filled: Any,
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(write_table, "_rows", fails)
-        assert "No space left" in cli("export", tmp_path / "x.csv").stderr
+        assert "No space left" in cli("db", "export", tmp_path / "x.csv").stderr
     assert (tmp_path / "x.csv").read_text() == "before"
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.startswith(".x")] == []
 
 
 def test_an_empty_database_gives_an_empty_file(cli: Cli, opened: Any, tmp_path: Path) -> None:
     for name in ("x.jsonl", "x.csv"):
-        assert cli("export", tmp_path / name).exit_code == 0
+        assert cli("db", "export", tmp_path / name).exit_code == 0
     assert (tmp_path / "x.jsonl").read_bytes() == b""

@@ -26,7 +26,7 @@ SAID = ("--commit", "10b14473", "--date", "2026-01-31", "--gpu", "NVIDIA H100")
 
 
 def history(cli: Cli) -> list[dict[str, Any]]:
-    return json.loads(cli("history", "--json").stdout)
+    return json.loads(cli("history", "--format=json").stdout)
 
 
 def test_the_help_lists_every_format(cli: Cli) -> None:
@@ -56,7 +56,7 @@ def test_a_night_after_a_night(cli: Cli, tmp_path: Path) -> None:
     changed = [r for r in history(cli) if r["change"]]
     assert [(r["backend"], r["shape"]) for r in changed] == [("triton_grouped_gemm", "x_val=1024")]
     assert changed[0]["change"] == pytest.approx(0.1 / 0.2518, rel=1e-3)
-    speedups = json.loads(cli("history", "--baseline", "aten_grouped_mm", "--json").stdout)
+    speedups = json.loads(cli("history", "--baseline", "aten_grouped_mm", "--format=json").stdout)
     assert all(row["speedup"] for row in speedups)
 
 

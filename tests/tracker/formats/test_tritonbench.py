@@ -331,7 +331,7 @@ def test_what_export_writes_comes_back(cli: Any, stored: Any, make: Any, tmp_pat
         ]
     )
     path = tmp_path / "out.jsonl"
-    assert cli("export", path, "--format", "v3").exit_code == 0
+    assert cli("db", "export", path, "--format", "v3").exit_code == 0
     loaded = load(path)
     assert loaded.title == "oss_ci_benchmark_v3"
     of = {record.cell.backend: record for record in loaded.records}
@@ -357,7 +357,7 @@ def test_an_export_of_runs_at_one_commit_and_time_comes_back(cli: Any, stored: A
     twice = [make(0, ms=2.0), make(0, ms=2.5, run="again"), make(0, ms=3.0, cell={"seed": 7})]
     stored(twice)
     path = tmp_path / "out.jsonl"
-    assert cli("export", path, "--format", "v3").exit_code == 0
+    assert cli("db", "export", path, "--format", "v3").exit_code == 0
     records = load(path).records
     medians = {(r.run.id, r.cell.seed): r.latency.bursts_ms[0][0] for r in records if r.latency}
     assert sorted(medians.values()) == pytest.approx([2.0, 2.5, 3.0], rel=0.02)

@@ -84,7 +84,7 @@ def test_a_suspect_exits_with_3_and_names_the_next_command(cli: Cli, stored: Sto
 def test_a_row_names_the_commits_of_the_change(cli: Cli, stored: Stored, make: Any) -> None:
     facts = {"subject": "Tiles: other ones", "author": "A. N. Other"}
     stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), *[make(n, ms=1.05) for n in (7, 8)]])
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["verdict"], row["metric"], row["cause"]) == ("regressed", "latency", "code")
     assert row["commits"] == "005ccccccc..006ccccccc"
     assert (row["subject"], row["author"]) == (facts["subject"], facts["author"])
@@ -204,7 +204,7 @@ def test_the_same_compiled_kernel_is_a_regression_only_by_an_ab(cli: Cli, stored
     assert "infrastructure" in result.stdout
     assert "compiled kernel unchanged" in result.stdout
     stored([make(9, ms=0.9, kernels=kernels), make(10, ms=0.9, kernels=kernels)])
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["verdict"], row["cause"], row["ab"]) == ("improved", "infrastructure", None)  # not an alarm
     assert row["change"] < 0
 
@@ -224,12 +224,12 @@ def test_the_same_compiled_kernel_does_not_clear_the_code_of_a_result(
     """The code around a kernel affects the result too; the same commit cannot change it."""
     kernels = [{"name": "k", "hash": "one"}]
     stored([*quiet(make, 6, kernels=kernels), make(6, kernels=kernels, **worse)])
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["metric"], row["cause"]) == (what, "code")
     assert row["note"].endswith("; compiled kernel unchanged")
     again = {"kernels": kernels, "commit": "005" + "c" * 37, "backend": "again"}
     stored([*quiet(make, 6, kernels=kernels, backend="again"), make(7, **again, **worse)])
-    row = next(row for row in json.loads(cli("gate", "--json").stdout)["series"] if row["backend"] == "again")
+    row = next(row for row in json.loads(cli("gate", "--format=json").stdout)["series"] if row["backend"] == "again")
     assert (row["metric"], row["cause"]) == (what, "infrastructure")
     assert row["note"].endswith("; same commit before and after")
 
@@ -249,7 +249,7 @@ def test_faster_but_less_accurate_is_one_row(cli: Cli, stored: Stored, make: Any
     assert result.exit_code == 1
     assert first_line(result) == "GATE regression: 1 series regressed. 1 regressed"
     assert "rms 0.002 → 0.009, and 20.0% faster" in result.stdout
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["metric"], row["before_rms"], row["rms"]) == ("accuracy", pytest.approx(2e-3), 9e-3)
 
 
@@ -259,7 +259,7 @@ def test_slower_at_one_commit_and_less_accurate_at_another_are_two_rows(cli: Cli
     result = cli("gate", "--update")
     assert first_line(result) == "GATE regression: 1 series regressed (2 rows). 2 regressed"
     assert "2 opened (1, 2)" in result.stderr
-    rows = {row["metric"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    rows = {row["metric"]: row for row in json.loads(cli("gate", "--format=json").stdout)["series"]}
     assert {what: row["commits"] for what, row in rows.items()} == {
         "latency": "005ccccccc..006ccccccc",
         "accuracy": "007ccccccc..008ccccccc",
@@ -271,7 +271,7 @@ def test_slower_at_one_commit_and_less_accurate_at_another_are_two_rows(cli: Cli
 
 def test_a_probability_is_a_latencys(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 30), make(30, rms=9e-3)])
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["metric"], row["p"], row["q"]) == ("accuracy", None, None)
 
 
@@ -322,7 +322,7 @@ def test_a_noisy_latency_is_not_judged(cli: Cli, stored: Stored, make: Any) -> N
     strict = cli("gate", "--strict")
     required = "GATE incomplete: --strict requires a verdict on every series (1 too noisy). 1 noisy"
     assert (strict.exit_code, first_line(strict)) == (3, required)
-    output = json.loads(cli("gate", "--json").stdout)
+    output = json.loads(cli("gate", "--format=json").stdout)
     assert (output["latencies"], output["counts"]) == ({"judged": 0, "measured": 1}, {"noisy": 1})
     assert "±" in output["series"][0]["note"]
 
@@ -376,19 +376,19 @@ def test_a_wrong_result_is_of_the_first_commit_that_has_it(
     cli: Cli, stored: Stored, make: Any, nights: str, commits: str, n: int
 ) -> None:
     stored([make(night, status=status) for night, status in enumerate(nights.split())])
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert row["commits"] == "..".join(end and f"{end}ccccccc" for end in commits.split(".."))
     assert (row["verdict"], row["metric"], row["n"]) == ("wrong", "result", n)
     has_base = not commits.startswith(".")
     assert (row["cause"], row["before_rms"]) == (("code", 2e-3) if has_base else (None, None))
     assert row["before_ms"] == (pytest.approx(1.0, rel=0.01) if has_base else None)
-    (again,) = json.loads(cli("gate", "--json", "--window", "3").stdout)["series"]
+    (again,) = json.loads(cli("gate", "--format=json", "--window", "3").stdout)["series"]
     assert again["commits"] == row["commits"]  # however long ago
 
 
 def test_a_result_that_became_wrong_in_another_environment_is_noted(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0), make(1, status="wrong", environment={"driver": "580.1"}, message="12 % outside")])
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["cause"], row["note"]) == ("code and toolchain", "12 % outside; driver 570.1 → 580.1")
 
 
@@ -549,7 +549,7 @@ def test_an_old_change_is_not_news(cli: Cli, stored: Stored, make: Any, ms: floa
     """The statistics find the newest change at any age, but after twenty results it is old."""
     stored([*quiet(make, 6), *[make(night, ms=ms) for night in range(6, 28)]])
     for night, code in ((8, 1), (25, 1), (26, 0), (27, 0)):
-        result = cli("gate", "--run", f"run-{night:03d}", "--json")
+        result = cli("gate", "--run", f"run-{night:03d}", "--format=json")
         (row,) = json.loads(result.stdout)["series"]
         old = night >= 26
         assert result.exit_code == (code if ms > 1 else 0), night
@@ -565,11 +565,11 @@ def test_an_alert_keeps_an_old_change_until_it_is_dealt_with(cli: Cli, stored: S
     assert "1 opened (1)" in cli("gate", "--update", "--run", "run-010").stderr
     for night in (25, 26, 39):
         assert cli("gate", "--run", f"run-{night:03d}").exit_code == 1, night
-    assert cli("ack", "1", "--reason", "known").exit_code == 0
+    assert cli("alerts", "ack", "1", "--reason", "known").exit_code == 0
     assert (cli("gate").exit_code, cli("gate", "--strict").exit_code) == (0, 1)
-    assert cli("expect", "1", "--reason", "bounds are checked").exit_code == 0
+    assert cli("alerts", "expect", "1", "--reason", "bounds are checked").exit_code == 0
     assert cli("gate", "--strict").exit_code == 0
-    assert cli("close", "1", "--as", "fixed", "--reason", "a mistake: it is as slow as ever").exit_code == 0
+    assert cli("alerts", "close", "1", "--as", "fixed", "--reason", "a mistake: it is as slow as ever").exit_code == 0
     assert "1 reopened (1)" in cli("gate", "--update").stderr
 
 
@@ -581,7 +581,7 @@ def test_a_canary_speaks_of_its_own_machine_and_time(cli: Cli, stored: Stored, m
     for night in (6, 7):
         cells: list[dict[str, Any]] = [{}, {"backend": "b", "environment": other}, canary]
         stored([make(night, ms=1.05, **cell) for cell in cells])
-    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--format=json").stdout)["series"]}
     assert [(rows[name]["verdict"], rows[name]["cause"]) for name in ("triton", "b", "copy")] == [
         ("unresolved", "machine"),
         ("regressed", "code"),
@@ -589,7 +589,7 @@ def test_a_canary_speaks_of_its_own_machine_and_time(cli: Cli, stored: Stored, m
     ]
     slow = [make(night, ms=1.05, **canary) for night in range(8, 12)]
     stored([*slow, *[make(night, backend="late", ms=1.0 if night < 10 else 1.05) for night in range(12)]])
-    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--format=json").stdout)["series"]}
     assert (rows["copy"]["verdict"], rows["late"]["verdict"], rows["late"]["cause"]) == ("suspect", "regressed", "code")
 
 
@@ -647,18 +647,18 @@ def test_late_records_of_old_runs_do_not_become_the_newest(cli: Cli, stored: Sto
 def test_formats(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), make(6, ms=1.03, shape="a|b*c<d>")])
     stored([*[make(n, backend="x|y") for n in range(5)], *[make(n, ms=1.05, backend="x|y") for n in (5, 6)]])
-    output = json.loads(cli("gate", "--json").stdout)
+    output = json.loads(cli("gate", "--format=json").stdout)
     assert (output["exit_code"], output["verdict"], output["counts"]["regressed"]) == (1, "regression", 1)
-    csv = cli("gate", "--csv")
+    csv = cli("gate", "--format=csv")
     assert csv.stdout.startswith("verdict,metric,cause,operator")
     assert csv.stderr.startswith("GATE regression")
-    assert r"x\|y" in cli("gate", "--md").stdout
+    assert r"x\|y" in cli("gate", "--format=md").stdout
 
 
 def test_a_long_message_does_not_fill_the_screen(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(0, status="wrong", message="x" * 20_000)])
     assert len(cli("gate").stdout) < 2000
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert len(row["note"]) == 20_000
 
 
@@ -668,12 +668,12 @@ def test_the_commands_that_reproduce_a_row_name_its_device(cli: Cli, stored: Sto
     fields = {"environment": {"device": device, "cpu": "a CPU"}}
     stored([make(night, ms=2.0 if night == 6 else 1.0 + 0.001 * (night % 3), **fields) for night in range(7)])
     stored([make(6, backend="other", status="wrong", **fields)])
-    rows = {row["backend"]: row for row in json.loads(cli("gate", "--json").stdout)["series"]}
+    rows = {row["backend"]: row for row in json.loads(cli("gate", "--format=json").stdout)["series"]}
     assert rows["triton"]["repro"].startswith("groupbench ab ")
     assert rows["other"]["repro"].startswith("git switch ")
     assert all(row["repro"].endswith(f"--device {device}") for row in rows.values())
     assert "opened" in cli("gate", "--update").output
-    alerts = json.loads(cli("alerts", "--json").stdout)
+    alerts = json.loads(cli("alerts", "--format=json").stdout)
     assert alerts and all(alert["repro"].endswith(f"--device {device}") for alert in alerts)
 
 

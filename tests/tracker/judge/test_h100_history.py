@@ -40,7 +40,7 @@ def run_of(number: int) -> str:
 
 
 def verdicts(cli: Cli, run: str) -> tuple[int, list[dict[str, Any]]]:
-    done = cli("gate", "--run", run, "--json")
+    done = cli("gate", "--run", run, "--format=json")
     return done.exit_code, json.loads(done.stdout)["series"]
 
 
@@ -102,14 +102,16 @@ def test_an_ab_makes_the_suspect_a_regression_and_an_alert(h100: Cli, db: Any) -
     assert (slower["backend"], slower["shape"]) == SLOWER
     assert (slower["ab"], slower["change"]) == ("different", pytest.approx(0.53, abs=0.01))
     h100("gate", "--update", "--run", run_of(4))
-    (alert,) = json.loads(h100("alerts", "--json").stdout)
+    (alert,) = json.loads(h100("alerts", "--format=json").stdout)
     assert (alert["backend"], alert["shape"]) == SLOWER
     assert alert["subject"].startswith("Kernels: tiles of 128x256")
 
 
 def test_hosts_and_cards_never_mix(h100: Cli) -> None:
     """The same problem and backend under TritonBench is another series, and on another card incomparable."""
-    rows = json.loads(h100("series", "--backend", "triton_flat", "--shape", "G=4,M_g=1024,*", "--json").stdout)
+    rows = json.loads(
+        h100("list", "series", "--backend", "triton_flat", "--shape", "G=4,M_g=1024,*", "--format=json").stdout
+    )
     assert {row["host"] for row in rows} == {"builtin", "tritonbench"}
     done = h100("gate", "--run", run_of(9))
     assert done.exit_code == 4

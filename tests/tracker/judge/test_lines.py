@@ -156,7 +156,7 @@ def test_without_ancestry_time_decides_with_a_note(
     result = cli("gate")
     assert result.exit_code == 0
     assert "ancestry unknown: earlier runs ordered by time" in result.stderr
-    notes = json.loads(cli("gate", "--json").stdout)["notes"]
+    notes = json.loads(cli("gate", "--format=json").stdout)["notes"]
     assert notes == ["ancestry unknown: earlier runs ordered by time, possibly including other branches"]
 
 
@@ -206,7 +206,7 @@ def test_the_same_samples_under_other_runs_do_not_count(
     slow = measured(STEP, STEP)
     stored([renamed(slow, f"copy-{number}", number) for number in range(1, 7)])
     assert judged(db, "copy-6") == expected
-    (note,) = json.loads(cli("gate", "--run", "copy-6", "--json").stdout)["notes"]
+    (note,) = json.loads(cli("gate", "--run", "copy-6", "--format=json").stdout)["notes"]
     assert note == "6 results ignored: same samples as in another run of the same commit"
 
 

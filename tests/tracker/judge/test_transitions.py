@@ -24,7 +24,6 @@ Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
 pytestmark = pytest.mark.sqlite
-WHO = ("--who", "Ada")
 ONE_COMMIT = {"commit": "005" + "c" * 37}
 NEW = {"environment": {"triton": "3.8.0"}}
 
@@ -34,7 +33,7 @@ def wobble(night: int) -> float:
 
 
 def judged(cli: Cli, *args: str) -> tuple[int, dict[str, dict[str, Any]]]:
-    done = cli("gate", "--json", *args)
+    done = cli("gate", "--format=json", *args)
     return done.exit_code, {row["backend"]: row for row in json.loads(done.stdout)["series"]}
 
 
@@ -108,7 +107,7 @@ def test_an_alert_of_one_toolchain_is_not_closed_by_another_in_turns(cli: Cli, s
     assert "1 opened" in cli("gate", "--update").output
     stored([night(31)])
     assert "alerts: nothing new" in cli("gate", "--update").output
-    assert [alert["state"] for alert in json.loads(cli("alerts", "--json").stdout)] == ["new"]
+    assert [alert["state"] for alert in json.loads(cli("alerts", "--format=json").stdout)] == ["new"]
 
 
 @pytest.mark.parametrize(
@@ -205,7 +204,7 @@ class TestGate:
         assert (rows["fast"]["cause"], "and the code changed" in rows["fast"]["note"]) == ("code and toolchain", True)
         assert cli("gate").stdout.splitlines()[1].endswith("median +0.0%; 1 slower and 1 faster")
         cli("gate", "--update")
-        (alert,) = json.loads(cli("alerts", "--json").stdout)
+        (alert,) = json.loads(cli("alerts", "--format=json").stdout)
         assert alert["cause"] == "code and toolchain"
         stored([make(7, ms=1.2, backend="slow", environment={"triton": "3.8.1"})])  # another one keeps it open
         code, rows = judged(cli)
@@ -217,9 +216,9 @@ class TestGate:
         stored([make(6, ms=1.05, **new, **ONE_COMMIT)])
         result = cli("gate")
         assert (result.exit_code, "driver 570.1 → 580.2: +5.0%" in result.stdout) == (3, True)
-        assert "`groupbench accept-transition` accepts the new levels" in result.stdout
+        assert "`groupbench alerts accept-transition` accepts the new levels" in result.stdout
         assert "groupbench confirm" not in result.stdout
-        done = cli("accept-transition", *WHO)
+        done = cli("alerts", "accept-transition")
         assert done.stdout.startswith("alert 1 invalid by Ada: driver 570.1 → 580.2; grouped_gemm triton")
         assert cli("gate").exit_code == 0
         stored([make(7, ms=1.05, **new)])
@@ -227,7 +226,7 @@ class TestGate:
         stored([make(night, ms=1.1, **new) for night in (8, 9)])
         code, rows = judged(cli)
         assert (code, rows["triton"]["cause"], rows["triton"]["n"] > 5) == (1, "code", True)
-        assert "nothing to accept" in cli("accept-transition").stderr
+        assert "nothing to accept" in cli("alerts", "accept-transition").stderr
 
     def test_no_command_is_named_that_cannot_decide(self, cli: Cli, stored: Stored, make: Any) -> None:
         """An A/B could confirm the improvement, but not the driver's slowdown, which is why the run does not pass."""
@@ -251,7 +250,7 @@ class TestGate:
         result = cli("gate")
         assert "gpu_uuid GPU-1 → GPU-2, and the code changed: 2 series moved by +0.0% to +3.0%" in result.stdout
         assert "accept-transition" in result.stdout
-        assert len(cli("accept-transition", *WHO).stdout.splitlines()) == 2
+        assert len(cli("alerts", "accept-transition").stdout.splitlines()) == 2
         assert cli("gate").exit_code == 0
         stored([make(7, ms=1.08, backend="a", **new), make(7, ms=1.0, backend="b", **new)])
         code, rows = judged(cli)

@@ -77,8 +77,8 @@ def test_an_accepted_change_stays_accepted_although_an_ab_found_it(make: Any, st
         comparison = Compared(base, head, "different", datetime(2026, 1, 9, tzinfo=UTC), *[math.log(1.5)] * 3)
         comparisons.store(session, 1, comparison)
     assert cli("gate", "--update").exit_code == 1
-    cli("expect", "1", "--reason", "bounds are checked now")
-    done = cli("gate", "--json")
+    cli("alerts", "expect", "1", "--reason", "bounds are checked now")
+    done = cli("gate", "--format=json")
     (row,) = json.loads(done.stdout)["series"]
     assert (done.exit_code, row["verdict"], row["alert"]) == (0, "ok", 1)
 
@@ -207,13 +207,13 @@ def test_an_acknowledged_step_does_not_hide_a_later_one(make: Any, stored: Any, 
         comparison = Compared(base, head, "different", datetime(2026, 1, 9, tzinfo=UTC), *[math.log(1.3)] * 3)
         comparisons.store(session, 1, comparison)
     assert cli("gate", "--update").exit_code == 1
-    cli("ack", "1", "--reason", "known")
+    cli("alerts", "ack", "1", "--reason", "known")
     stored(records[2:])
-    done = cli("gate", "--json")
+    done = cli("gate", "--format=json")
     rows = json.loads(done.stdout)["series"]
     assert (done.exit_code, sorted(row["verdict"] for row in rows)) == (3, ["regressed", "suspect"])
-    cli("expect", "1", "--reason", "accepted")
-    done = cli("gate", "--json")
+    cli("alerts", "expect", "1", "--reason", "accepted")
+    done = cli("gate", "--format=json")
     assert (done.exit_code, [row["verdict"] for row in json.loads(done.stdout)["series"]]) == (3, ["suspect"])
 
 

@@ -517,7 +517,7 @@ def test_all_at_once(cli: Cli, slower: Path) -> None:
     assert EVIL not in (slower / "c.md").read_text()
     assert ElementTree.parse(slower / "j.xml").getroot().get("failures") == "1"
     verdict = json.loads((slower / "v.json").read_text())
-    assert verdict == json.loads(cli("gate", "--json").stdout) | {"series": verdict["series"]}
+    assert verdict == json.loads(cli("gate", "--format=json").stdout) | {"series": verdict["series"]}
     (shown,) = json.loads((slower / "s.sarif").read_text())["runs"][0]["results"]
     assert shown["properties"]["source"] == "nothing"
     assert "new: grouped_gemm triton: latency" in (slower / "a.atom").read_text()  # the update's own alert

@@ -16,7 +16,7 @@ Stored = Callable[..., Any]
 
 
 def rows(cli: Cli, *args: str) -> list[dict[str, Any]]:
-    result = cli("history", *args, "--json")
+    result = cli("history", *args, "--format=json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -155,7 +155,7 @@ def test_nothing_matches(cli: Cli, stored: Stored, make: Any) -> None:
     result = cli("history", "--shape", "none*")
     assert (result.exit_code, result.stdout) == (0, "")
     assert "no points match" in result.stderr
-    assert cli("history", "--shape", "none*", "--json").stdout == "[]\n"
+    assert cli("history", "--shape", "none*", "--format=json").stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
@@ -196,13 +196,13 @@ HARD = 'a "b" | c\nd, <e> [bold]f[/] 100%\x1b[31m\x07\u202e'
 def test_any_name_in_any_format(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(backend=HARD, shape=HARD)])
     assert rows(cli, "--backend", HARD, "--shape", HARD)[0]["backend"] == HARD
-    (row,) = csv.DictReader(io.StringIO(cli("history", "--csv").stdout, newline=""))
+    (row,) = csv.DictReader(io.StringIO(cli("history", "--format=csv").stdout, newline=""))
     assert row["backend"] == HARD
     text = cli("history").stdout
     assert text.count("\n") == 2
     assert "[bold]f[/] 100%" in text
     assert not set("\x1b\x07\u202e") & set(text)
-    table = cli("history", "--md").stdout.rstrip("\n").split("\n")
+    table = cli("history", "--format=md").stdout.rstrip("\n").split("\n")
     assert len(table) == 3
     assert r"\|" in table[2]
     assert "<e>" not in table[2]

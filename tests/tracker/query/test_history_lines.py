@@ -46,7 +46,7 @@ def backfill(measured: Callable[..., Record]) -> list[Record]:
 
 def listed(cli: Cli, *args: str) -> list[str]:
     """The commits of a history, in its order."""
-    result = cli("history", "--json", *args)
+    result = cli("history", "--format=json", *args)
     assert result.exit_code == 0, result.stderr
     return [bytes.fromhex(row["commit"]).decode().rstrip("\0") for row in json.loads(result.stdout)]
 
@@ -55,7 +55,7 @@ def test_a_backfill_reads_in_the_order_of_commits(cli: Cli, stored: Stored, meas
     stored(backfill(measured))
     assert listed(cli) == ["a", "b", "c"]
     assert listed(cli, "--limit", "1") == ["c"]
-    rows = json.loads(cli("history", "--json").stdout)
+    rows = json.loads(cli("history", "--format=json").stdout)
     assert rows[0]["change"] is None
     assert rows[1]["change"] == pytest.approx(0.56 / 0.20 - 1, rel=0.01)
     shown = cli("history")
@@ -65,7 +65,7 @@ def test_a_backfill_reads_in_the_order_of_commits(cli: Cli, stored: Stored, meas
 
 def test_plots_are_in_the_order_of_commits(cli: Cli, stored: Stored, measured: Any) -> None:
     stored(backfill(measured))
-    rows = json.loads(cli("history", "--json").stdout)
+    rows = json.loads(cli("history", "--format=json").stdout)
     (panel,) = trends(rows, [row["run"] for row in rows], "latency")
     assert panel.curves[0].y == pytest.approx(MS, rel=0.01)
     assert cli("history", "--plot").exit_code == 0
@@ -73,10 +73,10 @@ def test_plots_are_in_the_order_of_commits(cli: Cli, stored: Stored, measured: A
 
 def test_the_newest_run_of_a_backfill_is_of_its_newest_commit(cli: Cli, stored: Stored, measured: Any) -> None:
     stored(backfill(measured))
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert row["latency_ms"] == pytest.approx(MS[2], rel=0.01)
     stored([measured(9, "a", ms=MS[0])])  # by hand: this one is meant
-    (row,) = json.loads(cli("gate", "--json").stdout)["series"]
+    (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert row["latency_ms"] == pytest.approx(MS[0], rel=0.01)
 
 
@@ -100,7 +100,7 @@ def test_other_branches_are_left_out_and_counted(cli: Cli, stored: Stored, measu
 def test_a_commit_measured_again_stays_among_its_neighbours(cli: Cli, stored: Stored, measured: Any) -> None:
     stored([measured(0, "a"), measured(1, "b", "a"), measured(2, "c", "b"), measured(3, "b", "a")])
     assert listed(cli) == ["a", "b", "b", "c"]
-    runs = [row["run"] for row in json.loads(cli("history", "--json").stdout)]
+    runs = [row["run"] for row in json.loads(cli("history", "--format=json").stdout)]
     assert runs == ["run-000", "run-001", "run-003", "run-002"]
 
 

@@ -18,7 +18,7 @@ Stored = Callable[..., Any]
 
 
 def rows(cli: Cli, *args: str) -> list[dict[str, Any]]:
-    result = cli("history", *args, "--json")
+    result = cli("history", *args, "--format=json")
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -208,11 +208,11 @@ def test_a_history_loads_only_what_it_needs(stored: Stored, make: Any) -> None:
 import sys
 from groupbench.tracker.cli import main
 try:
-    main(["--db", sys.argv[1], "history", "--where", "N>=1", "--json"])
+    main(["--db", sys.argv[1], "history", "--where", "N>=1", "--format=json"])
 except SystemExit as done:
     assert done.code == 2, done.code
 try:
-    main(["--db", sys.argv[1], "history", "--baseline", "triton", "--json"])
+    main(["--db", sys.argv[1], "history", "--baseline", "triton", "--format=json"])
 except SystemExit as done:
     assert done.code == 0, done.code
 heavy = ("numpy", "pandas", "pyarrow", "rich", "alembic", "groupbench.tracker.formats",

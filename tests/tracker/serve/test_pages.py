@@ -48,7 +48,7 @@ def test_the_overview_says_what_the_gate_says(nights: Any, serve: Client, cli: C
 def test_acknowledged_regressions_are_no_failure(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
     assert '<span class="count bad"><b>1</b> regressed</span>' in client.get("/").text
-    cli("ack", "1", "--reason", "</td>on it", "--who", "Ada")
+    cli("alerts", "ack", "1", "--reason", "</td>on it")
     run = client.get("/overview.json").json()["run"]["run"]
     for page in (client.get("/").text, client.get(f"/runs/{run}").text):
         assert '<span class="count warn"><b>1</b> regressed (1 acknowledged)</span>' in page
@@ -62,9 +62,9 @@ def test_regressions_are_red_until_all_are_acknowledged(
     stored([make(night, ms, backend=name) for night, ms in enumerate(levels) for name in ("a", "b")])
     assert "2 opened" in cli("gate", "--update").stderr
     client = serve()
-    cli("ack", "1", "--reason", "known")
+    cli("alerts", "ack", "1", "--reason", "known")
     assert '<span class="count bad"><b>2</b> regressed (1 acknowledged)</span>' in client.get("/").text
-    cli("ack", "2", "--reason", "known")
+    cli("alerts", "ack", "2", "--reason", "known")
     assert '<span class="count warn"><b>2</b> regressed (2 acknowledged)</span>' in client.get("/").text
 
 
@@ -257,7 +257,7 @@ def test_an_operator_also_shows_what_the_newest_run_left_out(
 def test_comparisons_are_those_of_the_command(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
     body = client.get("/compare.json?a=000&b=latest").json()
-    compared = json.loads(cli("compare", "000", "latest", "--json").stdout)
+    compared = json.loads(cli("compare", "000", "latest", "--format=json").stdout)
     assert (body["counts"], body["geometric_mean"]) == (
         compared["counts"],
         pytest.approx(compared["geometric_mean"]),

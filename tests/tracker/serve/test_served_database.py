@@ -55,7 +55,7 @@ def test_a_database_that_cannot_be_served_is_named(tmp_path: Path, cli: Cli, nig
     with sqlite3.connect(old) as connection:
         connection.execute("UPDATE alembic_version SET version_num = '0001'")
     before = old.read_bytes()
-    with pytest.raises(StoreError, match=r"is at revision 0001.*`groupbench runs` migrates it"):
+    with pytest.raises(StoreError, match=r"is at revision 0001.*`groupbench list runs` migrates it"):
         create_app(str(old))
     assert old.read_bytes() == before
     result = cli("serve", db=tmp_path / "none.db")

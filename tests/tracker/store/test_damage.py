@@ -34,7 +34,7 @@ def without_log(path: Path) -> Path:
 def path(cli: Cli, stored: Any, make: Any) -> Path:
     """Six points of two series in one file without a write-ahead log."""
     path = stored([make(night, backend=name, cell={"flops": 9}) for night in range(3) for name in ("triton", "other")])
-    assert cli("pin", "latest", "--max-slowdown", "3").exit_code == 0
+    assert cli("pins", "add", "latest", "--max-slowdown", "3").exit_code == 0
     return without_log(path)
 
 
@@ -55,17 +55,17 @@ def overwrite(path: Path, place: int, content: bytes) -> None:
 )
 def test_damage_in_the_schema_is_reported(cli: Cli, path: Path, text: bytes, by: bytes) -> None:
     overwrite(path, path.read_bytes().index(text), by)
-    for command in ("verify", "gate", "runs", "backup"):
-        result = cli(command, *([path.with_name("copy.db")] if command == "backup" else []))
-        assert result.exit_code in ((1, 2) if command == "verify" else (0, 2, 3))
+    for command in ("db verify", "gate", "list runs", "db backup"):
+        result = cli(*command.split(), *([path.with_name("copy.db")] if command == "db backup" else []))
+        assert result.exit_code in ((1, 2) if command == "db verify" else (0, 2, 3))
 
 
 def test_a_damaged_value_is_reported_and_its_row_can_be_restored(cli: Cli, path: Path, make: Any, write: Any) -> None:
-    before = cli("export", "-").stdout
+    before = cli("db", "export", "-").stdout
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE point SET rms = rms * 2 WHERE id = 3")
         connection.execute("UPDATE point SET median_ms = 'abc' WHERE id = 4")
-    problems = cli("verify").stdout
+    problems = cli("db", "verify").stdout
     assert "point 3 does not match its hash" in problems
     assert "point 4" in problems
     for command in (["gate"], ["history"], ["report", "-o", str(path.with_name("r.html"))]):
@@ -75,8 +75,8 @@ def test_a_damaged_value_is_reported_and_its_row_can_be_restored(cli: Cli, path:
         connection.execute("DELETE FROM point WHERE id IN (3, 4)")
     records = [make(night, backend=name, cell={"flops": 9}) for night in range(3) for name in ("triton", "other")]
     assert "2 points added, 4 already known" in cli("ingest", write(records)).stdout
-    assert cli("verify").exit_code == 0
-    assert sorted(cli("export", "-").stdout.splitlines()) == sorted(before.splitlines())
+    assert cli("db", "verify").exit_code == 0
+    assert sorted(cli("db", "export", "-").stdout.splitlines()) == sorted(before.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_damaged_value_is_reported_and_its_row_can_be_restored(cli: Cli, path:
 def test_a_changed_row_is_reported(cli: Cli, path: Path, change: str, message: str) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.executescript(change)
-    assert message in cli("verify").stdout
+    assert message in cli("db", "verify").stdout
 
 
 @pytest.mark.parametrize("table", ["pin", *rarely("series", "run", "commit")])
@@ -107,7 +107,7 @@ def test_every_column_of_a_row_is_covered(cli: Cli, path: Path, table: str) -> N
         path.write_bytes(before)
         with closing(sqlite3.connect(path)) as connection, connection:
             connection.execute(f'UPDATE "{table}" SET "{name}" = \'7\' || coalesce("{name}", 1) WHERE id = 1')
-        assert f"{table} 1 " in cli("verify", "--quick").stdout, name
+        assert f"{table} 1 " in cli("db", "verify", "--quick").stdout, name
 
 
 def run(command: str, folder: Path) -> None:
@@ -122,13 +122,13 @@ def run(command: str, folder: Path) -> None:
 def test_the_steps_of_the_guide_restore_every_result(cli: Cli, stored: Any, make: Any, write: Any, step: str) -> None:
     records = [make(night, backend=f"b{number}") for night in range(2) for number in range(200)]
     path = without_log(stored(records))
-    assert cli("pin", "latest", "--max-slowdown", "3").exit_code == 0
+    assert cli("pins", "add", "latest", "--max-slowdown", "3").exit_code == 0
     without_log(path)
-    before, pins = cli("export", "-").stdout, cli("pins", "--json").stdout
+    before, pins = cli("db", "export", "-").stdout, cli("pins", "--format=json").stdout
     content = without_log(path).read_bytes()
     leaves = [page for page in range(8192, len(content), 8192) if content[page] == 0x0D and content[page + 5] & 0x0F]
     overwrite(path, leaves[-2], random.Random(1).randbytes(8192))
-    verified = cli("verify")
+    verified = cli("db", "verify")
     assert (verified.exit_code, "damage: " in verified.stdout) == (1, True)
     assert "ingest" in verified.stdout
 
@@ -136,11 +136,11 @@ def test_the_steps_of_the_guide_restore_every_result(cli: Cli, stored: Any, make
     if step:
         run(step.replace("groupbench.db", path.name), path.parent)
     assert cli("ingest", write(records)).exit_code == 0
-    verified = cli("verify")
+    verified = cli("db", "verify")
     assert verified.exit_code == 0, verified.stdout
-    assert sorted(cli("export", "-").stdout.splitlines()) == sorted(before.splitlines())
+    assert sorted(cli("db", "export", "-").stdout.splitlines()) == sorted(before.splitlines())
     if step:
-        assert cli("pins", "--json").stdout == pins
+        assert cli("pins", "--format=json").stdout == pins
 
 
 def test_the_message_about_damage_names_the_next_step(cli: Cli, path: Path) -> None:

@@ -148,8 +148,8 @@ def test_two_ingests_and_a_report_at_once(cli: Cli, db: Path, write: Any, make: 
         start(db, "ingest", *files[1:3]),
         start(db, "ingest", *files[2:]),  # one of them twice
         start(db, "report", "-o", tmp_path / "report.html"),
-        start(db, "history", "--json"),
-        start(db, "export", tmp_path / "out.jsonl"),
+        start(db, "history", "--format=json"),
+        start(db, "db", "export", tmp_path / "out.jsonl"),
     ]
     assert exit_codes(running) == [0] * 5
     assert whole(db) == 800
@@ -169,12 +169,12 @@ def test_a_database_that_was_cut_is_one_line(cli: Cli, db: Path, write: Any, mak
         connection.execute("PRAGMA journal_mode = DELETE")
     os.truncate(db, int(db.stat().st_size * keep))
     before = db.read_bytes()
-    result = cli("verify")
+    result = cli("db", "verify")
     assert result.exit_code in (1, 2)
     if result.exit_code == 1:
         assert "VERIFY" in result.stdout
-    assert "`groupbench verify`" not in result.output  # which has just been called
-    for command in (["history"], ["runs"], ["ingest", night(write, make, 1)]):
+    assert "`groupbench db verify`" not in result.output  # which has just been called
+    for command in (["history"], ["list", "runs"], ["ingest", night(write, make, 1)]):
         result = cli(*command)  # the fixture wants one line wherever the code is 2
         assert result.exit_code in (0, 2)
     if keep < 0.9:
@@ -187,7 +187,7 @@ def test_noise_in_a_database_is_reported_by_verify_or_hit_nothing(
     cli: Cli, db: Path, write: Any, make: Any, seed: int
 ) -> None:
     cli("ingest", night(write, make, 0))
-    cli("export", db.with_name("before.jsonl"))
+    cli("db", "export", db.with_name("before.jsonl"))
     with closing(sqlite3.connect(db)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
     content = bytearray(db.read_bytes())
@@ -195,10 +195,10 @@ def test_noise_in_a_database_is_reported_by_verify_or_hit_nothing(
     place = rng.randrange(8192, len(content) - 4000)
     content[place : place + 3000] = rng.randbytes(3000)
     db.write_bytes(content)
-    verified = cli("verify").exit_code
-    for command in (["history"], ["runs"], ["gate"]):
+    verified = cli("db", "verify").exit_code
+    for command in (["history"], ["list", "runs"], ["gate"]):
         assert cli(*command).exit_code in (0, 2, 3)
-    exported = cli("export", db.with_name("after.jsonl")).exit_code
+    exported = cli("db", "export", db.with_name("after.jsonl")).exit_code
     assert (verified in (0, 1, 2), exported in (0, 2)) == (True, True)
     if verified == 0:  # it hit an unused place
         assert db.with_name("after.jsonl").read_bytes() == db.with_name("before.jsonl").read_bytes()
@@ -215,10 +215,10 @@ def test_an_altered_row_is_reported_by_verify(cli: Cli, stored: Any, make: Any) 
     ):
         copy = path.with_name("copy.db")
         copy.unlink(missing_ok=True)
-        assert cli("backup", copy).exit_code == 0
+        assert cli("db", "backup", copy).exit_code == 0
         with closing(sqlite3.connect(copy)) as connection, connection:
             connection.execute(change)
-        result = cli("verify", db=copy)
+        result = cli("db", "verify", db=copy)
         assert (result.exit_code, message in result.stdout) == (1, True), result.stdout
 
 
@@ -229,10 +229,10 @@ def test_a_read_only_database_is_read_and_not_written(
     before = path.read_bytes()
     real = os.access
     monkeypatch.setattr(os, "access", lambda where, mode: real(where, mode) and not mode & os.W_OK)
-    for command in (["runs"], ["history"], ["verify"], ["prune"], ["export", "-"]):
+    for command in (["list", "runs"], ["history"], ["db", "verify"], ["db", "prune"], ["db", "export", "-"]):
         assert cli(*command).exit_code == 0
-    pin = ["pin", "latest", "--max-slowdown", "3%"]
-    for command in (["ingest", write([make(1)], "b.jsonl")], ["prune", "--apply"], ["merge", path], pin):
+    pin = ["pins", "add", "latest", "--max-slowdown", "3%"]
+    for command in (["ingest", write([make(1)], "b.jsonl")], ["db", "prune", "--apply"], ["db", "merge", path], pin):
         result = cli(*command)
         assert (result.exit_code, "t.db: cannot be written; change its permissions" in result.stderr) == (2, True)
     assert path.read_bytes() == before
@@ -271,7 +271,7 @@ def test_a_wait_for_another_writer_ends_in_one_line(
         other.execute("BEGIN IMMEDIATE")
         result = cli("ingest", write([make(1)], "b.jsonl"))
         assert (result.exit_code, "database is locked" in result.stderr) == (2, True)
-        assert cli("runs").exit_code == 0  # a reader never waits
+        assert cli("list", "runs").exit_code == 0  # a reader never waits
     with pytest.raises(StoreError, match="no such database"):
         open_store(path.with_name("none.db"), create=False)
 
@@ -289,14 +289,14 @@ def test_leftovers_of_a_killed_process_are_removed_by_the_next(
     handle = os.open(busy, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)
     try:
-        assert cli("backup", tmp_path / "copy.db").exit_code == 0
+        assert cli("db", "backup", tmp_path / "copy.db").exit_code == 0
     finally:
         os.close(handle)
     assert sorted(tmp_path.glob(".*")) == [busy, foreign, later]
     os.utime(later, (0, 0))
-    assert cli("backup", tmp_path / "copy.db").exit_code == 2
+    assert cli("db", "backup", tmp_path / "copy.db").exit_code == 2
     (tmp_path / "copy.db").unlink()
-    assert cli("backup", tmp_path / "copy.db").exit_code == 0
+    assert cli("db", "backup", tmp_path / "copy.db").exit_code == 0
     assert sorted(tmp_path.glob(".*")) == [foreign]
 
 

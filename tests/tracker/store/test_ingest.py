@@ -522,17 +522,20 @@ def test_each_record_keeps_the_amounts_that_it_gave(empty_database: bytes, make:
 def test_filters_use_a_size_that_the_series_lacked_at_first(cli: Cli, write: Any, make: Any) -> None:
     assert cli("ingest", write([make(0)])).exit_code == 0
     assert cli("ingest", write([make(1, cell={"dims": {"M": 4096}, "flops": 10**12})])).exit_code == 0
-    assert json.loads(cli("series", "--where", "M>=4096", "--json").stdout)[0]["flops"] == 10**12
-    assert [row["tflops"] for row in json.loads(cli("history", "--json").stdout)] == [None, pytest.approx(1000, 0.01)]
-    assert cli("verify").exit_code == 0
+    assert json.loads(cli("list", "series", "--where", "M>=4096", "--format=json").stdout)[0]["flops"] == 10**12
+    assert [row["tflops"] for row in json.loads(cli("history", "--format=json").stdout)] == [
+        None,
+        pytest.approx(1000, 0.01),
+    ]
+    assert cli("db", "verify").exit_code == 0
 
 
 def test_a_corrected_formula_leaves_the_figures_of_older_nights(cli: Cli, write: Any, make: Any) -> None:
     for night, flops in enumerate((10**11, 2 * 10**11)):
         assert cli("ingest", write([make(night, cell={"flops": flops})])).exit_code == 0
-    rows = json.loads(cli("history", "--json").stdout)
+    rows = json.loads(cli("history", "--format=json").stdout)
     assert [round(row["tflops"], -2) for row in rows] == [100, 200]
-    exported = csv.DictReader(cli("export", "-", "--format", "csv").stdout.splitlines())
+    exported = csv.DictReader(cli("db", "export", "-", "--format", "csv").stdout.splitlines())
     assert [row["flops"] for row in exported] == ["100000000000", "200000000000"]
 
 

@@ -1,4 +1,4 @@
-"""`groupbench backup`, `verify` and `merge`."""
+"""`groupbench db backup`, `verify` and `merge`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def held(db: Any) -> list[Any]:
 @pytest.mark.sqlite
 def test_a_backup_is_one_file_with_the_same(cli: Cli, stored: Any, make: Any, tmp_path: Path) -> None:
     path = stored([make(), make(1)])
-    result = cli("backup", tmp_path / "copy.db")
+    result = cli("db", "backup", tmp_path / "copy.db")
     assert result.exit_code == 0
     assert "a copy of" in result.stdout
     assert held(tmp_path / "copy.db") == held(path)
@@ -43,7 +43,7 @@ def test_a_backup_overwrites_nothing(cli: Cli, stored: Any, make: Any, tmp_path:
     stored([make()])
     (tmp_path / "there.txt").write_text("precious")
     names = sorted(entry.name for entry in tmp_path.iterdir())
-    assert cli("backup", tmp_path / target).exit_code == 2
+    assert cli("db", "backup", tmp_path / target).exit_code == 2
     assert (tmp_path / "there.txt").read_text() == "precious"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == names
 
@@ -64,7 +64,7 @@ def test_a_backup_of_a_database_in_use_has_one_state(cli: Cli, stored: Any, make
     writer.start()
     try:
         for number in range(3):
-            assert cli("backup", tmp_path / f"copy{number}.db").exit_code == 0
+            assert cli("db", "backup", tmp_path / f"copy{number}.db").exit_code == 0
     finally:
         stop.set()
         writer.join()
@@ -77,7 +77,7 @@ def test_a_backup_that_fails_leaves_nothing(cli: Cli, stored: Any, make: Any, tm
     path = stored([make()])
     content = path.read_bytes()
     names = sorted(entry.name for entry in tmp_path.iterdir())
-    result = cli("backup", tmp_path / ("x" * 300))
+    result = cli("db", "backup", tmp_path / ("x" * 300))
     assert (result.exit_code, "backup failed" in result.stderr) == (2, True)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == names
     assert path.read_bytes() == content
@@ -85,14 +85,14 @@ def test_a_backup_that_fails_leaves_nothing(cli: Cli, stored: Any, make: Any, tm
 
 def test_postgresql_is_left_to_its_own_backup(cli: Cli, stored: Any, make: Any, tmp_path: Path, backend: str) -> None:
     stored([make()])
-    result = cli("backup", tmp_path / "copy.db")
+    result = cli("db", "backup", tmp_path / "copy.db")
     assert (result.exit_code == 2 and "pg_dump" in result.stderr) == (backend == "postgresql")
 
 
 def test_verify_of_a_sound_database(cli: Cli, stored: Any, make: Any) -> None:
     stored([make(), make(1, status="oom"), make(2, ms=None)])
-    assert cli("verify").stdout == "VERIFY ok: 3 points\n"
-    assert "hashes not checked" in cli("verify", "--quick").stdout
+    assert cli("db", "verify").stdout == "VERIFY ok: 3 points\n"
+    assert "hashes not checked" in cli("db", "verify", "--quick").stdout
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_verify_reports_altered_values(cli: Cli, stored: Any, make: Any, db: Any
     stored([make(0, kernels=[{"name": "k"}]), make(1), make(0, backend="b", ms=2.0)])
     with open_store(db, create=False) as store, store.write() as session:
         session.execute(text(change))
-    result = cli("verify")
+    result = cli("db", "verify")
     assert (result.exit_code, result.stderr) == (1, "")
     assert message in result.stdout
     assert "VERIFY" in result.stdout.splitlines()[-1]
@@ -123,7 +123,7 @@ def test_verify_reports_a_broken_reference(cli: Cli, stored: Any, make: Any) -> 
     path = stored([make(), make(1)])
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("DELETE FROM run WHERE id = 1")
-    result = cli("verify", "--quick")
+    result = cli("db", "verify", "--quick")
     assert (result.exit_code, "reference: 1 point with a run_id that does not exist (id 1)" in result.stdout) == (
         1,
         True,
@@ -134,7 +134,7 @@ def test_verify_shows_no_more_than_it_should(cli: Cli, stored: Any, make: Any, d
     stored([make(night) for night in range(30)])
     with open_store(db, create=False) as store, store.write() as session:
         session.execute(text("UPDATE point SET baseline = NOT baseline"))
-    result = cli("verify", "--limit", "3")
+    result = cli("db", "verify", "--limit", "3")
     assert (result.exit_code, len(result.stdout.splitlines())) == (1, 4)
     assert "only the first 3" in result.stdout
 
@@ -147,27 +147,27 @@ def test_merge_adds_missing_points_and_is_idempotent(
     other = tmp_path / "other.db"
     cli("ingest", write([make(1), make(2, commit_facts={"subject": "S"}), make(1, backend="b")], "b.jsonl"), db=other)
     before = other.read_bytes()
-    result = cli("merge", other)
+    result = cli("db", "merge", other)
     assert result.exit_code == 0
     assert "3 points in 2 runs: 2 added, 1 already known, 1 series new" in result.stdout
-    assert "0 added, 3 already known (nothing new)" in cli("merge", other).stdout
+    assert "0 added, 3 already known (nothing new)" in cli("db", "merge", other).stdout
     assert other.read_bytes() == before
-    cli("export", tmp_path / "all.jsonl")
+    cli("db", "export", tmp_path / "all.jsonl")
     assert (tmp_path / "all.jsonl").read_bytes().count(b"\n") == 4
-    assert cli("verify").exit_code == 0
+    assert cli("db", "verify").exit_code == 0
 
 
 def test_merge_of_each_into_the_other_is_the_same(cli: Cli, stored: Any, make: Any, write: Any, tmp_path: Path) -> None:
     stored([make(0), make(1, backend="x")])
     other = tmp_path / "other.db"
     cli("ingest", write([make(1), make(2)], "b.jsonl"), db=other)
-    cli("merge", other)
-    one = cli("export", "-").stdout_bytes
+    cli("db", "merge", other)
+    one = cli("db", "export", "-").stdout_bytes
     fresh = tmp_path / "fresh.db"
     for source in ("a.jsonl", "b.jsonl"):
         (tmp_path / "a.jsonl").write_bytes(one)
         cli("ingest", tmp_path / source, db=fresh)
-    assert sorted(cli("export", "-", db=fresh).stdout_bytes.splitlines()) == sorted(one.splitlines())
+    assert sorted(cli("db", "export", "-", db=fresh).stdout_bytes.splitlines()) == sorted(one.splitlines())
 
 
 def test_merge_refuses_a_contradiction_and_adds_nothing(
@@ -176,26 +176,26 @@ def test_merge_refuses_a_contradiction_and_adds_nothing(
     stored([make(0), make(1)])
     other = tmp_path / "other.db"
     cli("ingest", write([make(2), make(1, ms=3.0)], "b.jsonl"), db=other)
-    before = cli("export", "-").stdout_bytes
-    result = cli("merge", other)
+    before = cli("db", "export", "-").stdout_bytes
+    result = cli("db", "merge", other)
     assert (result.exit_code, "is already stored with a different result" in result.stderr) == (2, True)
-    assert cli("export", "-").stdout_bytes == before
+    assert cli("db", "export", "-").stdout_bytes == before
 
 
 @pytest.mark.sqlite
 def test_merge_of_a_missing_database_creates_nothing(cli: Cli, db: Path, tmp_path: Path) -> None:
-    assert "no such database" in cli("merge", tmp_path / "none.db").stderr
+    assert "no such database" in cli("db", "merge", tmp_path / "none.db").stderr
     assert not db.exists()
 
 
 def test_merge_makes_the_database_that_it_fills(cli: Cli, stored: Any, make: Any, tmp_path: Path, db: Any) -> None:
     stored([make()])
     new = tmp_path / "new.db"
-    result = cli("merge", db, db=new)
+    result = cli("db", "merge", db, db=new)
     assert result.exit_code == 0, result.stderr
     assert held(new) == held(db)
 
 
 def test_merge_of_a_database_into_itself_adds_nothing(cli: Cli, stored: Any, make: Any, db: Any, opened: Store) -> None:
     stored([make(), make(1)])
-    assert "0 added, 2 already known" in cli("merge", db).stdout
+    assert "0 added, 2 already known" in cli("db", "merge", db).stdout

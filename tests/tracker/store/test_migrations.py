@@ -86,7 +86,7 @@ def test_a_database_of_revision_0002_is_migrated_and_goes_on(cli: Cli, tmp_path:
     assert path.with_name("old.db.backup-0002").exists()
     assert cli("ingest", write([make(900, status="wrong")]), db=path).exit_code == 0
     assert "1 opened (1)" in cli("gate", "--update", db=path).stderr
-    assert cli("verify", db=path).exit_code == 0
+    assert cli("db", "verify", db=path).exit_code == 0
 
 
 @pytest.mark.usefixtures("plain_statistics")
@@ -122,7 +122,7 @@ def test_a_migrated_database_knows_the_files_that_it_was_made_of(cli: Cli, old: 
 
 def test_a_migration_leaves_a_copy(cli: Cli, old: Path) -> None:
     before = dump(old)
-    assert cli("runs", db=old).exit_code == 0
+    assert cli("list", "runs", db=old).exit_code == 0
     copy = old.with_name("old.db.backup-0001")
     assert dump(copy) == before
     assert sorted(entry.name for entry in old.parent.iterdir()) == ["old.db", "old.db.backup-0001"]
@@ -131,7 +131,7 @@ def test_a_migration_leaves_a_copy(cli: Cli, old: Path) -> None:
 def test_no_copy_is_overwritten(cli: Cli, old: Path) -> None:
     first = old.with_name("old.db.backup-0001")
     first.write_bytes(b"precious")
-    assert cli("runs", db=old).exit_code == 0
+    assert cli("list", "runs", db=old).exit_code == 0
     assert first.read_bytes() == b"precious"
     assert old.with_name("old.db.backup-0001-1").exists()
 
@@ -163,7 +163,7 @@ def test_without_room_for_a_copy_nothing_is_migrated(cli: Cli, old: Path, monkey
 
     before = dump(old)
     monkeypatch.setattr(stores, "copy_once", full)
-    result = cli("runs", db=old)
+    result = cli("list", "runs", db=old)
     assert (result.exit_code, "is not migrated, because copying it" in result.stderr) == (2, True)
     assert "No space left on device" in result.stderr
     assert dump(old) == before
@@ -193,7 +193,7 @@ def test_an_old_database_that_cannot_be_migrated_is_an_error(cli: Cli, old: Path
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("UPDATE point SET kernels = 'no JSON' WHERE id = 3")
     before = dump(old)
-    result = cli("runs", db=old)
+    result = cli("list", "runs", db=old)
     assert result.exit_code == 2
     assert "migration from revision 0001 failed and was undone" in result.stderr
     assert dump(old) == before
@@ -216,9 +216,9 @@ def test_a_half_migrated_database_is_refused(
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute(done)
     before = dump(path)
-    for command in (["runs"], ["ingest", write([make(1)], "more.jsonl")], ["verify"]):
+    for command in (["list", "runs"], ["ingest", write([make(1)], "more.jsonl")], ["db", "verify"]):
         result = cli(*command)
-        if command == ["verify"]:  # to which damage is a finding
+        if command == ["db", "verify"]:  # to which damage is a finding
             problem, summary = result.stdout.splitlines()
             assert (result.exit_code, result.stderr, summary[:17]) == (1, "", "VERIFY 1 problem;")
         else:
@@ -233,7 +233,7 @@ def test_tables_of_a_revision_that_is_not_finished_are_refused(cli: Cli, old: Pa
     with closing(sqlite3.connect(old)) as connection, connection:
         connection.execute("CREATE TABLE kernel_set (id INTEGER)")
     before = dump(old)
-    result = cli("runs", db=old)
+    result = cli("list", "runs", db=old)
     assert (result.exit_code, "kernel_set" in result.stderr) == (2, True)
     assert dump(old) == before
 
@@ -294,14 +294,14 @@ def test_rows_of_revision_0006_get_their_checksums(cli: Cli, tmp_path: Path, wri
     path = tmp_path / "old.db"
     records = [make(0, cell={"dims": {"M": 4}}), make(1, commit_facts={"time": "2026-01-01T00:00:00+05:00"})]
     assert cli("ingest", write(records), db=path).exit_code == 0
-    assert cli("pin", "latest", "--max-slowdown", "3", db=path).exit_code == 0
+    assert cli("pins", "add", "latest", "--max-slowdown", "3", db=path).exit_code == 0
     made = checksums(path)
     with closing(sqlite3.connect(path)) as connection, connection:
         for mapped in sealed_tables():
             connection.execute(f'ALTER TABLE "{mapped.__tablename__}" DROP COLUMN checksum')
         connection.execute("ALTER TABLE point DROP COLUMN amounts")
         connection.execute("UPDATE alembic_version SET version_num = '0006'")
-    assert cli("verify", db=path).stdout == "VERIFY ok: 2 points\n"
+    assert cli("db", "verify", db=path).stdout == "VERIFY ok: 2 points\n"
     assert checksums(path) == made
 
 

@@ -67,14 +67,14 @@ def test_an_older_database_is_migrated_and_holds_the_same(
 def test_a_migrated_database_goes_on(cli: Cli, db: str, write: Any, make: Any) -> None:
     migrate(stores._engine(stores.make_url(db), "pg"), "0001")
     assert cli("ingest", write([make(), make(1)])).exit_code == 0
-    assert cli("verify").stdout == "VERIFY ok: 2 points\n"
+    assert cli("db", "verify").stdout == "VERIFY ok: 2 points\n"
 
 
 def test_a_newer_database_is_refused(cli: Cli, stored: Any, make: Any, db: str) -> None:
     stored([make()])
     with open_store(db, create=False) as store, store.write() as session:
         session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
-    assert "which needs a newer groupbench" in cli("runs").stderr
+    assert "which needs a newer groupbench" in cli("list", "runs").stderr
 
 
 @pytest.mark.parametrize("drop", ["DROP TABLE point", "DELETE FROM alembic_version"])
@@ -82,7 +82,7 @@ def test_a_half_migrated_database_is_refused(cli: Cli, stored: Any, make: Any, d
     stored([make()])
     with open_store(db, create=False) as store, store.write() as session:
         session.execute(text(drop))
-    assert "half-migrated database" in cli("runs").stderr
+    assert "half-migrated database" in cli("list", "runs").stderr
 
 
 def test_the_database_of_another_program_is_refused(cli: Cli, db: str, write: Any, make: Any) -> None:
@@ -94,7 +94,7 @@ def test_the_database_of_another_program_is_refused(cli: Cli, db: str, write: An
 
 
 def test_reading_makes_nothing(cli: Cli, db: str) -> None:
-    assert "has no groupbench tables" in cli("runs").stderr
+    assert "has no groupbench tables" in cli("list", "runs").stderr
     engine = create_engine(db)
     with engine.connect() as connection:
         tables = MetaData()
@@ -115,18 +115,18 @@ def test_processes_at_once_make_and_fill_one_database(
     for process in running:
         process.join()
     assert [process.exitcode for process in running] == [0] * 4
-    assert cli("verify").stdout == "VERIFY ok: 200 points\n"
+    assert cli("db", "verify").stdout == "VERIFY ok: 200 points\n"
 
 
 def test_an_unreachable_server_is_one_line(cli: Cli) -> None:
-    result = cli("runs", db="postgresql+psycopg://me:secret@/x?host=/nonexistent")
+    result = cli("list", "runs", db="postgresql+psycopg://me:secret@/x?host=/nonexistent")
     assert (result.exit_code, "secret" in result.stderr) == (2, False)
 
 
 def test_a_missing_driver_is_named_with_the_command_that_installs_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     expected = "needs the Python module psycopg, which is not installed: pip install 'groupbench[postgres]'"
-    for command in (("runs",), ("sql", "select 1")):
+    for command in (("list", "runs"), ("db", "sql", "select 1")):
         result = cli(*command, db="postgresql+psycopg://me:secret@/x?host=/nonexistent")
         assert (result.exit_code, "secret" in result.stderr, expected in result.stderr) == (2, False, True)
 
@@ -141,15 +141,15 @@ def role(stored: Any, make: Any, reader: Callable[..., str]) -> Callable[..., st
 def test_sql_only_reads(cli: Cli, role: Callable[..., str]) -> None:
     """Even with a role that may write."""
     url = role()
-    assert "1" in cli("sql", "SELECT count(*) FROM point", db=url).stdout
+    assert "1" in cli("db", "sql", "SELECT count(*) FROM point", db=url).stdout
     for statement in ("DELETE FROM point", "DROP TABLE point", "COMMIT; DELETE FROM point", "COPY point TO '/tmp/x'"):
-        assert cli("sql", statement, db=url).exit_code == 2
-    assert cli("verify").stdout == "VERIFY ok: 1 point\n"
+        assert cli("db", "sql", statement, db=url).exit_code == 2
+    assert cli("db", "verify").stdout == "VERIFY ok: 1 point\n"
 
 
 def test_sql_shows_any_type(cli: Cli, role: Callable[..., str]) -> None:
     values = "'[1,5)'::int4range r, '10.0.0.1'::inet n, '{\"a\": 1e30}'::jsonb j, 'NaN'::float8 x, ARRAY[1, NULL] a"
-    rows = json.loads(cli("sql", f"SELECT {values}", "--json", db=role()).stdout)
+    rows = json.loads(cli("db", "sql", f"SELECT {values}", "--format=json", db=role()).stdout)
     assert rows == [{"r": "[1, 5)", "n": "10.0.0.1", "j": {"a": 10**30}, "x": "nan", "a": [1, None]}]
 
 
@@ -157,8 +157,8 @@ def test_sql_ends_an_endless_result(cli: Cli, role: Callable[..., str], monkeypa
     url = role()
     monkeypatch.setattr(sql, "MOST_ROWS", 1000)
     endless = "WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
-    assert "more than 1,000 rows; add a LIMIT" in cli("sql", endless, db=url).stderr
-    assert cli("sql", "SELECT 1 AS n WHERE false", "--csv", db=url).stdout == "n\n"
+    assert "more than 1,000 rows; add a LIMIT" in cli("db", "sql", endless, db=url).stderr
+    assert cli("db", "sql", "SELECT 1 AS n WHERE false", "--format=csv", db=url).stdout == "n\n"
 
 
 def test_sql_refuses_what_is_no_query_in_one_line(role: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_sql_refuses_a_role_that_reaches_beyond_the_database(
     cli: Cli, role: Callable[..., str], tmp_path: Path, rights: str, named: str
 ) -> None:
     tmp_path.chmod(0o777)
-    result = cli("sql", f"COPY (SELECT 1) TO PROGRAM 'cat > {tmp_path}/pwned'", db=role(rights))
+    result = cli("db", "sql", f"COPY (SELECT 1) TO PROGRAM 'cat > {tmp_path}/pwned'", db=role(rights))
     assert (result.exit_code, named in result.stderr, "role reader" in result.stderr) == (2, True, True)
     assert not list(tmp_path.glob("pwned"))
 
@@ -192,9 +192,9 @@ def test_sql_refuses_a_role_that_reaches_beyond_the_database(
 @pytest.mark.parametrize(
     ("command", "lost_at"),
     [
-        *[(["sql", "SELECT 1"], 1), (["verify"], 4), (["export", "-"], 4)],
-        *rarely((["sql", "SELECT 1"], 4), (["verify"], 1), (["export", "-"], 1)),
-        *rarely(*[([name], at) for name in ("runs", "gate", "history") for at in (1, 4)]),
+        *[(["db", "sql", "SELECT 1"], 1), (["db", "verify"], 4), (["db", "export", "-"], 4)],
+        *rarely((["db", "sql", "SELECT 1"], 4), (["db", "verify"], 1), (["db", "export", "-"], 1)),
+        *rarely(*[(name.split(), at) for name in ("list runs", "gate", "history") for at in (1, 4)]),
     ],
 )
 def test_a_connection_that_is_lost_is_one_line(
@@ -215,28 +215,28 @@ def test_a_connection_that_is_lost_is_one_line(
 
     monkeypatch.setattr(psycopg.Cursor, "execute", execute)
     result = cli(*command, db=url)
-    assert result.exit_code in ((0, 1, 2) if command == ["verify"] else (0, 2))
+    assert result.exit_code in ((0, 1, 2) if command == ["db", "verify"] else (0, 2))
     assert "Traceback" not in result.stderr
 
 
-_PIN = ["pin", "latest", "--name", "p", "--max-slowdown", "3", "--who", "Ada"]
+_PIN = ["pins", "add", "latest", "--name", "p", "--max-slowdown", "3"]
 
 
 @pytest.mark.parametrize(
     ("command", "before"),
     [
         (["ingest", "{more}"], None),
-        (["prune", "--all", "1", "--apply"], None),
+        (["db", "prune", "--all", "1", "--apply"], None),
         *rarely(  # each of them writes by the same kind of session
             (["gate", "--update"], None),
-            (["merge", "{other}"], None),
+            (["db", "merge", "{other}"], None),
             (_PIN, _PIN),
-            (["unpin", "p"], _PIN),
-            (["ack", "1", "2", "--who", "Ada", "--reason", "known"], ["gate", "--update"]),
-            (["close", "1", "2", "--as", "fixed", "--reason", "repaired", "--who", "Ada"], ["gate", "--update"]),
+            (["pins", "remove", "p"], _PIN),
+            (["alerts", "ack", "1", "2", "--reason", "known"], ["gate", "--update"]),
+            (["alerts", "close", "1", "2", "--as", "fixed", "--reason", "repaired"], ["gate", "--update"]),
         ),
     ],
-    ids=lambda command: None if command is None else command[0],
+    ids=lambda command: None if command is None else " ".join(command[:2]),
 )
 def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
     cli: Cli, stored: Any, write: Any, make: Any, db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -252,7 +252,8 @@ def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
     if before is not None:
         assert cli(*before).exit_code in (0, 1)
     words = [word.format(more=more, other=other) for word in command]
-    step = {"ingest": 9, "gate": 13, "prune": 13, "merge": 9}.get(command[0], 4)
+    name = " ".join(command[:2])
+    step = {"ingest": 9, "gate": 13, "db prune": 13, "db merge": 9}.get(name if command[0] == "db" else command[0], 4)
     tables = ("point", "run", "alert", "alert_event", "pin", "pin WHERE ended IS NULL")
     real, exchanges, lost_at = psycopg.Connection.wait, 0, 1
 
@@ -265,12 +266,12 @@ def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
         return real(self, *args, **named)
 
     def rows() -> list[int]:
-        assert cli("verify").exit_code == 0
+        assert cli("db", "verify").exit_code == 0
         with create_engine(db).connect() as connection:
             return [connection.scalar(text(f"SELECT count(*) FROM {table}")) or 0 for table in tables]
 
     states = [rows()]
-    again = command[0] not in ("ack", "close")  # each of these adds an event
+    again = name not in ("alerts ack", "alerts close")  # each of these adds an event
     while len(states) == 1 or (exchanges >= lost_at and (again or states[-1] == states[0])):
         lost_at += step if len(states) > 1 else 0
         exchanges = 0

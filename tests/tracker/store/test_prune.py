@@ -1,4 +1,4 @@
-"""`groupbench prune`: the points that it removes and keeps, and why."""
+"""`groupbench db prune`: the points that it removes and keeps, and why."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nights_of(db: Any, backend: str = "triton") -> list[int]:
 
 def test_a_dry_run_changes_nothing_and_counts(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night) for night in range(200)])
-    result = cli("prune")
+    result = cli("db", "prune")
     assert result.exit_code == 0
     assert "200 points: 91 younger than 90 days, 1 at the edge of a stretch" in result.stdout
     assert "--apply removes them" in result.stdout
@@ -42,20 +42,20 @@ def test_a_dry_run_changes_nothing_and_counts(cli: Cli, stored: Any, make: Any, 
 
 def test_one_old_night_a_week_stays(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night) for night in range(200)])
-    assert cli("prune", "--apply").exit_code == 0
+    assert cli("db", "prune", "--apply").exit_code == 0
     left = nights_of(db)
     old, young = [night for night in left if night < 109], [night for night in left if night >= 109]
     assert young == list(range(109, 200))
     mondays = [n for n in range(1, 109) if (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=n)).weekday() == 0]
     assert old == [0, *mondays]  # the first point is an edge
-    assert cli("verify").exit_code == 0
-    again = cli("prune")
+    assert cli("db", "verify").exit_code == 0
+    again = cli("db", "prune")
     assert "0 would be removed" in again.stdout
 
 
 def test_a_week_without_its_monday_keeps_its_first_night(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night) for night in range(150) if night not in (4, 11)])
-    cli("prune", "--apply")
+    cli("db", "prune", "--apply")
     assert {5, 12} <= set(nights_of(db))
 
 
@@ -70,31 +70,31 @@ def test_a_backfill_is_pruned_by_its_commits(cli: Cli, stored: Any, make: Any, d
         return replace(record, run=replace(record.run, started=started, trigger="backfill"))
 
     stored([*(backfilled(night) for night in range(100)), *(make(night) for night in range(300, 320))])
-    cli("prune", "--apply")
+    cli("db", "prune", "--apply")
     left = {night for night in nights_of(db) if night < 100}
     mondays = {n for n in range(1, 100) if (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=n)).weekday() == 0}
     assert left == {0, *mondays, 49, 50, 99}
-    assert "0 would be removed" in cli("prune").stdout
+    assert "0 would be removed" in cli("db", "prune").stdout
 
 
 def test_the_edges_of_a_segment_stay(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     records = [make(night, environment=DRIVER if night >= 20 else {}) for night in range(200)]
     stored(records)
-    cli("prune", "--apply")
+    cli("db", "prune", "--apply")
     assert {0, 19, 20, 199} <= set(nights_of(db))
     assert 18 in nights_of(db) or 18 % 7 != 4
 
 
 def test_an_outage_keeps_its_edges(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night, status="oom" if 30 <= night < 33 else "ok") for night in range(200)])
-    cli("prune", "--apply")
+    cli("db", "prune", "--apply")
     assert {29, 30, 32, 33} <= set(nights_of(db))
 
 
 def test_a_week_prefers_a_result_to_a_failure(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night, status="oom" if night % 7 == 4 else "ok") for night in range(150)])
     left = set()
-    cli("prune", "--apply")
+    cli("db", "prune", "--apply")
     left = set(nights_of(db))
     assert {4, 5} <= left  # the failure is an edge, the night after it both edge and the week's
 
@@ -102,7 +102,7 @@ def test_a_week_prefers_a_result_to_a_failure(cli: Cli, stored: Any, make: Any, 
 @pytest.mark.both
 def test_a_series_that_ended_keeps_its_last(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night, backend="gone") for night in range(10)] + [make(300)])
-    cli("prune", "--apply", "--every", "10000")
+    cli("db", "prune", "--apply", "--every", "10000")
     assert nights_of(db, "gone") in ([0, 9], [0, 9])
 
 
@@ -122,7 +122,7 @@ def test_evidence_stays(opened: Store, make: Any) -> None:
 def test_unreferenced_rows_are_removed_too(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     kernel = {"name": "k", "hash": "h"}
     stored([make(night, kernels=[{**kernel, "registers": night}]) for night in range(150)])
-    cli("prune", "--apply", "--compact")
+    cli("db", "prune", "--apply", "--compact")
     with open_store(db, create=False) as store, store.read() as session:
         assert list(verify(session)) == []
         counts = [session.scalar(select(func.count()).select_from(table)) for table in (Run, KernelSet, Point)]
@@ -133,9 +133,9 @@ def test_unreferenced_rows_are_removed_too(cli: Cli, stored: Any, make: Any, db:
 @pytest.mark.sqlite
 def test_compact_gives_the_space_back(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(night, backend=f"b{i}") for night in range(120) for i in range(20)])
-    cli("prune", "--all", "1", "--apply")
+    cli("db", "prune", "--all", "1", "--apply")
     before = db.stat().st_size
-    cli("prune", "--all", "1", "--apply", "--compact")
+    cli("db", "prune", "--all", "1", "--apply", "--compact")
     assert db.stat().st_size < before / 1.5
 
 
@@ -153,8 +153,8 @@ def test_a_database_without_new_runs_loses_nothing(opened: Store, make: Any) -> 
 
 
 def test_an_empty_database(cli: Cli, opened: Store) -> None:
-    assert "0 points" in cli("prune").stdout
-    assert cli("prune", "--apply").exit_code == 0
+    assert "0 points" in cli("db", "prune").stdout
+    assert cli("db", "prune", "--apply").exit_code == 0
 
 
 # Each example makes a database.

@@ -1,4 +1,4 @@
-"""`groupbench sql`: answers, and never writes."""
+"""`groupbench db sql`: answers, and never writes."""
 
 from __future__ import annotations
 
@@ -33,41 +33,48 @@ def path(stored: Any, make: Any) -> Path:
 
 def test_answers(cli: Cli, path: Path) -> None:
     counted = "SELECT backend, count(*) AS n FROM series JOIN point ON series_id = series.id GROUP BY 1 ORDER BY 1"
-    assert json.loads(cli("sql", counted, "--json").stdout) == [{"backend": "b", "n": 1}, {"backend": "triton", "n": 2}]
-    assert cli("sql", counted, "--csv").stdout == "backend,n\nb,1\ntriton,2\n"
-    assert cli("sql", counted, "--md").stdout.split("\n")[0] == "| backend | n |"
-    assert cli("sql", counted).stdout.split() == ["backend", "n", "b", "1", "triton", "2"]
-    assert json.loads(cli("sql", "SELECT 1, 1, NULL AS x", "--json").stdout) == [{"1": 1, "1:2": 1, "x": None}]
-    assert cli("sql", "WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i+1 FROM n WHERE i<3) SELECT max(i) FROM n")
-    assert json.loads(cli("sql", "PRAGMA table_info(point)", "--json").stdout)
+    assert json.loads(cli("db", "sql", counted, "--format=json").stdout) == [
+        {"backend": "b", "n": 1},
+        {"backend": "triton", "n": 2},
+    ]
+    assert cli("db", "sql", counted, "--format=csv").stdout == "backend,n\nb,1\ntriton,2\n"
+    assert cli("db", "sql", counted, "--format=md").stdout.split("\n")[0] == "| backend | n |"
+    assert cli("db", "sql", counted).stdout.split() == ["backend", "n", "b", "1", "triton", "2"]
+    assert json.loads(cli("db", "sql", "SELECT 1, 1, NULL AS x", "--format=json").stdout) == [
+        {"1": 1, "1:2": 1, "x": None}
+    ]
+    assert cli(
+        "db", "sql", "WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i+1 FROM n WHERE i<3) SELECT max(i) FROM n"
+    )
+    assert json.loads(cli("db", "sql", "PRAGMA table_info(point)", "--format=json").stdout)
 
 
 def test_values_are_never_part_of_the_statement(cli: Cli, path: Path) -> None:
     statement = "SELECT count(*) AS n FROM series WHERE backend = :name"
     for name, number in (("b", 1), ("' OR 1=1 --", 0)):
-        assert json.loads(cli("sql", statement, "-p", "name", name, "--json").stdout) == [{"n": number}]
-    assert cli("sql", statement).exit_code == 2
+        assert json.loads(cli("db", "sql", statement, "-p", "name", name, "--format=json").stdout) == [{"n": number}]
+    assert cli("db", "sql", statement).exit_code == 2
 
 
 def test_blobs_are_shown_by_their_size(cli: Cli, path: Path) -> None:
-    assert "<3 bytes>" in cli("sql", "SELECT x'010203' AS b").stdout
-    assert json.loads(cli("sql", "SELECT x'010203' AS b", "--json").stdout) == [{"b": "AQID"}]
+    assert "<3 bytes>" in cli("db", "sql", "SELECT x'010203' AS b").stdout
+    assert json.loads(cli("db", "sql", "SELECT x'010203' AS b", "--format=json").stdout) == [{"b": "AQID"}]
 
 
 def test_every_column_keeps_its_value(cli: Cli, path: Path) -> None:
-    rows = json.loads(cli("sql", 'SELECT 1 AS a, 2 AS a, 3 AS "a:2"', "--json").stdout)
+    rows = json.loads(cli("db", "sql", 'SELECT 1 AS a, 2 AS a, 3 AS "a:2"', "--format=json").stdout)
     assert rows == [{"a": 1, "a:3": 2, "a:2": 3}]
 
 
 def test_json_holds_what_it_has_no_number_for_as_text(cli: Cli, path: Path) -> None:
-    rows = json.loads(cli("sql", "SELECT 9e999 AS x, -9e999 AS y, NULL AS z, 1.5 AS w", "--json").stdout)
+    rows = json.loads(cli("db", "sql", "SELECT 9e999 AS x, -9e999 AS y, NULL AS z, 1.5 AS w", "--format=json").stdout)
     assert rows == [{"x": "inf", "y": "-inf", "z": None, "w": 1.5}]
 
 
-@pytest.mark.parametrize("form", [[], ["--md"]])
+@pytest.mark.parametrize("form", [[], ["--format=md"]])
 def test_the_name_of_a_column_cannot_steer_a_terminal(cli: Cli, path: Path, form: list[str]) -> None:
     """A database may have a table of any name and columns."""
-    text = cli("sql", 'SELECT 1 AS "a\x9b31m|b"', *form).stdout
+    text = cli("db", "sql", 'SELECT 1 AS "a\x9b31m|b"', *form).stdout
     assert "\x9b" not in text
     assert ("a�31m\\|b" if form else "a�31m|b") in text
 
@@ -77,8 +84,8 @@ ENDLESS = "WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i + 1 FROM n) SELE
 
 def test_an_endless_result_is_refused(cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sql, "MOST_ROWS", 1000)
-    assert "more than 1,000 rows; add a LIMIT" in cli("sql", ENDLESS.format("i")).stderr
-    assert cli("sql", ENDLESS.format("i") + " LIMIT 1000").stdout.count("\n") == 1001
+    assert "more than 1,000 rows; add a LIMIT" in cli("db", "sql", ENDLESS.format("i")).stderr
+    assert cli("db", "sql", ENDLESS.format("i") + " LIMIT 1000").stdout.count("\n") == 1001
 
 
 @pytest.mark.parametrize(
@@ -94,7 +101,7 @@ def test_a_result_that_does_not_fit_into_memory_is_refused(
     cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
 ) -> None:
     monkeypatch.setattr(sql, "MOST_BYTES", 1 << 23)
-    result = cli("sql", statement + " LIMIT 1000")
+    result = cli("db", "sql", statement + " LIMIT 1000")
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
 
 
@@ -117,10 +124,10 @@ def test_the_transaction_of_a_killed_process_is_not_a_refusal(cli: Cli, path: Pa
         for suffix in ("", "-journal"):
             shutil.copyfile(f"{path}{suffix}", f"{killed}{suffix}")
         connection.execute("ROLLBACK")
-    result = cli("sql", "SELECT count(*) FROM point", db=killed)
+    result = cli("db", "sql", "SELECT count(*) FROM point", db=killed)
     assert (result.exit_code, sql.REFUSED in result.stderr) == (2, False)
-    assert cli("verify", db=killed).exit_code == 0
-    assert cli("sql", "SELECT count(*) FROM point", db=killed).exit_code == 0
+    assert cli("db", "verify", db=killed).exit_code == 0
+    assert cli("db", "sql", "SELECT count(*) FROM point", db=killed).exit_code == 0
 
 
 WRITES = [
@@ -149,9 +156,9 @@ def test_refuses_to_write(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     before = content(path)
-    result = cli("sql", statement)
+    result = cli("db", "sql", statement)
     assert (result.exit_code, result.stdout) == (2, "")
-    assert "`groupbench sql` only reads" in result.stderr
+    assert "`groupbench db sql` only reads" in result.stderr
     assert content(path) == before
     assert not (tmp_path / "other.db").exists()
 
@@ -179,19 +186,19 @@ def test_a_second_lock_behind_the_first(path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_mistakes_are_one_line(cli: Cli, path: Path, statement: str, message: str) -> None:
-    result = cli("sql", "--", statement)
+    result = cli("db", "sql", "--", statement)
     assert (result.exit_code, result.stdout) == (2, "")
     assert message in result.stderr
 
 
 def test_a_file_that_is_not_a_database(cli: Cli, tmp_path: Path) -> None:
-    assert "no such database" in cli("sql", "SELECT 1", db=tmp_path / "none.db").stderr
+    assert "no such database" in cli("db", "sql", "SELECT 1", db=tmp_path / "none.db").stderr
     assert not (tmp_path / "none.db").exists()
     text = tmp_path / "text"
     text.write_text("hello " * 100)
-    assert "not a database" in cli("sql", "SELECT * FROM run", db=text).stderr
-    assert cli("sql", "SELECT 1", db="sqlite:///" + str(tmp_path / "none.db")).exit_code == 2  # type: ignore[arg-type]
-    assert cli("sql", "SELECT 1", db="nope://x").exit_code == 2  # type: ignore[arg-type]
+    assert "not a database" in cli("db", "sql", "SELECT * FROM run", db=text).stderr
+    assert cli("db", "sql", "SELECT 1", db="sqlite:///" + str(tmp_path / "none.db")).exit_code == 2  # type: ignore[arg-type]
+    assert cli("db", "sql", "SELECT 1", db="nope://x").exit_code == 2  # type: ignore[arg-type]
 
 
 def test_a_database_that_cannot_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,9 @@ def test_opening_again_changes_nothing(db: Path) -> None:
     assert db.read_bytes() == before
 
 
-@pytest.mark.parametrize("command", [["history"], ["gate"], ["runs"], ["compare", "a", "b"], ["report"]], ids=str)
+@pytest.mark.parametrize(
+    "command", [["history"], ["gate"], ["list", "runs"], ["compare", "a", "b"], ["report"]], ids=str
+)
 def test_reading_creates_nothing(cli: Cli, db: Path, command: list[str]) -> None:
     result = cli(*command)
     assert result.exit_code == 2
@@ -58,7 +60,7 @@ def test_reading_creates_nothing(cli: Cli, db: Path, command: list[str]) -> None
     assert list(db.parent.iterdir()) == []
 
 
-@pytest.mark.parametrize("command", [("runs",), ("sql", "SELECT 1")], ids=str)
+@pytest.mark.parametrize("command", [("list", "runs"), ("db", "sql", "SELECT 1")], ids=str)
 def test_a_missing_database_names_the_command_that_makes_it(
     cli: Cli, db: Path, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,13 +69,13 @@ def test_a_missing_database_names_the_command_that_makes_it(
     (db.parent / "groupbench.toml").touch()
     assert "no such database; run `groupbench night` first" in cli(*command).stderr
     db.touch()
-    if command == ("runs",):
+    if command == ("list", "runs"):
         assert "is empty, not a database; run `groupbench night` first" in cli(*command).stderr
 
 
 def test_merging_a_missing_database_does_not_advise_to_make_it(cli: Cli, db: Path) -> None:
     other = db.with_name("other.db")
-    result = cli("merge", other)
+    result = cli("db", "merge", other)
     assert (result.exit_code, result.stderr) == (2, f"groupbench: {other}: no such database\n")
     assert not db.exists()
 
@@ -81,7 +83,7 @@ def test_merging_a_missing_database_does_not_advise_to_make_it(cli: Cli, db: Pat
 def refused(path: Path, words: str, cli: Cli, records: Path) -> None:
     """Both a reader and a writer say `words`, and the file stays as it is."""
     before = path.read_bytes() if path.is_file() else None
-    for command in (["runs"], ["ingest", str(records)]):
+    for command in (["list", "runs"], ["ingest", str(records)]):
         result = cli(*command, db=path)
         assert (result.exit_code, result.stdout) == (2, "")
         assert words in result.stderr
@@ -119,19 +121,19 @@ def test_the_database_of_another_program_is_refused(cli: Cli, make: Any, write: 
 
 def test_an_empty_file_is_filled_by_ingest_alone(cli: Cli, make: Any, write: Any, db: Path) -> None:
     db.touch()
-    assert "is empty" in cli("runs").stderr
+    assert "is empty" in cli("list", "runs").stderr
     assert db.read_bytes() == b""
     assert cli("ingest", write([make()])).exit_code == 0
 
 
 @pytest.mark.parametrize("url", ["nosuch://host/x", "://", "sqlite://host:port/x", "http://[x/y"])
 def test_a_bad_url_is_one_line(cli: Cli, url: str) -> None:
-    result = cli("runs", db=url)  # type: ignore[arg-type]
+    result = cli("list", "runs", db=url)  # type: ignore[arg-type]
     assert result.exit_code == 2
 
 
 def test_a_password_is_never_shown(cli: Cli) -> None:
-    result = cli("runs", db="postgresql+nosuchdriver://me:secret@host/x")  # type: ignore[arg-type]
+    result = cli("list", "runs", db="postgresql+nosuchdriver://me:secret@host/x")  # type: ignore[arg-type]
     assert result.exit_code == 2
     assert "secret" not in result.stderr
 
@@ -143,7 +145,7 @@ def test_a_file_that_cannot_be_written_is_still_read(
     before = sorted(entry.name for entry in path.parent.iterdir())
     real = os.access
     monkeypatch.setattr(os, "access", lambda p, mode: real(p, mode) and not mode & os.W_OK)
-    assert "run-000" in cli("runs").stdout
+    assert "run-000" in cli("list", "runs").stdout
     result = cli("ingest", write([make(1)], "more.jsonl"))
     assert (result.exit_code, "cannot be written" in result.stderr) == (2, True)
     assert sorted(entry.name for entry in path.parent.iterdir()) == sorted([*before, "more.jsonl"])

@@ -50,7 +50,7 @@ def test_places_that_are_none(tmp_path: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "starts"), [(("report", "-o"), b"<!doctype"), (("export", "--format", "jsonl"), b"{")]
+    ("command", "starts"), [(("report", "-o"), b"<!doctype"), (("db", "export", "--format", "jsonl"), b"{")]
 )
 def test_a_pipe_is_written_to_and_stays_one(
     cli: Cli, stored: Any, make: Any, tmp_path: Path, command: tuple[str, ...], starts: bytes
@@ -67,7 +67,7 @@ def test_a_pipe_is_written_to_and_stays_one(
     assert read[0].lower().startswith(starts)
 
 
-@pytest.mark.parametrize("command", [("report", "-o"), ("export", "--format", "jsonl")])
+@pytest.mark.parametrize("command", [("report", "-o"), ("db", "export", "--format", "jsonl")])
 def test_a_reader_that_goes_away_is_one_line(
     cli: Cli, stored: Any, make: Any, tmp_path: Path, command: tuple[str, ...]
 ) -> None:

@@ -1,11 +1,10 @@
-"""`groupbench pin`, `pins` and `unpin`: fixed commits that every run is compared with, in addition to its history."""
+"""`groupbench pins`: fixed commits with which every run is compared, in addition to its history."""
 
 from __future__ import annotations
 
-import os
-
 import click
 
+from groupbench.tracker.cli.here import person
 from groupbench.tracker.cli.options import IN_PERCENT, Percent, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
@@ -31,9 +30,8 @@ _COLUMNS = (
     help=f"Largest slowdown allowed, {IN_PERCENT}",
 )
 @click.option("--name", metavar="NAME", help="Name of the pin. Default: COMMIT as typed, or the hash of HEAD~2.")
-@click.option("--who", metavar="NAME", help="Person to record with the pin. Default: git's user, or the login name.")
 @click.pass_obj
-def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | None) -> None:
+def add(db: str, commit: str, max_slowdown: float, name: str | None) -> None:
     """Compare every later run with COMMIT, in addition to history.
 
     The gate fails a series that is slower than at COMMIT by more than --max-slowdown, however gradually it got there.
@@ -41,11 +39,9 @@ def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | 
     """
     from groupbench.tracker.judge import pins
     from groupbench.tracker.store.engine import open_store
-    from groupbench.tracker.tools.git import user
 
-    person = who or user() or os.environ.get("USER") or "unknown"
     with open_store(db, create=False) as store, store.write() as session:
-        row = pins.pin(session, commit, max_slowdown, name, person)
+        row = pins.pin(session, commit, max_slowdown, name, person())
     click.echo(printable(f"pinned {row.name}: {commit_text(row.commit)}, at most {signed_change(row.max_slowdown)}"))
 
 
@@ -53,25 +49,25 @@ def pin(db: str, commit: str, max_slowdown: float, name: str | None, who: str | 
 @click.option("--all", "everything", is_flag=True, help="Include pins that were removed.")
 @output_formats
 @click.pass_obj
-def pins(db: str, everything: bool, form: Format | None) -> None:
+def list_pins(db: str, everything: bool, form: Format) -> None:
     """List the pinned commits."""
     from groupbench.tracker.judge.pins import PinRow, find
 
     with reading(db) as session:
         rows = [row.flat() for row in find(session, ended=everything)]
     write_table(plain(PinRow.columns()) if form in ("json", "csv") else _COLUMNS, rows, form)
-    if form is None and not rows:
-        say("no pins; `groupbench pin COMMIT --max-slowdown 3%` adds one")
+    if form == "table" and not rows:
+        say("no pins; `groupbench pins add COMMIT --max-slowdown 3%` adds one")
 
 
 @click.command()
 @click.argument("name")
 @click.pass_obj
-def unpin(db: str, name: str) -> None:
+def remove(db: str, name: str) -> None:
     """Stop comparing runs with the pin NAME."""
-    from groupbench.tracker.judge import pins as pinned
+    from groupbench.tracker.judge import pins
     from groupbench.tracker.store.engine import open_store
 
     with open_store(db, create=False) as store, store.write() as session:
-        row = pinned.unpin(session, name)
+        row = pins.unpin(session, name)
     click.echo(printable(f"removed the pin {row.name} of {commit_text(row.commit)}"))

@@ -1,0 +1,184 @@
+"""`groupbench db`: query, prune, back up, verify and merge the database."""
+
+from __future__ import annotations
+
+import base64
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from groupbench.tracker.cli.options import limit_option, reading
+from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
+from groupbench.tracker.facts.errors import DamageError
+from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.text.wording import counted, printable
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+
+@click.command()
+@click.argument("statement")
+@click.option(
+    "-p", "--param", "params", nargs=2, multiple=True, metavar="NAME VALUE", help="Value of :NAME in the statement."
+)
+@output_formats
+@click.pass_obj
+def sql(db: str, statement: str, params: tuple[tuple[str, str], ...], form: Format) -> None:
+    """Run one read-only SQL statement. docs/reference/schema.md describes the tables."""
+    from groupbench.tracker.store.sql import ask
+
+    result = ask(db, statement, dict(params))
+    rows = [{name: _value(value, form) for name, value in row.items()} for row in result.flat()]
+    numbers = {n for n in result.columns if rows and all(isinstance(row[n], int | float | None) for row in rows)}
+    write_table([Column(name, name, right=name in numbers, wraps=True) for name in result.columns], rows, form)
+
+
+def _value(value: Any, form: Format) -> Any:
+    if isinstance(value, bytes | memoryview):
+        return base64.b64encode(value).decode() if form in ("json", "csv") else f"<{len(value)} bytes>"
+    return _for_json(value) if form == "json" else value
+
+
+def _for_json(value: Any) -> Any:
+    """Return a value for JSON: as text if JSON has no such value, since null would be another one."""
+    if isinstance(value, list | tuple):
+        return [_for_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _for_json(item) for name, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, OverflowError):  # such as a range of PostgreSQL
+        return str(value)
+    return value
+
+
+@click.command()
+@click.option("--all", "all_days", type=click.IntRange(min=0), default=90, show_default=True, metavar="DAYS",
+              help="Keep every point of the newest DAYS days.")  # fmt: skip
+@click.option("--every", "every_days", type=click.IntRange(min=1), default=7, show_default=True, metavar="DAYS",
+              help="Of the older points, keep those of one nightly run every DAYS days.")  # fmt: skip
+@click.option("--apply", "really", is_flag=True, help="Remove the points.")
+@click.option("--compact", is_flag=True, help="With --apply, return the free space to the file system (SQLite only).")
+@click.pass_obj
+def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) -> None:
+    """Remove some of the old points. Without --apply, only print how many.
+
+    These points always stay: the evidence of alerts, the points of pinned commits, and the first and last point of
+    each stretch. A stretch is a part of a series with one environment, status and timing. Age is counted from the
+    newest run. In a backfill, --every uses the dates of the commits. Pruned records come back if their file is ingested
+    again.
+    """
+    from groupbench.tracker.query.lines import every_line
+    from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.store.prune import Policy, Pruning, apply_pruning, plan_pruning
+
+    def print_plan(pruning: Pruning) -> None:
+        kept = pruning.points - pruning.removed
+        young, periodic = counted(all_days, "day"), counted(every_days, "day")
+        click.echo(
+            f"{counted(pruning.points, 'point')}: {pruning.young:,} younger than {young}, {pruning.edges:,} at the "
+            f"edge of a stretch, {pruning.evidence:,} evidence, {pruning.periodic:,} one in {periodic}"
+        )
+        verb = "removed" if really else "would be removed"
+        click.echo(f"{pruning.removed:,} {verb}, {kept:,} kept" + ("" if really else "; --apply removes them"))
+
+    def plan(session: Session) -> Pruning:
+        return plan_pruning(session, Policy(all_days, every_days), order=every_line(session).runs[::-1])
+
+    if not really:
+        with reading(db) as session:
+            print_plan(plan(session))
+        return
+    with open_store(db, create=False) as store:
+        with store.write() as session:
+            pruning = plan(session)
+            apply_pruning(session, pruning)
+        print_plan(pruning)
+        if compact:
+            store.compact()
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.pass_obj
+def backup(db: str, file: Path) -> None:
+    """Copy the database to FILE, even while it is in use. An existing file is never overwritten.
+
+    The copy is a single consistent SQLite file. For PostgreSQL, use pg_dump.
+    """
+    from groupbench.tracker.store import maintenance
+    from groupbench.tracker.store.engine import open_store
+
+    with open_store(db, create=False) as store:
+        size = maintenance.backup(store, file)
+        click.echo(printable(f"{file}: {size:,} bytes, a copy of {store.name}"))
+
+
+@click.command()
+@click.option("--quick", is_flag=True, help="Skip the hashes of the results, which take most of the time.")
+@limit_option("Number of problems to list.", default=20)
+@click.pass_context
+def verify(context: click.Context, quick: bool, limit: int) -> None:
+    """Check the database file, the references between its tables, and every hash.
+
+    Exit codes: 0 no problems, 1 problems found, 2 usage error.
+    """
+    from itertools import islice
+
+    from sqlalchemy import func, select
+
+    from groupbench.tracker.store.engine import ADVICE
+    from groupbench.tracker.store.schema import Point
+    from groupbench.tracker.store.verify import DatabaseProblem
+    from groupbench.tracker.store.verify import verify as problems_of
+
+    problems: list[DatabaseProblem] = []
+    number = 0
+    try:
+        with reading(context.obj) as session:
+            problems = list(islice(problems_of(session, quick=quick), limit + 1))
+            number = 0 if problems else session.scalar(select(func.count()).select_from(Point)) or 0
+    except DamageError as error:  # too damaged to be opened
+        problems.append(DatabaseProblem("damage", error.message.removesuffix(f"; {ADVICE}")))
+    for problem in problems[:limit]:
+        click.echo(printable(str(problem)))
+    if problems:
+        more = f"; only the first {limit} are shown" if len(problems) > limit else ""
+        shown = counted(len(problems[:limit]), "problem")
+        click.echo(f"VERIFY {shown}{more}; restore a backup, or ingest the records into a new one")
+        context.exit(ExitCode.FAILED)
+    click.echo(f"VERIFY ok: {counted(number, 'point')}" + (", hashes not checked" if quick else ""))
+
+
+@click.command()
+@click.argument("other", metavar="FILE|URL")
+@click.pass_obj
+def merge(db: str, other: str) -> None:
+    """Add every point of another database to this one, which is created if it does not exist.
+
+    Either everything is added or nothing. Points that both databases hold are skipped. A run that the two describe
+    differently is an error.
+    """
+    from groupbench.tracker.facts.errors import NoDatabaseError, StoreError
+    from groupbench.tracker.store import maintenance
+    from groupbench.tracker.store.engine import open_store
+
+    try:
+        opened = open_store(other, create=False)
+    except NoDatabaseError as error:  # its advice is how to create this database, not how to find the other one
+        raise StoreError(error.problem) from error
+    with opened as source, open_store(db, create=True) as store:
+        done = maintenance.merge(store, source)
+        nothing = " (nothing new)" if not done.added else ""
+        click.echo(
+            printable(
+                f"{source.name}: {counted(done.records, 'point')} in {counted(len(done.runs), 'run')}: "
+                f"{done.added} added, {done.known} already known{nothing}, {done.new_series} series new"
+            )
+        )

@@ -1,0 +1,210 @@
+"""Groups of commands that import a command when it is called, and commands and options that have another name now."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+import click
+from click.shell_completion import CompletionItem
+
+from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.text.wording import closest
+from groupbench.tracker.tools import shell
+
+Commands = Mapping[str, tuple[str, str]]
+"""Commands by name: (module:attribute in this package, one line of help)."""
+
+PACKAGE = __name__.rpartition(".")[0]
+
+VERBOSE = {"-v", "-vv", "--verbose"}
+
+RENAMED_COMMANDS = {
+    "ack": "alerts ack",
+    "expect": "alerts expect",
+    "accept-transition": "alerts accept-transition",
+    "close": "alerts close",
+    "pin": "pins add",
+    "unpin": "pins remove",
+    "runs": "list runs",
+    "commits": "list commits",
+    "series": "list series",
+    "envs": "list envs",
+    "sql": "db sql",
+    "export": "db export",
+    "prune": "db prune",
+    "backup": "db backup",
+    "verify": "db verify",
+    "merge": "db merge",
+}
+RENAMED_OPTIONS = {
+    "--json": "--format json",
+    "--csv": "--format csv",
+    "--csv-safe": "--format csv",
+    "--md": "--format md",
+}
+REMOVED = {
+    "repair": "`groupbench repair` was removed: docs/guide/keeping-data.md has the steps that restore a database",
+    "--who": "--who was removed: the name is GIT_AUTHOR_NAME, git's user, or the login name",
+    "--rest": "`ab` no longer takes --rest: the length of a burst decides",
+    "--samples": "`ab` no longer takes --samples: the latency decides",
+    "--seed": "`ab` and `calibrate` no longer take --seed: the order of the bursts has a fixed seed",
+}
+"""Commands and options that no longer exist, with the advice for those who still use them."""
+
+
+class LazyGroup(click.Group):
+    """A group that imports a command when it is called.
+
+    Args:
+        commands: The commands of the group.
+        default: Command to run if the first argument is an option, or if there are no arguments.
+    """
+
+    def __init__(self, *args: Any, lazy: Commands, default: str | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.lazy, self.default = lazy, default
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.lazy:
+            return None
+        module, attribute = self.lazy[cmd_name][0].split(":")
+        command: click.Command = getattr(importlib.import_module(f"{PACKAGE}.{module}"), attribute)
+        return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        by_default = not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names)
+        if self.default is not None and by_default and not ctx.resilient_parsing:
+            args = [self.default, *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self.lazy and not ctx.resilient_parsing:
+            raise click.UsageError(self.unknown(ctx, args[0]), ctx)
+        return super().resolve_command(ctx, args)
+
+    def unknown(self, ctx: click.Context, name: str) -> str:
+        """Return the error for a command that does not exist."""
+        meant = closest(name, self.lazy)
+        words = ["groupbench", *ctx.command_path.split()[1:], "--help"]
+        return f"no command {name!r}; " + (f"did you mean {meant!r}?" if meant else f"see `{' '.join(words)}`")
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, short) in self.lazy.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Propose commands, and the options of the default command."""
+        proposals = super().shell_complete(ctx, incomplete)
+        command = None if self.default is None else self.get_command(ctx, self.default)
+        if command is not None and incomplete.startswith("-"):
+            proposals += command.shell_complete(click.Context(command, ctx, self.default), incomplete)
+        return proposals
+
+
+class Program(LazyGroup):
+    """The whole program: its options may follow the command, and each error is one line.
+
+    Args:
+        sections: Titles of the help, each with its commands.
+        groups: Commands of the commands that are groups.
+        defaults: Default commands of groups.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        sections: Mapping[str, Commands],
+        groups: Mapping[str, Commands],
+        defaults: Mapping[str, str],
+        **settings: Any,
+    ) -> None:
+        lazy = {name: entry for commands in sections.values() for name, entry in commands.items()}
+        super().__init__(*args, lazy=lazy, **settings)
+        self.sections, self.groups, self.defaults = sections, groups, defaults
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.groups:
+            return super().get_command(ctx, cmd_name)
+        about, default = self.lazy[cmd_name][0], self.defaults.get(cmd_name)
+        return LazyGroup(cmd_name, help=about, lazy=self.groups[cmd_name], default=default)
+
+    def unknown(self, ctx: click.Context, name: str) -> str:
+        if name in RENAMED_COMMANDS:
+            return f"`groupbench {name}` is now `groupbench {RENAMED_COMMANDS[name]}`"
+        return REMOVED.get(name) or super().unknown(ctx, name)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Options of the program may also follow the command."""
+        return super().parse_args(ctx, self._own_options_first(ctx, args))
+
+    def _own_options_first(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Return `args` with --db, --config and their values in front. Raises UsageError if a value is missing."""
+        with_value = {
+            name for param in self.params if param.expose_value and not VERBOSE & {*param.opts} for name in param.opts
+        }
+        first: list[str] = []
+        others: list[str] = []
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                others += [word, *words]
+            elif word in VERBOSE:
+                first.append(word)
+            elif word.partition("=")[0] not in with_value:
+                others.append(word)
+            elif "=" in word:
+                first.append(word)
+            elif (value := next(words, None)) is not None:
+                first += [word, value]
+            else:
+                raise click.BadOptionUsage(word, f"Option {word!r} requires an argument.", ctx)
+        return first + others
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; an exception that damage or the driver explains is raised as that explanation."""
+        try:
+            return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _renamed(error) from error
+        except (TrackerError, click.ClickException, click.exceptions.Exit, click.Abort, OSError):
+            raise  # `shell.run` reports these
+        except Exception as error:
+            from groupbench.tracker.store.failures import explained
+
+            explanation = explained(error, ctx.obj)
+            if explanation is None:
+                raise
+            raise explanation from error
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, self.lazy))  # the same column in every section
+        formatter.write_paragraph()
+        for title, commands in self.sections.items():
+            formatter.write_heading(title)
+            with formatter.indentation():
+                formatter.write_dl([(f"{name:{width}}", short) for name, (_, short) in commands.items()])
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> NoReturn:
+        shell.run("groupbench", self, TrackerError, args, prog_name, **extra)
+
+
+def _renamed(error: click.NoSuchOption) -> click.UsageError:
+    """Return the error that names the new spelling of an option, or the error itself."""
+    name = error.option_name
+    if name in RENAMED_OPTIONS:
+        return click.UsageError(f"{name} is now {RENAMED_OPTIONS[name]}", error.ctx)
+    return click.UsageError(REMOVED[name], error.ctx) if name in REMOVED else error

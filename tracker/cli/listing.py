@@ -1,0 +1,137 @@
+"""`groupbench list`: list runs, commits, series and operators."""
+
+from __future__ import annotations
+
+import click
+
+from groupbench.tracker.cli.options import CELL_FILTERS, RUN_FILTERS, filters, limit_option, reading
+from groupbench.tracker.cli.output import CELL, HOST, SEED, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.query.filters import Filter
+from groupbench.tracker.text.wording import commit_text, date, run_text
+
+RUNS = (
+    Column("run", "run", run_text),
+    Column("date", "started", date),
+    Column("commit", "commit", commit_text),
+    Column("branch", "branch"),
+    Column("plan", "plan"),
+    Column("trigger", "trigger"),
+    Column("hardware", "hardware", ", ".join, wraps=True),
+    Column("cells", "counts", lambda counts: ", ".join(f"{n} {status}" for status, n in counts.items())),
+    Column("subject", "subject", wraps=True),
+)
+COMMITS = (
+    Column("commit", "commit", commit_text),
+    Column("time", "time", date),
+    Column("branch", "branch"),
+    Column("runs", "runs", right=True),
+    Column("points", "points", right=True),
+    Column("first run", "first", date),
+    Column("last run", "last", date),
+    Column("parents", "parents", lambda parents: " ".join(map(commit_text, parents))),
+    Column("author", "author"),
+    Column("subject", "subject", wraps=True),
+)
+SERIES = (
+    Column("series", "series", right=True),
+    *CELL,
+    Column("hardware", "hardware", wraps=True),
+    HOST,
+    Column("protocol", "protocol"),
+    SEED,
+    Column("points", "points", right=True),
+    Column("ok", "ok", right=True),
+    Column("first", "first", date),
+    Column("last", "last", date),
+)
+OPERATORS = (
+    Column("operator", "operator"),
+    Column("backends", "backends", ", ".join, wraps=True),
+    Column("shapes", "shapes", right=True),
+    Column("series", "series", right=True),
+    Column("points", "points", right=True),
+    Column("first", "first", date),
+    Column("last", "last", date),
+)
+
+
+@click.command()
+@filters(*RUN_FILTERS)
+@limit_option("Number of runs to list.", default=20)
+@output_formats
+@click.pass_obj
+def runs(db: str, where: Filter, limit: int, form: Format) -> None:
+    """List the runs, newest first."""
+    from groupbench.tracker.facts.record import STATUSES
+    from groupbench.tracker.query import listing
+
+    with reading(db) as session:
+        matches = listing.runs(session, limit, where)
+    rows = [run.flat() for run in matches]
+    for row in rows:
+        counts = {status: row["counts"][status] for status in STATUSES if status in row["counts"]}
+        row["counts"] = [f"{n} {status}" for status, n in counts.items()] if form == "csv" else counts
+    write_table(RUNS, rows, form)
+
+
+@click.command()
+@filters(*RUN_FILTERS)
+@limit_option("Number of commits to list.", default=20)
+@output_formats
+@click.pass_obj
+def commits(db: str, where: Filter, limit: int, form: Format) -> None:
+    """List the measured commits, newest first."""
+    from groupbench.tracker.query import listing
+    from groupbench.tracker.query.rows import CommitSummary
+
+    with reading(db) as session:
+        rows = listing.commits(session, where, limit)
+    if not rows:
+        say("no commits match")
+    columns = plain(CommitSummary.columns()) if form in ("json", "csv") else COMMITS
+    write_table(columns, [row.flat() for row in rows], form)
+
+
+@click.command()
+@filters(*CELL_FILTERS, *RUN_FILTERS)
+@output_formats
+@click.pass_obj
+def series(db: str, where: Filter, form: Format) -> None:
+    """List the series, with their number of points and the dates of the first and last point."""
+    from groupbench.tracker.query import listing
+    from groupbench.tracker.query.rows import SeriesSummary
+
+    with reading(db) as session:
+        rows = listing.series(session, where)
+    if not rows:
+        say("no series match")
+    columns = plain(SeriesSummary.columns()) if form in ("json", "csv") else SERIES
+    write_table(columns, [row.flat() for row in rows], form)
+
+
+@click.command()
+@output_formats
+@click.pass_obj
+def operators(db: str, form: Format) -> None:
+    """List the operators that have results. `tritonbench --list-operators` lists those that can be measured."""
+    from groupbench.tracker.query import listing
+
+    with reading(db) as session:
+        found = [row.flat() for row in listing.series(session, Filter())]
+    if not found:
+        say("no results are stored")
+    rows = []
+    for name in sorted({row["operator"] for row in found}):
+        mine = [row for row in found if row["operator"] == name]
+        rows.append(
+            {
+                "operator": name,
+                "backends": sorted({row["backend"] for row in mine}),
+                "shapes": len({row["shape"] for row in mine}),
+                "series": len(mine),
+                "points": sum(row["points"] for row in mine),
+                "first": min(row["first"] for row in mine),
+                "last": max(row["last"] for row in mine),
+            }
+        )
+    write_table(OPERATORS, rows, form)
