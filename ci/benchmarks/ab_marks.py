@@ -34,7 +34,7 @@ import numpy as np
 
 from groupbench.tracker.ab.bench import AbCell, AbSide, Bench, rule_for
 from groupbench.tracker.ab.calibrate import CELLS
-from groupbench.tracker.ab.result import REFRESH_BLOCKS
+from groupbench.tracker.ab.result import REFRESH_BLOCKS, AbSettings
 from groupbench.tracker.stats.sequential import MAX_BLOCKS, decide_many
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +155,6 @@ def main() -> None:
     parser.add_argument("--all-planted", action="store_true", help="measure all ten planted changes, not only five")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for each comparison")
     parser.add_argument("--fresh", type=int, default=10, help="comparisons for each pair of processes")
-    parser.add_argument("--rest", choices=["auto", "burst", "block"], default="auto")
     parser.add_argument("--idle", type=float, help="idle seconds before each burst")
     parser.add_argument("--samples", type=int, help="runs in each burst")
     parser.add_argument("--simulate", action="store_true")
@@ -189,9 +188,8 @@ def measure(options: argparse.Namespace) -> None:
         with Bench(
             base,
             head,
-            budget_s=options.budget,
+            AbSettings(budget_s=options.budget),
             seed=1_000_000 * len(done) + sum(done.values()),
-            rest=options.rest,
             records=records,
         ) as bench:
             for cell in cells[: options.fresh]:

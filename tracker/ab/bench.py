@@ -1,22 +1,25 @@
 """Measure two sides alternately on one device until it is clear whether they differ.
 
-A bench has a long-lived process for each side and serves any number of cells; comparing.py measures one of them.
+A bench has a long-lived process for each side and serves any number of cells; comparing.py measures one cell.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self, TypeVar
 
+from groupbench.tracker.ab.answers import ListedCell
 from groupbench.tracker.ab.comparing import RunningComparison
 from groupbench.tracker.ab.result import (
-    REFRESH_BLOCKS,
     AbCell,
     AbResult,
+    AbSettings,
     Block,
     RecordsError,
     SideAccuracy,
@@ -32,6 +35,7 @@ __all__ = [
     "AbCell",
     "AbError",
     "AbResult",
+    "AbSettings",
     "AbSide",
     "Bench",
     "Block",
@@ -41,6 +45,10 @@ __all__ = [
     "exit_code",
     "rule_for",
 ]
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 
 class Closing(ABC):
@@ -70,40 +78,30 @@ class AnswerError(AbError):
 class Bench(Closing):
     """Compares two sides, with one long-lived process for each. A context manager.
 
-    budget_s      time for measuring one comparison, without its preparation; 0 measures nothing
-    min_effect    relative change below which the sides are the same; None: by device and latency, see `defaults`
-    alpha         false-positive rate per comparison
-    timeout_s     time within which a side must answer
-    seed          seed, together with the number of the comparison, of the order and the placements
-    only_changed  skip timing if the compiled kernels are equal
-    times_right_alone  skip timing if head's result is wrong
-    rest          rest before each burst, once per block, or (auto) depending on the length of a burst
-    records       file to which each comparison is appended, with its bursts
-    results       the comparisons so far
+    Args:
+        base: The earlier side.
+        head: The later side.
+        settings: Settings of each comparison.
+        seed: Seed for burst orders and placements, together with the comparison's number.
+        records: File to which each comparison is appended, with its bursts.
+        progress: Called with a line of text before and during a comparison.
+
+    Attributes:
+        results: The comparisons so far.
     """
 
     def __init__(
         self,
         base: AbSide,
         head: AbSide,
+        settings: AbSettings = AbSettings(),  # noqa: B008 # frozen
         *,
-        budget_s: float = 60.0,
-        min_effect: float | None = None,
-        alpha: float = 0.001,
-        timeout_s: float = 300.0,
         seed: int = 0,
-        only_changed: bool = False,
-        times_right_alone: bool = False,
-        refresh_blocks: int = REFRESH_BLOCKS,
-        rest: Literal["auto", "burst", "block"] = "auto",
         records: Path | None = None,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.base, self.head = base, head
-        self.budget_s, self.min_effect, self.alpha, self.timeout_s = budget_s, min_effect, alpha, timeout_s
-        self.seed, self.only_changed, self.refresh_blocks, self.rest = seed, only_changed, refresh_blocks, rest
-        self.records, self.progress = records, progress
-        self.times_right_alone = times_right_alone
+        self.base, self.head, self.settings = base, head, settings
+        self.seed, self.records, self.progress = seed, records, progress
         self.results: list[AbResult] = []
         self._sides: tuple[SideProcess, SideProcess] | None = None
 
@@ -118,7 +116,7 @@ class Bench(Closing):
     @property
     def device(self) -> str | None:
         """The device of the sides, cuda or cpu; None before they are started."""
-        return None if self._sides is None else str(self._sides[0].facts["device"])
+        return None if self._sides is None else self._sides[0].facts.device
 
     def start(self, device: str = "auto") -> str:
         """Start both sides and return their device. Raises AbError."""
@@ -126,80 +124,92 @@ class Bench(Closing):
         return str(self.device)
 
     def cells(self, device: str = "auto", **selection: Any) -> tuple[list[AbCell], list[str]]:
-        """Return (cells that both sides have and can run, a note for each other cell).
+        """Return the cells that both sides have and can run, and a note for each other cell.
 
-        selection  operator, and optionally backends, shapes, suites, dtypes, mode and plugins, as for side.py's `cells`
+        Args:
+            device: auto, cuda or cpu.
+            selection: `operator`, and optionally `backends`, `shapes`, `suites`, `dtypes`, `mode` and `plugins`.
 
-        Raises AbError if both sides lack a named item, SideError if one side lacks it or does not start.
+        Raises:
+            AbError: Both sides lack a named item.
+            SideError: One side lacks it or does not start.
         """
-        base, head = self._reasons(device, selection)
+        base, head = self._listed(device, selection)
         cells, notes = [], []
         for key in {**head, **base}:
+            operator, backend, shape, dtype, mode = key
+            name = f"{operator}/{backend} {shape} {dtype}"
             if key not in base or key not in head:
                 missing = self.base if key not in base else self.head
-                notes.append(f"{key[0]}/{key[1]} {key[2]} {key[3]}: not in {missing.title}")
+                notes.append(f"{name}: not in {missing.title}")
             elif base[key] and head[key]:
-                notes.append(f"{key[0]}/{key[1]} {key[2]} {key[3]}: unavailable: {base[key]}")
+                notes.append(f"{name}: unavailable: {base[key]}")
             else:
                 plugins = tuple(selection.get("plugins") or ())
-                operator, backend, shape, dtype, mode = key
                 cells.append(AbCell(operator, backend, shape, dtype, mode=mode, device=device, plugins=plugins))
         return cells, notes
 
-    def _reasons(self, device: str, selection: dict[str, Any]) -> list[dict[tuple[str, ...], str | None]]:
-        """Return for each side its cells, by the key in `cells`, with the reason why one is unavailable."""
-        reasons: list[dict[tuple[str, ...], str | None]] = []
+    def _listed(self, device: str, selection: dict[str, Any]) -> list[dict[tuple[str, str, str, str, str], str | None]]:
+        """Return each side's cells by key, with the reason why one is unavailable."""
+        reasons = []
         failures: list[SideFailure] = []
         for process in self.sides(device, SideError):
             try:
-                listed = process.ask("cells", self.timeout_s, **selection)
+                listed = process.ask(list[ListedCell], "cells", self.settings.timeout_s, **selection)
             except SideFailure as failure:
                 failures.append(failure)
                 continue
-            keys = ("operator", "backend", "shape", "dtype", "mode")
-            reasons.append({tuple(cell[key] for key in keys): cell["unavailable"] for cell in listed})
+            reasons.append({cell.key: cell.unavailable for cell in listed})
         if failures:
             kind = AbError if len(failures) == 2 else SideError
             raise kind(f"{failures[0].title}: {failures[0].reason}")
         return reasons
 
-    def ask_base(self, verb: str, device: str, **arguments: Any) -> Any:
+    def ask_base(self, kind: type[T], verb: str, device: str, **arguments: Any) -> T:
         """Send base a request and return its answer. Raises AbError if it fails."""
-        return self._ask(0, verb, device, arguments)
+        return self._ask(0, kind, verb, device, arguments)
 
-    def ask_head(self, verb: str, device: str, **arguments: Any) -> Any:
+    def ask_head(self, kind: type[T], verb: str, device: str, **arguments: Any) -> T:
         """Send head a request and return its answer. Raises AnswerError if head fails, AbError if it does not start."""
-        return self._ask(1, verb, device, arguments)
+        return self._ask(1, kind, verb, device, arguments)
 
-    def _ask(self, number: int, verb: str, device: str, arguments: dict[str, Any]) -> Any:
+    def _ask(self, number: int, kind: type[T], verb: str, device: str, arguments: dict[str, Any]) -> T:
         try:
-            return self.sides(device, AbError)[number].ask(verb, self.timeout_s, **arguments)
+            return self.sides(device, AbError)[number].ask(kind, verb, self.settings.timeout_s, **arguments)
         except SideFailure as failure:
             raise AnswerError(failure.reason, failure.status) from None
 
     def forget(self) -> None:
         """End the cells' processes but not the sides, because the imported files may have changed."""
         for process in self._sides or ():
-            process.send("end", self.timeout_s)
+            process.send("end", self.settings.timeout_s)
         for process in self._sides or ():
             with contextlib.suppress(SideFailure):
-                process.receive()
+                process.receive(object)
 
-    def compare(self, cell: AbCell) -> AbResult:
+    def compare(self, cell: AbCell, budget_s: float | None = None) -> AbResult:
         """Compare the sides on a cell. If a side fails, the result's verdict is `failed`.
 
-        Raises AbError if no comparison is possible (no such device, sides on different devices), RecordsError if it
-        cannot be recorded.
+        Args:
+            cell: The cell to measure on both sides.
+            budget_s: Time in s for this comparison; None: the bench's.
+
+        Raises:
+            AbError: No comparison is possible: no such device, or sides on different devices.
+            RecordsError: The result cannot be recorded.
         """
+        settings = self.settings if budget_s is None else replace(self.settings, budget_s=budget_s)
         seed = self.seed + len(self.results)
-        comparison = RunningComparison(self, cell, seed)
+        comparison = RunningComparison(self.base, self.head, cell, settings, seed, self.progress)
+        logger.info("compare %s: %s with %s, at most %g s", cell, self.head.title, self.base.title, settings.budget_s)
         try:
-            result = comparison.run()
+            result = comparison.run(self.sides(cell.device))
         except SideFailure as failure:
             result = comparison.failed(failure)
         except BaseException:
             self.close()
             raise
+        logger.info("%s: %s, %d blocks in %.1f s", cell, result.conclusion, result.blocks, result.seconds)
         self.results.append(result)
         if self.records is not None:
             append_record(self.records, result)
@@ -219,7 +229,7 @@ class Bench(Closing):
                 raise
             self._sides = sides
             for process in sides:
-                process.send("hello", self.timeout_s, device=device)
+                process.send("hello", self.settings.timeout_s, device=device)
             try:
                 for process in sides:
                     process.hello()
@@ -228,9 +238,9 @@ class Bench(Closing):
                 if problem is not None:
                     raise problem(f"{failure.title}: {failure.message}") from None
                 raise
-            devices = [process.facts["device"] for process in sides]
+            devices = [process.facts.device for process in sides]
             if devices[0] != devices[1]:
                 self.close()
                 raise AbError(f"base would run on {devices[0]} and head on {devices[1]}; choose one with --device")
-        warn_if_shared("groupbench", str(self.device), self._sides[0].facts["environment"].get("gpu_uuid"))
+        warn_if_shared("groupbench", str(self.device), self._sides[0].facts.gpu_uuid)
         return self._sides

@@ -44,13 +44,14 @@ CELLS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
 class ClassReport:
     """The scatter of one latency class. Standard deviations (sd) and changes are relative.
 
-    different        A/A comparisons that were called different: false positives
-    placement_sd     sd between blocks of one side
-    burst_sd         sd of one burst; None if blocks have one burst per side
-    process_sd       sd of a process's constant offset; None with too few processes
-    block_sd         sd of a block's difference, from its median absolute deviation
-    smallest_change  smallest change detected in nine of ten comparisons within the budget, at the false-positive rate
-                     alpha; None if no change up to 50 % is
+    Attributes:
+        different: A/A comparisons that were called different: false positives.
+        placement_sd: Standard deviation between blocks of one side.
+        burst_sd: Standard deviation of one burst; None if blocks have one burst per side.
+        process_sd: Standard deviation of a process's constant offset; None with too few processes.
+        block_sd: Standard deviation of a block's difference, from its median absolute deviation.
+        smallest_change: Smallest change detected in nine of ten comparisons within the budget, at the false-positive
+            rate alpha; None if no change up to 50 % is.
     """
 
     upto_ms: float | None
@@ -143,7 +144,7 @@ def _scatter(timed: Sequence[AbResult], rule: Rule, budget_s: float) -> dict[str
 
 
 def process_sd(results: Sequence[AbResult]) -> float | None:
-    """Return the standard deviation of log latency between processes of one side, by analysis of variance with medians.
+    """Return the standard deviation of log latency between one side's processes, by analysis of variance with medians.
 
     Returns None unless a comparison has two processes per side with two blocks each.
     """
@@ -164,9 +165,10 @@ def process_sd(results: Sequence[AbResult]) -> float | None:
 
 
 def smallest_change(differences: ArrayLike, rule: Rule, blocks: int, seed: int = 0) -> float | None:
-    """Return the smallest relative change that a share `POWER` of comparisons detects with at most `blocks` blocks.
+    """Return the smallest relative change detected in a share `POWER` of comparisons with at most `blocks` blocks.
 
-    differences  of the blocks of A/A comparisons, to draw from with replacement and a random sign
+    Args:
+        differences: Of the blocks of A/A comparisons, to draw from with replacement and a random sign.
     """
     import numpy as np
 

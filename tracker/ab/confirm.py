@@ -1,7 +1,7 @@
 """Decide the suspects of a run: measure both commits alternately on this machine, and store the results.
 
-Base is the last commit measured before the change, head the run's own. The cells of one pair of commits share two
-worktrees and one bench. Suspects that do not fit in the budget are left out and listed.
+Base is the last commit measured before the change, head the run's own. Cells at one pair of commits share two
+worktrees and one bench. Suspects beyond the budget are left out and listed.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ class _Pair:
     toolchains: tuple[Environment, Environment] | None = None
 
     def details(self, row: Judged, software: Sequence[dict[str, str]] | None = None) -> dict[str, Any]:
-        """Return the facts about the software to store with the comparison of a suspect.
+        """Return the software facts to store with a suspect's comparison.
 
-        software  versions of base and head by package; None if nothing was measured
+        Args:
+            software: Versions of base and head by package; None if nothing was measured.
         """
         assert row.point is not None
         details: dict[str, Any] = {"software": software or [ab_software(row.point.environment.facts)] * 2}
@@ -103,17 +104,38 @@ class _Pair:
         return f"{self.base[:10]} with {some(toolchain_differences(*self.toolchains))}"
 
 
+@dataclass(frozen=True)
+class Measuring:
+    """The sources and interpreters for measuring suspects' commits.
+
+    Attributes:
+        repo: A clone with the commits.
+        recipe: Steps to make a checkout measurable.
+        python: Interpreter of the run's commit.
+        base_python: Interpreter of the earlier commits; None: `python`.
+        interpreters: Finds interpreters with the packages of an earlier toolchain.
+        plugins: Plugins with operators and backends.
+    """
+
+    repo: Path
+    recipe: Recipe = AS_IT_IS
+    python: str = sys.executable
+    base_python: Path | None = None
+    interpreters: Interpreters | None = None
+    plugins: tuple[str, ...] = ()
+
+    def found_by(self, say: Callable[[str], None]) -> Interpreters:
+        """Return `interpreters`, by default the ones named here."""
+        others = [Path(self.python), *([] if self.base_python is None else [self.base_python])]
+        return self.interpreters or Interpreters({}, self.repo, others, say=say)
+
+
 def confirm(
     store: Store,
-    run: str | None = None,  # start of its id; None is the newest
+    measuring: Measuring,
     *,
-    repo: Path,
+    run: str | None = None,
     budget_s: float,
-    recipe: Recipe = AS_IT_IS,
-    python: str = sys.executable,
-    base_python: Path | None = None,
-    interpreters: Interpreters | None = None,
-    plugins: Sequence[str] = (),
     again: bool = False,
     report: Report = lambda row, compared: None,
     say: Callable[[str], None] = lambda text: None,
@@ -121,55 +143,85 @@ def confirm(
 ) -> Confirmed:
     """Measure the suspects of a run, and store each comparison at once, unless both sides fail.
 
-    Commits are measured with `python`, or the base with `base_python`. If a change came with another toolchain,
-    both commits are measured with `python`, and the base also with both toolchains, by interpreters that have their
-    packages.
+    If a change came with another toolchain, both commits are measured with `python`, and the base also with both
+    toolchains, by interpreters with their packages.
 
-    Raises QueryError, and WorktreeError if `repo` is not a clone.
+    Args:
+        store: The database.
+        measuring: Where and how the commits are measured.
+        run: Start of the run's id; None: the newest.
+        budget_s: Time in s after which no further suspect is measured.
+        again: Also measure suspects whose earlier A/B was inconclusive.
+        report: Called with each suspect and comparison.
+        say: Called with lines for the user.
+        clock: Seconds of a steady clock.
+
+    Raises:
+        QueryError: There is no such run.
+        WorktreeError: `repo` is not a clone.
     """
     with store.read() as session:
         judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
         earlier = comparisons.of_series(session, [row.series.pk for row in judged.suspects])
     pairs, inconclusive = _plan(judged.suspects, earlier, again)
     if pairs:
-        resolve(repo, "HEAD")  # fail early if `repo` is not a clone, which would look like an unknown commit
-    others = [Path(python), *([] if base_python is None else [base_python])]
-    interpreters = interpreters or Interpreters({}, repo, others, say=say)
-    end = clock() + budget_s
-    done: list[tuple[Judged, Compared]] = []
-    left_out: list[Judged] = []
-    elsewhere: list[Judged] = []
+        resolve(measuring.repo, "HEAD")  # fail early if `repo` is not a clone, which would look like an unknown commit
+    confirming = _Confirming(store, measuring, measuring.found_by(say), report, say, clock, clock() + budget_s)
     for pair in pairs:
-        if clock() >= end:
-            left_out += pair.rows
-            continue
-        longest = duration(min(CELL_S * len(pair.rows), end - clock()))
-        say(f"A/B of {pair.text}: {len(pair.rows)} series, at most {longest}")
+        confirming.decide(pair)
+    return Confirmed(
+        tuple(confirming.done), tuple(confirming.left_out), tuple(inconclusive), tuple(confirming.elsewhere)
+    )
+
+
+@dataclass
+class _Confirming:
+    """Decides pairs, one after another, until the time `end` of the clock."""
+
+    store: Store
+    measuring: Measuring
+    interpreters: Interpreters
+    report: Report
+    say: Callable[[str], None]
+    clock: Callable[[], float]
+    end: float
+    done: list[tuple[Judged, Compared]] = field(default_factory=list)
+    left_out: list[Judged] = field(default_factory=list)
+    elsewhere: list[Judged] = field(default_factory=list)
+
+    def decide(self, pair: _Pair) -> None:
+        """Measure the suspects of a pair, as long as there is time."""
+        if self.clock() >= self.end:
+            self.left_out += pair.rows
+            return
+        longest = duration(min(CELL_S * len(pair.rows), self.end - self.clock()))
+        self.say(f"A/B of {pair.text}: {len(pair.rows)} series, at most {longest}")
         remaining = list(pair.rows)
         try:
-            pythons = _pythons(pair, interpreters, python, base_python)
-            with _bench(repo, pair, recipe, pythons) as bench:
-                while remaining and clock() < end:
-                    bench.budget_s = min(CELL_S, end - clock())
+            pythons = _pythons(pair, self.interpreters, self.measuring.python, self.measuring.base_python)
+            with _bench(self.measuring, pair, pythons) as bench:
+                while remaining and self.clock() < self.end:
                     row = remaining[0]
-                    result = bench.compare(_cell(row, plugins))
+                    result = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
                     compared = _compared(row, result, pair)
                     # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
-                    done.append((row, compared if result.failed_side == "both" else _stored(store, row, compared)))
-                    report(*done[-1])
+                    self._add(row, compared, kept=result.failed_side != "both")
                     remaining.pop(0)
-            left_out += remaining
+            self.left_out += remaining
         except WorktreeError as error:  # a commit is not available here, which holds for all of its suspects
             for row in remaining:
-                failed = Compared(
-                    pair.base, pair.head, FAILED, datetime.now(UTC), message=error.message, details=pair.details(row)
-                )
-                done.append((row, _stored(store, row, failed)))
-                report(*done[-1])
+                at, details = datetime.now(UTC), pair.details(row)
+                self._add(row, Compared(pair.base, pair.head, FAILED, at, message=error.message, details=details))
         except AbError as error:  # this machine cannot compare; another may
-            say(error.message)
-            elsewhere += remaining
-    return Confirmed(tuple(done), tuple(left_out), tuple(inconclusive), tuple(elsewhere))
+            self.say(error.message)
+            self.elsewhere += remaining
+
+    def _add(self, row: Judged, compared: Compared, kept: bool = True) -> None:
+        if kept:
+            with self.store.write() as session:
+                comparisons.store(session, row.series.pk, compared)
+        self.done.append((row, compared))
+        self.report(row, compared)
 
 
 def _plan(
@@ -197,7 +249,7 @@ def _plan(
 
 
 def _measured(row: Judged, earlier: Iterable[Compared]) -> set[tuple[str, ...]]:
-    """Return the ends of the earlier comparisons that are evidence for a suspect."""
+    """Return the ends in a suspect's earlier comparisons, as far as they are evidence."""
     assert row.point is not None
     line = LineSoftware(row.point.run.toolchain, [ab_software(row.point.environment.facts)])
     stored = [each for each in earlier if line.includes(each)]
@@ -205,20 +257,20 @@ def _measured(row: Judged, earlier: Iterable[Compared]) -> set[tuple[str, ...]]:
 
 
 def _with_toolchain(row: Judged) -> bool:
-    """Return whether a suspect's toolchain changed too, so that one commit is measured with both toolchains."""
+    """Return whether a suspect's toolchain changed too: one commit is measured with both toolchains."""
     return row.transition is not None and row.transition.replaceable and not row.transition.machine
 
 
 def _ends(compared: Compared) -> tuple[str, ...]:
-    """Return the commits and toolchains of a comparison, as `_plan` names them."""
+    """Return a comparison's commits and toolchains, as `_plan` names them."""
     return (compared.base, compared.head, *(compared.toolchains or ()))
 
 
 def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: Path | None) -> tuple[str, str]:
-    """Return the interpreters of base and head. Raises AbError if no interpreter has a toolchain's packages.
+    """Return both sides' interpreters. Raises AbError if no interpreter has a toolchain's packages.
 
-    If the toolchain changed too, its effect is measured by an A/B of its own. An A/B of the commits then uses one
-    interpreter, or it would count that effect again.
+    If the toolchain changed too, a separate A/B measures the effect. An A/B of the commits then uses one
+    interpreter, or it would count the effect again.
     """
     if pair.toolchains is None:
         return python if base_python is None or any(map(_with_toolchain, pair.rows)) else str(base_python), python
@@ -234,11 +286,15 @@ def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: 
 
 
 @contextmanager
-def _bench(repo: Path, pair: _Pair, recipe: Recipe, pythons: tuple[str, str]) -> Iterator[Bench]:
-    """Check out both commits and yield a bench that compares them. Raises WorktreeError."""
+def _bench(measuring: Measuring, pair: _Pair, pythons: tuple[str, str]) -> Iterator[Bench]:
+    """Check out both commits and yield a bench with both sides. Raises WorktreeError."""
+    recipe = measuring.recipe
     with ExitStack() as stack:
         wanted = list(zip((pair.base, pair.head), pythons, strict=True))
-        trees = {side: stack.enter_context(checkout(repo, side[0], recipe, side[1])) for side in dict.fromkeys(wanted)}
+        trees = {
+            side: stack.enter_context(checkout(measuring.repo, side[0], recipe, side[1]))
+            for side in dict.fromkeys(wanted)
+        }
         base, head = (
             AbSide(commit[:10], trees[commit, python], python, commit, recipe.pythonpath) for commit, python in wanted
         )
@@ -262,7 +318,7 @@ def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:
 
 
 def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
-    """Return the result of an A/B for the database.
+    """Return an A/B result for the database.
 
     Raises AbError if it ran on other hardware than the series, or if commits were compared with another toolchain.
     """
@@ -289,9 +345,3 @@ def _check(row: Judged, here: Environment, pair: _Pair) -> None:
             f"the suspects ran with {wanted}, this interpreter has {present}: name their toolchain with --toolchain, "
             "or run `confirm` with their interpreter"
         )
-
-
-def _stored(store: Store, row: Judged, compared: Compared) -> Compared:
-    with store.write() as session:
-        comparisons.store(session, row.series.pk, compared)
-    return compared

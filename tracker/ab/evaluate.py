@@ -1,7 +1,7 @@
-"""Check whether a candidate is correct, honest and faster, with an A/B of two backends of one commit.
+"""Check whether a candidate is correct, honest and faster, with an A/B of two backends at one commit.
 
-Base is a trusted backend, head the candidate's. Each has its own processes. Only the candidate's processes import its
-file: neither the process that judges results does, nor the one whose clock bounds the times.
+Base is a trusted backend, head the candidate's. Each has separate processes. Only the candidate's processes import the
+file: neither the judging process does, nor the one whose clock bounds the times.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
+from groupbench.tracker.ab.answers import ListedCell, Offer
 from groupbench.tracker.ab.bench import AnswerError, Bench, Closing
-from groupbench.tracker.ab.result import AbCell, AbResult, RanOut
+from groupbench.tracker.ab.result import AbCell, AbResult, AbSettings, RanOut
 from groupbench.tracker.ab.side import AbError, AbSide
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.record import Accuracy
 from groupbench.tracker.text.unchecked import Unchecked
 
 EvaluationVerdict = Literal["faster", "slower", "same", "unknown", "right", "wrong", "suspicious", "failed"]
@@ -28,17 +32,18 @@ BUDGET_S = 15.0
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The evaluation of one candidate backend on one problem, or of a file that does not load, which has no backend.
+    """The evaluation of one candidate backend on one problem, or of a file without a backend because it does not load.
 
-    verdict      a correct candidate: faster, slower, same, unknown, or right if a CPU interpreted it without timing;
-                 otherwise wrong, failed, or suspicious: it deceives the measurement, or has a bug that looks like it
-    first_wrong  coordinates of the first wrong element
-    speedup      time of `against` over the candidate's, with the interval low..high
-    kernels      static facts of compiled Triton kernels: registers, spills, shared memory, config
-    seconds      wall time, of which before_measuring_s prepared the processes
-    ran_out      the limit that ended the evaluation, if any: budget, which counts measuring alone, blocks or timeout
-    unchecked    checks that could not be made, of `candidate` and `against`
-    to_try       commands that show more
+    Attributes:
+        verdict: A correct candidate: faster, slower, same, unknown, or right if a CPU interpreted it without timing;
+            otherwise wrong, failed, or suspicious: it deceives the measurement, or a bug looks like it.
+        first_wrong: Coordinates of the first wrong element.
+        speedup: Time of `against` over the candidate's, with the interval low..high.
+        kernels: Static facts of compiled Triton kernels: registers, spills, shared memory, config.
+        seconds: Wall time, of which before_measuring_s prepared the processes.
+        ran_out: The limit that ended the evaluation, if any: budget, which counts measuring alone, blocks or timeout.
+        unchecked: Impossible checks of `candidate` and `against`, with reasons.
+        to_try: Commands to see more.
     """
 
     operator: str | None
@@ -72,9 +77,10 @@ class Evaluation:
 
 
 class Evaluator(Closing):
-    """Evaluates candidates in processes that it keeps. A context manager.
+    """Evaluates candidates in long-lived processes. A context manager.
 
-    plugins  trusted plugins of operators other than groupbench's own
+    Args:
+        plugins: Trusted plugins of operators other than groupbench's own.
     """
 
     def __init__(
@@ -91,10 +97,7 @@ class Evaluator(Closing):
         self._bench = Bench(
             AbSide(_TITLES["base"]),
             AbSide(_TITLES["head"]),
-            budget_s=budget_s,
-            min_effect=min_effect,
-            timeout_s=timeout_s,
-            times_right_alone=True,
+            AbSettings(budget_s=budget_s, min_effect=min_effect, timeout_s=timeout_s, times_right_alone=True),
             progress=progress,
         )
 
@@ -118,12 +121,14 @@ class Evaluator(Closing):
 
         Without `shapes` and `suites`, the problem is the first of the operator's default suite.
 
-        A candidate that does not load has one evaluation, `failed`, without a backend. Raises AbError if the candidate
+        An unloadable candidate has one evaluation, `failed`, without a backend. Raises AbError if the candidate
         has no such backend, or cannot be compared with anything.
         """
         candidate = _plugin(candidate)
         try:
-            offered = self._bench.ask_head("offers", self.device, candidate=candidate, plugins=list(self.plugins))
+            offered = self._bench.ask_head(
+                list[Offer], "offers", self.device, candidate=candidate, plugins=list(self.plugins)
+            )
         except AnswerError as error:
             problem = self._why_not_loaded(candidate, error)
             first = (*dtypes, None)[0], mode, self._bench.device or "cpu"
@@ -131,24 +136,25 @@ class Evaluator(Closing):
         evaluations = []
         for offer in _chosen(candidate, offered, operator, backends):
             # If the candidate defines the operator, its reference has to be trusted.
-            trusted = (*self.plugins, candidate) if offer["own"] else self.plugins
+            trusted = (*self.plugins, candidate) if offer.own else self.plugins
             problems = self._bench.ask_base(
+                list[ListedCell],
                 "cells",
                 self.device,
-                operator=offer["operator"],
-                backends=[against or offer["baseline"]],
+                operator=offer.operator,
+                backends=[against or offer.baseline],
                 shapes=list(shapes),
                 suites=list(suites),
                 dtypes=list(dtypes),
                 mode=mode,
                 plugins=list(trusted),
             )
-            for problem in problems if shapes or suites else problems[:1]:
-                evaluations.append(self._one(candidate, offer, problem, trusted))
+            selected = problems if shapes or suites else problems[:1]
+            evaluations += [self._one(candidate, offer, each, trusted) for each in selected]
         return evaluations
 
     def _why_not_loaded(self, candidate: str, error: AnswerError) -> str:
-        """Return why a candidate does not load. Raises AnswerError for an error of the call."""
+        """Return why a candidate does not load. Raises AnswerError for a call's error."""
         named = f"plugin {candidate!r}"
         if error.status == "usage" and not error.message.startswith(named):
             raise error
@@ -156,18 +162,16 @@ class Evaluator(Closing):
             return f"{named} does not load: no answer within {self.timeout_s:g} s"
         return error.message if named in error.message else f"{named} does not load: {error.message}"
 
-    def _one(
-        self, candidate: str, offer: dict[str, Any], problem: dict[str, Any], trusted: tuple[str, ...]
-    ) -> Evaluation:
+    def _one(self, candidate: str, offer: Offer, problem: ListedCell, trusted: tuple[str, ...]) -> Evaluation:
         cell = AbCell(
-            operator=offer["operator"],
-            backend=offer["backend"],
-            shape=problem["shape"],
-            dtype=problem["dtype"],
-            mode=problem["mode"],
+            operator=offer.operator,
+            backend=offer.backend,
+            shape=problem.shape,
+            dtype=problem.dtype,
+            mode=problem.mode,
             device=self.device,
             plugins=(*self.plugins, candidate),
-            base_backend=problem["backend"],
+            base_backend=problem.backend,
             trusted=trusted,
         )
         before = _content(candidate)
@@ -177,29 +181,29 @@ class Evaluator(Closing):
         if _content(candidate) != before:  # each process imports the file, so the results are of several versions
             cell_facts = cell.operator, cell.backend, cell.base_backend, cell.shape, cell.dtype, cell.mode, device
             return Evaluation(*cell_facts, "failed", None, None, "the file changed during its evaluation; repeat it")
-        return of(result, device, candidate, defines_operator=offer["own"])
+        return of(result, device, candidate, defines_operator=offer.own)
 
 
-def _chosen(
-    candidate: str, offered: Sequence[dict[str, Any]], operator: str | None, backends: Sequence[str]
-) -> list[dict[str, Any]]:
-    """Return the offered backends that are selected. Raises AbError without any."""
+def _chosen(candidate: str, offered: Sequence[Offer], operator: str | None, backends: Sequence[str]) -> list[Offer]:
+    """Return the selected backends. Raises AbError without any."""
     if not offered:
         raise AbError(
             f"{candidate} adds no backend to those of the trusted plugins; write the candidate to a file that is "
             "neither in `plugins` of groupbench.toml nor named by --plugin"
         )
-    chosen = [o for o in offered if operator in (None, o["operator"]) and (not backends or o["backend"] in backends)]
+    chosen = [
+        each for each in offered if operator in (None, each.operator) and (not backends or each.backend in backends)
+    ]
     if not chosen:
-        names = ", ".join(f"{o['operator']}/{o['backend']}" for o in offered)
+        names = ", ".join(f"{each.operator}/{each.backend}" for each in offered)
         raise AbError(f"{candidate} has no such backend; its backends: {names}")
     return chosen
 
 
 def of(result: AbResult, device: str, candidate: str, defines_operator: bool = False) -> Evaluation:
-    """Return the evaluation of the candidate, which is the head of a comparison."""
+    """Return the candidate's evaluation; the candidate is a comparison's head."""
     facts, cell = result.head_facts, result.cell
-    accuracy = facts.get("accuracy") or {}
+    accuracy = Accuracy() if facts is None or facts.accuracy is None else facts.accuracy
     judged = _judged(result)
     verdict, against = judged.verdict, cell.base_backend or cell.backend
     return Evaluation(
@@ -214,16 +218,16 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
         right=judged.right,
         honest=judged.honest,
         problem=judged.problem,
-        first_wrong=tuple(accuracy["first_bad"]) if accuracy.get("first_bad") else None,
-        rms=accuracy.get("rms"),
+        first_wrong=accuracy.first_bad or None,
+        rms=accuracy.rms,
         against_rms=result.base_accuracy.rms if result.base_accuracy else None,
-        prepare_ms=facts.get("prepare_ms"),
+        prepare_ms=None if facts is None else facts.prepare_ms,
         blocks=result.blocks,
         seconds=round(result.seconds, 2),
         before_measuring_s=result.before_measuring_s,
         ran_out="timeout" if result.failed_status == "timeout" else result.ran_out,
         note="; ".join(_notes(result, verdict, against, defines_operator)) or None,
-        kernels=facts.get("kernels") or [],
+        kernels=[] if facts is None else msgspec.to_builtins(facts.kernels),
         unchecked={_TITLES[side]: reasons for side, reasons in result.unchecked.items()},
         to_try=to_try(verdict, cell, device, candidate),
         **_speed(result, verdict),
@@ -232,7 +236,7 @@ def of(result: AbResult, device: str, candidate: str, defines_operator: bool = F
 
 @dataclass(frozen=True)
 class _Judged:
-    """The verdict on the candidate, with its problem, and whether its result is right and honest, as far as known."""
+    """The verdict on the candidate, the problem, and whether the result is right and honest, as far as known."""
 
     verdict: EvaluationVerdict
     problem: str | None
@@ -242,10 +246,10 @@ class _Judged:
 
 def _judged(result: AbResult) -> _Judged:
     facts, failed = result.head_facts, result.verdict == "failed"
-    problem, honest = facts.get("problem"), not facts.get("suspicious") if facts else None
+    problem, honest = (None, None) if facts is None else (facts.problem, not facts.suspicious)
     if failed and result.failed_status == "wrong" and result.failed_side == "head":
         problem, honest = result.message, False
-    right = None if not facts or (failed and problem is None) else problem is None
+    right = None if facts is None or (failed and problem is None) else problem is None
     if problem is not None:
         return _Judged("wrong" if honest else "suspicious", problem, right, honest)
     if failed:
@@ -255,7 +259,7 @@ def _judged(result: AbResult) -> _Judged:
 
 
 def _speed(result: AbResult, verdict: EvaluationVerdict) -> dict[str, float | None]:
-    """Return the speed-up with its interval, and both latencies; empty without a verdict on the speed."""
+    """Return the speed-up with an interval, and both latencies; empty without a verdict on the speed."""
     if verdict not in ("faster", "slower", "same", "unknown") or result.effect is None:
         return {}
     return {
@@ -279,9 +283,9 @@ def _notes(result: AbResult, verdict: EvaluationVerdict, against: str, defines_o
 
 
 def decided(result: AbResult) -> EvaluationVerdict:
-    """Return the direction of the change; if the budget ended first, as far as the 95 % interval decides it.
+    """Return the change's direction; if the budget ended first, as far as the 95 % interval decides it.
 
-    The sequential test of `ab` may be wrong once in a thousand comparisons, which takes several pairs of processes.
+    `ab`'s sequential test may be wrong once in a thousand comparisons, which takes several pairs of processes.
     To try one candidate after another, the 95 % interval is good enough.
     """
     if result.verdict != "unknown" or result.low is None or result.high is None or result.min_effect is None:
@@ -295,7 +299,7 @@ def decided(result: AbResult) -> EvaluationVerdict:
 
 
 def to_try(verdict: EvaluationVerdict, cell: AbCell, device: str, candidate: str) -> list[str]:
-    """Return commands that show the evidence for a verdict in more detail."""
+    """Return commands to see the evidence for a verdict in more detail."""
     plugins = " ".join(f"--plugin {shlex.quote(plugin)}" for plugin in cell.plugins)
     problem = f"--op {cell.operator} --shapes {shlex.quote(cell.shape)} --precision {cell.dtype} --device {device}"
     problem += "" if cell.mode == "fwd" else f" --mode {cell.mode}"
@@ -322,12 +326,12 @@ def exit_code(evaluations: Sequence[Evaluation]) -> int:
 
 
 def _inverse(effect: float | None) -> float | None:
-    """Return the speed-up of a log(head / base), or None if it is unknown or infinite."""
+    """Return the speed-up for a log(head / base), or None if it is unknown or infinite."""
     return None if effect is None or not math.isfinite(effect) else math.exp(-effect)
 
 
 def _plugin(candidate: str) -> str:
-    """Return a plugin with its file as an absolute path, since processes may run in other folders."""
+    """Return a plugin with an absolute file path, since processes may run in other folders."""
     path, attribute = _file_of(candidate)
     if not path.name.endswith((".py", ".json")):
         return candidate
@@ -343,7 +347,7 @@ def _file_of(candidate: str) -> tuple[Path, str]:
 
 
 def _content(candidate: str) -> bytes | None:
-    """Return what a candidate's file contains; None for a module, and if the file is gone."""
+    """Return a candidate file's content; None for a module, and if the file is gone."""
     try:
         return _file_of(candidate)[0].read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Results of A/B comparisons as rows of the database, by which the gate judges."""
+"""A/B results as database rows, by which the gate judges."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.ab.result import AbResult, timing_of
-from groupbench.tracker.facts.environment import Environment, ab_software, hardware_class
+from groupbench.tracker.facts.environment import ab_software, hardware_class
 from groupbench.tracker.facts.errors import QueryError, StoreError
 from groupbench.tracker.facts.metrics import finite_or_none
-from groupbench.tracker.facts.record import MEASURED
+from groupbench.tracker.facts.record import MEASURED, Environment
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.query.series import find_series
@@ -33,7 +33,7 @@ def compared_of(
     details: Mapping[str, Any],  # facts about the software of both sides
     message: str | None,
 ) -> Compared:
-    """Return the result of an A/B of two commits for the database."""
+    """Return an A/B result for two commits, for the database."""
     sides = ((result.base_accuracy, result.base_hash), (result.head_accuracy, result.head_hash))
     return Compared(
         base=base,
@@ -59,10 +59,10 @@ def compared_of(
 
 
 def keep(store: Store, result: AbResult, base: str, head: str) -> int:
-    """Store an A/B of two commits for the series that it measured, and return their number.
+    """Store an A/B result for the measured series, and return their number.
 
-    Only a decision counts. "same" is one only if the comparison could have seen the smallest change that counts for
-    the gate.
+    Only a decision counts. "same" is one only if the comparison could have seen the gate's smallest
+    relevant change.
     """
     software = software_of(result)
     if result.verdict not in DECIDED or result.effect is None or result.base_ms is None or software is None:
@@ -79,11 +79,12 @@ def keep(store: Store, result: AbResult, base: str, head: str) -> int:
 
 
 class ComparisonKeeper:
-    """Stores A/Bs of a search in a database as they finish. If that fails once, says why and stores no more.
+    """Stores A/Bs of a search in a database as they finish. If that fails once, reports the reason and stores no more.
 
-    location  path or URL of the database
-    say       prints a line
-    metric    latency or accuracy, which the search is about; A/Bs that only check the accuracy are not stored
+    Args:
+        location: Path or URL of the database.
+        say: Prints a line.
+        metric: Latency or accuracy, the metric of the search; A/Bs of accuracy alone are not stored.
     """
 
     def __init__(self, location: str, say: Callable[[str], None], metric: str = "latency") -> None:
@@ -99,9 +100,10 @@ class ComparisonKeeper:
             self.stored += bool(self._kept(lambda store: keep(store, result, base, head)))
 
     def name(self, answers: Callable[[Collection[str]], Sequence[Compared]]) -> int:
-        """Store the answers of the search for each series that it measured, and return the number of series.
+        """Store the search's answers for each measured series, and return the number of series.
 
-        answers  maps the commits that have results of a series to what to store
+        Args:
+            answers: Maps the commits with results of a series to rows to store.
         """
         newest = self._newest
         return 0 if newest is None else self._kept(lambda store: _name(store, newest, answers))
@@ -119,7 +121,7 @@ class ComparisonKeeper:
 
 
 def _name(store: Store, result: AbResult, answers: Callable[[Collection[str]], Sequence[Compared]]) -> int:
-    """Store answers for each series that an A/B of a search measured, and return the number of series."""
+    """Store answers for each series of a search's A/B, and return the number of series."""
     with store.write() as session:
         series = _series_of(session, result)
         for row in series:
@@ -129,13 +131,13 @@ def _name(store: Store, result: AbResult, answers: Callable[[Collection[str]], S
 
 
 def _measured(session: Session, series: int) -> set[str]:
-    """Return the commits that have a right or wrong result of a series."""
+    """Return the commits with a right or wrong result of a series."""
     query = select(Commit.hash).join(Run, Run.commit_id == Commit.id).join(Point, Point.run_id == Run.id)
     return set(session.scalars(query.where(Point.series_id == series, Point.status.in_(MEASURED), ~Run.dirty)))
 
 
 def software_of(result: AbResult) -> Sequence[dict[str, str]] | None:
-    """Return the versions of base and head by package, or None if a side did not start."""
+    """Return both sides' versions by package, or None if a side did not start."""
     sides = result.base_environment, result.head_environment
     return [ab_software(environment_of(each)) for each in sides] if all(sides) else None
 
@@ -145,7 +147,7 @@ def environment_of(facts: dict[str, Any]) -> Environment:
 
 
 def _series_of(session: Session, result: AbResult) -> list[SeriesRow]:
-    """Return the series of an A/B's cell on hardware of its kind: none if several shapes match the cell's text."""
+    """Return the series for an A/B's cell on the same hardware: none if several shapes match the cell's text."""
     cell = result.cell
     where = Filter((cell.operator,), (cell.backend,), (cell.mode,), (cell.dtype,), (cell.shape,))
     timing: dict[str, Any] = {} if cell.idle_s is None else {"idle_s": cell.idle_s}

@@ -1,4 +1,4 @@
-"""Two sides from a user's names: folders, or commits that are checked out."""
+"""Two sides from a user's names: folders, or checked-out commits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_sides(
 ) -> Iterator[tuple[AbSide, AbSide]]:
     """Yield two sides from a user's names: each is a folder, or a commit of `repo`, checked out for the duration.
 
-    A commit that is measured with two interpreters is checked out twice, since `recipe` builds it for one of them.
+    A commit measured with two interpreters is checked out twice, since `recipe` builds it for one of them.
     Raises WorktreeError if a name is neither, SetupError if a commit does not build.
     """
     repo = repo or Path.cwd()

@@ -1,4 +1,4 @@
-"""The data classes of an A/B comparison: its cell, its rule and its result. bench.py measures it."""
+"""The data classes of an A/B comparison: cell, settings, rule and result."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from groupbench.tracker.ab.answers import Prepared
 from groupbench.tracker.ab.side import AbError, AbSide, Which
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import RMS, relative
@@ -38,9 +39,9 @@ TICK_MS = {"gpu": 32e-6, "cpu": 1e-6}
 
 
 def timing_of(protocol: str) -> dict[str, Any]:
-    """Return the fields of AbCell that the name of a series' protocol sets, such as `cooled+idle=0.5s+cudagraph`.
+    """Return the AbCell fields set by a series' protocol name, such as `cooled+idle=0.5s+cudagraph`.
 
-    An A/B has a protocol of its own; it takes only the idle time and CUDA graphs from the series.
+    An A/B takes only the idle time and CUDA graphs from the series' protocol.
     """
     _, *parts = protocol.split("+")
     idle = next((part[len("idle=") : -1] for part in parts if part.startswith("idle=")), None)
@@ -52,10 +53,11 @@ def timing_of(protocol: str) -> dict[str, Any]:
 class AbCell:
     """The cell to compare.
 
-    device        auto, cuda or cpu
-    samples, idle_s, cudagraph  of the timing protocol; None: by the latency
-    trusted       plugins that base and the judge import, if head's plugins are not trusted
-    base_backend  backend of base, whose tolerance applies to head too; None: the same backend as head's
+    Attributes:
+        device: `auto`, `cuda` or `cpu`.
+        samples, idle_s, cudagraph: Settings of the timing protocol; None: by the latency.
+        trusted: Plugins for base and the judge, if head's plugins are not trusted.
+        base_backend: Backend of base, whose tolerance applies to head too; None: the same backend as head's.
     """
 
     operator: str
@@ -74,7 +76,7 @@ class AbCell:
 
     @property
     def base(self) -> AbCell:
-        """The cell for base, with its own backend and trusted plugins if they differ from head's."""
+        """The cell for base, with another backend and trusted plugins if they differ from head's."""
         if self.trusted is None:
             return self
         return replace(self, backend=self.base_backend or self.backend, plugins=self.trusted)
@@ -88,9 +90,10 @@ class AbCell:
 class Block:
     """One block of bursts.
 
-    order             A is base, B is head
-    process           number of times the processes were renewed before
-    base_ms, head_ms  median of each burst, in ms
+    Attributes:
+        order: A is base, B is head.
+        process: Number of times the processes were renewed before.
+        base_ms, head_ms: Median of each burst, in ms.
     """
 
     order: str
@@ -108,8 +111,9 @@ class Block:
 class SideAccuracy:
     """The accuracy of one side.
 
-    status  ok or wrong
-    rms     relative error against the reference; None if it is not finite
+    Attributes:
+        status: `ok` or `wrong`.
+        rms: Relative error against the reference; None if it is not finite.
     """
 
     status: str
@@ -118,8 +122,31 @@ class SideAccuracy:
 
 
 @dataclass(frozen=True)
+class AbSettings:
+    """Settings of comparisons.
+
+    Attributes:
+        budget_s: Time in s for measuring one comparison, without preparation; 0 measures nothing.
+        min_effect: Relative change below which the sides are the same; None: by device and latency, see `defaults`.
+        alpha: False-positive rate per comparison.
+        timeout_s: Time in s within which a side must answer.
+        only_changed: Skip timing if the compiled kernels are equal.
+        times_right_alone: Skip timing if head's result is wrong.
+        refresh_blocks: Blocks before both sides get new processes.
+    """
+
+    budget_s: float = 60.0
+    min_effect: float | None = None
+    alpha: float = 0.001
+    timeout_s: float = 300.0
+    only_changed: bool = False
+    times_right_alone: bool = False
+    refresh_blocks: int = REFRESH_BLOCKS
+
+
+@dataclass(frozen=True)
 class Defaults:
-    """The settings of a comparison that the user did not set. Effects are relative."""
+    """Default settings of a comparison. Effects are relative."""
 
     min_effect: float
     floor: float
@@ -133,7 +160,7 @@ class Defaults:
 def defaults(timing: str, latency_ms: float) -> Defaults:
     """Return the default settings for a timing and a latency.
 
-    On an H100, blocks of a 13 us kernel scatter ten times as much as those of a 0.4 ms kernel, so detecting less than
+    On an H100, a 13 us kernel's blocks scatter ten times as much as a 0.4 ms kernel's, so detecting less than
     2 % would take minutes. For such a kernel, more samples cost little compared to the rest before them.
     """
     from groupbench.tracker.stats.thresholds import GROSS, POOL_FLOOR, least_effect  # numpy comes with it
@@ -146,7 +173,7 @@ def defaults(timing: str, latency_ms: float) -> Defaults:
 
 
 def process_sd(latency_ms: float) -> float:
-    """Return the standard deviation for a latency: PROCESS_SD, interpolated in logarithms, constant at its ends."""
+    """Return the standard deviation for a latency: PROCESS_SD, interpolated in logarithms, constant beyond the ends."""
     import numpy as np
 
     ms, sd = np.log(PROCESS_SD).T
@@ -180,17 +207,18 @@ def rule_for(
 class AbResult:
     """The result of one comparison.
 
-    verdict     different if the interval excludes the floor, same if it is within min_effect, unknown if the budget
-                ended first, failed if a side failed; `message` then names the side and the reason
-    effect      log(head / base), with the interval low..high on which the verdict is based
-    blocks      number of blocks
-    seconds     wall time, of which before_measuring_s prepared the sides
-    ran_out     the limit that ended it undecided: budget, which counts measuring alone, blocks or timeout
-    *_hash      hashes of the compiled kernels; None without kernels
-    *_dynamic   whether its callable follows another routing; None if that was not tried
-    bursts      the measured blocks, to be stored and resampled
-    unchecked   checks that could not be made, by side
-    head_facts  facts about head from before timing
+    Attributes:
+        verdict: Different if the interval excludes the floor, same if it is within min_effect, unknown if the budget
+            ended first, failed if a side failed; `message` then names the side and the reason.
+        effect: log(head / base), with the interval low..high on which the verdict is based.
+        blocks: Number of blocks.
+        seconds: Wall time, of which before_measuring_s prepared the sides.
+        ran_out: The limit, if the comparison ended undecided: budget, which counts measuring alone, blocks or timeout.
+        *_hash: Hashes of the compiled kernels; None without kernels.
+        *_dynamic: Whether the callable follows another routing; None if untested.
+        bursts: The measured blocks, to be stored and resampled.
+        unchecked: Impossible checks by side, with reasons.
+        head_facts: Facts about head from before timing.
     """
 
     cell: AbCell
@@ -221,7 +249,7 @@ class AbResult:
     failed_status: str | None = None  # error, oom, timeout, unavailable, usage
     bursts: tuple[Block, ...] = ()
     unchecked: Unchecked = field(default_factory=dict)
-    head_facts: dict[str, Any] = field(default_factory=dict)
+    head_facts: Prepared | None = None
     seed: int = 0
 
     @property
@@ -231,9 +259,9 @@ class AbResult:
 
     @property
     def head_level_ms(self) -> float | None:
-        """Base's median times the effect, so that a row's numbers agree; head's median without an effect.
+        """Base's median times the effect, for consistent numbers in a row; head's median without an effect.
 
-        The effect pairs bursts that were measured next to each other, so that a drift of the machine cancels out. In
+        The effect pairs neighbouring bursts, so a drift of the machine cancels out. In
         medians of all bursts it does not, so they may differ by another amount or even in the other direction.
         """
         if self.base_ms is None or self.change is None:
@@ -311,7 +339,7 @@ def exit_code(results: Sequence[AbResult]) -> int:
 
 
 def footnotes(results: Sequence[AbResult]) -> list[str]:
-    """Return a line for each check that could not be made, with its cells unless these are all of them."""
+    """Return a line for each impossible check, with the affected cells unless all are."""
     cells: dict[str, list[AbCell]] = {}
     for result in results:
         for line in unchecked_lines(result.unchecked):
@@ -335,15 +363,15 @@ class RecordsError(AbError):
 
 
 def append_record(path: Path, result: AbResult) -> None:
-    """Append a comparison as a line of JSON: the fields of `as_json` and every block's bursts. Raises RecordsError."""
+    """Append a comparison as a JSON line: `as_json`'s fields and every block's bursts. Raises RecordsError."""
     body = {"schema": RECORDS_SCHEMA, **as_json(result)}
     body["bursts"] = msgspec.to_builtins(result.bursts)
     append_whole(path, msgspec.json.encode(body) + b"\n", RecordsError)
 
 
 def as_json(result: AbResult) -> dict[str, Any]:
-    """Return a comparison as plain values, without its bursts."""
-    body = msgspec.to_builtins(result, enc_hook=str)
+    """Return a comparison as plain values, without bursts."""
+    body: dict[str, Any] = msgspec.to_builtins(result, enc_hook=str)
     for name in ("bursts", "head_facts"):
         del body[name]
     for name in ("base_backend", "trusted"):

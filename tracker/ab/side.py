@@ -1,13 +1,14 @@
-"""The driver's end of one side of an A/B comparison: its modules, its process and its answers.
+"""The driver's end of a side: modules, process and answers.
 
-Both sides are timed by the same code: the driver provides the code that measures, the tree its kernels and operators.
-A tree that is a groupbench checkout is therefore presented to its process through a folder of links. Any other tree is
-put before the installed packages on the path, so that its plugin is found.
+Both sides are timed by the same code: the driver provides the measuring code, the tree the kernels and operators.
+A groupbench checkout is therefore presented to the process through a folder of links. Any other tree comes before the
+installed packages on the path, for the plugin in the tree to be found.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import selectors
@@ -19,10 +20,11 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
+from groupbench.tracker.ab.answers import Answer, Greeting
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.measured_tree import CONTRACT, MeasuredTree
@@ -42,12 +44,17 @@ MARGIN_S = 30.0
 """Extra time, after a side's own time limit for its cell, before the driver gives up on the side."""
 
 
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
 class AbError(TrackerError):
     """No comparison is possible: a named item does not exist, or a side does not start."""
 
 
 class SideError(AbError):
-    """One side does not start, or lacks an item that the other has: a fault of the commit, not the user's."""
+    """One side does not start, or lacks the other side's item: the commit's fault, not the user's."""
 
     exit_code = ExitCode.INCOMPLETE
 
@@ -57,13 +64,14 @@ Which = Literal["base", "head", "both"]
 
 @dataclass(frozen=True)
 class AbSide:
-    """One of the two sides of a comparison.
+    """One side of a comparison.
 
-    title       the user's name for it: a commit or a folder
-    tree        folder with its files; None for the installed packages
-    python      interpreter that runs it
-    commit      full hash, if it is a commit
-    pythonpath  folders of the tree with modules, in addition to the tree itself and its `src`
+    Attributes:
+        title: The user's name for it: a commit or a folder.
+        tree: Folder with the files; None for the installed packages.
+        python: Interpreter of the process.
+        commit: Full hash, if it is a commit.
+        pythonpath: Folders of the tree with modules, in addition to the tree itself and `src`.
     """
 
     title: str
@@ -85,21 +93,22 @@ class SideFailure(Exception):
 
     @property
     def reason(self) -> str:
-        """The message without the name of the exception that reports a mistake of the user."""
+        """The message without the name of the user-error exception."""
         return self.message.removeprefix("UsageError: ")
 
 
 def is_groupbench(tree: Path) -> bool:
-    """Return whether a tree is a checkout of groupbench itself, rather than of a package that uses it."""
+    """Return whether a tree is groupbench's own checkout."""
     return all((tree / part).exists() for part in ("operators/operator.py", "operators/measure", "kernels", "tracker"))
 
 
 def make_layout(tree: Path, folder: Path, own_contract: bool = True) -> None:
     """Make a package `groupbench` in `folder`: the tree's kernels and operators, the driver's measure and tracker.
 
-    own_contract  use the tree's files of CONTRACT, rather than the driver's
+    Args:
+        own_contract: Use the tree's files of CONTRACT, rather than the driver's.
 
-    The package hides an installed groupbench: a module that the tree lacks must fail to import.
+    The package hides an installed groupbench: a module missing in the tree must fail to import.
     """
     package = folder / "groupbench"
     operators = package / "operators"
@@ -125,7 +134,7 @@ sys.meta_path[:] = [f for f in sys.meta_path if "__editable___groupbench" not in
 
 
 def python_path(side: AbSide, layout: Path, own_contract: bool = True) -> list[str]:
-    """Return the folders that the side searches for modules first. Raises AbError if the tree is not a folder."""
+    """Return the first folders on the side's module path. Raises AbError if the tree is not a folder."""
     if side.tree is None:
         make_layout(ROOT, layout)
         return [str(layout)]
@@ -140,7 +149,7 @@ def python_path(side: AbSide, layout: Path, own_contract: bool = True) -> list[s
 
 
 def measured_tree(folder: Path) -> MeasuredTree:
-    """Return the facts that a process needs to measure only the modules of a checkout.
+    """Return the facts a process needs to measure a checkout's modules only.
 
     Args:
         folder: The checkout, or a folder within it.
@@ -162,7 +171,7 @@ def _top(folder: Path) -> Path | None:
 
 
 def _projects(tree: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of each distribution that a checkout builds, and its folder relative to the top."""
+    """Yield the name and relative folder of each distribution in a checkout."""
     listed = git.ask(tree, "ls-files", "-z", "--", *(f":(glob)**/{name}" for name in PROJECT_FILES)) or ""
     for path in filter(None, listed.split("\0")):
         if name := _project_name(tree / path):
@@ -178,17 +187,18 @@ def _project_name(file: Path) -> str | None:
         content = tomllib.loads(text)
     except (OSError, ValueError):
         return None
-    return content.get("project", content.get("tool", {}).get("poetry", {})).get("name")
+    name = content.get("project", content.get("tool", {}).get("poetry", {})).get("name")
+    return None if name is None else str(name)
 
 
 class SideProcess:
-    """The process of a side. `send` and `receive` are separate so that two sides can work at the same time."""
+    """The process of a side. `send` and `receive` are separate to let two sides work at the same time."""
 
     def __init__(self, who: Which, side: AbSide, device: str) -> None:
         self.who = who
         self.side = side
         self.device = device
-        self.facts: dict[str, Any] = {}
+        self.facts = Greeting()
         self._scratch = Scratch("side")
         self._buffer = b""
         self._request = ""
@@ -212,6 +222,7 @@ class SideProcess:
         environment |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
         if self.device == "cuda":
             environment.pop("TRITON_INTERPRET", None)
+        logger.info("%s (%s): starting %s", self.who, self.side.title, self.side.python)
         with (self._scratch.path / "log").open("wb") as log:
             try:
                 return subprocess.Popen(
@@ -234,13 +245,14 @@ class SideProcess:
     def send(self, verb: str, wait_s: float = 300.0, **arguments: Any) -> None:
         """Send a request without waiting; `receive` returns the answer, or fails after `wait_s`."""
         self._request, self._wait_s = verb, wait_s + MARGIN_S
+        logger.debug("%s (%s): %s, waiting up to %g s", self.who, self.side.title, verb, self._wait_s)
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # a dead process is noticed by receive
             self._process.stdin.write(msgspec.json.encode({"verb": verb, "arguments": arguments}) + b"\n")
             self._process.stdin.flush()
 
-    def receive(self) -> Any:
-        """Return the answer to the request that was sent. Raises SideFailure."""
+    def receive(self, kind: type[T]) -> T:
+        """Return the answer to the last request, as a `kind`. Raises SideFailure."""
         line = self._line()
         if line is None:
             code = self._process.poll()
@@ -248,14 +260,14 @@ class SideProcess:
             ended = f"its process ended with {code} during {self._request}"
             event = f"no answer to {self._request}" if code is None else ended
             raise self._failure("timeout" if code is None else "error", event + self._last_output())
-        response = msgspec.json.decode(line)
-        if "failure" in response:
-            raise self._failure(response["failure"]["status"], response["failure"]["message"])
-        return response["value"]
+        response = msgspec.json.decode(line, type=Answer)
+        if response.failure is not None:
+            raise self._failure(response.failure.status, response.failure.message)
+        return msgspec.json.decode(response.value, type=kind)
 
-    def ask(self, verb: str, wait_s: float = 300.0, **arguments: Any) -> Any:
+    def ask(self, kind: type[T], verb: str, wait_s: float = 300.0, **arguments: Any) -> T:
         self.send(verb, wait_s, **arguments)
-        return self.receive()
+        return self.receive(kind)
 
     def hello(self) -> None:
         """Receive the facts about the side's device and environment.
@@ -263,7 +275,7 @@ class SideProcess:
         Raises AbError if the requested device does not exist, SideFailure if the side does not start.
         """
         try:
-            self.facts = self.receive()
+            self.facts = self.receive(Greeting)
         except SideFailure as failure:
             if failure.status == "usage":
                 raise AbError(failure.message.removeprefix("UsageError: ")) from None
@@ -291,7 +303,7 @@ class SideProcess:
                 self._process.stdin.close()
 
     def close(self) -> None:
-        """End the process and its children, and remove its folder."""
+        """End the process and all children, and remove the folder."""
         self._end()
         self._scratch.remove()
 

@@ -1,7 +1,7 @@
 """Check out a commit's submodules without changing anything of the user's repository.
 
 `git submodule update` writes to the repository's configuration, which all worktrees share, and clones over the network.
-Here the files come from the user's own copies of the submodules, `.git/modules`, by an index file that is thrown away.
+Here the files come from the user's own copies of the submodules, `.git/modules`, by a temporary index file.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ TIMEOUT_S = 600.0
 def add_submodules(git_folder: Path, tree: Path, commit: str) -> None:
     """Write the files of a commit's submodules, and of theirs, into its checkout.
 
-    A submodule that the user's repository has never initialized stays an empty folder, as in the user's own checkout.
+    A never-initialized submodule stays an empty folder, as in the user's own checkout.
 
     Args:
-        git_folder: The repository's `.git`, or that of a submodule.
+        git_folder: The repository's or a submodule's `.git`.
         tree: The checkout of `commit`.
         commit: Full hash.
 
     Raises:
-        git.GitError: The user's copy of a submodule lacks the commit, or its files cannot be written.
+        git.GitError: The user's copy of a submodule lacks the commit, or files cannot be written.
     """
     if not (tree / ".gitmodules").is_file():
         return
@@ -44,7 +44,7 @@ def add_submodules(git_folder: Path, tree: Path, commit: str) -> None:
 
 
 def _submodules(git_folder: Path, commit: str) -> Iterator[tuple[str, str]]:
-    """Yield the path and the commit of each submodule of a commit."""
+    """Yield (path, commit) for a commit's submodules."""
     for entry in git.run(git_folder, "ls-tree", "-r", "-z", "--full-tree", commit).split("\0"):
         mode, _, rest = entry.partition(" ")
         if mode == "160000":
@@ -53,7 +53,7 @@ def _submodules(git_folder: Path, commit: str) -> Iterator[tuple[str, str]]:
 
 
 def _names(file: Path) -> dict[str, str]:
-    """Return the name of each submodule by its path: a renamed submodule keeps the folder of its first name."""
+    """Return submodule names by path: a renamed submodule keeps the first name's folder."""
     output = git.ask(file.parent, "config", "-z", "-f", str(file), "--get-regexp", r"^submodule\..*\.path$") or ""
     pairs = [field.partition("\n") for field in output.split("\0") if field]
     return {path: key.removeprefix("submodule.").removesuffix(".path") for key, _, path in pairs}

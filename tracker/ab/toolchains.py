@@ -1,14 +1,15 @@
-"""Find or create interpreters for toolchains, from the requirement files of a groupbench.toml.
+"""Find or create interpreters for toolchains, from groupbench.toml's requirement files.
 
-For a requirement file, a virtual environment is created with the file's packages and those that groupbench needs to
-measure. `with_packages` creates one faster: it sees this interpreter's packages, except for the named ones. Both kinds
-are created once and kept in ~/.cache/groupbench/toolchains, by a hash of their content.
+For a requirement file, a virtual environment is created with the file's packages and groupbench's own dependencies.
+`with_packages` creates one faster: it sees this interpreter's packages, except for the named ones. Both kinds are
+created once and kept in ~/.cache/groupbench/toolchains, by content hash.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -30,6 +31,8 @@ from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import closest
 
+logger = logging.getLogger(__name__)
+
 PACKAGES = ("torch", "triton", "helion")
 """Packages of a toolchain that are in a package index."""
 
@@ -49,8 +52,9 @@ class ToolchainError(TrackerError):
 def interpreter(location: str, folder: Path, say: Say = lambda text: None) -> Path:
     """Return the interpreter of a toolchain. Raises ToolchainError.
 
-    location   path of a requirement file, whose name ends in .txt, or of an interpreter
-    folder  folder to which a relative path refers
+    Args:
+        location: Path of a requirement file, whose name ends in .txt, or of an interpreter.
+        folder: Folder to which a relative path refers.
     """
     path = folder / Path(location).expanduser()
     if not path.is_file():
@@ -63,7 +67,7 @@ def interpreter(location: str, folder: Path, say: Say = lambda text: None) -> Pa
 
 
 def interpreter_of(name: str, project: Project, say: Say = lambda text: None) -> str:
-    """Return the interpreter of a toolchain that groupbench.toml names, and check that groupbench starts in it.
+    """Return the interpreter of a toolchain in groupbench.toml, after starting groupbench in it.
 
     Raises ProjectError if the file does not name it, ToolchainError if it is not available.
     """
@@ -92,7 +96,7 @@ def module_path(folder: Path) -> list[str]:
 def with_packages(wanted: Sequence[str], say: Say = lambda text: None) -> Path:
     """Return an interpreter with this one's packages, except for `wanted`: `triton==3.8.0`. Raises ToolchainError.
 
-    It finds its own packages first, then this interpreter's, so that only the wanted packages are installed.
+    It finds the wanted packages first, then this interpreter's, so only the wanted ones are installed.
     """
     installed = sorted(f"{package.name}=={package.version}" for package in distributions())
     name = _name(*wanted, *installed, sys.version, sys.prefix)
@@ -100,7 +104,7 @@ def with_packages(wanted: Sequence[str], say: Say = lambda text: None) -> Path:
 
 
 def releases(package: str, first: str, last: str) -> list[str]:
-    """Return the releases of a package in the index from `first` to `last`, both included, oldest first.
+    """Return a package's releases in the index from `first` to `last`, both included, oldest first.
 
     Pre-releases between them are left out. Raises ToolchainError.
     """
@@ -130,11 +134,12 @@ def pins(path: Path) -> dict[str, str]:
 
 
 class Interpreters:
-    """Finds an interpreter with the packages that a stored result was measured with.
+    """Finds an interpreter with the packages of a stored result.
 
-    named    requirement files and interpreters by name, as in groupbench.toml; relative paths refer to `folder`
-    others   further interpreters
-    install  install packages that no interpreter has, from the package index
+    Args:
+        named: Requirement files and interpreters by name, as in groupbench.toml; relative paths refer to `folder`.
+        others: Further interpreters.
+        install: Install missing packages from the package index.
     """
 
     def __init__(
@@ -151,7 +156,7 @@ class Interpreters:
         self._environments: dict[tuple[str, str], Environment] = {}
 
     def find(self, wanted: Environment) -> str | None:
-        """Return an interpreter with the packages of an environment, or None."""
+        """Return an interpreter with an environment's packages, or None."""
         if wanted.device not in ("cuda", "cpu"):
             return None
         for python in self.others:
@@ -175,7 +180,7 @@ class Interpreters:
         return any(version is not None and pinned.get(name, version) != version for name, version in versions.items())
 
     def _installed(self, wanted: Environment) -> str | None:
-        """Install the packages of an environment and return the interpreter, or None if that does not work."""
+        """Install the packages of an environment and return the interpreter, or None on failure."""
         here = self._environment(sys.executable, wanted.device)
         differs = [name for name in PACKAGES if here is not None and getattr(here, name) != getattr(wanted, name)]
         packages = [f"{name}=={getattr(wanted, name)}" for name in differs if getattr(wanted, name)]
@@ -193,7 +198,7 @@ class Interpreters:
         return environment is not None and software_identity(environment) == software_identity(wanted)
 
     def _environment(self, python: str, device: str) -> Environment | None:
-        """Return the environment of an interpreter, or None if it does not start."""
+        """Return an interpreter's environment, or None if it does not start."""
         key = python, device
         if key not in self._environments:
             try:
@@ -205,18 +210,18 @@ class Interpreters:
 
 
 def environment_of(python: str, device: str) -> Environment:
-    """Return the environment that an interpreter measures in. Raises AbError, SideFailure."""
+    """Return an interpreter's measuring environment. Raises AbError, SideFailure."""
     side = SideProcess("base", AbSide(python, None, python), device)
     try:
         side.send("hello", _START_S, device=device)
         side.hello()
-        return msgspec.convert(side.facts["environment"], Environment, strict=False)
+        return msgspec.convert(side.facts.environment, Environment, strict=False)
     finally:
         side.close()
 
 
 def _needed(pinned: Mapping[str, str]) -> list[str]:
-    """Return the packages that groupbench needs to measure, without pinned ones."""
+    """Return groupbench's dependencies for measuring, without pinned ones."""
     from packaging.requirements import Requirement
 
     try:
@@ -242,7 +247,7 @@ def _name(*parts: str | bytes) -> str:
 
 
 def _kept(name: str, what: str, say: Say, make: Callable[[Path], None]) -> Path:
-    """Return the interpreter of a kept environment. If it does not exist, one process at a time creates it."""
+    """Return a kept environment's interpreter. If it does not exist, one process at a time creates it."""
     from filelock import FileLock
 
     home = _home() / name
@@ -257,7 +262,7 @@ def _kept(name: str, what: str, say: Say, make: Callable[[Path], None]) -> Path:
 
 
 def _install_all(home: Path, requirements: Path, needed: Sequence[str]) -> None:
-    """Create a separate environment, with uv if it is installed, since uv links packages from its cache."""
+    """Create a separate environment, with uv if it is installed, since uv links packages from a cache."""
     what, python = f"the packages of {requirements}", str(home / "bin" / "python")
     uv = shutil.which("uv")
     if uv is not None:
@@ -270,7 +275,7 @@ def _install_all(home: Path, requirements: Path, needed: Sequence[str]) -> None:
 
 
 def _install_over(home: Path, wanted: Sequence[str]) -> None:
-    """Create an environment that sees this interpreter's packages after its own."""
+    """Create an environment with this interpreter's packages behind the wanted ones."""
     what = " ".join(wanted)
     _run([sys.executable, "-m", "venv", "--without-pip", str(home)], what)
     (packages,) = home.glob("lib/python*/site-packages")
@@ -281,7 +286,7 @@ def _install_over(home: Path, wanted: Sequence[str]) -> None:
 
 
 def _pip() -> list[str]:
-    """Return the command of pip: this interpreter's, or one in an environment created for it."""
+    """Return the pip command: this interpreter's, or one in an environment created for it."""
     if importlib.util.find_spec("pip") is not None:
         return [sys.executable, "-m", "pip"]
 
@@ -293,9 +298,10 @@ def _pip() -> list[str]:
 
 
 def _run(command: Sequence[str], what: str, path: Sequence[str] = ()) -> str:
-    """Return the output of a command, whose PYTHONPATH is `path`. Raises ToolchainError with its last error line."""
+    """Run a command with PYTHONPATH `path`, and return the output. Raises ToolchainError with the last error line."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     environment = add_to_path(path, environment)
+    logger.info("%s: running %s", what, " ".join(command))
     try:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, errors="replace")
     except OSError as error:

@@ -1,12 +1,13 @@
 """Check out commits as detached git worktrees, which are removed after use, even after Ctrl-C.
 
-The checkouts of a process that was killed are removed by the next checkout.
+The next checkout removes those of killed processes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.scratch import Scratch, is_scratch, remove_abandoned
 from groupbench.tracker.tools import git
+
+logger = logging.getLogger(__name__)
 
 SETUP_TIMEOUT_S = 3600.0
 CHECKOUT_TIMEOUT_S = 600.0
@@ -48,25 +51,26 @@ class WorktreeError(TrackerError):
 
 
 class CheckoutError(WorktreeError):
-    """Git cannot check out a commit that exists: a fault of the machine, not of the commit."""
+    """Git cannot check out an existing commit: a fault of the machine, not the commit."""
 
     exit_code = ExitCode.INCOMPLETE
 
 
 class SetupError(WorktreeError):
-    """A commit does not build: its setup command failed."""
+    """A commit does not build: the setup command failed."""
 
     exit_code = ExitCode.INCOMPLETE
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The steps that turn a checkout into a folder that can be measured. The fields are those of groupbench.toml.
+    """The steps from a checkout to a measurable folder. Fields are named as in groupbench.toml.
 
-    setup       shell command that builds the checkout
-    by_option   whether `setup` is that of --setup, not of groupbench.toml
-    benchmarks  files and folders to copy from the repository's own checkout if the commit lacks them
-    pythonpath  folders with modules, in addition to the checkout itself and its `src`
+    Attributes:
+        setup: Shell command to build the checkout.
+        by_option: Whether `setup` comes from --setup, not groupbench.toml.
+        benchmarks: Files and folders to copy from the repository's own checkout if the commit lacks them.
+        pythonpath: Folders with modules, in addition to the checkout itself and `src`.
     """
 
     setup: str | None = None
@@ -79,9 +83,10 @@ AS_IT_IS = Recipe()
 
 
 def resolve(repo: Path, commit: str, otherwise: str = "no folder has that name either") -> str:
-    """Return the full hash of a commit, tag, branch or any other name of a commit.
+    """Return the full hash for a commit, tag, branch or any other name.
 
-    otherwise  advice for an unknown commit, if nothing better is known
+    Args:
+        otherwise: Advice for an unknown commit, if nothing better is known.
 
     Raises WorktreeError.
     """
@@ -99,11 +104,12 @@ def resolve(repo: Path, commit: str, otherwise: str = "no folder has that name e
 
 @contextlib.contextmanager
 def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS, python: str = sys.executable) -> Iterator[Path]:
-    """Yield a folder with the files of `commit`, which is removed at the end of the context.
+    """Yield a folder with the files of `commit`, which the end of the context removes.
 
-    repo    the repository, or a folder within it, whose counterpart in the commit is then returned
-    recipe  steps that make the folder measurable
-    python  interpreter that measures the folder
+    Args:
+        repo: The repository, or a folder within it, whose counterpart in the commit is then returned.
+        recipe: Steps to make the folder measurable.
+        python: Interpreter for measuring the folder.
 
     Raises WorktreeError, and SetupError if the recipe's command fails.
     """
@@ -138,7 +144,7 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS, python: str = s
 
 @contextlib.contextmanager
 def _worktrees_locked(repo: Path) -> Iterator[None]:
-    """Let one process at a time change the worktrees: git's `prune` removes those that another `add` has just begun."""
+    """Let one process at a time change the worktrees: git's `prune` removes unfinished ones of another `add`."""
     handle = -1
     with contextlib.suppress(OSError):  # without locks, the race is rare
         handle = os.open(common_folder(repo), os.O_RDONLY | os.O_DIRECTORY)
@@ -151,14 +157,14 @@ def _worktrees_locked(repo: Path) -> Iterator[None]:
 
 
 def common_folder(repo: Path) -> Path:
-    """Return the folder of the repository's objects, which all of its worktrees share."""
+    """Return the repository's object folder, shared by all worktrees."""
     return Path(repo, (git.ask(repo, "rev-parse", "--git-common-dir") or "").strip())
 
 
 def _prune(repo: Path) -> None:
-    """Remove the checkouts of processes that were killed, and have git forget them.
+    """Remove the checkouts of killed processes, and have git forget them.
 
-    Never `git worktree prune`: it also forgets the user's worktrees on disks that are not mounted at the moment.
+    Never `git worktree prune`: it also forgets the user's worktrees on unmounted disks.
     """
     remove_abandoned()
     for line in (git.ask(repo, "worktree", "list", "--porcelain") or "").splitlines():
@@ -173,7 +179,7 @@ def _forget(repo: Path, tree: Path) -> None:
 
 
 def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
-    """Copy the named files that the commit lacks from the repository's own checkout. Raises WorktreeError."""
+    """Copy named files missing in the commit from the repository's own checkout. Raises WorktreeError."""
     for name in names:
         source, target = repo / name, folder / name
         if target.exists():
@@ -189,13 +195,15 @@ def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:
 
 
 def run_setup(folder: Path, command: str, name: str, source: str = SETUP_OF_FILE, python: str = sys.executable) -> None:
-    """Run a build command in a folder, in the environment of the interpreter that measures there.
+    """Run a build command in a folder, in the environment of the measuring interpreter.
 
-    name    the checkout, for the error
-    source  where the command is set, for the error
+    Args:
+        name: The checkout, for the error.
+        source: Where the command is set, for the error.
 
-    Raises SetupError with the last lines of its output.
+    Raises SetupError with the last lines of output.
     """
+    logger.info("%s: %s, waiting up to %g s", name, command, SETUP_TIMEOUT_S)
     read_end, lifeline = os.pipe()
     process = subprocess.Popen(
         [sys.executable, "-I", "-c", _LIFELINE, "bash" if shutil.which("bash") else "sh", "-c", command],
@@ -223,7 +231,7 @@ def run_setup(folder: Path, command: str, name: str, source: str = SETUP_OF_FILE
 def _activated(python: Path, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment variables with which a shell finds an interpreter and the programs installed with it.
 
-    A PATH that finds it already is left alone: the folder of a system's interpreter holds everything else, too.
+    A PATH with the interpreter is left alone: the folder of a system's interpreter holds everything else, too.
     """
     path = environment.get("PATH", os.defpath)
     if shutil.which(python.name, path=path) == str(python):
@@ -249,6 +257,6 @@ def _undisturbed() -> Iterator[None]:
 
 
 def _last_lines(text: str) -> str:
-    """Return the last lines of an output on one line: the last alone is often only make's."""
+    """Return an output's last lines on one line: the last alone is often only make's."""
     lines = [line.strip()[:LONGEST_LINE] for line in text.splitlines() if line.strip()]
     return " | ".join(lines[-LAST_LINES:]) or "it printed nothing"

@@ -1,1 +1,1 @@
-"""The commit of a range that changed a kernel, found by A/B comparisons."""
+"""Find the commit responsible for a changed kernel by A/B comparisons."""

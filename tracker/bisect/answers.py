@@ -1,4 +1,4 @@
-"""The answer of a search as rows of the database, by which the gate, the report and alerts name the commit."""
+"""A search's answer as database rows, by which the gate, the report and alerts name the commit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def answers(
     at: datetime,
     measured: Collection[str],  # hashes of the commits that have results of the series
 ) -> list[Compared]:
-    """Return a row for each culprit of a search that named a commit, or narrowed the range; otherwise none."""
+    """Return a row for each culprit in a successful search."""
     if result.outcome not in ("found", "narrowed"):
         return []
     return [_answer(culprit, history, metric, at, measured) for culprit in result.culprits]
@@ -40,7 +40,7 @@ def _answer(culprit: Culprit, history: History, metric: str, at: datetime, measu
 
 
 def _around(culprit: Culprit, history: History, measured: Collection[str]) -> tuple[str, str]:
-    """Return the measured commits next to a culprit, before and after it, on the line of first parents.
+    """Return the measured commits next to a culprit, before and after it, on the first-parent line.
 
     The gate knows only measured commits, and their order.
     """

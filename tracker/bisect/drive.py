@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import sys
 import zlib
@@ -13,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from groupbench.tracker.ab.result import LESS_ACCURATE, MORE_ACCURATE
+from groupbench.tracker.ab.result import LESS_ACCURATE, MORE_ACCURATE, AbSettings
 from groupbench.tracker.ab.worktree import Recipe, checkout
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
@@ -26,6 +27,8 @@ from groupbench.tracker.text.unchecked import merged
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Bench, SideAccuracy
     from groupbench.tracker.bisect.log import Header, Log
+
+logger = logging.getLogger(__name__)
 
 Comparator = Callable[[ComparisonRequest], AbFinding]
 Keep = Callable[["AbResult", str, str], object]
@@ -45,23 +48,26 @@ ACCURACY_HALF = math.log(1.1)
 def drive(
     hunting: Hunting, compare: Comparator, log: Log | None, report: Callable[[ComparisonRequest, AbFinding], None]
 ) -> BisectResult:
-    """Run a search to its end and return its result.
+    """Run a search to the end and return the result.
 
-    log     findings in it are not measured again; new ones are added
-    report  called with each question and its finding
+    Args:
+        log: Findings in it are not measured again; new ones are added.
+        report: Called with each question and finding.
     """
     try:
         question = next(hunting)
         while True:
             finding = log.replay(question) if log else None
             if finding is None:
+                logger.info("%s: compare %s with %s", question.why, short(question.head), short(question.base))
                 finding = compare(question)
                 if log:
                     log.add(question, finding)
             report(question, finding)
             question = hunting.send(finding)
     except StopIteration as done:
-        return done.value
+        result: BisectResult = done.value
+        return result
 
 
 class AbComparator:
@@ -94,7 +100,7 @@ class AbComparator:
         return self._compare(question, sides["base"], sides["head"])
 
     def _side(self, name: str) -> AbSide:
-        """Return the checkout of a commit as a side. Raises TrackerError."""
+        """Return a commit's checkout as a side. Raises TrackerError."""
         from groupbench.tracker.ab.bench import AbSide
 
         return AbSide(short(name), self._checkout(name), self._python, name, self._recipe.pythonpath)
@@ -108,9 +114,11 @@ class AbComparator:
         with Bench(
             base,
             head,
-            budget_s=bench.get("budget", BUDGET_S) * question.budget if only_latency else 0.0,
-            min_effect=bench.get("min_effect"),
-            only_changed=bench.get("only_changed", False),
+            AbSettings(
+                budget_s=bench.get("budget", BUDGET_S) * question.budget if only_latency else 0.0,
+                min_effect=bench.get("min_effect"),
+                only_changed=bench.get("only_changed", False),
+            ),
             seed=zlib.crc32(f"{question} {self._count}".encode()),  # a repeated pair gets other placements
         ) as running:
             if self._cell is None:
@@ -122,7 +130,7 @@ class AbComparator:
         return finding
 
     def _resolved(self, running: Bench) -> AbCell:
-        """Return the cell. If no dtype was given, it is the one that both sides use by default."""
+        """Return the cell. The default dtype is that of both sides."""
         from groupbench.tracker.ab.bench import AbCell
 
         cell = {**self._header.cell, "plugins": tuple(self._header.cell["plugins"])}
@@ -142,7 +150,7 @@ class AbComparator:
         return dataclasses.replace(cells[0], seed=cell["seed"])
 
     def _checkout(self, commit: str) -> Path:
-        """Return the checkout of a commit. Raises TrackerError."""
+        """Return a commit's checkout. Raises TrackerError."""
         self._check_builds(commit)
         if commit not in self._checkouts:
             while len(self._checkouts) >= MOST_CHECKOUTS:
@@ -176,7 +184,7 @@ class AbComparator:
 
 
 class ReleaseComparator(AbComparator):
-    """Compares releases of a package by an A/B of two interpreters that measure the same folder."""
+    """Compares package releases by an A/B of two interpreters in the same folder."""
 
     def _side(self, name: str) -> AbSide:
         from groupbench.tracker.ab.bench import AbSide
@@ -192,7 +200,7 @@ class ReleaseComparator(AbComparator):
 
 
 def finding_of_latency(result: AbResult) -> AbFinding:
-    """Return the latency of an A/B as a finding. Raises BisectError if it was not timed, or does not exist."""
+    """Return an A/B's latency as a finding. Raises BisectError if it was not timed, or does not exist."""
     if result.timing == "interpreted":
         raise BisectError("interpreted kernels have no latency: use --metric accuracy, or a GPU")
     return dataclasses.replace(
@@ -209,7 +217,7 @@ def finding_of_latency(result: AbResult) -> AbFinding:
 
 
 def finding_of_accuracy(result: AbResult) -> AbFinding:
-    """Return the accuracy of an A/B as a finding: the log ratio of relative errors.
+    """Return an A/B's accuracy as a finding: the log ratio of relative errors.
 
     A wrong result is worse than any correct one.
     """
@@ -238,7 +246,7 @@ def finding_of_accuracy(result: AbResult) -> AbFinding:
 
 
 def _level(accuracy: SideAccuracy) -> float:
-    """Return the logarithm by which errors are judged; an error that is not finite counts as 1000."""
+    """Return the logarithm for judging errors; a non-finite error counts as 1000."""
     return RMS.log(1e3 if accuracy.rms is None else accuracy.rms)
 
 
@@ -259,11 +267,11 @@ def _facts(result: AbResult) -> AbFinding:
 
 
 def open_comparator(repository: Path, header: Header, keep: Keep | None = None) -> AbstractContextManager[Comparator]:
-    """Return the comparator that measures a search's comparisons."""
+    """Return a search's comparator."""
     return AbComparator(repository, header, keep) if header.package is None else ReleaseComparator(repository, header)
 
 
 def settings_of(header: Header) -> Settings:
-    """Return the settings of a log's search. The same settings ask the same questions."""
+    """Return the settings for a log's search. The same settings ask the same questions."""
     direction = cast("Direction", header.direction)
     return Settings(direction, header.all, header.confidence, Rates())

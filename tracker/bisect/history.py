@@ -18,19 +18,19 @@ class BisectError(TrackerError):
 
 
 def folder_of(folder: Path) -> Path:
-    """Return the full path of a folder in a checkout. Raises GitError if it is not in one."""
+    """Return a checked-out folder's full path. Raises GitError if it is not in one."""
     git.require_repository(folder)
     return folder.resolve()
 
 
 def log_folder(repository: Path) -> Path:
-    """Return the folder for the logs of a repository's searches, in its git directory, outside every checkout."""
+    """Return the folder for search logs: in the git directory, outside every checkout."""
     git_dir = Path(git.run(repository, "rev-parse", "--git-common-dir").strip())
     return (repository / git_dir).resolve() / "groupbench"
 
 
 def resolve(repository: Path, name: str) -> str:
-    """Return the full hash of a commit, tag or branch. Raises BisectError."""
+    """Return the full hash for a commit, tag or branch. Raises BisectError."""
     if not name or "\0" in name:
         raise BisectError(f"{name!r} is not a commit; give a hash, a branch or a tag")
     full = git.rev_parse(name, repository)
@@ -40,7 +40,7 @@ def resolve(repository: Path, name: str) -> str:
 
 
 def relevant_paths(repository: Path, commit: str, plugins: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return the default of `--paths`: OWN_PATHS in groupbench's own repository, otherwise all paths."""
+    """Return the default for `--paths`: OWN_PATHS in groupbench's own repository, otherwise all paths."""
     if plugins:  # a plugin may be anywhere in the tree
         return ()
     names = [f"{commit}:{path}" for path in (*OWN_PATHS, "tracker/facts/record.py")]
@@ -50,8 +50,9 @@ def relevant_paths(repository: Path, commit: str, plugins: Sequence[str] = ()) -
 def read_history(repository: Path, good: str, bad: str, paths: Sequence[str] = ()) -> History:
     """Return the history between two commits.
 
-    good, bad  full hashes
-    paths      relevant paths, relative to the repository's root; all if empty
+    Args:
+        good, bad: Full hashes.
+        paths: Relevant paths, relative to the repository's root; all if empty.
 
     Raises BisectError if the two have no common ancestor, or no commit has one of the paths.
     """
@@ -75,14 +76,14 @@ def read_history(repository: Path, good: str, bad: str, paths: Sequence[str] = (
 
 
 def _log(repository: Path, *arguments: str) -> list[list[str]]:
-    """Return `git log` as rows of mark, hash, parents, author and subject, which may be in several parts."""
+    """Return `git log` as rows with mark, hash, parents, author and subject, which may be in several parts."""
     form = "%m%x00%H%x00%P%x00%an%x00%s"
     log = git.run(repository, "log", f"--format={form}", *arguments, "--")
     return [line.split("\0") for line in log.split("\n") if line.count("\0") >= 4]
 
 
 def history_of_releases(package: str, versions: Sequence[str]) -> History:
-    """Return the releases of a package, given from oldest to newest, as a line of commits named `triton 3.8.0`."""
+    """Return a package's releases, from oldest to newest, as commits named `triton 3.8.0`."""
     names = [f"{package} {version}" for version in versions]
     before = [None, *names]
     commits = {
@@ -106,7 +107,7 @@ def _keys(repository: Path, commits: Sequence[str], paths: Sequence[str]) -> dic
 
 
 def _objects(repository: Path, names: Sequence[str]) -> list[str]:
-    """Return the hash of each `commit:path`, empty if it does not exist. Raises BisectError."""
+    """Return the hash for each `commit:path`, empty if it does not exist. Raises BisectError."""
     if any("\n" in name for name in names):
         raise BisectError("a path in --paths contains a line break")
     output = git.run(repository, "cat-file", "--batch-check=%(objectname)", stdin="".join(f"{n}\n" for n in names))

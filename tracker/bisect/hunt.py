@@ -1,7 +1,6 @@
-"""Find the commits that changed a kernel between two ends: compare the ends, search first parents, enter merges.
+"""Find the commits between two ends with a changed kernel: compare the ends, search first parents, enter merges.
 
-It can find several changes. Like the search it uses, it is a generator of questions without I/O, over a history that is
-already read.
+It can find several changes. Like the search, it is a generator of questions without I/O, over a complete history.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class BisectCommit:
 
 
 def short(name: str) -> str:
-    """Return the short form of a commit's hash; the name of a release is returned unchanged."""
+    """Return a commit's short hash; a release's name is returned unchanged."""
     return name[:10] if len(name) >= 40 else name
 
 
@@ -57,7 +56,7 @@ class History:
     noun: str = "commit"  # or "release"
 
     def first_parents(self, tip: str, stop: frozenset[str] = frozenset()) -> tuple[str | None, list[str]]:
-        """Return (the commit at which the first parents of `tip` leave the range or reach `stop`, those before it).
+        """Return (the commit at which `tip`'s first parents leave the range or reach `stop`, the ones before it).
 
         The path is from oldest to newest.
         """
@@ -70,7 +69,7 @@ class History:
         return here, path[::-1]
 
     def reach(self, tip: str) -> frozenset[str]:
-        """Return the ancestors of a commit in the range, including itself."""
+        """Return a commit's ancestors in the range, including itself."""
         ancestors: set[str] = set()
         left = [tip]
         while left:
@@ -81,12 +80,12 @@ class History:
         return frozenset(ancestors)
 
     def key(self, commit: str) -> str:
-        """Return the key of a commit's tree, or its name if the key is unknown."""
+        """Return a commit's tree key, or the commit's name if unknown."""
         listed = self.commits.get(commit)
         return listed.key if listed and listed.key else commit
 
     def line(self, good: str, path: Iterable[str], bad: str) -> Line:
-        """Return the changes of a path: commits whose tree differs from the parent's in relevant paths."""
+        """Return a path's changes: commits whose tree differs from the parent's in relevant paths."""
         changes: list[Change] = []
         for each in path:
             parents = self.commits[each].parents
@@ -113,7 +112,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Culprit:
-    """A commit that made a change, or several that could not be separated."""
+    """A commit with a change, or several inseparable ones."""
 
     commits: tuple[str, ...]  # oldest first; a single one is named
     parent: str
@@ -175,7 +174,7 @@ def _hunt(history: History, settings: Settings, trace: Trace) -> Hunting:
 
 
 def _without_search(ends: AbFinding, settings: Settings, good: str, bad: str) -> BisectResult | None:
-    """Return the result if the comparison of the ends leaves nothing to search, else None."""
+    """Return the result if the ends leave nothing to search, else None."""
     if ends.verdict == "failed":
         which = {"base": f"GOOD ({short(good)})", "head": f"BAD ({short(bad)})"}.get(
             ends.at, "the comparison of the ends"
@@ -216,7 +215,7 @@ def _inaccurate(ends: AbFinding, settings: Settings) -> BisectResult | None:
 def _check_base(
     history: History, ends: AbFinding, trace: Trace
 ) -> Generator[ComparisonRequest, AbFinding, BisectResult | None]:
-    """Check that the merge base measures like GOOD, if GOOD is not an ancestor of BAD. Returns a result if not."""
+    """Compare the merge base with GOOD, if GOOD is not an ancestor of BAD. Returns a result if they differ."""
     assert ends.effect is not None
     if history.key(history.base) == history.key(history.good):
         return None
@@ -242,7 +241,7 @@ class _Hunter:
     def line(
         self, line: Line, ends: AbFinding, merges: tuple[str, ...] = (), sure: float = 1.0
     ) -> Generator[ComparisonRequest, AbFinding, list[Culprit]]:
-        """Return the culprits of a line whose ends differ: the first, or those in its merge, and those of the rest."""
+        """Return the culprits on a line with different ends: the first, or those in the merge, and the rest's."""
         assert ends.effect is not None
         result = yield from search(line, ends.effect, self.settings.rates, self.settings.confidence, self.trace)
         if not result.decided:
@@ -269,7 +268,7 @@ class _Hunter:
         return inner + rests
 
     def merged(self, culprit: Culprit) -> Generator[ComparisonRequest, AbFinding, list[Culprit]]:
-        """Return the culprits in the branch that a merge brought in, or the culprit itself if it is not a merge."""
+        """Return the culprits in a merged branch, or the culprit itself if it is not a merge."""
         if not culprit.named:
             return [culprit]
         (merge,) = culprit.commits
@@ -303,7 +302,7 @@ class _Hunter:
     def rests(
         self, line: Line, ends: AbFinding, result: SearchResult, merges: tuple[str, ...], sure: float
     ) -> Generator[ComparisonRequest, AbFinding, list[Culprit]]:
-        """Return the culprits before and after the one of `result`.
+        """Return the culprits before and after `result`'s.
 
         A part is searched if it may contain a larger change, or if all changes are requested.
         """
@@ -323,9 +322,9 @@ class _Hunter:
         return culprits
 
     def _is_worth_searching(self, effect: float, explained: float, slack: float, quiet: bool) -> bool:
-        """Return whether to search a part: its change may be larger than the culprit's, or all are requested.
+        """Return whether to search a part: the change may be larger than the culprit's, or all are requested.
 
-        Otherwise, count its effect as unexplained if it is significant.
+        Otherwise, count a significant effect as unexplained.
         """
         significant = effect * self.sign > slack
         larger = significant and effect * self.sign > explained * self.sign
@@ -346,7 +345,7 @@ class _Hunter:
         return []
 
     def _again(self, part: Line) -> Line:
-        """Return a part of a line, with the trees that equal its ends."""
+        """Return a line's part, with the trees equal to the ends."""
         return self.history.line(part.good, [change.commit for change in part.changes], part.bad)
 
     def result(self, ends: AbFinding, culprits: list[Culprit]) -> BisectResult:

@@ -1,6 +1,6 @@
-"""The log of a search, as JSON lines: a header that describes the search, then every comparison.
+"""The log of a search, as JSON lines: a header with the search, then every comparison.
 
-A search asks the same questions if it gets the same findings. So to continue it, its findings are replayed.
+A search asks the same questions if it gets the same findings. So to continue it, the findings are replayed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 1
 
 
 class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The search that a log belongs to. Its findings are valid for no other search."""
+    """The search of a log. The findings are valid for no other search."""
 
     bisect: int = VERSION
     repository: str
@@ -59,11 +59,12 @@ class LogEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Log:
-    """The findings of an earlier run of a search, and the file to which new ones are added.
+    """A search's earlier findings, and the file to which new ones are added.
 
-    path     the file; it and its folder are created if necessary
-    resume   read the findings in the file; otherwise it must not exist, unless `replace` is set
-    replace  overwrite an existing file
+    Args:
+        path: The file; it is created with the folder if necessary.
+        resume: Read the findings in the file; otherwise it must not exist, unless `replace` is set.
+        replace: Overwrite an existing file.
 
     Raises BisectError if the file is not a log, or belongs to another search.
     """
@@ -91,7 +92,7 @@ class Log:
             append_whole(path, msgspec.json.encode(header) + b"\n", UnwrittenError)
 
     def replay(self, question: ComparisonRequest) -> AbFinding | None:
-        """Return the next finding of the earlier run, or None after the last. Raises BisectError if it does not fit."""
+        """Return the earlier run's next finding, or None after the last. Raises BisectError if it does not fit."""
         if self.replayed >= len(self._entries):
             return None
         entry = self._entries[self.replayed]
@@ -110,7 +111,7 @@ class Log:
         return entry.finding
 
     def add(self, question: ComparisonRequest, finding: AbFinding) -> None:
-        """Append a finding to the file at once, so that an interrupt does not lose it. Raises UnwrittenError."""
+        """Append a finding to the file at once, before an interrupt can lose it. Raises UnwrittenError."""
         entry = LogEntry(
             base=question.base, head=question.head, why=question.why, budget=question.budget, finding=finding
         )
@@ -118,12 +119,12 @@ class Log:
 
 
 def read_header(path: Path) -> Header:
-    """Return the header of a log. Raises BisectError."""
+    """Return a log's header. Raises BisectError."""
     return _read(path)[0]
 
 
 def newest(folder: Path) -> Path:
-    """Return the log that was written to last. Raises BisectError if the folder has no log."""
+    """Return the newest log. Raises BisectError if the folder has no log."""
     logs = sorted(folder.glob("bisect-*.jsonl"), key=lambda path: path.stat().st_mtime)
     if not logs:
         raise BisectError(f"no search to resume in {folder}; give --log FILE, or GOOD and BAD")
@@ -131,7 +132,7 @@ def newest(folder: Path) -> Path:
 
 
 def _read(path: Path) -> tuple[Header, list[LogEntry], int]:
-    """Return (header, entries, size of the complete lines in bytes). Raises BisectError."""
+    """Return (header, entries, complete lines' size in bytes). Raises BisectError."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -28,7 +28,7 @@ def exit_code(result: BisectResult) -> int:
 
 
 def change_text(finding: AbFinding, metric: str) -> str:
-    """Return the change of a finding: `2.0 % slower (1.9 to 2.1), result wrong`."""
+    """Return a finding's change: `2.0 % slower (1.9 to 2.1), result wrong`."""
     return _with_result(_effect_text(finding, metric), finding)
 
 
@@ -56,7 +56,7 @@ def _digits(share: float) -> int:
 
 
 def step_line(question: ComparisonRequest, finding: AbFinding, history: History, metric: str, number: int) -> str:
-    """Return the progress line of one comparison."""
+    """Return a comparison's progress line."""
     titles = {"ends": "BAD against GOOD", "merge base": "merge base against GOOD", "confirm": "to confirm"}
     commit = history.commits.get(question.head)
     subject = f" {commit.subject}" if commit and commit.subject else ""
@@ -73,7 +73,7 @@ def step_line(question: ComparisonRequest, finding: AbFinding, history: History,
 
 
 def cause(finding: AbFinding) -> str:
-    """Return where the change is, from the hashes of the compiled kernels; empty if they are unknown."""
+    """Return where the change is, by the compiled kernels' hashes; empty if they are unknown."""
     if finding.kernels_differ is None:
         return ""
     if finding.kernels_differ:
@@ -106,12 +106,12 @@ def lines(result: BisectResult, history: History, trace: Trace, metric: str, cel
 
 
 def unchecked(trace: Trace) -> list[str]:
-    """Return a line for each check that a comparison could not make, with the commits."""
+    """Return a line for each impossible check, with the commits."""
     return unchecked_lines({short(name): reasons for name, reasons in trace.unchecked.items()})
 
 
 def counts(trace: Trace) -> str:
-    """Return `5 steps, 7 comparisons`. Steps exclude the comparison of the ends and confirmations."""
+    """Return `5 steps, 7 comparisons`. Steps exclude the ends' comparison and confirmations."""
     return f"{counted(trace.comparisons['step'], 'step')}, {counted(trace.comparisons.total(), 'comparison')}"
 
 
@@ -148,7 +148,7 @@ def _between(finding: AbFinding, metric: str) -> str:
 
 
 def _chance(value: float) -> str:
-    """Return a probability, never 100 %: errors that the rates do not cover are likelier than the last digit."""
+    """Return a probability, never 100 %: errors outside the rates are likelier than the last digit."""
     return "above 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
 
 

@@ -1,8 +1,8 @@
-"""Find the commit of a line that made the change, with a search that tolerates wrong comparisons.
+"""Find the commit with the change on a line of commits, by a search with tolerance for wrong comparisons.
 
 A line is a good end, changes 1..n and a bad end. Hypothesis i states that change i made the difference, hypothesis
 n + 1 that no change did. Each comparison updates the probabilities of all hypotheses by Bayes' rule, with the error
-rates of the A/B, and the next commit to test is the one that halves the remaining probability. If every comparison is
+rates of the A/B, and the next commit to test halves the remaining probability. If every comparison is
 right, this is binary search. If one was wrong, later ones contradict it, and it is measured again. The idea is
 Horstein's probabilistic bisection (1963), as in Waeber, Frazier and Henderson, "Bisection search with noisy responses"
 (2013); the pair test at the end, the skips and the hypothesis of no change are our own.
@@ -10,7 +10,7 @@ Horstein's probabilistic bisection (1963), as in Waeber, Frazier and Henderson, 
 "Above" means beyond half of the difference between the ends. With one change in the line, every commit is at one of two
 levels, and half is as far as possible from both. With several, half is crossed at one of the larger changes.
 
-The searches are generators without I/O: they yield a ComparisonRequest and are sent its AbFinding. Their driver gets
+The searches are generators without I/O: they yield a ComparisonRequest and are sent an AbFinding. Their driver gets
 findings from a measurement, a log or a simulation.
 """
 
@@ -39,7 +39,7 @@ CERTAIN = 1e-6
 
 @dataclass(frozen=True)
 class AbFinding:
-    """The result of one comparison of two commits. Effects are log(head / base): 0.02 is 2 % slower."""
+    """The result of one comparison. Effects are log(head / base): 0.02 is 2 % slower."""
 
     verdict: AbVerdict
     effect: float | None = None
@@ -91,7 +91,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class Change:
-    """A commit that differs from its parent in relevant paths, with the number of following commits that do not."""
+    """A commit with changes in relevant paths, and the number of following commits without."""
 
     commit: str
     parent: str
@@ -115,7 +115,7 @@ class GaveUp(Exception):
 
 @dataclass
 class SearchResult:
-    """The location of the change: changes first..last of the line, or 0..0 if there is no change."""
+    """The change's location: changes first..last on the line, or 0..0 if there is no change."""
 
     first: int
     last: int
@@ -147,7 +147,8 @@ class Posterior:
     def level(self, j: int, above: bool, wrong: float | None = None) -> None:
         """Update with a commit's level: the commit after change j is above half, or not.
 
-        wrong  probability of the opposite; None: from the rates
+        Args:
+            wrong: Probability of the opposite; None: from the rates.
         """
         missed = self._rates.missed if wrong is None else wrong
         false = self._rates.false_different if wrong is None else wrong
@@ -163,7 +164,7 @@ class Posterior:
         self._log = [value + (inside if first <= i <= last else outside) for i, value in enumerate(self._log, 1)]
 
     def cumulative(self) -> list[float]:
-        """Return a list of length n + 2, whose entry i is the probability of hypotheses 1..i."""
+        """Return cumulative probabilities: entry i of n + 2 covers hypotheses 1..i."""
         largest = max(self._log)
         weights = [math.exp(value - largest) for value in self._log]
         whole = math.fsum(weights)
@@ -174,11 +175,12 @@ class Posterior:
 
 
 def side(finding: AbFinding, total: float) -> Position:
-    """Return the side of half on which a commit is, from its comparison with the good end.
+    """Return on which side of half a commit is, from a comparison with the good end.
 
-    total  difference between the ends, as log(bad / good)
+    Args:
+        total: Difference between the ends, as log(bad / good).
 
-    If the interval is on one side of half, it decides. Otherwise "same" is below, and "different" is above if its
+    If the interval is on one side of half, it decides. Otherwise "same" is below, and "different" is above if the
     effect is at least half of the total.
     """
     if finding.verdict == "failed":
@@ -201,7 +203,7 @@ def side(finding: AbFinding, total: float) -> Position:
 
 
 def pooled(one: AbFinding, two: AbFinding) -> AbFinding:
-    """Return both findings as one: effects weighted by their precision, the verdict of the second."""
+    """Return both findings as one: effects weighted by their precision, the second's verdict."""
     if None in (one.effect, one.low, one.high, two.effect, two.low, two.high):
         return two
     widths = [max(f.high - f.low, 1e-12) / 2 for f in (one, two)]  # type: ignore[operator]
@@ -220,7 +222,7 @@ def pooled(one: AbFinding, two: AbFinding) -> AbFinding:
 
 
 def chance_of_wrong_side(finding: AbFinding, total: float, rates: Rates) -> float:
-    """Return the probability that a commit is on the other side of half: the normal tail, at most 0.45."""
+    """Return the probability of the other side of half: the normal tail, at most 0.45."""
     if finding.effect is None or finding.low is None or finding.high is None:
         return 0.45
     error = max((finding.high - finding.low) / 2 / rates.sigmas, 1e-12)
@@ -272,7 +274,7 @@ class _Search:
         return self.line.good if j == 0 else self.line.bad if j == self.n else self.line.changes[j - 1].commit
 
     def groups(self) -> list[tuple[int, int]]:
-        """Return the groups of changes that comparisons can separate; skipped commits join their neighbours."""
+        """Return the separable groups of changes; skipped commits join their neighbours."""
         groups, first = [], 1
         for j in range(1, self.n + 1):
             if j == self.n or j not in self.skipped:
@@ -284,7 +286,7 @@ class _Search:
         return [j for j in (group[0] - 1, group[1]) if j > 0 and not self.tests[j]]
 
     def next_test(self, sums: list[float]) -> int | None:
-        """Return the commit that best halves the remaining probability, away from skipped commits, or None."""
+        """Return the commit to halve the remaining probability best, away from skipped commits, or None."""
         left = [j for j in range(1, self.n + 1) if j not in self.skipped and self.tests[j] < MOST_TESTS]
         near = sum(0.02 < sums[s] < 0.98 for s in self.skipped)
         at = QUANTILES[near] if near < len(QUANTILES) else 0.5

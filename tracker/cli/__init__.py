@@ -1,4 +1,4 @@
-"""The `groupbench` command. Each command is imported when it is called, so that `--help` stays fast."""
+"""The `groupbench` command. Commands are imported lazily to keep `--help` fast."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ SECTIONS: dict[str, Commands] = {
             "List runs, commits, series, environments, operators.",
         ),
         "show": ("show:show", "Show everything stored about a point or a run."),
-        "report": ("report:report", "Write a report as one HTML file that works offline."),
+        "report": ("report:report", "Write a report as one offline HTML file."),
         "serve": ("serve:serve", "Serve a live dashboard of the database."),
         "mcp": ("mcp:mcp", "Serve the commands over the Model Context Protocol."),
     },
@@ -86,7 +86,7 @@ GROUPS: dict[str, Commands] = {
         "commits": ("listing:commits", "List the measured commits."),
         "series": ("listing:series", "List the series."),
         "envs": ("envs:envs", "List the environments and how they differ."),
-        "operators": ("listing:operators", "List the operators that have results."),
+        "operators": ("listing:operators", "List the operators with results."),
     },
     "db": {
         "sql": ("database:sql", "Run one read-only SQL statement."),
@@ -97,7 +97,7 @@ GROUPS: dict[str, Commands] = {
         "merge": ("database:merge", "Add another database to this one."),
     },
 }
-"""Commands of the commands that are groups."""
+"""Commands of the groups."""
 
 
 @click.command(
@@ -119,7 +119,7 @@ GROUPS: dict[str, Commands] = {
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Project file. Default: groupbench.toml here or in a parent.",
 )
-@click.option("-v", "--verbose", count=True, help="Log what happens to stderr; -vv logs more.")
+@click.option("-v", "--verbose", count=True, help="Log each step to stderr; -vv logs more.")
 @click.version_option(package_name="groupbench")
 @click.pass_context
 def main(context: click.Context, db: str | None, config: Path | None, verbose: int) -> None:

@@ -30,7 +30,7 @@ from groupbench.tracker.tools.completion import CommitName
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
-    from groupbench.tracker.ab.bench import AbCell, AbResult, Bench
+    from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, Bench
 
 EXPECTED_S = {"cuda": 10, "cpu": 15}
 """Seconds that an A/A comparison takes, for the first estimate of the total time."""
@@ -65,7 +65,7 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class AbOptions:
-    """How `ab` measures: the options of the sides, the decision and the timing."""
+    """Options for the sides, the decision and the timing."""
 
     setup: str | None
     base_python: str | None
@@ -79,6 +79,12 @@ class AbOptions:
     input_seed: int
     timeout: float
     records: Path | None
+
+    @property
+    def settings(self) -> AbSettings:
+        from groupbench.tracker.ab.result import AbSettings
+
+        return AbSettings(self.budget, self.min_effect, self.alpha, self.timeout, self.only_changed)
 
 
 @click.command()
@@ -122,7 +128,7 @@ def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: Ab
     0  every cell is the same, faster or more accurate
     1  head is slower, less accurate, or wrong where base is right
     2  usage error
-    3  a cell failed or was not resolved within its budget
+    3  a cell failed or was not resolved within the budget
     """
     from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code
     from groupbench.tracker.ab.named_sides import open_sides
@@ -140,17 +146,7 @@ def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: Ab
             base_python=how.base_python,
             head_python=how.head_python,
         ) as (first, second),
-        Bench(
-            first,
-            second,
-            budget_s=how.budget,
-            min_effect=how.min_effect,
-            alpha=how.alpha,
-            timeout_s=how.timeout,
-            only_changed=how.only_changed,
-            records=how.records,
-            progress=progress_line(),
-        ) as bench,
+        Bench(first, second, how.settings, records=how.records, progress=progress_line()) as bench,
     ):
         cells = _cells(bench, choice, how)
         try:
@@ -186,14 +182,14 @@ def _cells(bench: Bench, choice: CellChoice, how: AbOptions) -> list[AbCell]:
 
 
 def announced(cells: int, device: str | None, budget_s: float) -> str:
-    """Return a line with the number of cells, the expected time if it is below the limit, and the limit."""
+    """Return a line with the cell count, the expected time if it is below the limit, and the limit."""
     expected_s, most_s = EXPECTED_S[device or "cpu"] * cells, budget_s * cells
     estimate = f"about {duration(expected_s)}, " if expected_s < most_s else ""
     return f"{counted(cells, 'cell')} on {device}, {estimate}at most {duration(most_s)} of measuring"
 
 
 def left_out(notes: list[str]) -> list[str]:
-    """Return one line per reason of the notes `operator/backend shape dtype: reason`.
+    """Return one line per reason in notes like `operator/backend shape dtype: reason`.
 
     One reason often leaves out many cells of a suite.
     """
@@ -229,7 +225,7 @@ def _show(results: list[AbResult], form: Format) -> None:
 
 
 def as_row(result: AbResult) -> dict[str, Any]:
-    """Return a comparison as a row of COLUMNS."""
+    """Return a comparison as a row for COLUMNS."""
     cell = result.cell
     return {
         "verdict": result.verdict,
@@ -252,7 +248,7 @@ def as_row(result: AbResult) -> dict[str, Any]:
 
 
 def progress_line() -> Callable[[str], None]:
-    """Return a function that reports progress: one overwritten line on a terminal, else a line per cell."""
+    """Return a progress reporter: one overwritten line on a terminal, else a line per cell."""
     import sys
 
     from groupbench.tracker.text.wording import printable

@@ -87,7 +87,7 @@ def list_alerts(db: str, everything: bool, each: bool, form: Format) -> None:
 
 
 def _groups(alerts: list[AlertRow]) -> list[dict[str, Any]]:
-    """Return a row for each group of alerts of one commit, operator, backend and state."""
+    """Return a row per commit, operator, backend and state."""
     groups: dict[tuple[Any, ...], list[AlertRow]] = {}
     for alert in alerts:
         series = alert.series
@@ -176,13 +176,13 @@ def _improvements(session: Any, reason: str | None) -> list[AlertRow]:
 @_reason("Why the new levels are right. Default: a list of the changes.")
 @click.pass_obj
 def accept_transition(db: str, run: str | None, reason: str | None) -> None:
-    """Accept the new level of every series of RUN that changed when its toolchain or machine changed.
+    """Accept the new levels in RUN after a change of toolchain or machine.
 
     RUN is the start of a run's id. Default: the newest run.
 
-    The gate judges by the new levels from now on. After a change of GPU, the series continue their history on the new
-    one. If the code changed in the same run, its effect is accepted too. `groupbench confirm` separates the two, so run
-    it first.
+    The gate judges by the new levels from now on. After a GPU change, the series continue their history on the new one.
+    If the code changed in the same run, that effect is accepted too. `groupbench confirm` separates the two: run it
+    first.
     """
     from groupbench.tracker.facts.errors import QueryError
 
@@ -214,7 +214,7 @@ def accept_transition(db: str, run: str | None, reason: str | None) -> None:
 def expect(db: str, ids: tuple[int, ...], until: str | None, reason: str) -> None:
     """Accept the new level of alerts: the gate judges by it from now on.
 
-    With --until COMMIT, the alerts become "new" again when that commit or a later one is measured. A wrong result
+    With --until COMMIT, the alerts become "new" again when COMMIT or a later one is measured. A wrong result
     cannot be accepted.
     """
     from groupbench.tracker.judge import alert_moves

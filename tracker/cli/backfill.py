@@ -1,4 +1,4 @@
-"""`groupbench backfill`: measure past commits, each in its own checkout."""
+"""`groupbench backfill`: measure past commits in separate checkouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import click
 
 from groupbench.tracker.cli.here import interrupt, program_of, recipe_of
 from groupbench.tracker.cli.night import Places, here, run_command
-from groupbench.tracker.cli.options import WAIT, plan_device_option
+from groupbench.tracker.cli.options import WAIT, collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
@@ -36,55 +36,58 @@ if TYPE_CHECKING:
     from groupbench.tracker.project import Project
 
 
+@dataclass(frozen=True)
+class BackfillOptions:
+    """Options for `backfill`. Times are in seconds."""
+
+    every: int
+    bisect: bool
+    budget: float | None
+    again: bool
+    device: str | None
+    wait: float
+    toolchain: str | None
+
+
 @click.command()
 @click.argument("commits", type=CommitName(span=True, words=False), metavar="A..B|COMMIT")
-@click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Measure only every Nth commit.")
-@click.option(
-    "--bisect",
-    is_flag=True,
-    help="Measure both ends first, then halve the gaps. A coarse history appears early and gets finer.",
-)
-@click.option(
-    "--budget",
-    type=Duration(above=True, was_minutes=True),
-    help="Stop after this time. A number without a unit is in seconds.",
-)
-@click.option("--again", is_flag=True, help="Retry commits that failed to build or to load.")
-@plan_device_option
-@click.option(
-    "--wait",
-    type=Duration(most=6e5, was_minutes=True),
-    default="0",
-    help=f"{WAIT} Default: 0.",
-)
-@click.option(
-    "--toolchain",
-    metavar="NAME",
-    help="Measure with this toolchain of groupbench.toml. Default: this interpreter.",
+@collected(
+    BackfillOptions,
+    "options",
+    click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Measure only every Nth commit."),
+    click.option(
+        "--bisect",
+        is_flag=True,
+        help="Measure both ends first, then halve the gaps. A coarse history appears early and gets finer.",
+    ),
+    click.option(
+        "--budget",
+        type=Duration(above=True, was_minutes=True),
+        help="Stop after this time. A number without a unit is in seconds.",
+    ),
+    click.option("--again", is_flag=True, help="Retry commits that failed to build or to load."),
+    plan_device_option,
+    click.option(
+        "--wait",
+        type=Duration(most=6e5, was_minutes=True),
+        default="0",
+        help=f"{WAIT} Default: 0.",
+    ),
+    toolchain_option,
 )
 @click.pass_context
-def backfill(
-    context: click.Context,
-    commits: str,
-    every: int,
-    bisect: bool,
-    budget: float | None,
-    again: bool,
-    device: str | None,
-    wait: float,
-    toolchain: str | None,
-) -> None:
+def backfill(context: click.Context, commits: str, options: BackfillOptions) -> None:
     """Measure the commits after A up to and including B, newest first, and store them as history.
 
-    A range excludes A. To include the first commit of the repository, give a commit instead of a range: its whole
+    A range excludes A. To include the repository's first commit, give a commit instead of a range: the whole
     history is measured.
 
     \b
     groupbench backfill v1.0..main --every 5
     groupbench backfill HEAD~40.. --bisect --budget 2h
 
-    Each commit on the first-parent line is checked out into its own folder and built with `setup` of groupbench.toml.
-    It is measured by the groupbench.toml of this checkout, from which it also gets the files listed in `benchmarks`. A
+    Each commit on the first-parent line is checked out into a separate folder and built with groupbench.toml's `setup`.
+    It is measured by this checkout's groupbench.toml, and also gets the files listed in `benchmarks` from here. A
     commit that does not build or load is recorded with the reason. Repeat the command to continue a backfill that was
     interrupted or ran out of budget: nothing is measured twice. Commits that failed are retried with --again, or if
     `setup`, `pythonpath` or a benchmark has changed. A commit is skipped if the database has a complete run of it with
@@ -103,17 +106,24 @@ def backfill(
     3   some commits are not measured yet
     75  another run uses this device
     """
+    context.exit(_backfill(context, commits, options))
+
+
+def _backfill(context: click.Context, commits: str, options: BackfillOptions) -> int:
+    """Measure the commits, print the outcome, and return the exit code."""
     from groupbench.tracker.ab.toolchains import interpreter_of
     from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of, require_writable
     from groupbench.tracker.night.measuring import ensure_alone
 
     project = here(context)
-    selected = commits_of(project.folder, commits, every)
+    selected = commits_of(project.folder, commits, options.every)
     require_writable(project.folder)
+    device = options.device or project.settings.device
     python = None
+    toolchain = options.toolchain
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
         python = interpreter_of(toolchain, project, say)
-    lock = ensure_alone(device or project.settings.device, wait, sys.argv[1:])
+    lock = ensure_alone(device, options.wait, sys.argv[1:])
     signal.signal(signal.SIGTERM, interrupt)
     places = Places.of(context, project)
     os.chdir(project.folder)
@@ -121,11 +131,11 @@ def backfill(
     files = BackfillFiles(places.records.absolute(), lock.stem, project, toolchain)
     with plan_of(project) as plan:
         name = project.settings.name if toolchain is None else plan_with(project.settings.name, toolchain)
-        options = ["--plan", str(plan), "--trigger", BACKFILL, "--device", device or project.settings.device]
-        options += ["--plan-name", name]
-        run = Backfill(context, project, places, files, name, options, math.inf if budget is None else budget, python)
+        words = ["--plan", str(plan), "--trigger", BACKFILL, "--device", device, "--plan-name", name]
+        budget_s = math.inf if options.budget is None else options.budget
+        run = Backfill(context, project, places, files, name, words, budget_s, python)
         try:
-            run(by_halving(selected) if bisect else selected, again)
+            run(by_halving(selected) if options.bisect else selected, options.again)
         except KeyboardInterrupt:
             say(f"groupbench: interrupted; {run.text(len(selected))}; repeat the command to continue")
             raise
@@ -134,7 +144,7 @@ def backfill(
         click.echo("to retry the commits that failed before: repeat the command with --again")
     for line in run.hint(selected):
         click.echo(printable(line))
-    context.exit(ExitCode.OK if run.settled == len(selected) else ExitCode.INCOMPLETE)
+    return ExitCode.OK if run.settled == len(selected) else ExitCode.INCOMPLETE
 
 
 NOT_CHECKED_OUT = "not checked out"
@@ -144,8 +154,9 @@ NOT_CHECKED_OUT = "not checked out"
 class Backfill:
     """One pass over the commits.
 
-    plan    name of the plan in the records
-    python  interpreter of a toolchain; None for this one
+    Attributes:
+        plan: Name of the plan in the records.
+        python: Interpreter of a toolchain; None for this one.
     """
 
     context: click.Context
@@ -164,7 +175,7 @@ class Backfill:
         return self.outcomes.total() - self.outcomes[NOT_CHECKED_OUT]
 
     def text(self, total: int) -> str:
-        """Return a line that counts each outcome, and the commits that are left of `total`."""
+        """Return a line with outcome counts and the number left."""
         counts = [f"{number} {outcome}" for outcome, number in self.outcomes.items() if number]
         left = total - self.outcomes.total()
         counts += [f"{left} left"] if left else []
@@ -193,7 +204,7 @@ class Backfill:
             self.outcomes[outcome] += 1
 
     def hint(self, commits: Sequence[BackfillCommit]) -> Iterator[str]:
-        """Yield lines that name the largest step between neighbouring commits, and the command that decides it."""
+        """Yield lines with the largest step between neighbouring commits, and the command to decide it."""
         from groupbench.tracker.night.steps import find_steps
         from groupbench.tracker.store.engine import open_store
         from groupbench.tracker.text import repro
@@ -214,9 +225,9 @@ class Backfill:
         yield f"to confirm or reject it: {search} {shlex.join(options)}".rstrip()
 
     def _stored(self, commits: Sequence[BackfillCommit]) -> dict[str, str]:
-        """Return by commit the run of `night`, or of a backfill elsewhere, that has measured this plan.
+        """Return, by commit, the run of `night` or another backfill with this plan.
 
-        The cells of the plan are listed only if the database has any run of these commits, because it takes seconds.
+        The plan's cells are listed only if the database has any run at these commits, because it takes seconds.
         """
         from groupbench.tracker.night.stored import measured_by, runs_of_plan
         from groupbench.tracker.store.engine import open_store
@@ -231,7 +242,7 @@ class Backfill:
         return {commit: run_text(run.id) for commit, run in measured.items()}
 
     def _planned(self, commit: BackfillCommit) -> list[Record]:
-        """Return a record for every cell of the plan, as today's checkout lists them; none if it cannot."""
+        """Return a record for every planned cell, as today's checkout lists them; none if it cannot."""
         from groupbench.tracker.facts.record import read
 
         with Scratch("planned") as folder:
@@ -240,7 +251,7 @@ class Backfill:
             return [record for _, record in read(path.read_bytes().splitlines(keepends=True))] if path.exists() else []
 
     def _commit(self, commit: BackfillCommit, end: float) -> str | None:
-        """Measure and store one commit; return its outcome, or None if cells are left."""
+        """Measure and store one commit; return the outcome, or None if cells are left."""
         from groupbench.tracker.ab.worktree import CheckoutError, WorktreeError, checkout
 
         try:
@@ -321,7 +332,7 @@ class Backfill:
 
 
 def _left_out(path: Path) -> bool:
-    """Return whether a file of records ends with a run that a budget cut short."""
+    """Return whether a budget cut short the last run of a records file."""
     from groupbench.tracker.facts.record import read
 
     with path.open("rb") as file:

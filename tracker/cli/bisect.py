@@ -1,4 +1,4 @@
-"""`groupbench bisect`: find the commit, or the release of a package, that made a kernel slower or less accurate."""
+"""`groupbench bisect`: find the commit or package release responsible for a slower or less accurate kernel."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class BisectCell:
 
 @dataclass(frozen=True)
 class BisectOptions:
-    """What `bisect` looks for, where, and how it compares two commits."""
+    """Options for the search, and for comparing two commits."""
 
     metric: str
     direction: str
@@ -199,34 +199,53 @@ def bisect(
     groupbench bisect --resume
 
     Each step measures GOOD and another commit alternately on this machine, until the A/B is decided. GOOD and BAD are
-    compared first. The search allows for wrong A/B results. Before it names a commit, it compares that commit with its
+    compared first. The search allows for wrong A/B results. Before it names a commit, it compares the commit with the
     parent again. Commits that fail twice are skipped. If the commit is a merge, the merged branch is searched too.
 
     If the database has the series, the decided comparisons and the commit are stored with it. The gate judges by them,
     and the gate, the report and alerts name the commit.
 
     With --package, the code stays the same and only the package changes. Each release is installed from the package
-    index into its own environment, where it hides this interpreter's release. These environments are kept.
+    index into a separate environment, where it hides this interpreter's release. These environments are kept.
 
     \b
     Exit codes:
     0  no regression; or, with --direction better, the improvement was found
-    1  a regression was confirmed and its commit named, or BAD's result is wrong or less accurate
+    1  a regression was confirmed and the commit named, or BAD's result is wrong or less accurate
     2  usage error
     3  undecided: not resolved, GOOD or BAD fails, or several commits remain
+    """
+    from groupbench.tracker.bisect.history import folder_of
+
+    project = this_project(context)
+    cell = replace(cell, plugins=project.plugins(cell.plugins))
+    repository = folder_of(how.repo or project.folder)
+    header, path = _search_of(context, repository, good, bad, cell, how, log_file, resume)
+    context.exit(_search(context.obj, repository, header, path, form, resume=resume, replaces=log_file is None))
+
+
+def _search(
+    db: str, repository: Path, header: Header, path: Path, form: Format, *, resume: bool, replaces: bool
+) -> int:
+    """Search, store what the database can use, print the result, and return the exit code.
+
+    Args:
+        db: Database in which the comparisons of a stored series are kept.
+        repository: The repository to search.
+        header: The search.
+        path: File of the search's log.
+        form: Format of the output.
+        resume: Continue the search of the log.
+        replaces: Overwrite an existing log.
     """
     from groupbench.tracker.ab.kept import ComparisonKeeper
     from groupbench.tracker.bisect import drive, report
     from groupbench.tracker.bisect import history as bisect_git
-    from groupbench.tracker.bisect import log as bisect_log
     from groupbench.tracker.bisect.answers import answers
     from groupbench.tracker.bisect.hunt import hunt
+    from groupbench.tracker.bisect.log import Log
     from groupbench.tracker.bisect.search import Trace
 
-    project = this_project(context)
-    cell = replace(cell, plugins=project.plugins(cell.plugins))
-    repository = bisect_git.folder_of(how.repo or project.folder)
-    header, path = _search_of(context, repository, good, bad, cell, how, log_file, resume)
     if header.package is None:
         history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
     else:
@@ -237,8 +256,8 @@ def bisect(
     def print_step(question: ComparisonRequest, finding: AbFinding) -> None:
         say(report.step_line(question, finding, history, header.metric, next(numbers)))
 
-    log = bisect_log.Log(path, header, resume=resume, replace=log_file is None)
-    keeper = ComparisonKeeper(context.obj, say, header.metric)
+    log = Log(path, header, resume=resume, replace=replaces)
+    keeper = ComparisonKeeper(db, say, header.metric)
     with drive.open_comparator(repository, header, keeper) as comparator:
         say(_plan(history, header, path))
         hunting = hunt(history, drive.settings_of(header), trace)
@@ -252,7 +271,7 @@ def bisect(
     if header.package is None and result.outcome in ("found", "narrowed"):
         keeper.name(partial(answers, result, history, header.metric, datetime.now(UTC)))
     _write(form, header, result, history, trace, path)
-    context.exit(report.exit_code(result))
+    return report.exit_code(result)
 
 
 def _search_of(
@@ -265,7 +284,7 @@ def _search_of(
     log_file: Path | None,
     resume: bool,
 ) -> tuple[Header, Path]:
-    """Return the search and the file of its log: a new search, or the one to continue. Raises UsageError."""
+    """Return the search and the log file: a new search, or the one to continue. Raises UsageError."""
     from groupbench.tracker.bisect import history as bisect_git
     from groupbench.tracker.bisect import log as bisect_log
 
@@ -286,7 +305,7 @@ def _search_of(
 def _header(
     context: click.Context, repository: Path, good: str, bad: str, cell: BisectCell, how: BisectOptions
 ) -> Header:
-    """Return the description of the search, with every default filled in. Its log refuses any other search."""
+    """Return the search with every default filled in. The log refuses any other search."""
     from groupbench.tracker.bisect import history as bisect_git
     from groupbench.tracker.bisect.log import Header
 
@@ -315,7 +334,7 @@ def _header(
 
 
 def _releases(context: click.Context, text: str | None) -> tuple[str | None, tuple[str, ...]]:
-    """Return (package, releases from oldest to newest) of --package. Raises ToolchainError."""
+    """Return --package as (package, releases from oldest to newest). Raises ToolchainError."""
     from groupbench.tracker.ab.toolchains import releases
 
     if text is None:
@@ -328,7 +347,7 @@ def _releases(context: click.Context, text: str | None) -> tuple[str | None, tup
 
 
 def _cell_of_series(context: click.Context, cell: BisectCell, series: str) -> dict[str, Any]:
-    """Return the cell of a stored series: `12` is its number, and `12.3` the id of one of its points.
+    """Return a stored series' cell: `12` is a series number, `12.3` a point id.
 
     Raises UsageError, QueryError.
     """
@@ -357,7 +376,7 @@ def _cell_of_options(context: click.Context, cell: BisectCell) -> dict[str, Any]
 
 
 def _plan(history: History, header: Header, path: Path) -> str:
-    """Return the line that is printed before the search: how much there is to search, and where the log is."""
+    """Return the line to print before the search: the number of changes, and the log file."""
     changes = len(history.line(history.base, history.first_parents(history.bad)[1], history.bad).changes)
     verb = "changes" if changes == 1 else "change"
     within = f", {changes} of which {verb} {', '.join(header.paths) or 'the tree'}"

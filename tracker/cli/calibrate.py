@@ -1,10 +1,11 @@
-"""`groupbench calibrate`: measure the smallest change that this machine can detect."""
+"""`groupbench calibrate`: measure the smallest detectable change on this machine."""
 
 from __future__ import annotations
 
+import math
 import signal
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +15,9 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted, milliseconds, percent
 from groupbench.tracker.tools.parameters import Duration
+
+if TYPE_CHECKING:
+    from groupbench.tracker.ab.bench import AbResult
 
 COLUMNS = (
     Column("up to ms", "upto_ms", lambda ms: "longer" if ms is None else f"{ms:g}", right=True),
@@ -71,7 +75,7 @@ def calibrate(
     \b
     burst sd      between bursts, each of several timed calls in a row
     placement sd  between blocks of one side, each at new memory addresses
-    block sd      of the difference between both sides of a block
+    block sd      between both sides' differences in a block
 
     \b
     Exit codes:
@@ -80,24 +84,30 @@ def calibrate(
     2  usage error
     3  nothing could be timed, or a cell failed
     """
-    import math
-
-    import msgspec
-
     from groupbench.tracker.ab import calibrate as calibration
-    from groupbench.tracker.ab.bench import AbSide, Bench
-    from groupbench.tracker.ab.result import footnotes
+    from groupbench.tracker.ab.bench import AbSettings, AbSide, Bench
     from groupbench.tracker.cli.ab import check_records, progress_line
 
     signal.signal(signal.SIGTERM, interrupt)
     check_records(records)
     same = AbSide("this groupbench")
-    with Bench(same, same, budget_s=budget, alpha=alpha, records=records, progress=progress_line()) as bench:
+    settings = AbSettings(budget_s=budget, alpha=alpha)
+    with Bench(same, same, settings, records=records, progress=progress_line()) as bench:
         running_on = bench.start(device)
         cells = calibration.cells(running_on)
         say(f"{counted(len(cells), 'cell')} on {running_on}, at least {duration_s / 60:g} min")
         results = list(calibration.measure(bench, cells, duration_s / 60))
-    reports = calibration.summarise(results, budget, alpha)
+    context.exit(_report(results, budget, alpha, running_on, form))
+
+
+def _report(results: list[AbResult], budget_s: float, alpha: float, device: str, form: Format) -> int:
+    """Print the noise of each latency class, and return the exit code."""
+    import msgspec
+
+    from groupbench.tracker.ab import calibrate as calibration
+    from groupbench.tracker.ab.result import footnotes
+
+    reports = calibration.summarise(results, budget_s, alpha)
     for result in results:
         if result.verdict in ("different", "failed"):
             say(f"{result.cell}: {result.conclusion}: {result.message or ''}")
@@ -105,12 +115,12 @@ def calibrate(
     for row in rows:
         row["latency_ms"] = None if math.isnan(row["latency_ms"]) else row["latency_ms"]
     if form == "json":
-        facts = {"alpha": alpha, "power": calibration.POWER, "budget_s": budget, "device": running_on}
+        facts = {"alpha": alpha, "power": calibration.POWER, "budget_s": budget_s, "device": device}
         write_json({**facts, "classes": rows, "notes": footnotes(results)})
     else:
         write_table(COLUMNS, rows, form)
         write_notes(footnotes(results), form)
     if any(report.different for report in reports):
-        context.exit(ExitCode.FAILED)
+        return ExitCode.FAILED
     incomplete = not any(report.blocks for report in reports) or any(report.failed for report in reports)
-    context.exit(ExitCode.INCOMPLETE if incomplete else ExitCode.OK)
+    return ExitCode.INCOMPLETE if incomplete else ExitCode.OK

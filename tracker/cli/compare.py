@@ -81,7 +81,7 @@ def compare(
 ) -> None:
     """Compare two commits, runs or files, series by series.
 
-    The ratio is B/A: above 1, B is slower. Its 95 % interval and p value are next to it. Rows are sorted by severity,
+    The ratio is B/A: above 1, B is slower. The 95 % interval and p value are next to it. Rows are sorted by severity,
     then by the size of the change. Series whose environments differ are not compared.
 
     A and B each name one of:
@@ -90,7 +90,7 @@ def compare(
     a commit       start of its hash, a branch, a tag, `latest` or `previous`
     HASH+          the commit with uncommitted changes
     run:ID         one run
-    a date or age  (2026-01-31, 7d, @7d) the newest run started by the end of that day
+    a date or age  (2026-01-31, 7d, @7d) the newest run started by the end of the day
     a file         records as JSON lines; needs no database
 
     Exit codes: 0 ok, 1 a regression under --fail-on, 2 usage error, 4 nothing can be compared.
@@ -122,7 +122,7 @@ def compare(
 
 
 def _facts(result: Comparison) -> dict[str, Any]:
-    """Return the JSON of a comparison, but for its series."""
+    """Return a comparison's JSON without the series."""
     overall = result.overall
     return {
         "a": str(result.a),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from groupbench.tracker.cli.here import is_step_of_another, recipe_of, this_project
-from groupbench.tracker.cli.options import plugins_option, setup_option
+from groupbench.tracker.cli.options import collected, plugins_option, setup_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import relative
@@ -23,46 +24,56 @@ if TYPE_CHECKING:
     from groupbench.tracker.store.comparisons import Compared
 
 
+@dataclass(frozen=True)
+class ConfirmOptions:
+    """Options for the suspects, their commits and interpreters."""
+
+    repo: Path | None
+    budget: float
+    setup: str | None
+    base_python: Path | None
+    toolchain: str | None
+    plugins: tuple[str, ...]
+    install: bool
+    again: bool
+
+
 @click.command()
 @click.argument("run_id", type=RunId(), required=False, metavar="[RUN]")
-@click.option("--repo", type=click.Path(path_type=Path), metavar="PATH",
-              help="Repository with both commits. Default: the one of groupbench.toml, or this folder's.")  # fmt: skip
-@click.option(
-    "--budget",
-    type=Duration(above=True, was_minutes=True),
-    default="30m",
-    show_default=True,
-    help="Stop after this time and list unmeasured suspects. A number without a unit is in seconds.",
+@collected(
+    ConfirmOptions,
+    "how",
+    click.option(
+        "--repo",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="Repository with both commits. Default: the one of groupbench.toml, or this folder's.",
+    ),
+    click.option(
+        "--budget",
+        type=Duration(above=True, was_minutes=True),
+        default="30m",
+        show_default=True,
+        help="Stop after this time and list unmeasured suspects. A number without a unit is in seconds.",
+    ),
+    setup_option,
+    click.option(
+        "--base-python",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Measure the earlier commits with this interpreter. Default: the one that measures the run's commit.",
+    ),
+    toolchain_option,
+    plugins_option,
+    click.option(
+        "--install",
+        is_flag=True,
+        help="If no interpreter has an old toolchain's packages, install them, and keep them for later.",
+    ),
+    click.option("--again", is_flag=True, help="Also measure suspects whose earlier A/B was inconclusive."),
 )
-@setup_option
-@click.option(
-    "--base-python",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="Measure the earlier commits with this interpreter. Default: the one that measures the run's commit.",
-)
-@click.option("--toolchain", metavar="NAME",
-              help="Measure with this toolchain of groupbench.toml. Default: this interpreter.")  # fmt: skip
-@plugins_option
-@click.option(
-    "--install",
-    is_flag=True,
-    help="If no interpreter has an old toolchain's packages, install them, and keep them for later.",
-)
-@click.option("--again", is_flag=True, help="Also measure suspects whose earlier A/B was inconclusive.")
 @click.pass_context
-def confirm(
-    context: click.Context,
-    run_id: str | None,
-    repo: Path | None,
-    budget: float,
-    setup: str | None,
-    base_python: Path | None,
-    toolchain: str | None,
-    plugins: tuple[str, ...],
-    install: bool,
-    again: bool,
-) -> None:
+def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> None:
     """Measure the suspects of RUN again: alternate between the run's commit and the one before the change.
 
     RUN is the start of a run's id. Default: the newest run.
@@ -71,8 +82,8 @@ def confirm(
     and "same" makes it ok. Series whose earlier results come from another GPU of the same model are measured too. Both
     commits are checked out into temporary folders; your working tree does not change.
 
-    If torch, Triton or Helion changed as well, both toolchains are measured. The old one needs an interpreter that has
-    its packages: this one, --base-python, one of [toolchains] in groupbench.toml, or one that --install creates.
+    If torch, Triton or Helion changed as well, both toolchains are measured. The old one needs an interpreter with
+    the old packages: this one, --base-python, one of [toolchains] in groupbench.toml, or a new one from --install.
 
     Exit codes: 0 every suspect is decided or there is nothing to confirm, 2 usage error, 3 a suspect is undecided.
     """
@@ -81,34 +92,29 @@ def confirm(
     from groupbench.tracker.store.engine import open_store
 
     project = this_project(context)
-
-    def report(row: Judged, compared: Compared) -> None:
-        effect, low, high = (signed_change(relative(value)) for value in (compared.effect, compared.low, compared.high))
-        change = f" {effect} ({low or '?'} .. {high or '?'})" if effect else ""
-        reason = "; ".join([*filter(None, [compared.message]), *unchecked_lines(compared.unchecked)])
-        commits = f"{compared.base[:10]}..{compared.head[:10]}"
-        click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason and f': {reason}'}"))
-
-    python = sys.executable if toolchain is None else interpreter_of(toolchain, project, say)
-    others = [Path(python), *([] if base_python is None else [base_python])]
-    toolchains = project.settings.toolchains
-    interpreters = Interpreters(toolchains, project.folder, others, install=install, say=say)
+    python = sys.executable if how.toolchain is None else interpreter_of(how.toolchain, project, say)
+    others = [Path(python), *([] if how.base_python is None else [how.base_python])]
+    measuring = confirming.Measuring(
+        how.repo or project.folder,
+        recipe_of(context, how.setup),
+        python,
+        how.base_python,
+        Interpreters(project.settings.toolchains, project.folder, others, install=how.install, say=say),
+        project.plugins(how.plugins),
+    )
     with open_store(context.obj, create=False) as store:
         done = confirming.confirm(
-            store,
-            run_id,
-            repo=repo or project.folder,
-            budget_s=budget,
-            recipe=recipe_of(context, setup),
-            python=python,
-            base_python=base_python,
-            interpreters=interpreters,
-            plugins=project.plugins(plugins),
-            again=again,
-            report=report,
-            say=say,
+            store, measuring, run=run_id, budget_s=how.budget, again=how.again, report=_report, say=say
         )
     click.echo(printable(done.text))
     if done.compared and not is_step_of_another(context):  # `night` runs the gate next
         say("the gate judges by these comparisons: run `groupbench gate`")
     context.exit(ExitCode.OK if done.decided else ExitCode.INCOMPLETE)
+
+
+def _report(row: Judged, compared: Compared) -> None:
+    effect, low, high = (signed_change(relative(value)) for value in (compared.effect, compared.low, compared.high))
+    change = f" {effect} ({low or '?'} .. {high or '?'})" if effect else ""
+    reason = "; ".join([*filter(None, [compared.message]), *unchecked_lines(compared.unchecked)])
+    commits = f"{compared.base[:10]}..{compared.head[:10]}"
+    click.echo(printable(f"{compared.verdict}{change} {commits} {row.series}{reason and f': {reason}'}"))

@@ -69,9 +69,9 @@ def _for_json(value: Any) -> Any:
 def prune(db: str, all_days: int, every_days: int, really: bool, compact: bool) -> None:
     """Remove some of the old points. Without --apply, only print how many.
 
-    These points always stay: the evidence of alerts, the points of pinned commits, and the first and last point of
-    each stretch. A stretch is a part of a series with one environment, status and timing. Age is counted from the
-    newest run. In a backfill, --every uses the dates of the commits. Pruned records come back if their file is ingested
+    These points always stay: alerts' evidence, pinned commits' points, and the first and last point in each
+    stretch. A stretch is a series part with one environment, status and timing. Age is counted from the
+    newest run. In a backfill, --every uses commit dates. Pruned records come back if their file is ingested
     again.
     """
     from groupbench.tracker.query.lines import every_line
@@ -162,8 +162,8 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
 def merge(db: str, other: str) -> None:
     """Add every point of another database to this one, which is created if it does not exist.
 
-    Either everything is added or nothing. Points that both databases hold are skipped. A run that the two describe
-    differently is an error.
+    Either everything is added or nothing. Points in both databases are skipped. A run with two
+    different descriptions is an error.
     """
     from groupbench.tracker.facts.errors import NoDatabaseError, StoreError
     from groupbench.tracker.store import maintenance

@@ -84,5 +84,5 @@ def _write_finding(finding: Check) -> None:
 
 
 def printable_command(command: str) -> str:
-    """Return a command without control characters, but with its spaces, so that it can be pasted."""
+    """Return a command without control characters, but with all spaces, ready to be pasted."""
     return "".join(char for char in command if char.isprintable())

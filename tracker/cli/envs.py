@@ -34,8 +34,8 @@ COLUMNS = (
 def envs(db: str, pair: tuple[str, ...], where: Filter, form: Format) -> None:
     """List the environments, or the differences between A and B.
 
-    A and B are the starts of environment ids. A change of any declared field makes a new environment. `compare`
-    and the Δ of `history` stay within one environment. The gate also compares the toolchains of one machine.
+    A and B are prefixes of environment ids. A change in any declared field makes a new environment. `compare`
+    and `history`'s Δ stay within one environment. The gate also compares one machine's toolchains.
     """
     from groupbench.tracker.facts.environment import declared
     from groupbench.tracker.query import listing

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """How long `evaluate` measures a cell, and what counts as a change."""
+    """Options for the time per cell and the smallest relevant change."""
 
     budget: float
     min_effect: float
@@ -60,7 +60,7 @@ def evaluate(
 ) -> None:
     """Check whether CANDIDATE, a Python file with a backend, is correct, honest and faster than the baseline.
 
-    CANDIDATE may try to cheat: processes that do not import it judge its results, and its times are checked against
+    CANDIDATE may try to cheat: other processes judge the results, and the times are checked against
     the limits of the device. It is not sandboxed and runs with your permissions. Plugins of --plugin are trusted.
 
     \b
@@ -68,7 +68,7 @@ def evaluate(
     0  correct, and faster or the same
     1  wrong, suspicious or slower
     2  usage error
-    3  the candidate failed or timed out, or was not resolved within its budget
+    3  the candidate failed or timed out, or was not resolved within the budget
     """
     from groupbench.tracker.ab.evaluate import Evaluator, exit_code
 

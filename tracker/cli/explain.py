@@ -57,14 +57,14 @@ def explain(
     """Explain how the kernels of A and B differ: show configs, static facts and code next to each other.
 
     A and B are as in `compare`: a commit, branch, `latest`, `previous`, run:ID or date. To see the effect of a
-    toolchain, compare two runs of one commit with different versions of Triton. To compare two backends, use --against.
+    toolchain, compare two runs at one commit with different Triton versions. To compare two backends, use --against.
 
     \b
     groupbench explain previous latest
     groupbench explain run:3f2a run:91bc --backend triton_flat
     groupbench explain latest --backend triton_flat --against helion_worklist
 
-    The first lines name the cause. If `groupbench profile` has profiled a cell in both A and B, its counters come last.
+    The first lines name the cause. If `groupbench profile` has profiled a cell in both A and B, the counters come last.
 
     Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known kernels or profiles.
     """

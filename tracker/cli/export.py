@@ -35,7 +35,7 @@ def export(db: str, file: str, form: str | None) -> None:
 
     \b
     jsonl    the records as measured, with samples as float32; `ingest` reads them back
-    csv      one line per point, without samples; text that looks like a formula gets an apostrophe
+    csv      one line per point, without samples; formula-like text gets an apostrophe
     parquet  one row per point, with samples; needs pyarrow
     v3       the format of PyTorch's benchmark dashboard
 

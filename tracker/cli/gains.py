@@ -46,24 +46,24 @@ COLUMNS = (
 @output_formats
 @click.pass_context
 def gains(context: click.Context, run_id: str | None, layer: str | None, where: Filter, form: Format) -> None:
-    """List the problems of a run by the time that an optimal kernel would save per call, largest first.
+    """List the problems of a run by the possible gain per call, largest first.
 
-    The speed of light of a problem is the latency of an optimal kernel. It moves the problem's bytes and computes its
-    flops at the rates that the operator `canary` reaches with a copy and a matrix product. So the same run must have
+    A problem's speed of light is the latency of an optimal kernel. It moves the problem's bytes and computes the
+    flops at the rates of the operator `canary` for a copy and a matrix product. So the same run must have
     measured `canary` on the same GPU.
 
     \b
     ms          the latency of the problem's fastest backend
     gap         ms divided by the speed of light
-    time share  ms as part of the time of all listed problems
-    gain ms     the time that a call would save at the speed of light
+    time share  ms as part of all listed problems' time
+    gain ms     the time saved per call at the speed of light
     gain share  gain ms as part of the sum over all listed problems
 
-    With --layer, both shares show which product of a model's layer is worth the work. Measure the products
-    with `tritonbench --op grouped_gemm --suite decode`, prefill or training. For your own model, select its products by
+    With --layer, both shares show which product in a model's layer is worth the work. Measure the products
+    with `tritonbench --op grouped_gemm --suite decode`, prefill or training. For your own model, select the products by
     --operator, --shape and --where.
 
-    Exit codes: 0 ok, 2 usage error, 3 no cell, or not every product of the layer, has a known speed of light.
+    Exit codes: 0 ok, 2 usage error, 3 no cell, or not every layer product, has a known speed of light.
     """
     from groupbench.tracker.query.gains import Gain
     from groupbench.tracker.query.gains import gains as find
@@ -81,17 +81,17 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
         write_table(plain(Gain.columns()) if form == "csv" else COLUMNS, rows, form)
     if not rows:
         say("no cell has a known speed of light: the run needs `canary` on the same GPU")
-    found = {row["shape"] for row in rows}
-    missing = [shape for shape in products if shape not in found]
+    measured = {row["shape"] for row in rows}
+    missing = [shape for shape in products if shape not in measured]
     for shape in missing:
         click.echo(f"groupbench gains: this run has no speed of light for {shape}", err=True)
     context.exit(ExitCode.OK if rows and not missing else ExitCode.INCOMPLETE)
 
 
 def _selected(points: list[PointRow], products: tuple[str, ...] | None, where: Filter) -> list[PointRow]:
-    """Return the points that pass the filters.
+    """Return the points selected by the filters.
 
-    With `products` of a layer, return only theirs: forward ones of `grouped_gemm`, unless the filters name others.
+    With a layer's `products`, return only theirs: forward `grouped_gemm` ones, unless the filters name others.
     """
     from groupbench.tracker.query.series import narrowed
 
@@ -104,7 +104,7 @@ def _selected(points: list[PointRow], products: tuple[str, ...] | None, where: F
 
 
 def _products(layer: str) -> tuple[str, ...]:
-    """Return the shapes of a layer's products. Raises BadParameter for an unknown layer."""
+    """Return a layer's product shapes. Raises BadParameter for an unknown layer."""
     done = subprocess.run([sys.executable, "-m", MODULE], stdout=subprocess.PIPE, check=True)
     layers = msgspec.json.decode(done.stdout, type=dict[str, tuple[str, ...]])
     if layer not in layers:

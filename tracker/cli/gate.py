@@ -107,8 +107,8 @@ def gate(
 ) -> None:
     """Judge the newest run; the exit code is the verdict.
 
-    The first line is the verdict, with a count of each kind. The table lists only series that changed or could not be
-    judged, the most severe first. A change that history alone cannot decide is a suspect: `groupbench confirm` decides
+    The first line is the verdict, with a count of each kind. The table lists only changed and unjudged series,
+    the most severe first. A change is a suspect if history alone cannot decide it: `groupbench confirm` decides
     it by measuring both commits alternately. Acknowledged regressions are listed, but fail only under --strict. Later
     runs are judged by accepted levels.
 
@@ -120,7 +120,7 @@ def gate(
     1  latency, accuracy or repeatability regressed, or a result is wrong
     2  usage error, or an output failed
     3  incomplete: a suspect or unresolved series, a failed or missing cell, or nothing measured
-    4  a series changed on a machine that has not measured it before
+    4  a series changed on a new machine
     """
     from groupbench.tracker.judge import gate as gates
     from groupbench.tracker.outputs import write
@@ -185,24 +185,27 @@ def _write(judged: Gate, form: Format, program: list[str]) -> None:
         say(judged.summary)
         write_table(plain(Judged.columns()), [row.flat() for row in judged.notable], form)
     else:
-        click.echo(printable(judged.summary))
-        alike, rest = judged.folded
-        for line in alike:
-            click.echo(printable(without_end(line)))
-        rows = [row.flat() | cells(row) for row in rest]
-        if rows:
-            click.echo()
-            write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
-        failing = (row for row in rest if row.verdict.exit is not ExitCode.OK and not row.acknowledged)
-        commands = [row.repro for row in failing if row.repro]
-        for command in commands[:REPROS]:
-            click.echo(printable(f"reproduce: {command}"))
-        for line in _searches(rest, program)[:REPROS]:
-            click.echo(printable(line))
+        _write_rows(judged, form, program)
+
+
+def _write_rows(judged: Gate, form: Format, program: list[str]) -> None:
+    """Print the summary, the rows as a table, and commands to measure rows again or find their commits."""
+    click.echo(printable(judged.summary))
+    alike, rest = judged.folded
+    for line in alike:
+        click.echo(printable(without_end(line)))
+    rows = [row.flat() | cells(row) for row in rest]
+    if rows:
+        click.echo()
+        write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
+    failing = (row for row in rest if row.verdict.exit is not ExitCode.OK and not row.acknowledged)
+    commands = [f"reproduce: {row.repro}" for row in failing if row.repro]
+    for line in commands[:REPROS] + _searches(rest, program)[:REPROS]:
+        click.echo(printable(line))
 
 
 def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
-    """Return a line for each range of several commits in which a series got worse: the command that finds the commit.
+    """Return the command to find the commit for each range with a regression.
 
     Ranges whose ends git does not know here are left out, and those in which a search has named a commit.
     """
@@ -228,14 +231,14 @@ def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
 
 
 def cells(row: Judged) -> dict[str, str]:
-    """Return the cells of the table that are not values of JSON."""
+    """Return the table cells that are missing in the JSON."""
     shown = row.shown
     levels = {"was": shown.before_text, "now": shown.now_text}
     return {**levels, "change": shown.change_text, "interval": shown.interval(), "commits": commits(row)}
 
 
 def commits(row: Judged) -> str:
-    """Return the commits between which the change is, and whether it is one of several or was named by a search."""
+    """Return the commits around the change, and whether a search named it or several remain."""
     if row.span is None:
         return ""
     return row.span.text + (f" ({row.span.remark})" if row.span.remark else "")

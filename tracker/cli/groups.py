@@ -1,4 +1,4 @@
-"""Groups of commands that import a command when it is called, and commands and options that have another name now."""
+"""Groups of lazily imported commands, and old command and option names."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ REMOVED = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is called.
+    """A group of lazily imported commands.
 
     Args:
         commands: The commands of the group.
-        default: Command to run if the first argument is an option, or if there are no arguments.
+        default: Command to run if the first argument is an option, or missing.
     """
 
     def __init__(self, *args: Any, lazy: Commands, default: str | None = None, **settings: Any) -> None:
@@ -90,7 +90,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def unknown(self, ctx: click.Context, name: str) -> str:
-        """Return the error for a command that does not exist."""
+        """Return the error for an unknown command."""
         meant = closest(name, self.lazy)
         words = ["groupbench", *ctx.command_path.split()[1:], "--help"]
         return f"no command {name!r}; " + (f"did you mean {meant!r}?" if meant else f"see `{' '.join(words)}`")
@@ -109,11 +109,11 @@ class LazyGroup(click.Group):
 
 
 class Program(LazyGroup):
-    """The whole program: its options may follow the command, and each error is one line.
+    """The whole program: global options may follow the command, and each error is one line.
 
     Args:
-        sections: Titles of the help, each with its commands.
-        groups: Commands of the commands that are groups.
+        sections: Commands by help title.
+        groups: Commands of the groups.
         defaults: Default commands of groups.
     """
 
@@ -168,7 +168,7 @@ class Program(LazyGroup):
         return first + others
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an exception that damage or the driver explains is raised as that explanation."""
+        """Run the command; an exception explained by damage or the driver is raised as the explanation."""
         try:
             return super().invoke(ctx)
         except click.NoSuchOption as error:
@@ -203,7 +203,7 @@ class Program(LazyGroup):
 
 
 def _renamed(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error that names the new spelling of an option, or the error itself."""
+    """Return the error with an option's new spelling, or the error itself."""
     name = error.option_name
     if name in RENAMED_OPTIONS:
         return click.UsageError(f"{name} is now {RENAMED_OPTIONS[name]}", error.ctx)

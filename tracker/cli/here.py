@@ -1,4 +1,4 @@
-"""The groupbench.toml that a command uses."""
+"""The groupbench.toml of a command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROJECT = "groupbench.project"
 
 
 def find_project(context: click.Context, config: Path | None) -> Project:
-    """Return the project of `config`, or of this folder, and keep it for every command of this invocation.
+    """Return the project at `config` or in this folder, and keep it for every command in this invocation.
 
     Raises ProjectError.
     """
@@ -25,7 +25,7 @@ def find_project(context: click.Context, config: Path | None) -> Project:
 
 
 def this_project(context: click.Context) -> Project:
-    """Return the project of this invocation; without a groupbench.toml, one with every default."""
+    """Return this invocation's project; without a groupbench.toml, one with every default."""
     return context.meta.get(_PROJECT) or Project()
 
 
@@ -41,7 +41,7 @@ def recipe_of(context: click.Context, setup: str | None) -> Recipe:
 
 
 def program_of(context: click.Context) -> list[str]:
-    """Return the words that begin a next command: `groupbench` with the options of this invocation's database."""
+    """Return a follow-up command's first words: `groupbench` with this invocation's database options."""
     above, project = context.parent, this_project(context)
     words = ["groupbench"]
     if above is not None and above.params.get("config") is not None:
@@ -66,6 +66,6 @@ def interrupt(number: int, frame: object) -> None:
 
 
 def is_step_of_another(context: click.Context) -> bool:
-    """Return whether another command, such as `night`, runs this one as one of its steps."""
+    """Return whether another command, such as `night`, runs this one as a step."""
     above = context.parent
     return above is not None and above.invoked_subcommand not in (None, context.info_name)

@@ -50,12 +50,12 @@ _GROUPS = {"accuracy": ("rms", "max_abs", "worst_block_rms", "mismatch", "repeat
 
 
 def known_metrics() -> tuple[str, ...]:
-    """Return the names that `--metrics` takes: every metric, `speedup`, and the names of groups."""
+    """Return the names for `--metrics`: every metric, `speedup`, and group names."""
     return (*METRICS, "speedup", *_GROUPS)
 
 
 def metric_columns(name: str) -> tuple[Column, ...]:
-    """Return the columns that show a metric, or a group of them."""
+    """Return the columns for a metric or a metric group."""
     if name in _GROUPS:
         return tuple(column for each in _GROUPS[name] for column in metric_columns(each))
     title = METRICS[name].title if name in METRICS else name
@@ -125,9 +125,9 @@ def history(
 ) -> None:
     """Show how each series changed from commit to commit.
 
-    Results are in the order of commits, the oldest first, along the first parents of the newest run's branch. Results
-    of one commit are in the order of time. --branch follows another branch, and --all shows every branch. Δ compares a
-    latency with the previous one of the series in the same environment. `interpreted` timings do not measure speed:
+    Results are in commit order, the oldest first, along the first parents of the newest run's branch. Results
+    at one commit are in time order. --branch follows another branch, and --all shows every branch. Δ compares a
+    latency with the series' previous one in the same environment. `interpreted` timings do not measure speed:
     they have no Δ, tflops or speed-up.
     """
     from groupbench.tracker.query import history as histories
@@ -167,7 +167,7 @@ def history(
 
 
 def _columns(metrics: Iterable[str], ids: bool, rows: Sequence[dict[str, Any]]) -> list[Column]:
-    """Return the columns of a table that has these metrics, without rare ones that are empty."""
+    """Return table columns for these metrics, without empty rare ones."""
     values = dict.fromkeys(column for name in metrics for column in metric_columns(name))
     columns = [*([Column("id", "id")] if ids else []), *_SERIES, *values, *_REST]
     return [c for c in columns if c.key not in _RARE or any(row[c.key] for row in rows)]

@@ -16,7 +16,7 @@ from groupbench.tracker.tools.plots import Curve, Trend
 
 
 def drawn(name: str) -> tuple[str, str]:
-    """Return (row key, unit) of the value to plot for a name of `history --metrics`."""
+    """Return (row key, unit) to plot for a name in `history --metrics`."""
     if name == "latency":
         return "latency_ms", "ms"
     if name == "speedup":
@@ -27,7 +27,7 @@ def drawn(name: str) -> tuple[str, str]:
 
 
 def check(plot: str, form: str) -> None:
-    """Check, before the database is read, that a plot can be made. Raises UsageError."""
+    """Check whether a plot is possible, before the database is read. Raises UsageError."""
     if form != "table":
         raise click.UsageError(f"--plot and --format {form} cannot be combined")
     try:
@@ -37,7 +37,7 @@ def check(plot: str, form: str) -> None:
 
 
 def draw_history(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: str, plot: str) -> None:
-    """Plot in the terminal if `plot` is empty, else to that file. Raises UsageError."""
+    """Plot in the terminal if `plot` is empty, else to a file. Raises UsageError."""
     import sys
 
     panels = trends(rows, order, metric)
@@ -55,9 +55,9 @@ def draw_history(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: s
 
 
 def trends(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: str) -> list[Trend]:
-    """Return a panel for each problem, in the order of the rows; `order` is that of the runs, by id.
+    """Return a panel for each problem, in row order; `order` lists the run ids.
 
-    Interpreted latencies and wrong results are gaps. A tick is a run, so that two runs of one commit are two ticks.
+    Interpreted latencies and wrong results are gaps. A tick is a run; two runs of one commit are two ticks.
     """
     place = {run: i for i, run in enumerate(order)}
     key, unit = drawn(metric)
@@ -86,7 +86,7 @@ def _trend(title: str, points: list[dict[str, Any]], key: str, unit: str) -> Tre
 
 
 def _curve(name: str, at: dict[int, dict[str, Any]], key: str, runs: int) -> Curve:
-    """Return a backend's values by run, from its rows by the place of their run. Latencies have bounds."""
+    """Return a backend's values by run. Latencies have bounds."""
     shown = [row if (row := at.get(i)) is not None and _counts(row, key) else None for i in range(runs)]
 
     def values(column: str) -> tuple[float | None, ...]:
@@ -96,5 +96,5 @@ def _curve(name: str, at: dict[int, dict[str, Any]], key: str, runs: int) -> Cur
 
 
 def _counts(row: dict[str, Any], key: str) -> bool:
-    """Return whether to plot a row's value: its result is correct, and its latency is not an interpreter's."""
+    """Return whether to plot a row's value: the result is correct, and no interpreter timed it."""
     return row[key] is not None and row["status"] == "ok" and (key != "latency_ms" or row["timing"] != "interpreted")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When
+from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When, collected
 from groupbench.tracker.formats import FORMATS, Options
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Mapping(click.ParamType[dict[str, str]]):
-    """Fields of the record and the columns that hold them: `latency_ms=time,operator=op`."""
+    """Record fields and their columns: `latency_ms=time,operator=op`."""
 
     name = "mapping"
 
@@ -46,42 +45,47 @@ class Mapping(click.ParamType[dict[str, str]]):
     metavar="NAME",
     help=f"Format of the files: {', '.join(FORMATS)}. Default: detected for each file.",
 )
-@click.option("--commit", metavar="HASH", help="Commit that was measured, if the file does not name it.")
-@click.option("--branch", metavar="NAME", help="Branch of that commit.")
-@click.option("--dirty", is_flag=True, help="Mark the working tree as different from that commit.")
-@click.option("--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it.")
-@click.option("--gpu", metavar="NAME", help="GPU model, if the file does not name it.")
-@click.option("--cpu", metavar="NAME", help="CPU model, for results without a GPU.")
-@click.option(*OPERATOR, type=OperatorName(), metavar="NAME", help="Operator of all results.")
-@click.option(*BACKEND, type=BackendName(), metavar="NAME", help="Backend of all results.")
-@click.option("--mode", metavar="NAME", help="Mode of all results: fwd, bwd or fwd_bwd.")
-@click.option(*DTYPE, metavar="NAME", help="Dtype of all results.")
-@click.option("--plan", metavar="NAME", help="Plan of the run, which the gate compares with earlier runs of the plan.")
-@click.option(
-    "--commit-of",
-    default="tritonbench",
-    show_default=True,
-    metavar="NAME",
-    help="A TritonBench file names the commits of tritonbench, triton and pytorch; use this one.",
+@collected(
+    Options,
+    "facts",
+    click.option("--commit", metavar="HASH", help="Commit that was measured, if the file does not name it."),
+    click.option("--branch", metavar="NAME", help="Branch of that commit."),
+    click.option("--dirty", is_flag=True, help="Mark the working tree as different from that commit."),
+    click.option("--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it."),
+    click.option("--gpu", metavar="NAME", help="GPU model, if the file does not name it."),
+    click.option("--cpu", metavar="NAME", help="CPU model, for results without a GPU."),
+    click.option(*OPERATOR, type=OperatorName(), metavar="NAME", help="Operator of all results."),
+    click.option(*BACKEND, type=BackendName(), metavar="NAME", help="Backend of all results."),
+    click.option("--mode", metavar="NAME", help="Mode of all results: fwd, bwd or fwd_bwd."),
+    click.option(*DTYPE, metavar="NAME", help="Dtype of all results."),
+    click.option(
+        "--plan", metavar="NAME", help="Plan of the run, which the gate compares with earlier runs of the plan."
+    ),
+    click.option(
+        "--commit-of",
+        default="tritonbench",
+        show_default=True,
+        metavar="NAME",
+        help="A TritonBench file names the commits of tritonbench, triton and pytorch; use this one.",
+    ),
+    click.option(
+        "--map",
+        "mapping",
+        type=Mapping(),
+        default=dict,
+        metavar="FIELD=COLUMN,...",
+        help="Columns of a plain CSV that hold a record's fields: latency_ms=time,operator=op.",
+    ),
+    click.option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms."),
 )
-@click.option(
-    "--map",
-    "mapping",
-    type=Mapping(),
-    metavar="FIELD=COLUMN,...",
-    help="Columns of a plain CSV that hold a record's fields: latency_ms=time,operator=op.",
-)
-@click.option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms.")
 @click.option("--dry-run", is_flag=True, help="Write the records to stdout instead of storing them.")
 @click.pass_obj
 def import_(
     db: str,
     files: tuple[str, ...],
     format_name: str | None,
-    date: datetime | None,
-    mapping: dict[str, str] | None,
+    facts: Options,
     dry_run: bool,
-    **defaults: Any,
 ) -> None:
     """Import files written by other benchmarks.
 
@@ -92,11 +96,10 @@ def import_(
     from groupbench.tracker.facts.record import encode
     from groupbench.tracker.formats import load
 
-    options = Options(date=date, mapping=mapping or {}, **defaults)
     stored = 0
     try:
         for name in files:
-            loaded = load(Path(name), format_name, options)
+            loaded = load(Path(name), format_name, facts)
             if dry_run:
                 for record in loaded.records:
                     click.echo(json_for(sys.stdout, encode(record)), nl=False)
@@ -113,7 +116,7 @@ def import_(
 
 
 def _notes(loaded: Loaded) -> list[str]:
-    """Return notes on the parts of the file that the records lack."""
+    """Return notes on file parts without records."""
     notes = []
     if loaded.left_out:
         notes.append(f"{counted(len(loaded.left_out), 'result')} left out: {loaded.losses}")

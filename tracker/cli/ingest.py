@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 def ingest(db: str, files: tuple[str, ...]) -> None:
     """Store files of records (JSON lines) in the database; `-` is stdin.
 
-    Each file is stored completely or not at all. Records that are already stored are skipped. The database is created
+    Each file is stored completely or not at all. Stored records are skipped. The database is created
     if it does not exist.
     """
     from groupbench.tracker.facts.errors import IngestError, TrackerError

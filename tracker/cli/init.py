@@ -1,4 +1,4 @@
-"""`groupbench init`: write the files that measure a repository."""
+"""`groupbench init`: write the files to measure a repository."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ _ADDRESS = re.compile(r"[\w./:+@%~-]+")
 def init(operator: str, benchmark: str | None, numpy: bool, ci: str | None) -> None:
     """Write groupbench.toml, a benchmark to edit and a CI workflow, in this folder of a repository.
 
-    Existing files are kept. Files that runs write are added to .gitignore. An operator that comes with groupbench, such
-    as grouped_gemm, needs no benchmark, so none is written. If setup.py builds an extension, the command that builds it
+    Existing files are kept. Output files are added to .gitignore. An operator of groupbench, such as
+    grouped_gemm, needs no benchmark, so none is written. If setup.py builds an extension, the build command
     becomes `setup` of groupbench.toml.
     """
     folder = Path.cwd()
@@ -96,7 +96,7 @@ def _write_plan(
 
 
 def _refuse_names(operator: str, within: str, bench: str) -> None:
-    """Raise UsageError for an operator that the template cannot use, or a name that means something else in YAML."""
+    """Raise UsageError for an operator name that conflicts with the template, or a name with a meaning in YAML."""
     if not operator.isidentifier() or keyword.iskeyword(operator):
         raise click.UsageError(f"--operator {operator!r} is not a Python identifier")
     if operator in _TEMPLATE_NAMES:
@@ -112,7 +112,7 @@ def _refuse_names(operator: str, within: str, bench: str) -> None:
 
 
 def _setup(folder: Path) -> str:
-    """Return the line of `setup`: the command that builds the folder's extension, or a commented example."""
+    """Return the `setup` line: the folder's build command, or a commented example."""
     return 'setup = "python setup.py build_ext --inplace"' if _has_extension(folder) else '# setup = "make"'
 
 
@@ -122,12 +122,12 @@ def _has_extension(folder: Path) -> bool:
 
 
 def _service(folder: Path) -> str:
-    """Return the CI service of a folder's remote."""
+    """Return the remote's CI service."""
     return "gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github"
 
 
 def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str]) -> list[str]:
-    """Write the workflow of a CI service. Return the steps that remain to be done by hand."""
+    """Write the workflow of a CI service. Return the remaining manual steps."""
     if ci == "none":
         return []
     install = words["INSTALL"]
@@ -148,7 +148,7 @@ def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str]) -> 
 
 
 def _planning_steps(operator: str, folder: Path, plugin: str | None) -> list[str]:
-    """Return the step that adds the operator to a plan which existed before, if the plan lacks it."""
+    """Return the step to add the operator to an existing plan, if the plan lacks it."""
     if f'"{operator}"' in (folder / NAME).read_text():
         return []
     further = "" if plugin is None else f", and {plugin} to plugins"
@@ -156,7 +156,7 @@ def _planning_steps(operator: str, folder: Path, plugin: str | None) -> list[str
 
 
 def _measuring_steps(operator: str, folder: Path) -> list[str]:
-    """Return the commands that measure the operator, and the newest commits if there are any."""
+    """Return the commands to measure the operator, and the newest commits if there are any."""
     earlier = int(git.ask(folder, "rev-list", "--count", "--first-parent", "HEAD") or 0)
     # The new commit of the step before is in the range too; `night` has measured it.
     commits, past = ("HEAD", earlier) if earlier <= 20 else ("HEAD~21..", 20)
@@ -171,12 +171,12 @@ def _measuring_steps(operator: str, folder: Path) -> list[str]:
 
 
 def _job(within: str) -> str:
-    """Return a name for a folder's CI job that no other folder of the repository has."""
+    """Return a CI job name unique to a folder of the repository."""
     return "groupbench" if within == "." else "groupbench-" + re.sub(r"\W+", "-", within)
 
 
 def _workflow(workflows: Path, words: dict[str, str]) -> Path:
-    """Return the workflow file of a folder: the first one, unless it measures another folder."""
+    """Return a folder's workflow file: the first one, unless it measures another folder."""
     first = workflows / "groupbench.yml"
     action = f"uses: ./{words['FOLDER']}.github/actions/groupbench"
     measures_another = first.is_file() and action not in first.read_text()
@@ -184,7 +184,7 @@ def _workflow(workflows: Path, words: dict[str, str]) -> Path:
 
 
 def _requirement(extras: str) -> str:
-    """Return this groupbench as a requirement: by the repository and commit that pip installed, else by version."""
+    """Return this groupbench as a requirement: by the installed repository and commit, else by version."""
     installed = distribution("groupbench")
     origin = json.loads(installed.read_text("direct_url.json") or "{}")  # PEP 610
     vcs, address = origin.get("vcs_info"), str(origin.get("url"))
@@ -194,14 +194,14 @@ def _requirement(extras: str) -> str:
 
 
 def _is_ours(operator: str) -> bool:
-    """Return whether groupbench has an operator of this name. Without its measuring side, nothing is known."""
+    """Return whether groupbench has an operator with this name. Without the measuring side, nothing is known."""
     command = [*PROGRAM, "--list-backends", "--op", operator, "--host", "builtin"]
     # Not in this folder, whose plugins are not groupbench's.
     return subprocess.run(command, capture_output=True, cwd="/").returncode == 0
 
 
 def _write(path: Path, template: str, words: dict[str, str]) -> str | None:
-    """Write a file from a template. Returns its name as printed, or None if the file existed and was kept.
+    """Write a file from a template. Returns the printed name, or None if the file existed and was kept.
 
     Raises ProjectError.
     """

@@ -97,7 +97,7 @@ def commits(db: str, where: Filter, limit: int, form: Format) -> None:
 @output_formats
 @click.pass_obj
 def series(db: str, where: Filter, form: Format) -> None:
-    """List the series, with their number of points and the dates of the first and last point."""
+    """List the series, with point counts and the first and last date."""
     from groupbench.tracker.query import listing
     from groupbench.tracker.query.rows import SeriesSummary
 
@@ -113,25 +113,25 @@ def series(db: str, where: Filter, form: Format) -> None:
 @output_formats
 @click.pass_obj
 def operators(db: str, form: Format) -> None:
-    """List the operators that have results. `tritonbench --list-operators` lists those that can be measured."""
+    """List the operators with results. `tritonbench --list-operators` lists the measurable ones."""
     from groupbench.tracker.query import listing
 
     with reading(db) as session:
-        found = [row.flat() for row in listing.series(session, Filter())]
-    if not found:
+        every = [row.flat() for row in listing.series(session, Filter())]
+    if not every:
         say("no results are stored")
     rows = []
-    for name in sorted({row["operator"] for row in found}):
-        mine = [row for row in found if row["operator"] == name]
+    for name in sorted({row["operator"] for row in every}):
+        series_rows = [row for row in every if row["operator"] == name]
         rows.append(
             {
                 "operator": name,
-                "backends": sorted({row["backend"] for row in mine}),
-                "shapes": len({row["shape"] for row in mine}),
-                "series": len(mine),
-                "points": sum(row["points"] for row in mine),
-                "first": min(row["first"] for row in mine),
-                "last": max(row["last"] for row in mine),
+                "backends": sorted({row["backend"] for row in series_rows}),
+                "shapes": len({row["shape"] for row in series_rows}),
+                "series": len(series_rows),
+                "points": sum(row["points"] for row in series_rows),
+                "first": min(row["first"] for row in series_rows),
+                "last": max(row["last"] for row in series_rows),
             }
         )
     write_table(OPERATORS, rows, form)

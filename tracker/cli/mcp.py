@@ -30,7 +30,7 @@ class NotInstalled(TrackerError):
 
 
 def ask(arguments: Sequence[str], db: str | None = None) -> dict[str, Any]:
-    """Run a command; return its JSON as `answer`, its exit code with its meaning, and its messages."""
+    """Run a command; return the JSON as `answer`, the exit code and its meaning, and the messages."""
     first, *others = arguments
     command = [sys.executable, "-m", "groupbench.tracker", *options(db=db), first, "--format=json", *others]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
@@ -43,7 +43,7 @@ def ask(arguments: Sequence[str], db: str | None = None) -> dict[str, Any]:
 
 
 def options(**values: Any) -> list[str]:
-    """Return `--name=value` for each value that is not None or empty; for a list, one for each item."""
+    """Return `--name=value` for each value but None and empty ones; for a list, one per item."""
     words: list[str] = []
     for name, value in values.items():
         for each in value if isinstance(value, list) else [value] if value not in (None, "") else []:
@@ -52,7 +52,7 @@ def options(**values: Any) -> list[str]:
 
 
 def reading_tools(db: str | None) -> list[Tool]:
-    """Return the tools that only read the database."""
+    """Return the read-only tools."""
 
     def history(
         operator: str | None = None,
@@ -69,7 +69,7 @@ def reading_tools(db: str | None) -> list[Tool]:
         return ask(["history", *options(**filters)], db)
 
     def gate(run: str | None = None) -> dict[str, Any]:
-        """Judge the newest run, or the one whose id starts with `run`: list series that got slower or less accurate."""
+        """Judge the newest run, or the one whose id starts with `run`: list slower and less accurate series."""
         return ask(["gate", *options(run=run)], db)
 
     def compare(a: str, b: str, operator: str | None = None, backend: str | None = None) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def reading_tools(db: str | None) -> list[Tool]:
         return ask(["alerts"], db)
 
     def show(id: str) -> dict[str, Any]:
-        """Show everything stored about a point or a run, by its id."""
+        """Show everything stored about a point or a run, by id."""
         return ask(["show", "--", id], db)
 
     def explain(
@@ -94,7 +94,7 @@ def reading_tools(db: str | None) -> list[Tool]:
 
 
 def measuring_tools(db: str | None, device: str) -> list[Tool]:
-    """Return the tools that run code on this machine, one at a time."""
+    """Return the tools to run code on this machine, one at a time."""
     import msgspec
 
     from groupbench.tracker.ab.evaluate import Evaluator
@@ -114,7 +114,7 @@ def measuring_tools(db: str | None, device: str) -> list[Tool]:
     ) -> dict[str, Any]:
         """Check whether a file with a backend is correct, honest and faster than `against` (the operator's baseline).
 
-        `plugins` are files that define operators other than groupbench's own. For a wrong result, `problem` names its
+        `plugins` are files with operators other than groupbench's own. For a wrong result, `problem` names the
         first wrong element.
         """
         key = tuple(plugins or ())

@@ -7,13 +7,14 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from groupbench.tracker.cli.here import interrupt, this_project
-from groupbench.tracker.cli.options import WAIT, plan_device_option
+from groupbench.tracker.cli.options import WAIT, collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
@@ -35,41 +36,44 @@ OWN_OPTIONS = {"--records": "set the folder with GROUPBENCH_RECORDS or `records`
 """Options of `tritonbench` that `night` sets itself, each with the alternative."""
 
 
+@dataclass(frozen=True)
+class NightOptions:
+    """Options for `night`; None is groupbench.toml's setting. Times are in seconds."""
+
+    device: str | None
+    budget: float | None
+    wait: float | None
+    confirm: float | None
+    toolchain: str | None
+
+
 @click.command(context_settings={"ignore_unknown_options": True})
-@plan_device_option
-@click.option(
-    "--budget",
-    type=Duration(most=6e6, above=True, was_minutes=True),
-    help="Start no further cell after this time. A number without a unit is in seconds. Default: `budget` of "
-    "groupbench.toml, or no limit.",
-)
-@click.option(
-    "--wait",
-    type=Duration(most=6e5, was_minutes=True),
-    help=f"{WAIT} Default: GROUPBENCH_WAIT_MINUTES, `wait` of groupbench.toml, or 0.",
-)
-@click.option(
-    "--confirm",
-    type=Duration(most=6e6, was_minutes=True),
-    help="Confirm suspects for up to this long; 0 skips this. A number without a unit is in seconds. Default: "
-    "GROUPBENCH_CONFIRM_MINUTES, `confirm` of groupbench.toml, or 30m.",
-)
-@click.option(
-    "--toolchain",
-    metavar="NAME",
-    help="Measure with this toolchain of groupbench.toml. Default: this interpreter.",
+@collected(
+    NightOptions,
+    "options",
+    plan_device_option,
+    click.option(
+        "--budget",
+        type=Duration(most=6e6, above=True, was_minutes=True),
+        help="Start no further cell after this time. A number without a unit is in seconds. Default: `budget` of "
+        "groupbench.toml, or no limit.",
+    ),
+    click.option(
+        "--wait",
+        type=Duration(most=6e5, was_minutes=True),
+        help=f"{WAIT} Default: GROUPBENCH_WAIT_MINUTES, `wait` of groupbench.toml, or 0.",
+    ),
+    click.option(
+        "--confirm",
+        type=Duration(most=6e6, was_minutes=True),
+        help="Confirm suspects for up to this long; 0 skips this. A number without a unit is in seconds. Default: "
+        "GROUPBENCH_CONFIRM_MINUTES, `confirm` of groupbench.toml, or 30m.",
+    ),
+    toolchain_option,
 )
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[OPTION ...]")
 @click.pass_context
-def night(
-    context: click.Context,
-    device: str | None,
-    budget: float | None,
-    wait: float | None,
-    confirm: float | None,
-    toolchain: str | None,
-    rest: tuple[str, ...],
-) -> None:
+def night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) -> None:
     """Measure everything in groupbench.toml, store it, confirm suspects, judge, report and post.
 
     \b
@@ -78,8 +82,8 @@ def night(
     groupbench night && groupbench night --toolchain nightly
 
     Other options are passed to `tritonbench`. To continue an interrupted run, repeat the command on the same commit
-    within a day; a run of uncommitted changes cannot continue. The next run starts with the cells that this run's
-    budget left out. Only one run at a time measures on a device.
+    within a day; a run of uncommitted changes cannot continue. The next run starts with the cells left out by
+    this run's budget. Only one run at a time measures on a device.
 
     Writes these files. An environment variable or a field of groupbench.toml changes each path:
 
@@ -90,10 +94,10 @@ def night(
     report.html    the report           GROUPBENCH_REPORT     report
 
     GROUPBENCH_POST is the number of a pull request or issue: a comment there shows the newest verdict.
-    GROUPBENCH_WEBHOOK is a URL that gets a message when something changed.
+    GROUPBENCH_WEBHOOK is a URL for messages about changes.
 
     With --toolchain NAME, the verdict and the report are written to artifacts/NAME/. The plan of the run is then
-    PLAN@NAME: the run has its own comment, and is compared with earlier runs of that plan.
+    PLAN@NAME: the run has a separate comment, and is compared with earlier runs of this plan.
 
     \b
     Exit codes:
@@ -101,10 +105,15 @@ def night(
     1    a regression, or a wrong result
     2    usage error
     3    incomplete: something is undecided, failed or was not measured
-    4    not comparable: a change on a machine that has not measured it before
+    4    not comparable: a change on a new machine
     75   another run uses this device
     130  interrupted
     """
+    context.exit(_night(context, options, rest))
+
+
+def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) -> int:
+    """Run the nightly job and return the exit code."""
     from groupbench.tracker.ab.toolchains import interpreter_of
     from groupbench.tracker.night.files import NightFiles
     from groupbench.tracker.night.measuring import ensure_alone
@@ -112,9 +121,9 @@ def night(
 
     project = here(context)
     _check(rest)
-    settings = project.settings
-    wait_s = _seconds("GROUPBENCH_WAIT_MINUTES", wait, settings.wait)
-    device = device or settings.device
+    settings, toolchain = project.settings, options.toolchain
+    wait_s = _seconds("GROUPBENCH_WAIT_MINUTES", options.wait, settings.wait)
+    device = options.device or settings.device
     python = None
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
         python = interpreter_of(toolchain, project, say)
@@ -130,11 +139,10 @@ def night(
     if dirty:
         say("groupbench: uncommitted changes: no commit has this code, so a change cannot be confirmed; commit first")
     files = NightFiles(places.records, lock.stem, toolchain)
-    limit = [] if budget is None else ["--budget", f"{budget:.6f}s"]
+    limit = [] if options.budget is None else ["--budget", f"{options.budget:.6f}s"]
     run = Night(context, project, places, files, ["--device", device, *limit, *rest], toolchain, python)
-    confirm_s = _seconds("GROUPBENCH_CONFIRM_MINUTES", confirm, settings.confirm)
     try:
-        code = run(confirm_s)
+        return run(_seconds("GROUPBENCH_CONFIRM_MINUTES", options.confirm, settings.confirm))
     except KeyboardInterrupt:
         say(
             "groupbench: interrupted; a run of uncommitted changes cannot continue: a repeated command begins a new run"
@@ -142,11 +150,10 @@ def night(
             else "groupbench: interrupted; repeat the command to continue this run"
         )
         raise
-    context.exit(code)
 
 
 def here(context: click.Context) -> Project:
-    """Return the project of this invocation. Raises ProjectError if it measures nothing or lacks a file."""
+    """Return this invocation's project. Raises ProjectError if it measures nothing or lacks a file."""
     project = this_project(context)
     if project.file is None:
         raise ProjectError(
@@ -159,7 +166,7 @@ def here(context: click.Context) -> Project:
 
 
 def _check(rest: tuple[str, ...]) -> None:
-    """Refuse options of `tritonbench` that do not fit a nightly run. Raises UsageError."""
+    """Refuse options of `tritonbench` with no place in a nightly run. Raises UsageError."""
     for flag in (option.partition("=")[0] for option in rest):
         if flag in PRINTS:
             raise click.UsageError(f"{flag} only prints and measures nothing; use `tritonbench {flag}`")
@@ -178,7 +185,7 @@ def _seconds(variable: str, option: float | None, field: Any) -> float:
 
 
 def run_command(context: click.Context, database: str, name: str, *arguments: str) -> int:
-    """Run another command of `groupbench` as if it had been typed. Returns its exit code."""
+    """Run another command of `groupbench` as if it had been typed, and return the exit code."""
     parent = context.parent
     assert parent is not None and isinstance(parent.command, click.Group)
     parent.obj = database
@@ -205,9 +212,10 @@ class Places:
 
     @classmethod
     def of(cls, context: click.Context, project: Project, toolchain: str | None = None) -> Places:
-        """Return the paths that environment variables name, else those of the file.
+        """Return the paths from environment variables, else from the file.
 
-        toolchain  its verdict and report get a folder of their own in `artifacts`
+        Args:
+            toolchain: Subfolder in `artifacts` for the verdict and the report.
         """
 
         def named(variable: str, field: str) -> str:
@@ -260,9 +268,10 @@ def _must_be_writable(folder: Path) -> None:
 
 
 class Night:
-    """One run, from measuring to its comment.
+    """One run, from measuring to the comment.
 
-    toolchain  name of the toolchain in groupbench.toml, and `python` its interpreter; None for this interpreter
+    Args:
+        toolchain: Name of the toolchain in groupbench.toml, and `python` its interpreter; None for this interpreter.
     """
 
     def __init__(
@@ -379,7 +388,7 @@ class Night:
 
     @contextmanager
     def _errors_printed(self) -> Iterator[None]:
-        """Print an error instead of raising it, in a step that the verdict does not depend on."""
+        """Print an error instead of raising it, in a step without effect on the verdict."""
         try:
             yield
         except (TrackerError, click.ClickException) as error:

@@ -1,4 +1,4 @@
-"""Options that commands share, as data classes; dates and percentages; and how a command opens the database."""
+"""Shared options as data classes; dates and percentages; opening the database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DTYPE = (*vocabulary.DTYPE, "dtype")
 
 @contextmanager
 def reading(location: str) -> Iterator[Session]:
-    """Open a read-only session on the database that `--db` names. Raises StoreError if it does not exist."""
+    """Open a read-only session on the database of `--db`. Raises StoreError if it does not exist."""
     from groupbench.tracker.store.engine import open_store
 
     with open_store(location, create=False) as store, store.read() as session:
@@ -103,6 +103,11 @@ plan_device_option = click.option(
     type=click.Choice(DEVICES),
     help="Device to measure on. Default: `device` of groupbench.toml, or auto.",
 )
+toolchain_option = click.option(
+    "--toolchain",
+    metavar="NAME",
+    help="Measure with this toolchain of groupbench.toml. Default: this interpreter.",
+)
 plugins_option = click.option("--plugin", "plugins", multiple=True, metavar="MODULE|FILE.py", help=PLUGIN_HELP)
 setup_option = click.option(
     "--setup", metavar="COMMAND", help="Run this command, such as a build, in each checkout before measuring."
@@ -133,27 +138,28 @@ mode_option = click.option("--mode", default="fwd", show_default=True, help=MODE
 
 
 def collected(kind: type[Any], name: str, *options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return a decorator that adds options to a command, and passes their values as one argument.
+    """Return a decorator to add options to a command, and pass their values as one argument.
 
     Args:
-        kind: Data class of the argument. Each option has the name of a field; the other fields keep their defaults.
+        kind: The argument's data class. Each option is named like a field; the other fields keep their defaults.
         name: Name of the argument.
         options: The options, in the order of the help.
     """
-    known = {field.name for field in fields(kind)}
+    field_names = {field.name for field in fields(kind)}
 
     def add(command: F) -> F:
         @functools.wraps(command)
         def wrapped(*args: Any, **values: Any) -> Any:
-            mine = {key: values.pop(key) for key in known & names}
-            return command(*args, **values, **{name: kind(**mine)})
+            arguments = {key: values.pop(key) for key in field_names & names}
+            return command(*args, **values, **{name: kind(**arguments)})
 
         function: Any = wrapped
         earlier = len(getattr(function, "__click_params__", ()))
         for option in reversed(options):
             function = option(function)
         names = {param.name for param in function.__click_params__[earlier:]}
-        return function
+        decorated: F = function
+        return decorated
 
     return add
 
@@ -211,7 +217,7 @@ def filters(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class CellChoice:
-    """The cells to measure, for commands that measure several."""
+    """The cells to measure, for commands with several."""
 
     operator: str
     backends: tuple[str, ...]
@@ -224,11 +230,11 @@ class CellChoice:
 
 
 def cell_choice(verb: str, of: str, required: bool) -> Callable[[F], F]:
-    """Add the options that choose cells, and pass them as the argument `choice`, a CellChoice.
+    """Add the options to choose cells, and pass them as the argument `choice`, a CellChoice.
 
     Args:
-        verb: What the command does with a cell, for the help.
-        of: What is chosen without --shape and --suite.
+        verb: The command's verb for a cell, for the help.
+        of: The choice without --shape and --suite.
         required: Whether --operator is required.
     """
 

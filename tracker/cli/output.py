@@ -57,22 +57,22 @@ APART = (HARDWARE, HOST, PROTOCOL, SEED)
 
 
 def marked(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a point's row for a table: a time of the interpreter, which is not a latency, becomes a word."""
+    """Return a point's row for a table: an interpreter's time, which is not a latency, becomes a word."""
     return row if row["timing"] != INTERPRETED else {**row, "latency_ms": INTERPRETED, "spread": None}
 
 
 def marked_latency(value: float | str | None) -> str:
-    """Return a latency of a row from `marked`."""
+    """Return a latency from a `marked` row."""
     return value if isinstance(value, str) else milliseconds(value)
 
 
 def plain(keys: Sequence[str]) -> list[Column]:
-    """Return a column for each key, with its values unformatted, for JSON and CSV."""
+    """Return a column with unformatted values for each key, for JSON and CSV."""
     return [Column(key, key) for key in keys]
 
 
 def output_format(*forms: Format) -> Callable[[F], F]:
-    """Add `--format`, with the first of `forms` as the default; its argument is `form`."""
+    """Add `--format`, with the first of `forms` as the default; the argument is `form`."""
     return click.option(
         "--format", "form", type=click.Choice(forms), default=forms[0], show_default=True, help="Format of the output."
     )
@@ -107,7 +107,7 @@ def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form:
 
 
 def write_notes(lines: Sequence[str], form: Format) -> None:
-    """Write lines below a table; to stderr if it is CSV, which ends with its rows."""
+    """Write lines below a table; for CSV, to stderr."""
     for line in lines:
         click.echo(f"\n{_escaped(printable(line))}" if form == "md" else printable(line), err=form == "csv")
 
@@ -137,7 +137,7 @@ def _plain(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
 def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None:
     """Print a table as wide as the terminal.
 
-    If a row does not fit in one line, the values that all rows share are printed once, above the table.
+    If a row does not fit in one line, shared values are printed once, above the table.
     """
     from rich.console import Console
     from rich.text import Text
@@ -148,9 +148,10 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     console = Console()
     cells = _cells(columns, rows)
     varying, shared = _shared(columns, cells)
-    for i in (i for i, column in enumerate(columns) if column.middle):
-        for line in cells:
-            line[i] = shortened(line[i], _LONGEST)
+    for line in cells:
+        line[:] = [
+            shortened(cell, _LONGEST) if column.middle else cell for cell, column in zip(line, columns, strict=True)
+        ]
     heads = [Head(column.header, column.right, column.wraps) for column in columns]
     layout = lay_out(heads, cells, console.width)
     lines = []
@@ -159,21 +160,25 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
         layout = lay_out([heads[i] for i in varying], cells, console.width)
         lines += [Text(text) for text in folded(f"in every row: {shared}", console.width) if shared]
     lines += [*layout.header(), Text("─" * layout.width)]
-    colours = _COLOURS | {word: tone.terminal for column in columns for word, tone in column.tones.items()}
     for line in cells:
-        lines += layout.row(line, colours)
+        lines += layout.row(line, _colours(columns))
     console.print(Text("\n").join(lines), soft_wrap=True)
 
 
+def _colours(columns: Sequence[Column]) -> dict[str, str]:
+    """Return colours by word."""
+    return _COLOURS | {word: tone.terminal for column in columns for word, tone in column.tones.items()}
+
+
 def _shared(columns: Sequence[Column], cells: Sequence[Sequence[str]]) -> tuple[list[int], str]:
-    """Return (the first column and those in which rows differ, the shared values of the others as text)."""
+    """Return (the first column and all differing ones, the others' shared values as text)."""
     varying = [i for i in range(len(columns)) if not i or any(line[i] != cells[0][i] for line in cells)]
     others = [i for i in range(len(columns)) if i not in varying and cells[0][i]]
     return varying, ", ".join(f"{columns[i].header} {cells[0][i]}" for i in others)
 
 
 def _csv(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> str:
-    """Return a table as CSV that is safe in a spreadsheet: text that looks like a formula gets an apostrophe."""
+    """Return a table as CSV that is safe in a spreadsheet: formula-like text gets an apostrophe."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(cell_for(sys.stdout, formula_safe(column.key)) for column in columns)

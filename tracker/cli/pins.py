@@ -1,4 +1,4 @@
-"""`groupbench pins`: fixed commits with which every run is compared, in addition to its history."""
+"""`groupbench pins`: fixed commits for comparison with every run, in addition to the history."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _COLUMNS = (
 def add(db: str, commit: str, max_slowdown: float, name: str | None) -> None:
     """Compare every later run with COMMIT, in addition to history.
 
-    The gate fails a series that is slower than at COMMIT by more than --max-slowdown, however gradually it got there.
+    The gate fails a series if it is slower than at COMMIT by more than --max-slowdown, however gradually it got there.
     COMMIT must have been measured in the same environment. A pin with the same name is replaced.
     """
     from groupbench.tracker.judge import pins

@@ -38,7 +38,7 @@ from groupbench.tracker.cli.output import say
 def post(file: Path, number: int | None, repository: str | None, kind: str | None, key: str, dry_run: bool) -> None:
     """Post FILE on a GitHub pull request or GitLab merge request, or update the comment posted earlier.
 
-    FILE is the Markdown that `gate -o comment=FILE` wrote, or any other; `-` reads standard input. The token is read
+    FILE is the Markdown of `gate -o comment=FILE`, or any other; `-` reads standard input. The token is read
     from GITHUB_TOKEN, GH_TOKEN or GITLAB_TOKEN.
     """
     from groupbench.tracker.facts.errors import OutputError

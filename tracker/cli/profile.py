@@ -1,4 +1,4 @@
-"""`groupbench profile`: profile a call on the GPU, and store its counters."""
+"""`groupbench profile`: profile a call on the GPU, and store the counters."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def profile(context: click.Context, what: ProfileOptions, wait: float, form: For
     """Profile one call on the GPU: count memory traffic, cache hits, tensor-core use and occupancy.
 
     First measures the cell as `tritonbench` does. Then runs one more call under the profiler, in a separate process. A
-    profiler slows the call down, so its time is stored as ncu_ms or proton_ms, not as the latency. The counters are
+    profiler slows the call down, so the time is stored as ncu_ms or proton_ms, not as the latency. The counters are
     stored with the cell and are not judged.
 
     \b
@@ -152,7 +152,7 @@ def _arguments(what: ProfileOptions, plugins: tuple[str, ...]) -> list[str]:
 
 
 def _write(records: list[Record], counters: list[Metric], form: Format) -> None:
-    """Print a row for each cell: its latency, and its counters."""
+    """Print a row for each cell: latency and counters."""
     known = [metric for metric in counters if any(metric.name in record.metrics for record in records)]
     names = ("backend", "shape", "dtype", "mode", "status")
     columns = [Column(name, name, varies=name in ("dtype", "mode", "status") and form == "table") for name in names]

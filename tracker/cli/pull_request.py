@@ -1,4 +1,4 @@
-"""`groupbench pull-request`: compare a change with its merge base, in everything that groupbench.toml measures."""
+"""`groupbench pull-request`: compare a change with the merge base, in everything measured by groupbench.toml."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def pull_request(
     min_effect: float | None,
     wait: float,
 ) -> None:
-    """Compare HEAD with the merge base of HEAD and BASE, in everything that groupbench.toml measures.
+    """Compare HEAD with the merge base of HEAD and BASE, in everything measured by groupbench.toml.
 
     Measures both commits alternately on one device. It needs neither a history nor a database. Cells whose compiled
     kernels did not change are not timed. Writes artifacts/comment.md for `groupbench post`, and appends each comparison
@@ -63,9 +63,9 @@ def pull_request(
     0  nothing got worse
     1  head is slower, less accurate, or wrong where base is right
     2  usage error
-    3  a cell failed or was not resolved within its budget
+    3  a cell failed or was not resolved within the budget
     """
-    from groupbench.tracker.ab.bench import Bench, exit_code
+    from groupbench.tracker.ab.bench import AbSettings, Bench, exit_code
     from groupbench.tracker.ab.named_sides import open_sides
     from groupbench.tracker.night.measuring import ensure_alone
 
@@ -77,13 +77,13 @@ def pull_request(
     places = Places.of(context, project)
     os.chdir(project.folder)
     places.clear()
+    settings = AbSettings(budget_s=budget, min_effect=min_effect, only_changed=True)
     recipe = recipe_of(context, None)
     comparisons = places.artifacts / "comparisons.jsonl"
     with (
         open_sides(first, last, repo=project.folder, recipe=recipe) as sides,
-        Bench(*sides, budget_s=budget, min_effect=min_effect, only_changed=True, progress=progress_line(),
-              records=comparisons) as bench,
-    ):  # fmt: skip
+        Bench(*sides, settings, records=comparisons, progress=progress_line()) as bench,
+    ):
         cells: list[AbCell] = []
         try:
             cells += _cells(bench, project, device)
@@ -100,7 +100,13 @@ def pull_request(
     commits = int(git.ask(project.folder, "rev-list", "--count", "--no-merges", f"{first}..{last}") or 0)
     text = _comment(bench.results, code, first, last)
     text += _search(program_of(context), bench.results, commits, first, last, measured_on)
-    with whole_file(places.artifacts / "comment.md", OutputError) as file:
+    _publish(text, places.artifacts / "comment.md")
+    context.exit(code)
+
+
+def _publish(text: str, comment: Path) -> None:
+    """Write the comment to a file, standard output and GitHub's step summary. Raises OutputError."""
+    with whole_file(comment, OutputError) as file:
         file.write(text.encode())
     click.echo(text)
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
@@ -110,11 +116,10 @@ def pull_request(
             summary.append_text(text, Path(path))
         except OutputError as error:  # the comment has the same text
             say(f"groupbench: {error.message}")
-    context.exit(code)
 
 
 def _ends(folder: Path, base: str, head: str) -> tuple[str, str]:
-    """Return the hashes of the merge base and the head. Raises WorktreeError, UsageError."""
+    """Return the merge base's and the head's hash. Raises WorktreeError, UsageError."""
     from groupbench.tracker.ab.worktree import resolve
 
     git.require_repository(folder)
@@ -134,7 +139,7 @@ def _ends(folder: Path, base: str, head: str) -> tuple[str, str]:
 
 
 def _cells(bench: Bench, project: Project, device: str) -> list[AbCell]:
-    """Return every cell of groupbench.toml that both commits have, without duplicates."""
+    """Return every groupbench.toml cell known to both commits, without duplicates."""
     unique: dict[AbCell, None] = {}
     running_on = bench.start(device)
     for entry in project.settings.measure:
@@ -171,7 +176,7 @@ def _comment(results: list[AbResult], code: int, base: str, head: str) -> str:
 
 
 def _search(program: list[str], results: list[AbResult], commits: int, base: str, head: str, device: str) -> str:
-    """Return the command that finds the commit of the worst cell, as Markdown; nothing if there is only one commit."""
+    """Return the command to find the worst cell's commit, as Markdown; nothing if there is only one commit."""
     worse = [result for result in results if result.is_worse]
     if not worse or commits < 2:
         return ""

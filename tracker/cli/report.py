@@ -37,10 +37,10 @@ from groupbench.tracker.tools.completion import RunId
 @min_effect_option
 @click.pass_obj
 def report(db: str, output: str, run: str | None, limit: int, min_effect: float | None) -> None:
-    """Write a report as one HTML file that works offline.
+    """Write a report as one offline HTML file.
 
-    It begins with the verdict on the run and the changes, each with its first commit. A page for each operator follows:
-    speed-up by shape and backend over a selectable baseline, roofline, and the history of every series.
+    It begins with the verdict on the run and the changes, with their first commits. A page for each operator follows:
+    speed-up by shape and backend over a selectable baseline, roofline, and every series' history.
     """
     if not output.strip():
         raise click.UsageError("-o names no file")

@@ -1,4 +1,4 @@
-"""Lay out tables for a terminal: a row that does not fit takes several lines, so that nothing is left out."""
+"""Lay out tables for a terminal: a row too long for a line takes several, and nothing is left out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NARROWEST = 32
 
 @dataclass(frozen=True)
 class Head:
-    """The properties of a column that its layout depends on."""
+    """The layout-relevant properties of a column."""
 
     header: str
     right: bool = False
@@ -30,7 +30,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Layout:
-    """The position of each column: for each line of a row, the columns in it with their widths."""
+    """Column positions: for each line in a row, the columns in it with their widths."""
 
     columns: Sequence[Head]
     lines: tuple[Mapping[int, int], ...]
@@ -47,7 +47,7 @@ class Layout:
             yield text
 
     def row(self, cells: Sequence[str], colours: Mapping[str, str] | None = None) -> Iterator[Text]:
-        """Yield the lines of a row, without empty ones at its end."""
+        """Yield the lines of a row, without empty last ones."""
         last = max((at for at, line in enumerate(self.lines) if any(cells[i] for i in line)), default=0)
         for at, line in enumerate(self.lines[: last + 1]):
             parts = (folded(cells[i], width) for i, width in line.items())
@@ -87,7 +87,7 @@ def lay_out(columns: Sequence[Head], rows: Sequence[Sequence[str]], width: int) 
 
 
 def _shared(wanted: Mapping[int, int], room: int) -> dict[int, int]:
-    """Return the width of each column: as wanted, or an equal part of the room that narrower columns leave."""
+    """Return column widths: as wanted, or an equal part of the room left by narrower columns."""
     widths = {}
     for at, i in enumerate(sorted(wanted, key=lambda i: wanted[i])):
         widths[i] = max(1, min(wanted[i], room // (len(wanted) - at)))
@@ -96,7 +96,7 @@ def _shared(wanted: Mapping[int, int], room: int) -> dict[int, int]:
 
 
 def folded(text: str, width: int) -> list[str]:
-    """Return lines of at most `width`, broken after a blank or comma in the second half of a line, if there is one."""
+    """Return lines up to `width`, broken after a blank or comma in a line's second half, if there is one."""
     lines = []
     while cell_len(text) > width:
         end = max(1, min(len(text), width))

@@ -1,4 +1,4 @@
-"""`groupbench selftest`: check that this installation catches backends that cheat."""
+"""`groupbench selftest`: check whether this installation catches cheating backends."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODULE = "groupbench.operators.integrity"
 @output_format("table", "json")
 @click.pass_context
 def selftest(context: click.Context, integrity: bool, device: str, only: str | None, form: Format) -> None:
-    """Check that this installation catches backends that cheat, and accepts honest ones.
+    """Check whether this installation catches cheating backends and accepts honest ones.
 
     docs/explanation/integrity.md describes the cheats: cached, lazy or forged results, replaced clocks, and work that
     is skipped or moved to a thread or another stream. The test takes up to a minute and needs everything that

@@ -21,7 +21,8 @@ from click.testing import CliRunner
 
 from groupbench.tracker.ab import bench as ab
 from groupbench.tracker.ab import comparing
-from groupbench.tracker.ab.bench import AbCell, AbResult, AbSide, Bench, Block, SideAccuracy
+from groupbench.tracker.ab.answers import Greeting
+from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, AbSide, Bench, Block, SideAccuracy
 from groupbench.tracker.ab.comparing import block_order
 from groupbench.tracker.ab.result import footnotes
 from groupbench.tracker.ab.side import SideFailure
@@ -45,30 +46,30 @@ class Played:
     def __init__(self, who: str, side: AbSide, device: str) -> None:
         self.who, self.side, self.device = who, side, device
         self.alive = True
-        self.facts: dict[str, Any] = {"device": "cuda", "environment": {"torch": "2", "gpu_uuid": self.gpu_uuid}}
+        self.facts = Greeting("cuda", {"torch": "2", "gpu_uuid": self.gpu_uuid})
         self._verb = ""
 
     def send(self, verb: str, wait_s: float = 0.0, **arguments: Any) -> None:
         self._verb = verb
 
     def hello(self) -> None:
-        self.receive()
+        self.receive(Greeting)
 
-    def receive(self) -> Any:
+    def receive(self, kind: Any) -> Any:
         play = self.plays[self.who]
         self.requests.append((self.who, self._verb))
         if self._verb in play.get("fails", ()):
             raise SideFailure(self.who, self.side.title, play.get("status", "error"), "no luck")  # type: ignore[arg-type]
         if self._verb == "prepare":
             facts = {"timing": "gpu", "accuracy": {"rms": 1e-4}, "problem": None, "kernels": [KERNEL]}
-            return facts | play.get("prepared", {})
+            return msgspec.convert(facts | play.get("prepared", {}), kind)
         if self._verb == "unchecked":
             return play.get("unchecked", [])
         return play["ms"]() if self._verb == "burst" else None
 
-    def ask(self, verb: str, wait_s: float = 0.0, **arguments: Any) -> Any:
+    def ask(self, kind: Any, verb: str, wait_s: float = 0.0, **arguments: Any) -> Any:
         self.send(verb)
-        return self.receive()
+        return self.receive(kind)
 
     def leave(self) -> None:
         pass
@@ -89,7 +90,10 @@ def compare(monkeypatch: pytest.MonkeyPatch) -> Callable[..., AbResult]:
         level = {"ms": noisy(0.1, 0.002, 1)}
         monkeypatch.setattr(Played, "plays", {"base": level | base, "head": {"ms": noisy(0.1, 0.002, 2)} | head})
         monkeypatch.setattr(Played, "requests", [])
-        with Bench(BASE, HEAD, **options) as bench:
+        records = options.pop("records", None)
+        progress = options.pop("progress", lambda text: None)
+        seed = options.pop("seed", 0)
+        with Bench(BASE, HEAD, AbSettings(**options), seed=seed, records=records, progress=progress) as bench:
             return bench.compare(cell)
 
     return run
@@ -229,9 +233,9 @@ def test_the_budget_counts_measuring_alone(compare: Callable[..., AbResult], mon
     monkeypatch.setattr(comparing, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
     play = Played.receive
 
-    def receive(self: Played) -> Any:
+    def receive(self: Played, kind: Any) -> Any:
         now[0] += 30 if self._verb in ("prepare", "adopt") else 0.1
-        return play(self)
+        return play(self, kind)
 
     monkeypatch.setattr(Played, "receive", receive)
     result = compare({"ms": noisy(0.1, 0.5, 1)}, {"ms": noisy(0.1, 0.5, 2)}, budget_s=2)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
-from groupbench.tracker.ab.confirm import confirm
+from groupbench.tracker.ab.confirm import Measuring, confirm
 from groupbench.tracker.ab.worktree import WorktreeError
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.store import comparisons
@@ -63,8 +63,6 @@ class FakeBench:
         fake = self
 
         class Bench:
-            budget_s = 0.0
-
             def __init__(self, base: Any, head: Any) -> None:
                 self.base, self.head = base, head
 
@@ -74,9 +72,9 @@ class FakeBench:
             def __exit__(self, *_: object) -> None:
                 pass
 
-            def compare(self, cell: AbCell) -> AbResult:
+            def compare(self, cell: AbCell, budget_s: float) -> AbResult:
                 fake.pythons.append((self.base.python, self.head.python))
-                fake.compared.append((self.base.commit, self.head.commit, cell, self.budget_s))
+                fake.compared.append((self.base.commit, self.head.commit, cell, budget_s))
                 fake.now += 50
                 planned = fake.planned[cell.backend]
                 if planned["verdict"] == "raise":
@@ -332,12 +330,12 @@ def test_a_spent_budget_is_reported(stored: Stored, make: Any, bench: FakeBench,
         stored(suspect(make, ms=1.2 - number / 50, backend=f"b{number}"))
         bench.plan("same", 0.0, backend=f"b{number}")
     with open_store(db, create=False) as store:
-        done = confirm(store, repo=Path(), budget_s=120, clock=lambda: bench.now)
+        done = confirm(store, Measuring(Path()), budget_s=120, clock=lambda: bench.now)
         assert [row.series.backend for row in done.left_out] == ["b3"]
         assert "1 left out because the budget is spent" in done.text
         assert not done.decided
         assert [round(budget) for *_, budget in bench.compared] == [60, 60, 20]
-        assert confirm(store, repo=Path(), budget_s=120, clock=lambda: bench.now).decided
+        assert confirm(store, Measuring(Path()), budget_s=120, clock=lambda: bench.now).decided
 
 
 def test_usage(cli: Cli, stored: Stored, make: Any) -> None:
@@ -363,7 +361,7 @@ class TestToolchains:
     def confirmed(self, db: Any, *versions: str) -> confirming.Confirmed:
         interpreters: Any = FakeInterpreters(*versions)
         with open_store(db, create=False) as store:
-            return confirm(store, repo=Path(), budget_s=600, interpreters=interpreters)
+            return confirm(store, Measuring(Path(), interpreters=interpreters), budget_s=600)
 
     @pytest.mark.parametrize(("effect", "verdict", "code"), [(0.05, "regressed", 1), (0.0, "ok", 0)])
     def test_one_commit_is_measured_in_both(
@@ -418,7 +416,7 @@ class TestToolchains:
         bench.plan("different", 0.05, base_environment=new, head_environment=new)
         interpreters: Any = FakeInterpreters("3.7.1", "3.8.0")
         with open_store(db, create=False) as store:
-            confirm(store, repo=Path(), budget_s=600, interpreters=interpreters, base_python=Path("python-3.7.1"))
+            confirm(store, Measuring(Path(), base_python=Path("python-3.7.1"), interpreters=interpreters), budget_s=600)
         assert bench.pythons == [("python-3.7.1", "python-3.8.0"), (sys.executable, sys.executable)]
 
     def test_an_ab_with_two_toolchains_says_so(
@@ -428,7 +426,7 @@ class TestToolchains:
         here = msgspec.to_builtins(make().environment)
         bench.plan("different", 0.05, base_environment=here | {"triton": "3.6.0"}, head_environment=here)
         with open_store(db, create=False) as store:
-            confirm(store, repo=Path(), budget_s=600, base_python=Path("/opt/old/python"))
+            confirm(store, Measuring(Path(), base_python=Path("/opt/old/python")), budget_s=600)
         assert bench.pythons == [("/opt/old/python", sys.executable)]
         (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
         assert (row["verdict"], row["cause"]) == ("regressed", "code and toolchain")

@@ -14,12 +14,14 @@ from cases import rarely
 from click.testing import CliRunner
 
 from groupbench.operators.measure.side import list_offers
+from groupbench.tracker.ab.answers import Prepared
 from groupbench.tracker.ab.bench import AbError
 from groupbench.tracker.ab.evaluate import Evaluation, Evaluator, decided, exit_code, of, to_try
 from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.evaluate import lines_of
+from groupbench.tracker.facts.record import Accuracy
 
 pytestmark = pytest.mark.usefixtures("warm_imports")
 
@@ -232,7 +234,7 @@ def result(**facts: object) -> Evaluation:
 
 
 def test_a_cheat_that_shows_while_it_is_timed_is_suspicious() -> None:
-    honest = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
+    honest = Prepared("gpu", Accuracy(rms=0.0))
     evaluation = result(
         verdict="failed", head_facts=honest, failed_side="head", failed_status="wrong", message="in a timed call: stale"
     )
@@ -240,15 +242,16 @@ def test_a_cheat_that_shows_while_it_is_timed_is_suspicious() -> None:
 
 
 def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
-    facts = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
+    facts = Prepared("gpu", Accuracy(rms=0.0))
     evaluation = result(verdict="same", timing="interpreted", head_facts=facts, message="accuracy alone was compared")
     assert (evaluation.verdict, evaluation.speedup, evaluation.note) == ("right", None, "accuracy alone was compared")
 
 
 def test_what_could_not_be_checked_names_the_candidate_and_its_rival() -> None:
     busy = ["times, because other work kept the CPU busy"]
-    honest = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
-    facts = {"verdict": "different", "effect": -0.1, "low": -0.11, "high": -0.09, "head_facts": honest}
+    honest = Prepared("gpu", Accuracy(rms=0.0))
+    facts: dict[str, object] = {"verdict": "different", "effect": -0.1, "low": -0.11, "high": -0.09}
+    facts["head_facts"] = honest
     assert result(**facts).unchecked == {}
     evaluation = result(**facts, unchecked={"base": busy, "head": busy})
     assert (evaluation.verdict, evaluation.unchecked) == ("faster", {"against": busy, "candidate": busy})
@@ -277,7 +280,7 @@ ENDS = {
 def test_at_the_end_of_a_limit_the_interval_decides(
     low: float | None, high: float, verdict: str, limit: Literal["budget", "blocks"]
 ) -> None:
-    facts = {"problem": None, "suspicious": False, "accuracy": {"rms": 0.0}}
+    facts = Prepared("gpu", Accuracy(rms=0.0))
     evaluation = result(
         verdict="unknown", head_facts=facts, effect=0.0, low=low, high=high, min_effect=0.01, message="not resolved",
         ran_out=limit,

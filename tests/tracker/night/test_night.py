@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from repositories import git
 
-from groupbench.tracker.ab.confirm import Confirmed
+from groupbench.tracker.ab.confirm import Confirmed, Measuring
 from groupbench.tracker.ab.toolchains import interpreter_of
 from groupbench.tracker.cli import main
 from groupbench.tracker.facts.errors import TrackerError
@@ -430,8 +430,8 @@ def test_suspects_are_confirmed_with_the_toolchain(
 ) -> None:
     pythons: list[str] = []
 
-    def confirmed(*args: Any, python: str, **more: Any) -> Confirmed:
-        pythons.append(python)
+    def confirmed(store: object, measuring: Measuring, **more: Any) -> Confirmed:
+        pythons.append(measuring.python)
         return Confirmed((), (), (), ())
 
     monkeypatch.setattr("groupbench.tracker.ab.confirm.confirm", confirmed)
