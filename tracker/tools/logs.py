@@ -1,4 +1,4 @@
-"""Logging of both programs: what a process waits for, on standard error."""
+"""Logging of both programs: steps and waits, on standard error."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 FORMAT = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 
 
-class _Standard(logging.StreamHandler):  # type: ignore[type-arg]
+class _Standard(logging.StreamHandler):
     """Write to the `sys.stderr` of the moment, which progress bars and tests replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> object:  # type: ignore[override]
+    def stream(self) -> object:
         return sys.stderr
 
 
@@ -29,7 +29,7 @@ def configure(verbosity: int) -> None:
 
     Args:
         verbosity: The number of `-v` on the command line: 0 keeps the level of `GROUPBENCH_LOG`, by default warnings;
-            1 shows what happens, such as a worker that starts; 2 also shows every wait.
+            1 shows each step, such as the start of a worker; 2 also shows every wait.
     """
     named = os.environ.get(VARIABLE, "").strip().lower()
     level = [LEVELS.get(named, logging.WARNING), logging.INFO, logging.DEBUG][min(verbosity, 2)]
