@@ -59,7 +59,7 @@ def find(
                 above = "\n".join(text[: match.start()].split("\n")[-12:])
                 rank = (0 if _DECORATED.search(_decorators(above)) else 2) + _is_test(path)
                 defined.setdefault(match[1], []).append((rank, at))
-        for match in re.finditer(r"\bBackend\(\s*(?:name\s*=\s*)?[\"']([^\"'\n]+)[\"']", text):
+        for match in re.finditer(r"\b\w+\(\s*(?:name\s*=\s*)?[\"']([^\"'\n]+)[\"']", text):
             if match[1] in backends:
                 line = text.count("\n", 0, match.start(1)) + 1
                 declared.setdefault(match[1], []).append(SourceLine(path, line, "backend"))

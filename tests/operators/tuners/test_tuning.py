@@ -1,4 +1,4 @@
-"""How the configs of a problem are timed. A simulated clock replaces the GPU."""
+"""The configs of a problem are timed. A simulated clock replaces the GPU."""
 
 from __future__ import annotations
 
