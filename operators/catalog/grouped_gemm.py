@@ -259,6 +259,8 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def prepare_triton_pointer(x: GroupedInputs) -> Run:
+    import torch
+
     from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
 
     return prepare_pointer_packed(torch.split(x.a, list(x.rows)), x.b.unbind())
