@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import helion
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor
 
 from groupbench.kernels.device import Device, device_of, fitted, halved
-from groupbench.kernels.grouped_gemm.support import illegal_tile
-from groupbench.kernels.grouped_gemm.tuned import configs_in_order
+from groupbench.kernels.grouped_gemm.support import group_ends, illegal_tile, require_runnable, stored_weights
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, tuning_key
 from groupbench.kernels.variants import Variant, first_that_runs
 
 T = TypeVar("T")
@@ -100,3 +101,25 @@ def first_that_compiles(
             for name, config, reason in configs
         ],
     )
+
+
+def prepare_forward(
+    kernel: str,
+    choices: Choices,
+    prepare: Callable[[Tensor, Tensor, Tensor, helion.Config], Callable[[], Tensor]],  # for operands that were checked
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    offs: Tensor,  # [G]
+    config: helion.Config | None,
+) -> Callable[[], Tensor]:  # [M, N]
+    """Check the operands of a grouped GEMM and prepare it with a config, or with the first that compiles."""
+    require_runnable(a, b)
+    group_ends(a, b, offs)
+    (M, K), (G, _, N) = a.shape, b.shape
+    if M == 0 or N == 0 or K == 0:  # Helion cannot trace a tile over zero columns
+        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
+    by_config = partial(prepare, a, b, offs.to(a.device))
+    if config is not None:
+        return by_config(config)
+    key = tuning_key(M, G, N, K, a.dtype, stored_weights(b)[1])
+    return first_that_compiles(kernel, key, choices.default(a, M / G), a, by_config)

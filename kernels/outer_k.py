@@ -35,7 +35,7 @@ from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, ha
 from groupbench.kernels.grouped_gemm.support import illegal_tile
 from groupbench.kernels.launch import Launch
 from groupbench.kernels.split_k.problem import require_product
-from groupbench.kernels.variants import Variant, first_that_runs
+from groupbench.kernels.variants import by_config, first_that_runs
 
 
 @dataclass(frozen=True)
@@ -134,14 +134,9 @@ def prepare_outer_k(
         return lambda: torch.empty(M, N, dtype=a.dtype, device=a.device)
     if config is not None:
         return _prepare_with(a, b, config)
-    configs = {"default": default_config(device, a.dtype), "small": default_config(halved(device), a.dtype)}
-    return first_that_runs(
-        "outer_k",
-        [
-            Variant(f"{name} config", partial(_prepare_with, a, b, config), None, (config, a.dtype, a.device))
-            for name, config in configs.items()
-        ],
-    )
+    devices = (("default", device), ("small", halved(device)))
+    configs = [(name, default_config(of, a.dtype), None) for name, of in devices]
+    return first_that_runs("outer_k", by_config("", configs, partial(_prepare_with, a, b), (a.dtype, a.device)))
 
 
 def _prepare_with(a: Tensor, b: Tensor, config: OuterKConfig) -> Callable[[], Tensor]:

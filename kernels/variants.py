@@ -29,6 +29,7 @@ class _Config(Protocol):
 
 
 T = TypeVar("T")
+D = TypeVar("D")
 C = TypeVar("C", bound=_Config)
 
 SETTING = "GROUPBENCH_FALLBACK"
@@ -159,22 +160,52 @@ class _FirstThatRuns(Generic[T]):
         return None if variant.key is None else (self._kernel, variant.name, variant.key)
 
 
-def why_not_gluon(module: str, *problem: Any) -> str | None:
-    """Return why a module with a Gluon kernel cannot be imported, or what its `unsuitable` says of the problem."""
-    try:
-        unsuitable: Callable[..., str | None] = importlib.import_module(module).unsuitable
-    except Exception as error:  # Gluon is experimental: another Triton may raise anything
-        import triton
+class Gluon:
+    """A module with a Gluon kernel, imported when it is used, for one problem.
 
-        return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
-    return unsuitable(*problem)
+    Args:
+        module: Full name. It has `unsuitable`, which says why it cannot take a problem, and `prepare_specialized`.
+        problem: Arguments of `unsuitable`.
+    """
+
+    def __init__(self, module: str, *problem: Any) -> None:
+        self._module, self._problem = module, problem
+
+    def why_not(self) -> str | None:
+        """Return why the module cannot be imported or cannot take the problem, or None if it can."""
+        try:
+            unsuitable: Callable[..., str | None] = importlib.import_module(self._module).unsuitable
+        except Exception as error:  # Gluon is experimental: another Triton may raise anything
+            import triton
+
+            return f"Gluon differs in Triton {triton.__version__}: {describe(error)}"
+        return unsuitable(*self._problem)
+
+    def prepare(self, *args: Any) -> Any:
+        """Return the module's `prepare_specialized` of the arguments. Raises ValueError if it cannot run."""
+        if reason := self.why_not():
+            raise ValueError(f"the specialized kernel cannot run: {reason}")
+        return importlib.import_module(self._module).prepare_specialized(*args)
+
+
+def by_config(
+    kind: str,  # begins the names
+    configs: Iterable[tuple[str, D, str | None]],  # (name, config, why it cannot run or None)
+    prepare: Callable[[D], Callable[[], T]],
+    compiled_for: Hashable,
+) -> list[Variant[T]]:
+    """Return a variant for each config, in their order."""
+    return [
+        Variant(f"{kind}{name} config", partial(prepare, config), reason, (config, compiled_for))
+        for name, config, reason in configs
+    ]
 
 
 def specialized_or_not(
     plain: str,  # the name of the kernel that is not specialized
     configs: Iterable[tuple[str, C, str | None]],  # (name, config, why it cannot run or None)
     prepare: Callable[[C], Callable[[], T]],
-    why_not_specialized: Callable[[], str | None],
+    specialized: Gluon,
     compiled_for: Hashable,
 ) -> list[Variant[T]]:
     """Return a variant for each config, in their order."""
@@ -182,7 +213,7 @@ def specialized_or_not(
         Variant(
             f"{'specialized' if config.specialized else plain}, {name} config",
             partial(prepare, config),
-            reason or (why_not_specialized() if config.specialized else None),
+            reason or (specialized.why_not() if config.specialized else None),
             (config, compiled_for),
         )
         for name, config, reason in configs

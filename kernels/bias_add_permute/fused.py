@@ -60,11 +60,12 @@ from groupbench.kernels.bias_add_permute.plan import (
     tma_reads,
 )
 from groupbench.kernels.bias_add_permute.problem import Group, require_problem
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import illegal_tile, worker_count
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
 from groupbench.kernels.launch import Launch
-from groupbench.kernels.variants import Variant, first_that_runs, why_not_gluon
+from groupbench.kernels.variants import Gluon, Variant, by_config, first_that_runs
 
 # For problems without a tuned config. Percentages are of copy bandwidth, on an H100, for Composable Kernel's example in
 # bf16.
@@ -188,6 +189,14 @@ def _load_e(e_ptrs, m_ok, n_ok, EVEN_M: tl.constexpr, EVEN_N: tl.constexpr):
         return tl.load(e_ptrs, mask=m_ok & n_ok, other=0.0, eviction_policy="evict_first")
 
 
+# Places of a row's fields: the order is that of `plan.FIELDS`. A kernel can use only globals that are constexpr.
+AT_A, AT_B, AT_D, AT_E, AT_F = (tl.constexpr(place) for place in range(5))  # addresses, and the offset of the output
+AT_A_STRIDE_M, AT_A_STRIDE_K, AT_B_STRIDE_N, AT_B_STRIDE_K = (tl.constexpr(place) for place in range(5, 9))
+AT_D_STRIDE_N, AT_E_STRIDE_M, AT_E_STRIDE_N = (tl.constexpr(place) for place in range(9, 12))
+AT_M1, AT_M2, AT_N0, AT_N1, AT_M, AT_N, AT_K = (tl.constexpr(place) for place in range(12, 19))
+GROUP, FIRST_M, FIRST_N, END_N = (tl.constexpr(place) for place in range(4))  # of a sweep
+
+
 @triton.jit
 def _fused_kernel(  # noqa: C901 - most branches are decided when it is compiled
     table_ptr,  # [G, len(FIELDS)] int64
@@ -214,27 +223,27 @@ def _fused_kernel(  # noqa: C901 - most branches are decided when it is compiled
 ):
     dtype = out_ptr.dtype.element_ty
     SIZE: tl.constexpr = dtype.primitive_bitwidth // 8
-    sweep = sweeps_ptr + tl.program_id(0) * 4
-    row = table_ptr + tl.load(sweep) * NUM_FIELDS
+    sweep = sweeps_ptr + tl.program_id(0) * 4  # numbers of a sweep
+    row = table_ptr + tl.load(sweep + GROUP) * NUM_FIELDS
     # The compiler does not know the alignment of values from memory: without these hints every access would be one
     # element wide.
-    first_m = tl.multiple_of(tl.load(sweep + 1), [BLOCK_M])
-    first_n = tl.multiple_of(tl.load(sweep + 2), [BLOCK_N])
-    end_n = tl.load(sweep + 3)
-    a_ptr = tl.multiple_of(tl.load(row).to(tl.pointer_type(dtype)), [ALIGN_K * SIZE])
-    b_ptr = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(dtype)), [ALIGN_K * SIZE])
-    d_ptr = tl.load(row + 2).to(tl.pointer_type(dtype))
-    f_ptr = out_ptr + tl.multiple_of(tl.load(row + 4), [ALIGN_M])
-    a_stride_m = tl.multiple_of(tl.load(row + 5), [ALIGN_K])
-    b_stride_n = tl.multiple_of(tl.load(row + 7), [ALIGN_K])
-    d_stride_n = tl.load(row + 9)
-    M1 = tl.load(row + 12).to(tl.int32)
-    M2 = tl.multiple_of(tl.load(row + 13).to(tl.int32), [ALIGN_M])
-    N0 = tl.load(row + 14).to(tl.int32)
-    N1 = tl.load(row + 15).to(tl.int32)
-    M = tl.multiple_of(tl.load(row + 16).to(tl.int32), [ALIGN_M])
-    N = tl.multiple_of(tl.load(row + 17).to(tl.int32), [ALIGN_N])
-    K = tl.multiple_of(tl.load(row + 18).to(tl.int32), [ALIGN_K])
+    first_m = tl.multiple_of(tl.load(sweep + FIRST_M), [BLOCK_M])
+    first_n = tl.multiple_of(tl.load(sweep + FIRST_N), [BLOCK_N])
+    end_n = tl.load(sweep + END_N)
+    a_ptr = tl.multiple_of(tl.load(row + AT_A).to(tl.pointer_type(dtype)), [ALIGN_K * SIZE])
+    b_ptr = tl.multiple_of(tl.load(row + AT_B).to(tl.pointer_type(dtype)), [ALIGN_K * SIZE])
+    d_ptr = tl.load(row + AT_D).to(tl.pointer_type(dtype))
+    f_ptr = out_ptr + tl.multiple_of(tl.load(row + AT_F), [ALIGN_M])
+    a_stride_m = tl.multiple_of(tl.load(row + AT_A_STRIDE_M), [ALIGN_K])
+    b_stride_n = tl.multiple_of(tl.load(row + AT_B_STRIDE_N), [ALIGN_K])
+    d_stride_n = tl.load(row + AT_D_STRIDE_N)
+    M1 = tl.load(row + AT_M1).to(tl.int32)
+    M2 = tl.multiple_of(tl.load(row + AT_M2).to(tl.int32), [ALIGN_M])
+    N0 = tl.load(row + AT_N0).to(tl.int32)
+    N1 = tl.load(row + AT_N1).to(tl.int32)
+    M = tl.multiple_of(tl.load(row + AT_M).to(tl.int32), [ALIGN_M])
+    N = tl.multiple_of(tl.load(row + AT_N).to(tl.int32), [ALIGN_N])
+    K = tl.multiple_of(tl.load(row + AT_K).to(tl.int32), [ALIGN_K])
     # At least one step, of zeros if K is 0: the compiler then knows that each tile has a last step.
     steps = tl.maximum(tl.cdiv(K, BLOCK_K), 1)
     tl.assume(steps > 0)
@@ -253,17 +262,17 @@ def _fused_kernel(  # noqa: C901 - most branches are decided when it is compiled
             a_stride_k = tl.full((), 1, tl.int64)
             a_ptrs += offs_k[None, :]
         else:
-            a_stride_k = tl.load(row + 6)
+            a_stride_k = tl.load(row + AT_A_STRIDE_K)
             a_ptrs += offs_k[None, :] * a_stride_k
         if B_UNIT:
             b_stride_k = tl.full((), 1, tl.int64)
             b_ptrs += offs_k[None, :]
         else:
-            b_stride_k = tl.load(row + 8)
+            b_stride_k = tl.load(row + AT_B_STRIDE_K)
             b_ptrs += offs_k[None, :] * b_stride_k
     if OP != "none":
-        e_ptr = tl.multiple_of(tl.load(row + 3).to(tl.pointer_type(dtype)), [ALIGN_N * SIZE])
-        e_stride_m = tl.multiple_of(tl.load(row + 10), [ALIGN_N])
+        e_ptr = tl.multiple_of(tl.load(row + AT_E).to(tl.pointer_type(dtype)), [ALIGN_N * SIZE])
+        e_stride_m = tl.multiple_of(tl.load(row + AT_E_STRIDE_M), [ALIGN_N])
         if TMA:
             e_desc = tl.make_tensor_descriptor(e_ptr, [M, N], [e_stride_m, 1], [BLOCK_M, BLOCK_N])
         else:
@@ -272,7 +281,7 @@ def _fused_kernel(  # noqa: C901 - most branches are decided when it is compiled
                 e_stride_n = tl.full((), 1, tl.int64)
                 e_ptrs += range_n[:, None]
             else:
-                e_stride_n = tl.load(row + 11)
+                e_stride_n = tl.load(row + AT_E_STRIDE_N)
                 e_ptrs += (range_n * e_stride_n)[:, None]
 
     # Hinted again: Triton does not know that the remainder of two multiples of 8 is one too.
@@ -350,18 +359,10 @@ def prepare_fused(
         if reason := illegal(config, dtype, op, device):
             raise ValueError(f"{config}: {reason}")
         return _prepare_with(groups, op, config)
-    variants = [Variant("specialized", partial(_prepare_specialized, groups, op), why_not_specialized(groups))]
-    variants += [
-        Variant(f"plain, {name} config", partial(_prepare_with, groups, op, config), reason, (config, op, dtype))
-        for name, config, reason in configs_for(groups, op, device)
-    ]
+    gluon = Gluon(f"{__package__}.fused_specialized", groups)
+    variants = [Variant("specialized", partial(gluon.prepare, groups, op), gluon.why_not())]
+    variants += by_config("plain, ", configs_for(groups, op, device), partial(_prepare_with, groups, op), (op, dtype))
     return first_that_runs("bias_add_permute", variants)
-
-
-def _prepare_specialized(groups: Sequence[Group], op: str) -> Callable[[], tuple[Tensor, ...]]:
-    from groupbench.kernels.bias_add_permute.fused_specialized import prepare_specialized
-
-    return prepare_specialized(groups, op)
 
 
 def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Callable[[], tuple[Tensor, ...]]:
@@ -385,13 +386,8 @@ def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Call
         (len(planned),),
         OP=op,
         NUM_FIELDS=len(FIELDS),
-        TMA=tma,
         PRECISION="ieee" if dtype == torch.float32 else "tf32",
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **launch_keywords(_fused_kernel, config, TMA=tma),
         **({} if config.registers is None or device.type == "cpu" else {"maxnreg": config.registers}),
         **constants,
     )
@@ -407,8 +403,3 @@ def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Call
     if device.type == "cuda":
         run()  # compiles
     return run
-
-
-def why_not_specialized(groups: Sequence[Group]) -> str | None:
-    """Return why fused_specialized.py cannot be imported or cannot take these groups, or None if it can."""
-    return why_not_gluon(f"{__package__}.fused_specialized", groups)

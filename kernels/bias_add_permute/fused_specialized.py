@@ -61,8 +61,10 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from groupbench.kernels.bias_add_permute import plan
 from groupbench.kernels.bias_add_permute.problem import Group
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import device_of
 from groupbench.kernels.gluon_names import async_load, not_hopper, reinterpret
+from groupbench.kernels.grouped_gemm.gluon_tiles import barriers
 from groupbench.kernels.grouped_gemm.support import worker_count
 from groupbench.kernels.launch import Launch
 
@@ -348,14 +350,6 @@ def _multiply(
 
 
 @gluon.jit
-def _barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(NUMBER):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers
-
-
-@gluon.jit
 def _fused_specialized_kernel(
     sweeps_ptr,  # [sweeps + programs, WIDTH] int64: FIELDS; the last rows end the programs
     taken_ptr,  # [1] int32: zero
@@ -377,15 +371,15 @@ def _fused_specialized_kernel(
     b_smem = gl.allocate_shared_memory(dtype, [STAGES, BLOCK_N, BLOCK_K], SWIZZLED)
     e_smem = gl.allocate_shared_memory(dtype, [2, BLOCK_M, BLOCK_N], SWIZZLED)
     ring = gl.allocate_shared_memory(gl.int64, [WIDTH], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    a_full, a_empty = _barriers(A_TILES, 1), _barriers(A_TILES, 2)
-    b_full, b_empty = _barriers(STAGES, 1), _barriers(STAGES, 1)
-    turns = _barriers(2, 1)
+    a_full, a_empty = barriers(A_TILES, 1), barriers(A_TILES, 2)
+    b_full, b_empty = barriers(STAGES, 1), barriers(STAGES, 1)
+    turns = barriers(2, 1)
     # Only if e is loaded. The compiler reuses the memory of a barrier that no warp waits for. The hardware may still
     # write the barrier's state there: on an H200 that several processes shared, into TMA descriptors.
-    e_full = turns if OP == "none" else _barriers(2, 1)
-    e_empty = turns if OP == "none" else _barriers(2, 1)
+    e_full = turns if OP == "none" else barriers(2, 1)
+    e_empty = turns if OP == "none" else barriers(2, 1)
     READERS: gl.constexpr = 3 if OP == "none" else 4
-    ring_full, ring_empty = _barriers(1, 1).index(0), _barriers(1, READERS).index(0)
+    ring_full, ring_empty = barriers(1, 1).index(0), barriers(1, READERS).index(0)
     memory = (
         a_smem, b_smem, e_smem, a_full, a_empty, b_full, b_empty, e_full, e_empty, turns, ring, ring_full, ring_empty,
     )  # fmt: skip
@@ -469,12 +463,8 @@ def prepare_specialized(
         EVEN=constants["EVEN_M"] and constants["EVEN_N"],
         WHOLE_M=constants["WHOLE_M"],
         WHOLE_N=constants["WHOLE_N"],
-        BLOCK_M=CONFIG.block_m,
-        BLOCK_N=CONFIG.block_n,
-        BLOCK_K=CONFIG.block_k,
         A_TILES=A_TILES,
-        STAGES=CONFIG.num_stages,
-        num_warps=CONFIG.num_warps,
+        **launch_keywords(_fused_specialized_kernel, CONFIG),
     )
 
     def run() -> tuple[Tensor, ...]:

@@ -36,10 +36,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import group_ends, illegal_tile, require_runnable, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
-from groupbench.kernels.variants import Variant, first_that_runs
+from groupbench.kernels.variants import by_config, first_that_runs
 
 
 @dataclass(frozen=True)
@@ -176,13 +177,7 @@ def launch_contiguous(
         HAS_MAP=row_map is not None,
         EVEN_K=K % config.block_k == 0,
         PRECISION="ieee" if a.dtype == torch.float32 else "tf32",
-        GROUP_SIZE_M=config.group_size_m,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        SUPER_GROUP_M=config.super_group_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **launch_keywords(_contiguous_kernel, config),
     )
     return out
 
@@ -224,12 +219,9 @@ def prepare_contiguous(
     if not is_default:
         return _prepare_with(a, w, offs, config)
     small = default_config(halved(device_of(a.device)), a.dtype)
+    configs = [("default", config, None), ("small", small, None)]
     return first_that_runs(
-        "contiguous",
-        [
-            Variant(f"{name} config", partial(_prepare_with, a, w, offs, config), None, (config, a.dtype, a.device))
-            for name, config in (("default", config), ("small", small))
-        ],
+        "contiguous", by_config("", configs, partial(_prepare_with, a, w, offs), (a.dtype, a.device))
     )
 
 

@@ -10,6 +10,11 @@ import triton
 import triton.language as tl
 
 
+def of_groups(G: int) -> dict[str, int]:
+    """Return the constants G and G_POW2 of a kernel that finds experts."""
+    return {"G": G, "G_POW2": triton.next_power_of_2(G)}
+
+
 @triton.jit
 def expert_tiles(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
     """Return (first row, end row, tile rows, tile rows of all experts before it) of every expert, each [G_POW2]."""

@@ -29,7 +29,7 @@ tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and Flash
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 import triton
@@ -38,8 +38,10 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor, to_ragged_indices
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
-from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
+from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, of_groups, zero_past
+from groupbench.kernels.grouped_gemm.flat_config import FlatConfig
 from groupbench.kernels.grouped_gemm.flat_pointers import grouped_gemm_pointers
 from groupbench.kernels.grouped_gemm.support import (
     SPECIALIZED_WAVES,
@@ -61,27 +63,7 @@ from groupbench.kernels.grouped_gemm.tuned import (
     tuning_key,
 )
 from groupbench.kernels.launch import Launch, Outputs
-from groupbench.kernels.variants import Variant, first_that_runs, specialized_or_not, why_not_gluon
-
-
-@dataclass(frozen=True)
-class FlatConfig:
-    """Tile sizes and launch options of the flat kernel; `illegal` decides which combinations compile."""
-
-    block_m: int
-    block_n: int
-    block_k: int
-    num_warps: int
-    num_stages: int
-    group_m: int = 8  # tile rows of a super-group, see tile_order.py
-    swap: bool = False  # out.T = b.T @ a.T
-    split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
-    flatten: bool = True  # one software pipeline over all tiles: a tile's loads start before the last one is stored
-    halves: bool = False  # tiles of half the rows at an expert's end if these suffice, and in a short last wave
-    per_sm: int = 1  # programs per SM: one stores while the other multiplies
-    specialized: bool = False  # run flat_specialized.py; num_warps then counts each of its multiplying groups
-    lockstep: int = 0  # with specialized: steps of K after which programs wait for each other; 0: never
-
+from groupbench.kernels.variants import Gluon, Variant, first_that_runs, specialized_or_not
 
 # For shapes without a tuned config. configs/flat_h100.json has the measurements, on an H100 over the shapes of
 # TritonBench and of MoE layers.
@@ -267,6 +249,18 @@ def store_tile(
 
 
 @triton.jit
+def _whole_tile(
+    a_desc, b_desc, out_desc, start, size, row, column, matrix, steps,
+    B_IS_NK: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr, SWAP: tl.constexpr, SPLIT_STORE: tl.constexpr,
+):  # fmt: skip
+    """Compute and write the tile at `row` of an expert's rows."""
+    acc = _product(a_desc, b_desc, start + row, matrix, column, steps,
+                   B_IS_NK, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, SWAP)  # fmt: skip
+    store_tile(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
+
+
+@triton.jit
 def _flat_kernel(
     a_desc,  # [M, K], tiles [BLOCK_M, BLOCK_K]
     a_half_desc,  # the same, tiles [BLOCK_M // 2, BLOCK_K]; read only with HALVES
@@ -318,10 +312,8 @@ def _flat_kernel(
         if HALVES:
             row += half * HALF
             if (item >= whole) | (size - row <= HALF):
-                acc_half = _product(
-                    a_half_desc, b_desc, start + row, matrix, column, steps,
-                    B_IS_NK, PRECISION, HALF, BLOCK_N, BLOCK_K, SWAP,
-                )  # fmt: skip
+                acc_half = _product(a_half_desc, b_desc, start + row, matrix, column, steps,
+                                    B_IS_NK, PRECISION, HALF, BLOCK_N, BLOCK_K, SWAP)  # fmt: skip
                 # Not by TMA: Triton would allocate a buffer for this kind of store too, and shared memory is full.
                 rows = row + tl.arange(0, HALF)
                 columns_here = column + tl.arange(0, BLOCK_N)
@@ -329,17 +321,11 @@ def _flat_kernel(
                 result = acc_half.T if SWAP else acc_half
                 tl.store(at, result.to(DTYPE), mask=(rows < size)[:, None] & (columns_here < N)[None, :])
             else:
-                acc = _product(
-                    a_desc, b_desc, start + row, matrix, column, steps,
-                    B_IS_NK, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
-                )  # fmt: skip
-                store_tile(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
+                _whole_tile(a_desc, b_desc, out_desc, start, size, row, column, matrix, steps,
+                            B_IS_NK, PRECISION, DTYPE, BLOCK_M, BLOCK_N, BLOCK_K, SWAP, SPLIT_STORE)  # fmt: skip
         else:
-            acc = _product(
-                a_desc, b_desc, start + row, matrix, column, steps,
-                B_IS_NK, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, SWAP,
-            )  # fmt: skip
-            store_tile(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
+            _whole_tile(a_desc, b_desc, out_desc, start, size, row, column, matrix, steps,
+                        B_IS_NK, PRECISION, DTYPE, BLOCK_M, BLOCK_N, BLOCK_K, SWAP, SPLIT_STORE)  # fmt: skip
     zero_past(out_ptr, tl.load(offs_ptr + G - 1).to(tl.int32), M, N, N, NUM_PROGRAMS, BLOCK_N)
 
 
@@ -371,8 +357,10 @@ def prepare_flat(
     if without_tma is not None:
         return first_that_runs("flat", [Variant("tma", pointers.prepare, without_tma), pointers])
 
+    specialized = Gluon(f"{__package__}.flat_specialized", G, a.device)
+
     def by_tma(config: FlatConfig) -> Callable[[], Tensor]:
-        prepare = _prepare_specialized if config.specialized else _prepare_tma
+        prepare = specialized.prepare if config.specialized else _prepare_tma
         return prepare(a, weights, offs, config, nk, shared, zero_rest)
 
     if config is not None:
@@ -381,32 +369,10 @@ def prepare_flat(
         "tma",
         configs_for(M, G, N, K, a.dtype, device, nk),
         by_tma,
-        lambda: _why_not_specialized(G, a.device),
+        specialized,
         (a.dtype, a.device, nk, shared, G),
     )
     return first_that_runs("flat", [*variants, pointers])
-
-
-def _prepare_specialized(
-    a: Tensor,
-    weights: Tensor,
-    offs: Tensor,
-    config: FlatConfig,
-    nk: bool,
-    shared: bool,
-    zero_rest: bool,
-) -> Callable[[], Tensor]:
-    """Do as `_prepare_tma` with the kernel of flat_specialized.py; raise ValueError if it cannot run."""
-    if why_not := _why_not_specialized(offs.numel(), a.device):
-        raise ValueError(f"the specialized kernel cannot run: {why_not}")
-    from groupbench.kernels.grouped_gemm.flat_specialized import prepare_specialized
-
-    return prepare_specialized(a, weights, offs, config, nk, shared, zero_rest)
-
-
-def _why_not_specialized(G: int, device: torch.device) -> str | None:
-    """Return why flat_specialized.py cannot be imported or cannot run here, or None if it can."""
-    return why_not_gluon(f"{__package__}.flat_specialized", G, device)
 
 
 def _prepare_tma(
@@ -430,22 +396,8 @@ def _prepare_tma(
     launch = Launch(
         _flat_kernel,
         (programs,),
-        G=G,
-        G_POW2=triton.next_power_of_2(G),
-        SHARED_B=shared,
-        B_IS_NK=nk,
-        PRECISION="ieee",
+        **launch_keywords(_flat_kernel, config, **of_groups(G), SHARED_B=shared, B_IS_NK=nk, PRECISION="ieee"),
         NUM_PROGRAMS=programs,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        SWAP=config.swap,
-        SPLIT_STORE=config.split_store,
-        FLATTEN=config.flatten,
-        HALVES=config.halves,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )
 
     def run() -> Tensor:

@@ -13,8 +13,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import Device, device_of
-from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
+from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, of_groups, zero_past
 from groupbench.kernels.grouped_gemm.pointer import PointerConfig, default_config, fit
 from groupbench.kernels.grouped_gemm.support import worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
@@ -112,16 +113,8 @@ def grouped_gemm_pointers(
         K,
         *a.stride(),
         *b.stride(),
-        G=G,
-        G_POW2=triton.next_power_of_2(G),
-        EVEN_K=K % config.block_k == 0,
+        **launch_keywords(_flat_pointer_kernel, config, **of_groups(G), EVEN_K=K % config.block_k == 0),
         PRECISION="ieee",
         NUM_PROGRAMS=programs,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )
     return out

@@ -36,10 +36,8 @@ that led to lockstep are in docs/notes/kernels/grouped-gemm.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
-import triton
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -51,18 +49,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import device_of
 from groupbench.kernels.gluon_names import async_load, not_hopper
 from groupbench.kernels.grouped_gemm import tile_order
+from groupbench.kernels.grouped_gemm.experts import of_groups
+from groupbench.kernels.grouped_gemm.flat_config import FlatConfig
 from groupbench.kernels.grouped_gemm.gluon_tiles import (
     ROWS,
-    add,
+    barriers,
     get,
     halves,
     next_stage,
     put,
     ragged,
+    running_sums,
     store_rows,
+    tile_rows,
     zero_past,
 )
 from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals_before, keep_step
@@ -70,10 +73,11 @@ from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
 from groupbench.kernels.grouped_gemm.support import worker_count
 from groupbench.kernels.launch import Launch, Outputs
 
-if TYPE_CHECKING:
-    from groupbench.kernels.grouped_gemm.flat import FlatConfig
-
 MOST_GROUPS = 256  # the loading warp counts their tiles in the few registers it has
+
+# Four numbers in shared memory describe the tile of a stage: an expert's first row, its number of rows, the row within
+# them, and 4 * column + groups of warps that have rows.
+START, SIZE, ROW, COLUMN_AND_GROUPS = (gl.constexpr(place) for place in range(4))
 
 # A Triton function that works on numbers alone, so it is valid Gluon too.
 _serpentine = gluon.jit(tile_order.serpentine.fn)
@@ -111,13 +115,7 @@ def _load(
     a_desc,
     b_desc,
     side_desc,
-    a_smem,
-    b_smem,
-    side_smem,
-    full,
-    empty,
-    described,
-    last_items,
+    memory,
     offs_ptr,
     arrivals_ptr,
     full_waves,
@@ -136,6 +134,7 @@ def _load(
     SIDE: gl.constexpr,
     BLOCK_K: gl.constexpr,
 ):
+    a_smem, b_smem, side_smem, full, empty, described, last_items = memory
     B_BYTES: gl.constexpr = b_desc.block_type.nbytes + (side_desc.block_type.nbytes if SIDE else 0)
     stage = 0
     phase = 1
@@ -157,10 +156,10 @@ def _load(
                 )
             mbarrier.wait(empty.index(stage), phase)
             if step == 0:
-                put(described, 4 * stage, start)
-                put(described, 4 * stage + 1, size)
-                put(described, 4 * stage + 2, row)
-                put(described, 4 * stage + 3, column * 4 + groups)
+                put(described, 4 * stage + START, start)
+                put(described, 4 * stage + SIZE, size)
+                put(described, 4 * stage + ROW, row)
+                put(described, 4 * stage + COLUMN_AND_GROUPS, column * 4 + groups)
             ready = full.index(stage)
             at_k = step * BLOCK_K
             for group in gl.static_range(GROUPS + 1):
@@ -221,13 +220,7 @@ def _store(
 def _multiply(
     GROUP: gl.constexpr,  # this group of warps: 0 has the first 64 rows of a tile
     out_desc,
-    a_smem,
-    b_smem,
-    side_smem,
-    out_smem,
-    full,
-    empty,
-    described,
+    memory,
     items,
     steps,
     B_IS_NK: gl.constexpr,
@@ -237,6 +230,7 @@ def _multiply(
     MAIN: gl.constexpr,
     SIDE: gl.constexpr,
 ):
+    a_smem, b_smem, side_smem, out_smem, full, empty, described = memory
     COLUMNS: gl.constexpr = MAIN if GROUPS == 2 or MAIN < 256 else MAIN // 2  # of one wgmma
     MMA: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     BUFFERS: gl.constexpr = out_smem.shape[0] // GROUPS
@@ -244,10 +238,10 @@ def _multiply(
     phase = 0
     for _ in range(gl.program_id(0), items, NUM_PROGRAMS):
         mbarrier.wait(full.index(stage), phase)
-        start = get(described, 4 * stage)
-        size = get(described, 4 * stage + 1)
-        row = get(described, 4 * stage + 2) + GROUP * ROWS
-        both = get(described, 4 * stage + 3)
+        start = get(described, 4 * stage + START)
+        size = get(described, 4 * stage + SIZE)
+        row = get(described, 4 * stage + ROW) + GROUP * ROWS
+        both = get(described, 4 * stage + COLUMN_AND_GROUPS)
         column = both // 4
         if both % 4 > GROUP:
             acc = gl.zeros([ROWS, MAIN], gl.float32, MMA)
@@ -308,14 +302,9 @@ def _flat_specialized_kernel(
     BLOCK_M: gl.constexpr = ROWS * GROUPS
     MAIN: gl.constexpr = b_desc.block_type.shape[1 if B_IS_NK else 2]
     BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
-    experts = gl.arange(0, G_POW2, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    real = experts < G
-    ends = gl.load(offs_ptr + experts, mask=real, other=0).to(gl.int32)
-    starts = gl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(gl.int32)
     tiles_n = gl.cdiv(N, MAIN + SIDE)
-    counts = gl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0) * tiles_n
-    last_items = gl.allocate_shared_memory(gl.int32, [G_POW2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    last_items.store(gl.associative_scan(counts, 0, add))
+    counts = tile_rows(offs_ptr, G, G_POW2, BLOCK_M) * tiles_n
+    last_items = running_sums(counts)
     tiles = gl.sum(counts, 0)
     full_waves = tiles // NUM_PROGRAMS
     left = tiles % NUM_PROGRAMS
@@ -337,37 +326,22 @@ def _flat_specialized_kernel(
         out_desc.dtype, [GROUPS * BUFFERS, ROWS, out_desc.block_type.shape[3]], SWIZZLED
     )
     described = gl.allocate_shared_memory(gl.int32, [4 * STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=GROUPS)
+    full, empty = barriers(STAGES, 1), barriers(STAGES, GROUPS)
 
     # The first partition gets the registers that the others leave. Three groups leave too few for a fourth that
     # multiplies: with `_load` last, a tile of 192 rows takes 10 to 20 % longer.
+    for_load = (a_smem, b_smem, side_smem, full, empty, described, last_items)
+    buffers = (a_smem, b_smem, side_smem, out_smem, full, empty, described)
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (
-                    _multiply,
-                    (
-                        0, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
-                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        1, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
-                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
-                    ),
-                ),
+                (_multiply, (0, out_desc, buffers, items, steps, B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE)),
+                (_multiply, (1, out_desc, buffers, items, steps, B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE)),
                 (
                     _load,
                     (
-                        a_desc, b_desc, side_desc, a_smem, b_smem, side_smem, full, empty, described, last_items,
-                        offs_ptr, arrivals_ptr, full_waves, whole, items, tiles_n, steps, SHARED_B, B_IS_NK,
-                        NUM_PROGRAMS, GROUP_M, LOCKSTEP, STAGES, GROUPS, MAIN, SIDE, BLOCK_K,
+                        a_desc, b_desc, side_desc, for_load, offs_ptr, arrivals_ptr, full_waves, whole, items, tiles_n,
+                        steps, SHARED_B, B_IS_NK, NUM_PROGRAMS, GROUP_M, LOCKSTEP, STAGES, GROUPS, MAIN, SIDE, BLOCK_K,
                     ),
                 ),
             ],
@@ -380,32 +354,13 @@ def _flat_specialized_kernel(
                 (
                     _load,
                     (
-                        a_desc, b_desc, side_desc, a_smem, b_smem, side_smem, full, empty, described, last_items,
-                        offs_ptr, arrivals_ptr, full_waves, whole, items, tiles_n, steps, SHARED_B, B_IS_NK,
-                        NUM_PROGRAMS, GROUP_M, LOCKSTEP, STAGES, GROUPS, MAIN, SIDE, BLOCK_K,
+                        a_desc, b_desc, side_desc, for_load, offs_ptr, arrivals_ptr, full_waves, whole, items, tiles_n,
+                        steps, SHARED_B, B_IS_NK, NUM_PROGRAMS, GROUP_M, LOCKSTEP, STAGES, GROUPS, MAIN, SIDE, BLOCK_K,
                     ),
                 ),
-                (
-                    _multiply,
-                    (
-                        0, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
-                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        1, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
-                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
-                    ),
-                ),
-                (
-                    _multiply,
-                    (
-                        2, out_desc, a_smem, b_smem, side_smem, out_smem, full, empty, described, items, steps,
-                        B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE,
-                    ),
-                ),
+                (_multiply, (0, out_desc, buffers, items, steps, B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE)),
+                (_multiply, (1, out_desc, buffers, items, steps, B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE)),
+                (_multiply, (2, out_desc, buffers, items, steps, B_IS_NK, NUM_PROGRAMS, STAGES, GROUPS, MAIN, SIDE)),
             ],
             [4, 4, 4],
             [160, 160, 160],
@@ -454,18 +409,11 @@ def prepare_specialized(
     launch = Launch(
         _flat_specialized_kernel,
         (programs,),
-        G=G,
-        G_POW2=triton.next_power_of_2(G),
-        SHARED_B=shared,
-        B_IS_NK=nk,
+        **launch_keywords(_flat_specialized_kernel, config, **of_groups(G), SHARED_B=shared, B_IS_NK=nk),
         NUM_PROGRAMS=programs,
-        GROUP_M=config.group_m,
-        LOCKSTEP=config.lockstep,
-        STAGES=config.num_stages,
         GROUPS=groups,
         BUFFERS=buffers,
         SIDE=side,
-        num_warps=config.num_warps,
     )
 
     def run() -> Tensor:

@@ -40,8 +40,9 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
-from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, zero_past
+from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, of_groups, zero_past
 from groupbench.kernels.grouped_gemm.flat import store_tile
 from groupbench.kernels.grouped_gemm.fp8_config import SPECIALIZED, Fp8Config
 from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequantize
@@ -58,7 +59,7 @@ from groupbench.kernels.grouped_gemm.support import (
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
 from groupbench.kernels.launch import Launch, Outputs
-from groupbench.kernels.variants import first_that_runs, specialized_or_not, why_not_gluon
+from groupbench.kernels.variants import Gluon, first_that_runs, specialized_or_not
 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
 ROWWISE, ROWWISE_FAST, BLOCKWISE = MODES = ("rowwise", "rowwise_fast", "blockwise")
@@ -262,8 +263,10 @@ def prepare_fp8(
         raise ValueError(f"{config}: {reason}")
     a, b = _for_tma("a", a), _for_tma("b", b)
 
+    specialized = Gluon(f"{__package__}.fp8_specialized", b)
+
     def prepare(config: Fp8Config) -> Callable[[], Tensor]:
-        by = _prepare_specialized if config.specialized else _prepare_plain
+        by = specialized.prepare if config.specialized else _prepare_plain
         return by(a, scale_a, b, scale_b, offs, fast_accum, out_dtype, config)
 
     if config is not None:
@@ -272,28 +275,10 @@ def prepare_fp8(
         "plain",
         configs_for(mode, M, G, N, K, device),
         prepare,
-        lambda: _why_not_specialized(b),
+        specialized,
         (mode, out_dtype, a.device, G),
     )
     return first_that_runs("fp8", variants)
-
-
-def _prepare_specialized(
-    a: Tensor,
-    scale_a: Tensor,
-    b: Tensor,
-    scale_b: Tensor,
-    offs: Tensor,
-    fast_accum: bool,
-    out_dtype: torch.dtype,
-    config: Fp8Config,
-) -> Callable[[], Tensor]:
-    """Run `prepare_fp8` with the kernel of fp8_specialized.py; raise ValueError if it cannot take the weights."""
-    if why_not := _why_not_specialized(b):
-        raise ValueError(f"the specialised kernel cannot run: {why_not}")
-    from groupbench.kernels.grouped_gemm.fp8_specialized import prepare_specialized
-
-    return prepare_specialized(a, scale_a, b, scale_b, offs, fast_accum, out_dtype, config)
 
 
 def _prepare_plain(
@@ -319,20 +304,8 @@ def _prepare_plain(
     launch = Launch(
         _fp8_kernel,
         (programs,),
-        G=G,
-        G_POW2=triton.next_power_of_2(G),
+        **launch_keywords(_fp8_kernel, config, **of_groups(G), NUM_PROGRAMS=programs, FAST_ACCUM=fast_accum),
         SCALE_BLOCK=SCALE_BLOCK if scale_a.ndim == 2 else 0,
-        FAST_ACCUM=fast_accum,
-        NUM_PROGRAMS=programs,
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        SWAP=config.swap,
-        SPLIT_STORE=config.split_store,
-        FLATTEN=config.flatten,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )
 
     def run() -> Tensor:
@@ -355,11 +328,6 @@ def grouped_gemm_fp8_reference(
                 out[start:end] = dequantize(a[start:end], scale_a[start:end]) @ dequantize(b[g], scale_b[g]).T
             start = end
     return out
-
-
-def _why_not_specialized(b: Tensor) -> str | None:
-    """Return why fp8_specialized.py cannot be imported or cannot take these weights, or None if it can."""
-    return why_not_gluon(f"{__package__}.fp8_specialized", b)
 
 
 def _for_tma(name: str, x: Tensor) -> Tensor:

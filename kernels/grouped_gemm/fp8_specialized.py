@@ -47,11 +47,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import device_of
 from groupbench.kernels.gluon_names import async_load, not_hopper
 from groupbench.kernels.grouped_gemm import tile_order
+from groupbench.kernels.grouped_gemm.experts import of_groups
 from groupbench.kernels.grouped_gemm.fp8_config import Fp8Config
-from groupbench.kernels.grouped_gemm.gluon_tiles import add, halves, ragged, store_rows, zero_past
+from groupbench.kernels.grouped_gemm.gluon_tiles import (
+    barriers,
+    halves,
+    ragged,
+    running_sums,
+    store_rows,
+    tile_rows,
+    zero_past,
+)
 from groupbench.kernels.grouped_gemm.quantize import SCALE_BLOCK
 from groupbench.kernels.grouped_gemm.support import worker_count
 from groupbench.kernels.launch import Launch, Outputs
@@ -261,16 +271,11 @@ def _fp8_specialized_kernel(
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
     BLOCK_N: gl.constexpr = b_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
-    experts = gl.arange(0, G_POW2, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
-    real = experts < G
-    ends = gl.load(offs_ptr + experts, mask=real, other=0).to(gl.int32)
-    starts = gl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(gl.int32)
-    counts = gl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
+    counts = tile_rows(offs_ptr, G, G_POW2, BLOCK_M)
     tiles_m = gl.sum(counts, 0)
     tiles_n = gl.cdiv(N, BLOCK_N)
     steps = gl.cdiv(K, BLOCK_K)
-    last_tiles = gl.allocate_shared_memory(gl.int32, [G_POW2], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    last_tiles.store(gl.associative_scan(counts, 0, add))
+    last_tiles = running_sums(counts)
 
     a_smem = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
     b_smem = gl.allocate_shared_memory(b_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], b_desc.layout)
@@ -278,11 +283,7 @@ def _fp8_specialized_kernel(
         out_desc.layout.swizzle_byte_width, out_desc.layout.element_bitwidth, rank=2
     )
     out_smem = gl.allocate_shared_memory(out_desc.dtype, [2, BLOCK_M // 2, BLOCK_N // 4], OUT_LAYOUT)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=2)
+    full, empty = barriers(STAGES, 1), barriers(STAGES, 2)
 
     gl.warp_specialize(
         [
@@ -353,14 +354,9 @@ def prepare_specialized(
     launch = Launch(
         _fp8_specialized_kernel,
         (programs,),
-        G=G,
-        G_POW2=triton.next_power_of_2(G),
+        **launch_keywords(_fp8_specialized_kernel, config, **of_groups(G), NUM_PROGRAMS=programs),
         SCALE_BLOCK=SCALE_BLOCK if scale_a.ndim == 2 else 0,
         FAST_ACCUM=fast_accum,
-        NUM_PROGRAMS=programs,
-        GROUP_M=config.group_m,
-        STAGES=config.num_stages,
-        num_warps=config.num_warps,
     )
 
     def run() -> Tensor:

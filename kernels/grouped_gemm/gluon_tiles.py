@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools import ragged_tma
 
@@ -19,11 +19,43 @@ ROWS = gl.constexpr(64)  # of a tile, for each group of warps: the least that wg
 
 
 @gluon.jit
+def add(x, y):
+    return x + y
+
+
+@gluon.jit
 def next_stage(stage, phase, STAGES: gl.constexpr):
     """Return the stage after this one, and the phase of its barriers."""
     stage += 1
     wrapped = stage == STAGES
     return gl.where(wrapped, 0, stage), phase ^ wrapped.to(gl.int32)
+
+
+@gluon.jit
+def barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Return mbarriers in shared memory, each of which completes a phase after so many arrivals."""
+    made = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(NUMBER):
+        mbarrier.init(made.index(i), count=ARRIVALS)
+    return made
+
+
+@gluon.jit
+def tile_rows(offs_ptr, G: gl.constexpr, G_POW2: gl.constexpr, BLOCK_M: gl.constexpr):
+    """Return the number of tile rows of every expert, [G_POW2]."""
+    experts = gl.arange(0, G_POW2, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
+    real = experts < G
+    ends = gl.load(offs_ptr + experts, mask=real, other=0).to(gl.int32)
+    starts = gl.load(offs_ptr + experts - 1, mask=real & (experts > 0), other=0).to(gl.int32)
+    return gl.where(real, (ends - starts + BLOCK_M - 1) // BLOCK_M, 0)
+
+
+@gluon.jit
+def running_sums(counts):
+    """Return the inclusive sums of `counts` in shared memory, for warps of all roles."""
+    sums = gl.allocate_shared_memory(gl.int32, counts.shape, gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    sums.store(gl.associative_scan(counts, 0, add))
+    return sums
 
 
 @gluon.jit
@@ -36,11 +68,6 @@ def put(numbers, at, value):
 def get(numbers, at):
     """Read a number from shared memory [n, 1]."""
     return gl.max(numbers.index(at).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
-
-
-@gluon.jit
-def add(x, y):
-    return x + y
 
 
 @gluon.jit

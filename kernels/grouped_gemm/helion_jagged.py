@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
-from groupbench.kernels.grouped_gemm.support import group_ends, past_int32, require_runnable, stored_weights
-from groupbench.kernels.grouped_gemm.tuned import tuning_key
-from groupbench.kernels.helion_configs import Choices, first_that_compiles
+from groupbench.kernels.grouped_gemm.support import past_int32
+from groupbench.kernels.helion_configs import Choices, prepare_forward
 
 # block_sizes has the sizes of tile_n, tile_m and tile_k, in the order in which the kernel names them. A program walks
 # all rows of its group, so tall tiles mean fewer iterations: on an H100 at 4 x 4096^3 in bf16 0.75 ms with 256 rows,
@@ -72,21 +71,7 @@ def prepare_helion_jagged(
     The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
     that the kernel cannot take.
     """
-    require_runnable(a, b)
-    group_ends(a, b, offs)
-    (M, K), N = a.shape, b.size(2)
-    if M == 0 or N == 0 or K == 0:
-        # Helion cannot trace a tile over zero columns, and there is nothing to compute.
-        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
-    offs = offs.to(a.device)
-
-    def prepare(config: helion.Config) -> Callable[[], Tensor]:
-        return _prepare_with(a, b, offs, config)
-
-    if config is not None:
-        return prepare(config)
-    key = tuning_key(M, b.size(0), N, a.size(1), a.dtype, stored_weights(b)[1])
-    return first_that_compiles("helion_jagged", key, CHOICES.default(a, M / b.size(0)), a, prepare)
+    return prepare_forward("helion_jagged", CHOICES, _prepare_with, a, b, offs, config)
 
 
 def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config) -> Callable[[], Tensor]:

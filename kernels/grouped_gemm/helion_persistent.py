@@ -23,6 +23,7 @@ each group; the output there is filled with zeros first; tiles there end at 128;
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import helion
 import helion.language as hl
@@ -31,15 +32,11 @@ from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
 from groupbench.kernels.grouped_gemm.support import (
-    group_ends,
     past_int32,
-    require_runnable,
-    stored_weights,
     without_ones,
     worker_count,
 )
-from groupbench.kernels.grouped_gemm.tuned import tuning_key
-from groupbench.kernels.helion_configs import Choices, first_that_compiles
+from groupbench.kernels.helion_configs import Choices, prepare_forward
 
 # block_sizes has the tile's sizes in M, N and K.
 CHOICES = Choices(
@@ -103,27 +100,16 @@ def prepare_helion_persistent(
     The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
     that the kernel cannot take.
     """
-    require_runnable(a, b)
-    group_ends(a, b, offs)
-    (M, K), N = a.shape, b.size(2)
-    if M == 0 or N == 0 or K == 0:
-        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers}: must be at least 1")
-    number = workers or worker_count(a.device)
-    offs = offs.to(a.device)
-
-    def prepare(config: helion.Config) -> Callable[[], Tensor]:
-        return _prepare_with(a, b, offs, config, number)
-
-    if config is not None:
-        return prepare(config)
-    key = tuning_key(M, b.size(0), N, a.size(1), a.dtype, stored_weights(b)[1])
-    return first_that_compiles("helion_persistent", key, CHOICES.default(a, M / b.size(0)), a, prepare)
+    return prepare_forward("helion_persistent", CHOICES, partial(_prepare_with, workers), a, b, offs, config)
 
 
-def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config, workers: int) -> Callable[[], Tensor]:
+def _prepare_with(
+    workers: int | None, a: Tensor, b: Tensor, offs: Tensor, config: helion.Config
+) -> Callable[[], Tensor]:
     """Run `prepare_helion_persistent` with a config, for operands that were checked."""
+    workers = workers or worker_count(a.device)
     M, N = a.size(0), b.size(2)
     a, b = without_ones(a, b)
     rows, columns = a.size(0), b.size(2)

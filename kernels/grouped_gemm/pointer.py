@@ -3,7 +3,7 @@
     C_g = A_g @ B_g        A_g [M_g, K_g]   B_g [K_g, N_g]   C_g [M_g, N_g]     g = 0..G-1
 
 Every group has its own M, N and K, and its matrices may be anywhere in memory, so nothing is packed or copied. A table
-on the device holds one row per group (`FIELDS`). The schedule is static and made on the device. The tiles of all groups
+on the device holds one row per group. The schedule is static and made on the device. The tiles of all groups
 are numbered consecutively, and a program takes tile `program_id`, then every `num_programs`-th tile. It finds a tile's
 group by walking the table, and never has to walk back.
 
@@ -29,14 +29,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import illegal_tile, require_runnable, require_tensors, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.launch import Launch
-from groupbench.kernels.variants import Variant, first_that_runs
+from groupbench.kernels.variants import by_config, first_that_runs
 
 # One table row: 64 bytes, two memory sectors. Leading dimensions are in elements, addresses in bytes.
-FIELDS = ("a_address", "b_address", "c_offset", "M", "N", "K", "lda", "ldb")
+#
+#     A address | B address | C offset | M | N | K | lda | ldb
+FIELDS = tl.constexpr(8)
+AT_A, AT_B, AT_C, AT_M, AT_N, AT_K, AT_LDA, AT_LDB = (tl.constexpr(place) for place in range(8))
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def default_config(device: Device, dtype: torch.dtype) -> PointerConfig:
 
 @triton.jit
 def _pointer_kernel(
-    table_ptr,  # [G, 8] int64, columns as in FIELDS
+    table_ptr,  # [G, FIELDS] int64
     c_ptr,  # [sum(M_g * N_g)]
     G,
     A_K_UNIT: tl.constexpr,  # A has unit stride along K, else along M
@@ -101,26 +105,26 @@ def _pointer_kernel(
     tile = tl.program_id(0)
     first = 0  # number of the first tile of group g
     for g in range(G):
-        row = table_ptr + g * 8
-        M = tl.load(row + 3).to(tl.int32)
+        row = table_ptr + g * FIELDS
+        M = tl.load(row + AT_M).to(tl.int32)
         # The compiler does not know the alignment of values from memory: without these hints every load would be one
         # element wide. They include the sizes along a unit stride, since a mask that ends at an odd element splits a
         # vector.
-        N = tl.multiple_of(tl.load(row + 4).to(tl.int32), [ALIGN])
+        N = tl.multiple_of(tl.load(row + AT_N).to(tl.int32), [ALIGN])
         if not A_K_UNIT:
             M = tl.multiple_of(M, [ALIGN])
         tiles_m = tl.cdiv(M, BLOCK_M)
         tiles_n = tl.cdiv(N, BLOCK_N)
         end = first + tiles_m * tiles_n
         while tile < end:
-            a_ptr = tl.multiple_of(tl.load(row).to(tl.pointer_type(dtype)), [ALIGN_BYTES])
-            b_ptr = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(dtype)), [ALIGN_BYTES])
-            c_offset = tl.multiple_of(tl.load(row + 2), [ALIGN])
-            K = tl.load(row + 5).to(tl.int32)
+            a_ptr = tl.multiple_of(tl.load(row + AT_A).to(tl.pointer_type(dtype)), [ALIGN_BYTES])
+            b_ptr = tl.multiple_of(tl.load(row + AT_B).to(tl.pointer_type(dtype)), [ALIGN_BYTES])
+            c_offset = tl.multiple_of(tl.load(row + AT_C), [ALIGN])
+            K = tl.load(row + AT_K).to(tl.int32)
             if A_K_UNIT or not B_N_UNIT:
                 K = tl.multiple_of(K, [ALIGN])
-            lda = tl.multiple_of(tl.load(row + 6), [ALIGN])
-            ldb = tl.multiple_of(tl.load(row + 7), [ALIGN])
+            lda = tl.multiple_of(tl.load(row + AT_LDA), [ALIGN])
+            ldb = tl.multiple_of(tl.load(row + AT_LDB), [ALIGN])
 
             tile_m, tile_n = super_grouped(tile - first, tiles_m, tiles_n, GROUP_M)
             offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -206,14 +210,9 @@ def _prepare(
         if reason := illegal(config, dtype, facts):
             raise ValueError(f"{config}: {reason}")
         return _prepare_with(group_a, group_b, config)
-    configs = {"default": default_config(facts, dtype), "small": default_config(halved(facts), dtype)}
-    return first_that_runs(
-        "pointer",
-        [
-            Variant(f"{name} config", partial(_prepare_with, group_a, group_b, config), None, (config, dtype, device))
-            for name, config in configs.items()
-        ],
-    )
+    configs = [(name, default_config(of, dtype), None) for name, of in (("default", facts), ("small", halved(facts)))]
+    variants = by_config("", configs, partial(_prepare_with, group_a, group_b), (dtype, device))
+    return first_that_runs("pointer", variants)
 
 
 def _prepare_with(group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: PointerConfig) -> Callable[[], Tensor]:
@@ -243,12 +242,7 @@ def _prepare_with(group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: 
         B_N_UNIT=b_n_unit,
         ALIGN=align,
         PRECISION="ieee" if dtype == torch.float32 else "tf32",
-        BLOCK_M=config.block_m,
-        BLOCK_N=config.block_n,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **launch_keywords(_pointer_kernel, config),
     )
 
     def run() -> Tensor:

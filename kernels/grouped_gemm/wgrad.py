@@ -28,7 +28,7 @@ warp.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -38,6 +38,7 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor, to_ragged_indices
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm.support import (
     SPECIALIZED_WAVES,
@@ -51,30 +52,14 @@ from groupbench.kernels.grouped_gemm.support import (
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
+from groupbench.kernels.grouped_gemm.wgrad_config import WgradConfig
 from groupbench.kernels.launch import Launch, Outputs
-from groupbench.kernels.variants import Variant, first_that_runs, specialized_or_not, why_not_gluon
+from groupbench.kernels.variants import Gluon, Variant, first_that_runs, specialized_or_not
 
 RAGGED_ROWS = 2**30
 RANKED_AT_ONCE = 32  # groups that one program of the plan ranks
 MOST_RANKED = 4096  # groups: each is compared with all others
 TALLER = 1.01  # rows of all tiles of 192 rows over those of tiles of 128, up to which untuned problems take the former
-
-
-@dataclass(frozen=True)
-class WgradConfig:
-    """Tile sizes and launch options of the weight-gradient kernel; `illegal` decides which combinations compile."""
-
-    block_p: int  # rows of an output tile: K of the layer, or N if weights are stored as [G, N, K]
-    block_q: int  # its columns
-    block_m: int  # rows of A and dC per step
-    num_warps: int
-    num_stages: int
-    group_p: int = 8  # tile rows of a super-group, see tile_order.py
-    split_store: bool = False  # store a tile in two halves: half the shared memory for it, room for another stage
-    dynamic: bool = False  # groups with most rows first; each program takes the next tile when it is free
-    per_sm: int = 1  # programs per SM: one stores while the other multiplies
-    specialized: bool = False  # run wgrad_specialized.py; num_warps then counts each of its multiplying groups
-    lockstep: int = 0  # with specialized and without dynamic: steps after which programs wait for each other; 0: never
 
 
 # For shapes without a tuned config; those tuned on an H100 are in configs/wgrad_h100.json.
@@ -401,8 +386,8 @@ def wgrad_launcher(
     if config is not None:
         if reason := _illegal_for(config, G, a.dtype, device_of(a.device)):
             raise ValueError(f"{config}: {reason}")
-        if config.specialized and (reason := without_tma or _why_not_specialized(x.device)):
-            raise ValueError(f"the specialized kernel cannot run: {reason}")
+        if config.specialized and without_tma:
+            raise ValueError(f"the specialized kernel cannot run: {without_tma}")
         run = _launcher(x, y, offs, config, without_tma is None)
     else:
         run = first_that_runs("wgrad", _variants(x, y, offs, nk, without_tma))
@@ -426,15 +411,14 @@ def _variants(
         "tma",
         configs_for(M, G, N, K, dtype, device, nk),
         lambda config: _launcher(x, y, offs, config, True),
-        lambda: _why_not_specialized(x.device),
+        _specialized(x.device),
         (dtype, x.device),
     )
     return [*by_tma, pointers]
 
 
-def _why_not_specialized(device: torch.device) -> str | None:
-    """Return why wgrad_specialized.py cannot be imported or cannot run here, or None if it can."""
-    return why_not_gluon(f"{__package__}.wgrad_specialized", device)
+def _specialized(device: torch.device) -> Gluon:
+    return Gluon(f"{__package__}.wgrad_specialized", device)
 
 
 def _launcher(
@@ -447,7 +431,10 @@ def _launcher(
     """Make the descriptors; the returned callable allocates the output and launches."""
     G, P, Q = offs.numel(), x.size(1), y.size(1)
     programs = worker_count(x.device, config.per_sm)
-    launch = (_prepare_specialized if config.specialized else _prepare_plain)(x, y, offs, config, tma)
+    if config.specialized:
+        launch = _specialized(x.device).prepare(x, y, offs, config)
+    else:
+        launch = _prepare_plain(x, y, offs, config, tma)
     make_plan = Launch(
         _plan_kernel, (triton.cdiv(G, RANKED_AT_ONCE),), G_POW2=triton.next_power_of_2(G), MINE=RANKED_AT_ONCE
     )
@@ -464,15 +451,6 @@ def _launcher(
     return run
 
 
-def _prepare_specialized(
-    x: Tensor, y: Tensor, offs: Tensor, config: WgradConfig, tma: bool
-) -> Callable[[Tensor, Tensor], None]:
-    from groupbench.kernels.grouped_gemm.wgrad_specialized import prepare_specialized
-
-    assert tma
-    return prepare_specialized(x, y, offs, config)
-
-
 def _prepare_plain(
     x: Tensor, y: Tensor, offs: Tensor, config: WgradConfig, tma: bool
 ) -> Callable[[Tensor, Tensor], None]:
@@ -486,17 +464,7 @@ def _prepare_plain(
     launch = Launch(
         _wgrad_kernel,
         (programs,),
-        TMA=tma,
-        DTYPE=_TRITON_DTYPES[x.dtype],
-        NUM_PROGRAMS=programs,
-        BLOCK_P=config.block_p,
-        BLOCK_Q=config.block_q,
-        BLOCK_M=config.block_m,
-        GROUP_P=config.group_p,
-        SPLIT_STORE=config.split_store,
-        DYNAMIC=config.dynamic,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **launch_keywords(_wgrad_kernel, config, TMA=tma, DTYPE=_TRITON_DTYPES[x.dtype], NUM_PROGRAMS=programs),
     )
     strides = (*x.stride(), *y.stride())
     return lambda out, plan: launch(x_in, y_in, out_desc(out) if tma else out, offs, plan, G, P, Q, *strides)

@@ -33,7 +33,6 @@ The kernel is written in Gluon, which has no interpreter: without a GPU, tests c
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -48,11 +47,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import device_of
 from groupbench.kernels.gluon_names import async_load, async_store, not_hopper
 from groupbench.kernels.grouped_gemm import tile_order
 from groupbench.kernels.grouped_gemm.gluon_tiles import (
     ROWS,
+    barriers,
     get,
     halves,
     next_stage,
@@ -63,10 +64,11 @@ from groupbench.kernels.grouped_gemm.gluon_tiles import (
 from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals_before, keep_step
 from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
 from groupbench.kernels.grouped_gemm.support import worker_count
+from groupbench.kernels.grouped_gemm.wgrad_config import WgradConfig
 from groupbench.kernels.launch import Launch, Outputs
 
-if TYPE_CHECKING:
-    from groupbench.kernels.grouped_gemm.wgrad import WgradConfig
+# Four numbers in shared memory describe the tile of a stage; no steps end the program.
+EXPERT, ROW, COLUMN_AND_GROUPS, STEPS = (gl.constexpr(place) for place in range(4))
 
 # A Triton function that works on numbers alone, so it is valid Gluon too.
 _serpentine = gluon.jit(tile_order.serpentine.fn)
@@ -127,10 +129,10 @@ def _load(
                 )
             mbarrier.wait(empty.index(stage), phase)
             if step == 0:
-                put(described, 4 * stage, g)
-                put(described, 4 * stage + 1, row)
-                put(described, 4 * stage + 2, column * 4 + groups)
-                put(described, 4 * stage + 3, steps)
+                put(described, 4 * stage + EXPERT, g)
+                put(described, 4 * stage + ROW, row)
+                put(described, 4 * stage + COLUMN_AND_GROUPS, column * 4 + groups)
+                put(described, 4 * stage + STEPS, steps)
             ready = full.index(stage)
             for group in gl.static_range(1, GROUPS + 1):
                 mbarrier.expect(
@@ -146,7 +148,7 @@ def _load(
             stage, phase = next_stage(stage, phase, STAGES)
         item = following
     mbarrier.wait(empty.index(stage), phase)
-    put(described, 4 * stage + 3, 0)
+    put(described, 4 * stage + STEPS, 0)
     mbarrier.arrive(full.index(stage), count=1)
     if LOCKSTEP:
         gl.atomic_add(arrivals_ptr, to_arrive, sem="relaxed")
@@ -186,11 +188,11 @@ def _multiply(
     stage = 0
     phase = 0
     mbarrier.wait(full.index(stage), phase)
-    steps = get(described, 4 * stage + 3)
+    steps = get(described, 4 * stage + STEPS)
     while steps > 0:
-        g = get(described, 4 * stage)
-        row = get(described, 4 * stage + 1) + GROUP * ROWS
-        both = get(described, 4 * stage + 2)
+        g = get(described, 4 * stage + EXPERT)
+        row = get(described, 4 * stage + ROW) + GROUP * ROWS
+        both = get(described, 4 * stage + COLUMN_AND_GROUPS)
         column = both // 4
         if both % 4 > GROUP:
             acc = gl.zeros([ROWS, BLOCK_Q], gl.float32, MMA)
@@ -222,7 +224,7 @@ def _multiply(
                 mbarrier.arrive(empty.index(stage), count=1)
                 stage, phase = next_stage(stage, phase, STAGES)
         mbarrier.wait(full.index(stage), phase)
-        steps = get(described, 4 * stage + 3)
+        steps = get(described, 4 * stage + STEPS)
     tma.store_wait(0)
 
 
@@ -253,11 +255,7 @@ def _wgrad_specialized_kernel(
     WIDTH: gl.constexpr = out_desc.block_type.shape[2]
     out_smem = gl.allocate_shared_memory(out_desc.dtype, [GROUPS * BUFFERS, ROWS, WIDTH], SWIZZLED)
     described = gl.allocate_shared_memory(gl.int32, [4 * STAGES, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=GROUPS)
+    full, empty = barriers(STAGES, 1), barriers(STAGES, GROUPS)
     # The first partition gets the registers that the others leave; flat_specialized.py says why the order differs.
     if GROUPS == 2:
         gl.warp_specialize(
@@ -321,12 +319,6 @@ def prepare_specialized(
     launch = Launch(
         _wgrad_specialized_kernel,
         (programs,),
-        DYNAMIC=config.dynamic,
-        NUM_PROGRAMS=programs,
-        GROUP_P=config.group_p,
-        LOCKSTEP=config.lockstep,
-        STAGES=config.num_stages,
-        GROUPS=groups,
-        num_warps=config.num_warps,
+        **launch_keywords(_wgrad_specialized_kernel, config, NUM_PROGRAMS=programs, GROUPS=groups),
     )
     return lambda out, plan: launch(x_desc, y_desc, out_desc(out), offs, plan, counter, G, P, Q)

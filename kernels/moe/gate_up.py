@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import triton
@@ -33,16 +32,18 @@ from torch import Tensor
 from triton.tools.ragged_tma import create_ragged_descriptor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted
 from groupbench.kernels.grouped_gemm import flat
-from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles
-from groupbench.kernels.grouped_gemm.flat import FlatConfig, store_rows
+from groupbench.kernels.grouped_gemm.experts import expert_of, expert_tiles, of_groups
+from groupbench.kernels.grouped_gemm.flat import store_rows
+from groupbench.kernels.grouped_gemm.flat_config import FlatConfig
 from groupbench.kernels.grouped_gemm.support import illegal_tile, no_tma, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 from groupbench.kernels.moe.product import product
 from groupbench.kernels.moe.swiglu import swiglu, swiglu_reference
-from groupbench.kernels.variants import Variant, first_that_runs
+from groupbench.kernels.variants import Variant, by_config, first_that_runs
 
 TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 
@@ -246,11 +247,8 @@ def gate_up(
     if without_tma is not None:
         variants.insert(0, Variant("tma", variants[0].prepare, without_tma))
     else:
-        compiled_for = (a.dtype, a.device, G, save)
-        variants[:0] = [
-            Variant(f"tma, {name} config", partial(fused, config), reason, (config, compiled_for))
-            for name, config, reason in configs_for(M, G, F, H, a.dtype, device)
-        ]
+        configs = configs_for(M, G, F, H, a.dtype, device)
+        variants[:0] = by_config("tma, ", configs, fused, (a.dtype, a.device, G, save))
     return first_that_runs("gate_up", variants)()
 
 
@@ -276,20 +274,9 @@ def _by_tma(
         offs,
         F,
         H,
-        G=G,
-        G_POW2=triton.next_power_of_2(G),
+        **launch_keywords(_gate_up_kernel, config, **of_groups(G), NUM_PROGRAMS=programs, SAVE=save),
         DTYPE=TRITON_DTYPES[a.dtype],
         PRECISION="ieee",
-        NUM_PROGRAMS=programs,
-        BLOCK_M=config.block_m,
-        BLOCK_F=config.block_f,
-        BLOCK_K=config.block_k,
-        GROUP_M=config.group_m,
-        SWAP=config.swap,
-        FLATTEN=config.flatten,
-        SAVE=save,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
     )
     return act, both
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.flat import FlatConfig, prepare_flat
+from groupbench.kernels.grouped_gemm.flat import prepare_flat
+from groupbench.kernels.grouped_gemm.flat_config import FlatConfig
 
 
 def product(

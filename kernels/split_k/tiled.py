@@ -58,7 +58,7 @@ from groupbench.kernels.split_k.slots import (
     store_sum,
 )
 from groupbench.kernels.split_k.splits import LARGE_BYTES, MAX_SPLITS, even_splits, legal_splits
-from groupbench.kernels.variants import Variant, first_that_runs, why_not_gluon
+from groupbench.kernels.variants import Gluon, Variant, first_that_runs
 
 
 @dataclass(frozen=True)
@@ -388,7 +388,7 @@ def _stream(a: Tensor, b: Tensor) -> Callable[[], Tensor]:
 
 def _why_not_stream(a: Tensor, b: Tensor) -> str | None:
     """Return why stream.py cannot be imported or cannot take a and b, or None if it can."""
-    return why_not_gluon(f"{__package__}.stream", a, b)
+    return Gluon(f"{__package__}.stream", a, b).why_not()
 
 
 def prepare_two_launches(

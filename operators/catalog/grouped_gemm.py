@@ -241,7 +241,7 @@ def prepare_aten_grouped_mm(x: GroupedInputs) -> Run:
     import torch
     import torch.nn.functional as F
 
-    groups, weights, ends = x.a.split(x.rows), x.b.unbind(), list(itertools.accumulate(x.rows))
+    groups, weights, ends = torch.split(x.a, list(x.rows)), x.b.unbind(), list(itertools.accumulate(x.rows))
 
     def run() -> Tensor:
         a, b = _padded(torch.cat(groups)), _padded(torch.stack(weights))
@@ -259,9 +259,11 @@ def _padded(x: Tensor) -> Tensor:
 
 
 def prepare_triton_pointer(x: GroupedInputs) -> Run:
+    import torch
+
     from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
 
-    return prepare_pointer_packed(x.a.split(x.rows), x.b.unbind())
+    return prepare_pointer_packed(torch.split(x.a, list(x.rows)), x.b.unbind())
 
 
 def prepare_cuda_cluster(x: GroupedInputs) -> Run:

@@ -62,7 +62,7 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwi
         return torch.empty(*size, dtype=torch.float32, device=device)
 
     a = q.empty_fp8(M, K, device)
-    b = q.empty_fp8(G * N, K, device).unflatten(0, (G, N))
+    b = q.empty_fp8(G * N, K, device).view(G, N, K)
     scale_a = scales(blocks, M).t() if blockwise else scales(M)
     scale_b = scales(G, math.ceil(N / BLOCK), blocks) if blockwise else scales(G, N)
     of_activations = q.quantize_blocks_reference if blockwise else q.quantize_rows_reference

@@ -91,6 +91,6 @@ def _apportion(weights: np.ndarray, total: int) -> np.ndarray:
     import numpy as np
 
     exact = weights / weights.sum() * total
-    counts = np.floor(exact).astype(np.int64)
+    counts: np.ndarray = np.floor(exact).astype(np.int64)
     counts[np.argsort(counts - exact, kind="stable")[: total - counts.sum()]] += 1
     return counts

@@ -132,11 +132,13 @@ def _fp8_default(p: Problem) -> Any:
 
 def _fp8(p: Problem, config: Any) -> Run:
     x, fast = p.x, p.variant == "rowwise_fast"
-    return p.k.prepare_fp8(x.a, x.scale_a, x.b, x.scale_b, x.offs, fast_accum=fast, config=config)
+    run: Run = p.k.prepare_fp8(x.a, x.scale_a, x.b, x.scale_b, x.offs, fast_accum=fast, config=config)
+    return run
 
 
 def _cluster_fp8(p: Problem, config: Any) -> Run:
-    return p.k.prepare_cluster_fp8(p.x.a, p.x.scale_a, p.x.b, p.x.scale_b, p.x.offs, config)
+    run: Run = p.k.prepare_cluster_fp8(p.x.a, p.x.scale_a, p.x.b, p.x.scale_b, p.x.offs, config)
+    return run
 
 
 # --- Helion -----------------------------------------------------------------------------------------------------------

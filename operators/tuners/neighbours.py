@@ -58,7 +58,8 @@ def split_k(M: int, N: int, K: int, dtype: torch.dtype, device: Device) -> list[
 def around_rule(M: int, N: int, K: int, dtype: torch.dtype, sms: int) -> Iterator[SplitKConfig]:
     """Yield the rule's config, then each legal config around it once."""
     from groupbench.kernels.split_k.slots import most_adders
-    from groupbench.kernels.split_k.tiled import choose_config, illegal, legal_splits, tile_count
+    from groupbench.kernels.split_k.splits import legal_splits
+    from groupbench.kernels.split_k.tiled import choose_config, illegal, tile_count
 
     rule = choose_config(M, N, K, dtype, sms)
     seen = {rule}

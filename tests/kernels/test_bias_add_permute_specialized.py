@@ -17,6 +17,7 @@ from groupbench.kernels.bias_add_permute.fused import CONFIGS, prepare_fused
 from groupbench.kernels.bias_add_permute.fused_specialized import LEAST_TILES, prepare_specialized, unsuitable
 from groupbench.kernels.bias_add_permute.problem import OPS, Group, bias_add_permute_reference
 from groupbench.kernels.device import INTERPRETER, KNOWN
+from groupbench.kernels.variants import Gluon
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 needs_hopper = pytest.mark.skipif(
@@ -161,7 +162,10 @@ def test_another_triton_without_this_gluon_takes_the_plain_kernel(monkeypatch: p
     monkeypatch.delattr("groupbench.kernels.bias_add_permute.fused_specialized", raising=False)
     monkeypatch.delitem(sys.modules, "groupbench.kernels.bias_add_permute.fused_specialized", raising=False)
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
-    assert "Gluon differs" in str(fused.why_not_specialized(make([((1, 1, 8), (1, 8), 8)], "none", device="meta")))
+    gluon = Gluon(f"{fused.__package__}.fused_specialized", make([((1, 1, 8), (1, 8), 8)], "none", device="meta"))
+    assert "Gluon differs" in str(gluon.why_not())
+    with pytest.raises(ValueError, match="the specialized kernel cannot run: Gluon differs"):
+        gluon.prepare()
 
 
 def test_a_row_of_the_table_is_a_warp_wide() -> None:

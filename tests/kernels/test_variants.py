@@ -150,6 +150,8 @@ def test_a_kernel_falls_back_if_tma_cannot_be_launched(make_case, make_inputs, c
     a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
 
     class Broken:
+        arg_names = ()
+
         def __getitem__(self, grid: object) -> object:
             raise RuntimeError("out of resource: shared memory, Required: 147456, Hardware limit: 101376")
 

@@ -161,8 +161,8 @@ def test_usage_errors_are_one_line(options: tuple[str, ...], message: str) -> No
 
 
 def test_every_kernel_that_reads_configs_can_be_tuned() -> None:
-    """Each names its files in a call of one of two functions."""
-    reads = re.compile(r'\b(?:configs_in_order|first_that_compiles)\(\s*"(\w+)"')
+    """Each names its files in a call of one of three functions."""
+    reads = re.compile(r'\b(?:configs_in_order|first_that_compiles|prepare_forward)\(\s*"(\w+)"')
     folder = Path(tuned.__file__).parents[1]
     names = {name for path in folder.rglob("*.py") for name in reads.findall(path.read_text())}
     assert names == set(KERNELS)
