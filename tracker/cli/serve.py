@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,7 +15,24 @@ from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 
+if TYPE_CHECKING:
+    from groupbench.tracker.serve.security import Names
+
 TOKEN = "GROUPBENCH_TOKEN"  # noqa: S105 # the name of a variable
+
+
+CONNECTIONS = 400
+"""Maximum number of open connections. Below 1024, a common limit of open files per process."""
+
+LARGEST_HEAD = 64 * 1024
+"""Maximum size of the head of a request in bytes."""
+
+SWITCH_S = 0.0005
+"""Time in seconds for which a thread may hold Python's global lock while another waits for it.
+
+A page releases the lock for each row that it reads. During a judgement, it would wait 5 ms each time with Python's
+default.
+"""
 
 
 class ServeError(TrackerError):
@@ -51,7 +68,14 @@ class ServeError(TrackerError):
     "proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="Distinguish clients behind this proxy by its X-Forwarded-For header; may be repeated.",
+    help="Trust this address to send the name of the person in --user-header; may be repeated.",
+)
+@click.option(
+    "--user-header",
+    default="X-Forwarded-User",
+    show_default=True,
+    metavar="NAME",
+    help="Header in which a --proxy sends the name of the person, which is recorded with changes.",
 )
 @click.option(
     "--https",
@@ -68,6 +92,7 @@ def serve(
     token_file: Path | None,
     names: tuple[str, ...],
     proxies: tuple[str, ...],
+    user_header: str,
     secure: bool,
 ) -> None:
     """Serve a live dashboard of the database: the report, plus search, comparisons and alerts.
@@ -80,29 +105,23 @@ def serve(
         import uvicorn
 
         from groupbench.tracker.serve.app import create_app
-        from groupbench.tracker.serve.connection import BACKLOG, Connection
-        from groupbench.tracker.serve.lane import SWITCH_S
         from groupbench.tracker.serve.security import LOOPBACK, is_loopback
-        from groupbench.tracker.serve.worker import spare_from_collection
     except ModuleNotFoundError as error:
         raise ServeError(f"`serve` needs {error.name}, which is not installed: pip install -e '.[serve]'") from error
-    token, addresses = _token(token_file) if write else None, _addresses(proxies)
+    token, people = _token(token_file) if write else None, _names(proxies, user_header)
     with _listening(host, port) as listener:
         alone = is_loopback(listener.getsockname()[0])
         hosts = {*LOOPBACK, host.lower(), *(name.lower() for name in names)}
         if not alone:
             hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
-        app = create_app(
-            db, token=token, hosts=frozenset(hosts), numbers=not alone, secure=secure,
-            proxies=addresses, apart=True,
-        )  # fmt: skip
+        app = create_app(db, token=token, hosts=frozenset(hosts), numbers=not alone, secure=secure, names=people)
         config = uvicorn.Config(
-            app, http=Connection, ws="none", log_level="error", access_log=False, server_header=False,
-            proxy_headers=False, timeout_keep_alive=20, backlog=BACKLOG, timeout_graceful_shutdown=3,
+            app, http="h11", ws="none", log_level="warning", access_log=False, server_header=False,
+            proxy_headers=False, limit_concurrency=CONNECTIONS, timeout_keep_alive=20,
+            h11_max_incomplete_event_size=LARGEST_HEAD, timeout_graceful_shutdown=3,
         )  # fmt: skip
         signal.signal(signal.SIGTERM, _end)
         sys.setswitchinterval(SWITCH_S)
-        spare_from_collection()  # takes 0.15 s, which the first request would wait for
         shown = f"[{host}]" if ":" in host else host
         say(f"serving {app.state.site.database.store.name} at http://{shown}:{listener.getsockname()[1]}"
             f", {'alerts can be changed' if write else 'read-only'}; press Ctrl-C to stop")  # fmt: skip
@@ -112,10 +131,7 @@ def serve(
 
 
 def _end(number: int, frame: object) -> None:
-    """Exit normally on the signal that uvicorn raises again after its shutdown.
-
-    Death by the signal itself would leave the worker's semaphores behind, and Python would warn about them.
-    """
+    """Exit with 0 on the signal that uvicorn raises again after its shutdown."""
     raise SystemExit(ExitCode.OK)
 
 
@@ -141,14 +157,17 @@ def _token(file: Path | None) -> str:
     return token
 
 
-def _addresses(texts: tuple[str, ...]) -> frozenset[str]:
-    """Return IP addresses as connections have them. Raises UsageError."""
-    from groupbench.tracker.serve.turns import plain_address
+def _names(proxies: tuple[str, ...], header: str) -> Names:
+    """Return the sources of people's names. Raises UsageError."""
+    from groupbench.tracker.serve.security import Names, plain_address
+    from groupbench.tracker.tools.git import user
 
-    try:
-        return frozenset(plain_address(str(ipaddress.ip_address(text))) for text in texts)
-    except ValueError as error:
-        raise click.UsageError(f"--proxy: {error}") from error
+    addresses = {text: plain_address(text) for text in proxies}
+    for text, address in addresses.items():
+        if not address:
+            raise click.UsageError(f"--proxy: {text!r} is not an IP address")
+    local = user() or os.environ.get("USER") or "unknown"  # as for `groupbench ack`
+    return Names(local, frozenset(addresses.values()), header)
 
 
 def _listening(host: str, port: int) -> socket.socket:

@@ -103,7 +103,8 @@ def _requested(parameters: Parameters, person: Person) -> _Requested:
     """Parse the parameters of a request. Raises BadRequest for parameters that are missing or do not go together."""
     keys, action = parameters.keys("alert"), parameters.choice("action", ACTIONS, "")
     reason, until = parameters.text("reason"), parameters.text("until")
-    who, back = parameters.text("who") or person.who, parameters.text("next") or "/alerts"
+    who = person.who if person.session else parameters.text("who")  # only programs name themselves
+    back = parameters.text("next") or "/alerts"
     parameters.text("csrf")
     parameters.done()
     if not keys:
@@ -111,7 +112,7 @@ def _requested(parameters: Parameters, person: Person) -> _Requested:
     if not action:
         raise BadRequest(f"no action; give one of {', '.join(ACTIONS)}")
     if not who:
-        raise BadRequest("missing `who`: your name, recorded with the change")
+        raise BadRequest("missing `who`: a name, recorded with the change")
     if reason is None:
         raise BadRequest(f"{action} needs a reason")
     if until is not None and action != "expect":

@@ -7,11 +7,14 @@ page's data is the body of the JSON response; a browser gets the same data as HT
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qsl
 
+import anyio.to_thread
 import msgspec
 from jinja2 import TemplateError
 from starlette.applications import Starlette
@@ -22,17 +25,19 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from groupbench.tracker.facts.errors import StoreError, TrackerError
-from groupbench.tracker.serve import alerting, comparing, frame, lane, operators, runs, series
-from groupbench.tracker.serve.database import open_to_read, open_to_write
-from groupbench.tracker.serve.jobs import Jobs
+from groupbench.tracker.serve import alerting, comparing, frame, operators, runs, series
+from groupbench.tracker.serve.answers import Answers
+from groupbench.tracker.serve.database import LIMITS, SlowError, open_to_read, open_to_write
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, key_of
 from groupbench.tracker.serve.render import Wanted, prepare, render
-from groupbench.tracker.serve.responses import PageWorker, View, respond
-from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Refused, same_site
+from groupbench.tracker.serve.security import COOKIE, SESSION_S, Guard, Names, Refused, same_site
 from groupbench.tracker.serve.site import Page, Site
 from groupbench.tracker.serve.static import static_file
-from groupbench.tracker.serve.turns import client_of
 from groupbench.tracker.text.wording import printable
+
+logger = logging.getLogger(__name__)
+
+View = Callable[..., Page]
 
 LARGEST_FORM = 64 * 1024
 """Maximum size of a form in bytes, enough for a thousand alerts."""
@@ -46,8 +51,8 @@ _RAISED_BY_DAMAGE = (
 )
 """Exceptions of code that uses a value of another type than it was stored with."""
 
-_WARM_S = 3.0
-"""Time in seconds that the server spends on counting the points of the newest runs before it starts."""
+_SLOW_S = 1.0
+"""Time in seconds from which a request is logged as slow."""
 
 
 def create_app(
@@ -56,40 +61,38 @@ def create_app(
     token: str | None = None,  # allows clients that have it to change alerts; without one, the server is read-only
     hosts: frozenset[str] | None = None,  # accepted names in the Host header; None accepts all
     numbers: bool = False,  # accept IP addresses in the Host header as well
-    jobs: Jobs | None = None,
+    answers: Answers | None = None,
     secure: bool = False,  # the server is only reachable over HTTPS, so its cookies are marked Secure
-    proxies: frozenset[str] = frozenset(),  # addresses whose X-Forwarded-For names the client
-    apart: bool = False,  # make large pages in a process of their own
+    names: Names | None = None,  # the sources of the names that are recorded with changes
 ) -> Starlette:
     """Return the dashboard of a database. Raises StoreError if the database cannot be opened."""
-    guard = Guard(token)
-    site = Site(open_to_read(location), jobs or Jobs(), guard, open_to_write(location) if guard.writes else None)
+    guard = Guard(token, names)
+    site = Site(open_to_read(location), answers or Answers(), guard, open_to_write(location) if guard.writes else None)
     _warm(site)
 
     @asynccontextmanager
-    async def lifespan(_: Starlette) -> Any:
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = LIMITS.threads
         try:
             yield
         finally:
-            if app.state.pages is not None:
-                app.state.pages.close()
             site.close()
 
     app = Starlette(
         routes=[
-            _page("/", runs.overview),
-            _page("/overview", runs.overview),
-            _page("/runs", runs.runs),
-            _page("/runs/{identifier:path}", runs.run),
-            _page("/series", series.search),
-            _page("/series/{key}", series.series),
-            _page("/points/{identifier}", series.point),
-            _page("/operators", operators.operators),
-            _page("/operators/{name:path}", operators.operator),
-            _page("/compare", comparing.compare),
+            _page("/", runs.overview, "groupbench gate"),
+            _page("/overview", runs.overview, "groupbench gate"),
+            _page("/runs", runs.runs, "groupbench runs"),
+            _page("/runs/{identifier:path}", runs.run, "groupbench gate --run ID"),
+            _page("/series", series.search, "groupbench history"),
+            _page("/series/{key}", series.series, "groupbench history"),
+            _page("/points/{identifier}", series.point, "groupbench show ID"),
+            _page("/operators", operators.operators, "groupbench report"),
+            _page("/operators/{name:path}", operators.operator, "groupbench report"),
+            _page("/compare", comparing.compare, "groupbench compare A B"),
             Route("/alerts/change", change, methods=["POST"]),
-            _page("/alerts", alerting.alerts),
-            _page("/alerts/{key}", alerting.alert),
+            _page("/alerts", alerting.alerts, "groupbench alerts"),
+            _page("/alerts/{key}", alerting.alert, "groupbench alerts"),
             Route("/login", login_form, methods=["GET"]),
             Route("/login", login, methods=["POST"]),
             Route("/logout", logout, methods=["POST"]),
@@ -104,30 +107,23 @@ def create_app(
         },
         lifespan=lifespan,
     )
-    app.state.site, app.state.secure, app.state.lane = site, secure, lane.Lane()
-    app.state.pages, app.state.proxies = PageWorker(location) if apart else None, proxies
+    app.state.site, app.state.secure = site, secure
     app.add_middleware(frame.Frame, hosts=hosts, numbers=numbers)
     return app
 
 
 def _warm(site: Site) -> None:
-    """Load modules, templates, plotly and the choices of forms, and start judging the newest run."""
-    import anyio
-    import scipy.stats  # noqa: F401
-
+    """Compile the templates, and start judging the newest run."""
     prepare()
-    with contextlib.suppress(RuntimeError):  # of a running event loop
-        anyio.run(run_in_threadpool, int)  # loads the modules that run a view in a thread
     try:
-        with site.database.read() as session:
-            site.facets(session)
         runs.overview(site, Parameters([]))
-        runs.count_newest(site, _WARM_S)
-    except Exception:  # noqa: S110 # reported to each request, with the damage that is its cause
-        pass
+    except Exception:
+        logger.warning("the overview cannot be shown; each request reports the cause", exc_info=True)
 
 
-def _page(path: str, view: View) -> Route:
+def _page(path: str, view: View, command: str) -> Route:
+    """Return the route of a page. `command` gives the same facts without a time limit."""
+
     async def endpoint(request: Request) -> Response:
         site: Site = request.app.state.site
         parameters = Parameters.of_query(request.url.query)
@@ -137,29 +133,30 @@ def _page(path: str, view: View) -> Route:
                 path_values["key"] = key_of("the key", path_values["key"])
             except BadRequest as error:
                 raise NotFound(error.message) from error
-        person = site.guard.person(request)
-        state = request.app.state
-        work = view, parameters, path_values, Wanted.of(request, person), site.guard.writes
-        heavy = lane.is_heavy(parameters)
-        # The results of comparisons are in this process, and too large for another.
-        apart = heavy and state.pages is not None and view is not comparing.compare
-        async with _turn(request, heavy, lane.REST if heavy and not apart else 0):
-            if apart:
-                made = await state.pages.respond(site, *work)
-            else:
-                made = await run_in_threadpool(respond, site, *work)
-        if made.crowded:
-            await asyncio.sleep(lane.CROWDED_S)
-        return Response(made.body, made.status, made.headers, made.kind)
+        wanted = Wanted.of(request, site.guard.person(request))
+        began = time.monotonic()
+        try:
+            return await run_in_threadpool(_respond, site, view, parameters, path_values, wanted)
+        except SlowError as error:
+            raise StoreError(f"{error.message}: ask for less, or run `{command}`") from error
+        finally:
+            seconds = time.monotonic() - began
+            logger.log(logging.WARNING if seconds >= _SLOW_S else logging.DEBUG, "%s took %.2f s", wanted.path, seconds)
 
     return Route(path, endpoint, methods=["GET"])
 
 
-def _turn(request: Request, heavy: bool = False, rest: float = 0) -> AbstractAsyncContextManager[None]:
-    """Return the context of a request's work, which begins when it is the turn of its client."""
-    state = request.app.state
-    turns: lane.Lane = state.lane
-    return turns.enter(client_of(request, state.proxies), heavy, rest)
+def _respond(
+    site: Site, view: View, parameters: Parameters, path_values: Mapping[str, Any], wanted: Wanted
+) -> Response:
+    """Return a page as HTML or JSON. Raises TrackerError."""
+    page = view(site, parameters, **path_values)
+    headers = {} if page.again is None else {"Retry-After": str(page.again)}
+    if wanted.json:
+        status = page.status_in_json or page.status
+        return Response(msgspec.json.encode(page.data), status, headers, "application/json")
+    html = render(wanted, page, site.name, site.guard.writes)
+    return Response(html, page.status, headers, "text/html; charset=utf-8")
 
 
 async def change(request: Request) -> Response:
@@ -180,13 +177,9 @@ async def login_form(request: Request) -> Response:
     back = alerting.local(parameters.text("next") or "/")
     parameters.done()
     person = site.guard.person(request)
-    writes = site.guard.writes
-    page = Page("login.html", {"writes": writes}, {"path": "/login", "asked": parameters, "next": back})
-    async with _turn(request):
-        made = await run_in_threadpool(
-            respond, site, lambda _, __: page, parameters, {}, Wanted.of(request, person), writes
-        )
-    return Response(made.body, made.status, made.headers, made.kind)
+    shown = {"path": "/login", "asked": parameters, "next": back}
+    page = Page("login.html", {"writes": site.guard.writes}, shown)
+    return _respond(site, lambda *_: page, parameters, {}, Wanted.of(request, person))
 
 
 async def login(request: Request) -> Response:
@@ -198,13 +191,9 @@ async def login(request: Request) -> Response:
     pairs = await _form(request)
     token = dict(pairs).get("token", "")
     parameters = Parameters((name, value) for name, value in pairs if name != "token")
-    who, back = parameters.text("who"), alerting.local(parameters.text("next") or "/")
+    back = alerting.local(parameters.text("next") or "/")
     parameters.done()
-    if not who:
-        raise BadRequest("missing `who`: your name, recorded with every change you make")
-    if not site.guard.knows(token.strip()):
-        raise site.guard.wrong_token("that is not the server's token")
-    cookie, _ = site.guard.begin(who)
+    cookie = site.guard.begin(request, token.strip())
     response = RedirectResponse(back, 303)
     response.set_cookie(
         COOKIE, cookie, max_age=SESSION_S, httponly=True, samesite="strict", secure=request.app.state.secure, path="/"
@@ -265,8 +254,7 @@ async def healthz(request: Request) -> Response:
         with site.database.read() as session:
             site.facets(session)
 
-    async with _turn(request):
-        await run_in_threadpool(look)
+    await run_in_threadpool(look)
     return Response(b'{"ok":true}', media_type="application/json")
 
 
@@ -295,10 +283,10 @@ async def _expected_error(request: Request, error: Exception) -> Response:
     if isinstance(error, NotFound):
         status = 404
     elif isinstance(error, StoreError):
+        logger.error("%s: %s", request.url.path, error.message)
         status, headers = 503, {"Retry-After": "5"}
     elif isinstance(error, Refused):
         status = error.status
-        await asyncio.sleep(error.wait_s)
         headers = {"WWW-Authenticate": 'Bearer realm="groupbench"'} if status == 401 else None
     return await _error_page(request, status, error.message, headers)
 
@@ -323,10 +311,5 @@ async def _error_page(request: Request, status: int, text: str, headers: Any = N
         return Response(body, status, headers, "application/json")
     page = Page("error.html", {"error": message}, {"path": "", "status_code": status}, status)
     site: Site = request.app.state.site
-    name, writes = site.name, site.guard.writes
-    try:
-        async with _turn(request):
-            html = await run_in_threadpool(render, Wanted.of(request), page, name, writes)
-    except lane.CrowdedError:
-        return Response(message, status, headers, "text/plain; charset=utf-8")
+    html = render(Wanted.of(request), page, site.name, site.guard.writes)
     return Response(html, status, headers, "text/html; charset=utf-8")

@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.compare.comparison import ORDER
-from groupbench.tracker.compare.sides import StoredSide, find_stored
+from groupbench.tracker.compare.comparison import ORDER, compare_sides
+from groupbench.tracker.compare.sides import StoredSide, find_stored, stored_side
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.serve import work
-from groupbench.tracker.serve.database import version
-from groupbench.tracker.serve.jobs import Working
+from groupbench.tracker.serve.answers import Working
+from groupbench.tracker.serve.database import LIMITS, Database, version
 from groupbench.tracker.serve.parameters import BadRequest, Parameters
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
 
 COMMITS = 60
 """Number of commits that the form offers."""
+
+
+_DIFFERENCES = 20
+"""Maximum number of differences between environments on the page."""
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """A comparison as the page shows it."""
+
+    summary: dict[str, Any]
+    rows: Sequence[dict[str, Any]]  # every series, the most severe first
+    seconds: float
+
+
+def side_by_side(database: Database, places: Sequence[StoredSide], force: bool, where: Filter) -> SideBySide:
+    """Compare two sides in every series of either. Raises TrackerError."""
+    began = time.perf_counter()
+    with database.read(LIMITS.background_s) as session:
+        a, b = (stored_side(session, place) for place in places)
+    whole = compare_sides(a, b, force=force, where=where)
+    overall = whole.overall
+    summary = {
+        "counts": whole.counts,
+        "geometric_mean": None if overall is None else overall.ratio,
+        "geometric_means": whole.means(),
+        "overall": None if overall is None else asdict(overall),
+        "differences": list(whole.differences[:_DIFFERENCES]),
+    }
+    rows = [{"series": pair.series.pk, **pair.flat()} for pair in whole.pairs]
+    return SideBySide(summary, rows, time.perf_counter() - began)
 
 
 def compare(site: Site, parameters: Parameters) -> Page:
@@ -46,30 +80,27 @@ def compare(site: Site, parameters: Parameters) -> Page:
         places = (_place(site, session, "a", a), _place(site, session, "b", b))
         names: dict[str, Any] = dict(where.names)
         slice_ = Filter(**names, shape=where.shapes, where=where.sizes)
-        of = ("compare", *places, force, slice_)
         now = version(session)
+    work = partial(side_by_side, site.database, places, force, slice_)
     try:
-        job = site.jobs.ask(of, now, work.compare, site.database.location, *places, force, slice_)
+        answer = site.answers.ask(("compare", *places, force, slice_), now, work)
     except QueryError as error:
         raise BadRequest(error.message) from error
     data: dict[str, Any] = {"a": places[0].title, "b": places[1].title}
-    if isinstance(job, Working):
-        data |= {"state": "crowded" if job.crowded else "comparing", "seconds": round(job.seconds, 1)}
-        return Page("compare.html", data, shown, again=1)
-    comparison: work.SideBySide = job.value
+    if isinstance(answer, Working):
+        # A program is to come back.
+        data |= {"state": "crowded" if answer.crowded else "comparing", "seconds": round(answer.seconds, 1)}
+        return Page("compare.html", data, shown, status_in_json=202, again=1)
+    comparison: SideBySide = answer.value
     rows = [row for row in comparison.rows if not verdict or row["verdict"] == verdict]
     data |= {
-        "state": "stale" if job.stale else "known",
-        "counts": comparison.counts,
-        "geometric_mean": comparison.geometric_mean,
-        "geometric_means": list(comparison.geometric_means),
-        "overall": comparison.overall,
-        "differences": list(comparison.differences[:20]),
+        "state": "stale" if answer.stale else "known",
+        **comparison.summary,
         "paging": paging.data(len(rows)),
         "rows": paging.part(rows),
         "seconds": round(comparison.seconds, 2),
     }
-    return Page("compare.html", data, shown, again=2 if job.stale else None)
+    return Page("compare.html", data, shown, again=2 if answer.stale else None)
 
 
 def _newest_commits(site: Site, session: Session) -> list[tuple[str, str | None]]:

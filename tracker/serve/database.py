@@ -1,64 +1,141 @@
 """Open the dashboard's database: read-only for pages, and writable for changes of alerts.
 
-A database of another revision is refused, not migrated: a server of pages must not change the tables.
+Every session has a time limit, which the database itself enforces within a statement. A database of another revision is
+refused, not migrated: a server of pages must not change the tables.
 """
 
 from __future__ import annotations
 
-import threading
+import logging
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import event, func, select
+from sqlalchemy import Connection, event, func, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.store.engine import Store, open_store, revision_of
 from groupbench.tracker.store.schema import HEAD, REVISIONS, ABComparison, AlertEvent, Point, Run, Series
 
-BUSY_MS = 5_000
-"""Maximum time in ms that a request waits for the lock of another process."""
+logger = logging.getLogger(__name__)
 
-READERS = 4
-"""Maximum number of requests that read the database at once. Further ones wait; none is refused."""
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of the load on the database, chosen for people who wait for a page.
+
+    Pages of a database with a million points take 5 to 200 ms, and judging 20,000 series takes about 10 s.
+    """
+
+    request_s: float = 5.0  # database time of a request
+    background_s: float = 60.0  # database time of a verdict or a comparison
+    busy_ms: int = 5_000  # wait for the lock of another process
+    threads: int = 8  # requests that work at once; others wait. Fewer than the connections of SQLAlchemy's pool (15)
+    steps: int = 1_000_000  # of SQLite's virtual machine between two looks at the clock: about 20 ms
+
+
+LIMITS = Limits()
+
+_END = "groupbench_end"
 
 Version = tuple[int, ...]
 """A value that changes whenever rows are added; cached results are valid for one version."""
 
 
+class SlowError(StoreError):
+    """A request, a verdict or a comparison reached its limit of database time."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the database takes longer than {seconds:g} s for this")
+        self.seconds = seconds
+
+
 @dataclass(frozen=True)
 class Database:
-    """An open database that limits the number of concurrent readers."""
+    """An open database whose sessions have a time limit."""
 
     location: str
     store: Store
-    _readers: threading.BoundedSemaphore = field(default_factory=lambda: threading.BoundedSemaphore(READERS))
 
     @contextmanager
-    def read(self) -> Iterator[Session]:
-        """Open a read-only session, which sees one snapshot of the database. Waits while `READERS` are open."""
-        with self._readers, self.store.read() as session:
-            yield session
+    def read(self, seconds: float | None = None) -> Iterator[Session]:
+        """Open a read-only session, which sees one snapshot of the database.
+
+        Args:
+            seconds: Time after which a running statement is interrupted, and no other one starts. Default: that of a
+                request.
+
+        Raises:
+            SlowError: The time is over.
+            StoreError: The database cannot be read.
+        """
+        seconds = LIMITS.request_s if seconds is None else seconds
+        end = time.monotonic() + seconds
+        try:
+            with self.store.read() as session, _ending(session, end, seconds):
+                yield session
+        except StoreError as error:
+            if isinstance(error, SlowError) or time.monotonic() < end:
+                raise
+            logger.warning("statement interrupted after %g s: %s", seconds, error.__cause__)
+            raise SlowError(seconds) from error
 
     def close(self) -> None:
         self.store.close()
 
 
+@contextmanager
+def _ending(session: Session, end: float, seconds: float) -> Iterator[None]:
+    """Interrupt the session's statements at `end`, a time of `time.monotonic`."""
+    connection = session.connection()
+    driver: Any = connection.connection.driver_connection
+    sqlite = connection.dialect.name == "sqlite"
+    connection.info[_END] = end, seconds
+    if sqlite:
+        driver.set_progress_handler(lambda: time.monotonic() >= end, LIMITS.steps)
+    try:
+        yield
+    finally:
+        if sqlite:
+            driver.set_progress_handler(None, 0)
+        connection.info.pop(_END, None)
+
+
+def _limit(connection: Connection, _cursor: Any, _statement: str, *_: Any) -> None:
+    """Refuse a statement after the end of its session's time; otherwise give PostgreSQL the time that is left."""
+    limit = connection.info.get(_END)
+    if limit is None:
+        return
+    end, seconds = limit
+    left = end - time.monotonic()
+    if left <= 0:
+        raise SlowError(seconds)
+    if connection.dialect.name == "postgresql":
+        with connection.connection.cursor() as cursor:
+            cursor.execute(f"SET LOCAL statement_timeout = {math.ceil(1000 * left) + 1:d}")
+
+
 def open_to_read(location: str) -> Database:
     """Open a database read-only. Raises StoreError if that fails, or if the database has another revision."""
-    _check_revision(location)
+    revision = revision_of(location)
+    if revision in REVISIONS and revision != HEAD:
+        raise StoreError(
+            f"the database is at revision {revision}; this groupbench needs {HEAD}; `groupbench runs` migrates it"
+        )
     store = open_store(location, create=False, read_only=True)
     _be_impatient(store)
+    event.listen(store.engine, "before_cursor_execute", _limit)
     return Database(location, store)
 
 
 def open_to_write(location: str) -> Store:
     """Open a database for changes of alerts. Raises StoreError if that fails."""
     store = open_store(location, create=False)
-    if store.engine.dialect.name == "sqlite":
-        _be_impatient(store)
+    _be_impatient(store)
     return store
 
 
@@ -67,15 +144,6 @@ def version(session: Session) -> Version:
     keys = (Run.id, Series.id, Point.id, ABComparison.id, AlertEvent.id)
     row = session.execute(select(*(select(func.max(key)).scalar_subquery() for key in keys))).one()
     return tuple(largest or 0 for largest in row)
-
-
-def _check_revision(location: str) -> None:
-    """Raise StoreError if the database has an older revision, which must be migrated first."""
-    revision = revision_of(location)
-    if revision in REVISIONS and revision != HEAD:
-        raise StoreError(
-            f"the database is at revision {revision}; this groupbench needs {HEAD}; `groupbench list runs` migrates it"
-        )
 
 
 def _be_impatient(store: Store) -> None:
@@ -87,12 +155,12 @@ def _be_impatient(store: Store) -> None:
 
 
 def _wait_briefly(connection: Any, _: Any) -> None:
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_MS:d}")
+    connection.execute(f"PRAGMA busy_timeout = {LIMITS.busy_ms:d}")
 
 
 def _ask_briefly(connection: Any, _: Any) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("SET statement_timeout = '30s'")
+        cursor.execute(f"SET statement_timeout = {round(1000 * LIMITS.request_s):d}")
         # A request uses at most one core: no parallel workers, and no compiling, which takes longer than most pages.
         cursor.execute("SET max_parallel_workers_per_gather = 0")
         cursor.execute("SET jit = off")

@@ -50,10 +50,6 @@ class Parameters:
             raise BadRequest(f"the query has {len(query)} characters; at most {LONGEST_QUERY} are allowed")
         return cls(parse_qsl(query, keep_blank_values=True))
 
-    def raw(self, name: str) -> list[str]:
-        """Return all values of a parameter without checking them. `done` does not count it as read."""
-        return self._values.get(name, [])
-
     def texts(self, name: str) -> tuple[str, ...]:
         """Return the distinct values of a parameter that may be repeated."""
         self._known.append(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -15,10 +14,10 @@ from groupbench.tracker.judge import alerts as stored
 from groupbench.tracker.query import resolve
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.serve import queries
-from groupbench.tracker.serve.jobs import Failed, Known, Working
+from groupbench.tracker.serve.answers import Failed, Known, Working
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
-from groupbench.tracker.serve.site import PER_PAGE, Page, Paging, Site, paging_of, run_facts, series_facts, slice_of
-from groupbench.tracker.serve.work import RunVerdict
+from groupbench.tracker.serve.site import Page, Paging, Site, paging_of, run_facts, series_facts, slice_of
+from groupbench.tracker.serve.verdict import RunVerdict
 from groupbench.tracker.text.wording import no_such
 
 NEWEST_RUNS = 8
@@ -36,7 +35,7 @@ def overview(site: Site, parameters: Parameters) -> Page:
             return Page(
                 "overview.html", {"run": None, "verdict": None, "runs": [], "alerts": {"counts": {}, "open": []}}
             )
-        verdict, again = verdict_data(site.verdict(session, run, keep=True), paging)
+        verdict, again = verdict_data(site.verdict(session, run), paging)
         counts = queries.alert_counts(session)
         _, keys = queries.alert_keys(session, stored.OPEN, queries.Slice(), limit=NEWEST_ALERTS, offset=0)
         alert_rows = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}
@@ -86,9 +85,9 @@ def run(site: Site, parameters: Parameters, identifier: str) -> Page:
         verdicts: dict[int, str] = {}
         newest = newest_run(site, session)
         if judge or (newest is not None and newest.pk == row.pk):
-            job = site.verdict(session, row)
-            verdict, again = verdict_data(job, Paging(1, paging.size))
-            verdicts = job.value.by_series if isinstance(job, Known) else {}
+            answer = site.verdict(session, row)
+            verdict, again = verdict_data(answer, Paging(1, paging.size))
+            verdicts = answer.value.by_series if isinstance(answer, Known) else {}
         number, results = queries.results_of_run(session, row, where, statuses, limit=paging.size, offset=paging.offset)
         counts = site.counts(session, row)
         data = {
@@ -108,17 +107,6 @@ def run(site: Site, parameters: Parameters, identifier: str) -> Page:
         }
     shown = {"path": f"/runs/{row.id}", "asked": parameters, "statuses": statuses, **form}
     return Page("run.html", data, shown, again=again)
-
-
-def count_newest(site: Site, seconds: float) -> None:
-    """Count the points of the runs on the first page of the list, for about `seconds` at most."""
-    end = time.monotonic() + seconds
-    with site.database.read() as session:
-        _, rows = queries.find_runs(session, [], limit=PER_PAGE, offset=0)
-        for row in rows:
-            if time.monotonic() > end:
-                break
-            site.counts(session, row)
 
 
 def find_run(session: Session, identifier: str) -> RunRow:
@@ -177,16 +165,16 @@ def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
     }
 
 
-def verdict_data(job: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:
+def verdict_data(answer: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:
     """Return (the verdict as pages show it, seconds after which the page should ask again, or None)."""
-    if isinstance(job, Working):
-        return {"state": "crowded" if job.crowded else "judging", "seconds": round(job.seconds, 1)}, _AGAIN_S
-    if isinstance(job, Failed):
-        return {"state": "failed", "error": job.message}, None
-    of_run: RunVerdict = job.value
+    if isinstance(answer, Working):
+        return {"state": "crowded" if answer.crowded else "judging", "seconds": round(answer.seconds, 1)}, _AGAIN_S
+    if isinstance(answer, Failed):
+        return {"state": "failed", "error": answer.message}, None
+    of_run: RunVerdict = answer.value
     rows = paging.part(of_run.rows)
     verdict = {
-        "state": "stale" if job.stale else "known",
+        "state": "stale" if answer.stale else "known",
         "run": of_run.run,
         "word": of_run.word,
         "blind": of_run.blind,
@@ -200,4 +188,4 @@ def verdict_data(job: Known | Working | Failed, paging: Paging) -> tuple[dict[st
         "unmeasured": {"total": len(of_run.unmeasured), "rows": list(of_run.unmeasured[: paging.size])},
         "seconds": round(of_run.seconds, 2),
     }
-    return verdict, _AGAIN_S if job.stale else None
+    return verdict, _AGAIN_S if answer.stale else None

@@ -3,7 +3,7 @@
 Reading only requires that the Host header names this server, which prevents DNS rebinding: another site cannot reach
 the server under its own name. Writing requires the token. Programs send it in an Authorization header; people enter it
 once in a form, and their session then has a cookie that scripts cannot read and other sites cannot send. The token is
-never stored in a cookie, an address or a log.
+never stored in a cookie, an address or a log. A person's name comes from a trusted proxy, not from the person.
 """
 
 from __future__ import annotations
@@ -11,24 +11,27 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import secrets
 import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.serve.parameters import checked
+
+logger = logging.getLogger(__name__)
 
 COOKIE = "groupbench"
 SHORTEST_TOKEN = 16
 SESSION_S = 12 * 3600
 _MOST_SESSIONS = 1_000
-_MOST_WRONG = 64
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 5.0
-"""Delay in seconds of the response to a wrong token: for the first one, and after many within a minute."""
+
+USER_HEADER = "X-Forwarded-User"
+"""Default name of the header in which a proxy sends the name of the person."""
 
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -47,38 +50,60 @@ HEADERS = {
 
 
 class Refused(TrackerError):
-    """The client lacks the permission for a request. The response has status 401 or 403.
+    """The client lacks the permission for a request. The response has status 401 or 403."""
 
-    wait_s  delay of the response in seconds, after a wrong token
-    """
-
-    def __init__(self, message: str, status: int, wait_s: float = 0.0) -> None:
+    def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-        self.wait_s = wait_s
 
 
 @dataclass(frozen=True)
 class Person:
     """A person or program that has sent the token."""
 
-    who: str  # the name that they entered; may be empty for a program
+    who: str  # recorded with changes; empty for a program, which gives a name with each change
     csrf: str | None  # the token in their forms; None for a program, whose header no other site can send
     session: str | None = None
+
+
+@dataclass(frozen=True)
+class Names:
+    """The sources of the names of people. No one can choose the name that is recorded."""
+
+    local: str = "unknown"  # the person who runs the server, for connections from this machine
+    proxies: frozenset[str] = frozenset()  # addresses of trusted proxies, as `plain_address` returns them
+    header: str = USER_HEADER
+
+    def of(self, request: Request) -> str:
+        """Return the name of the person behind a request, or the client's address if the name is not known.
+
+        Raises Refused if a trusted proxy sent no name, and BadRequest for an invalid one.
+        """
+        address = "" if request.client is None else plain_address(request.client.host)
+        if address in self.proxies:
+            values = request.headers.getlist(self.header)
+            # Starlette decodes headers as Latin-1; proxies send UTF-8.
+            name = checked(self.header, values[0].encode("latin-1").decode("utf-8", "replace")) if values else ""
+            if len(values) != 1 or not name:
+                raise Refused(
+                    f"the proxy sent no name in the {self.header} header, so the server cannot record it", 403
+                )
+            return name
+        return self.local if not address or is_loopback(address) else address
 
 
 class Guard:
     """The token, and the sessions that were started with it. Sessions end with this process."""
 
-    def __init__(self, token: str | None = None) -> None:
+    def __init__(self, token: str | None = None, names: Names | None = None) -> None:
         if token is not None and len(token) < SHORTEST_TOKEN:
             raise Refused(
                 f"the token has {len(token)} characters; it needs {SHORTEST_TOKEN} or more; {MAKE_TOKEN}", 401
             )
         self._digest = None if token is None else _digest(token)
+        self.names = names or Names()
         self._lock = threading.Lock()
-        self._sessions: dict[str, tuple[Person, float]] = {}  # (person, end of session) by digest of the cookie
-        self._wrong: deque[float] = deque(maxlen=_MOST_WRONG)  # times of the last wrong tokens
+        self._sessions: dict[str, tuple[str, float]] = {}  # (CSRF token, end of session) by digest of the cookie
 
     @property
     def writes(self) -> bool:
@@ -89,28 +114,19 @@ class Guard:
         """Return whether the token is right. The comparison takes the same time for every wrong token."""
         return self._digest is not None and hmac.compare_digest(_digest(token), self._digest)
 
-    def wrong_token(self, message: str) -> Refused:
-        """Return the refusal of a wrong token. Its delay grows with the number of wrong tokens in the last minute.
-
-        Clients are not distinguished; a right token is never delayed.
-        """
-        with self._lock:
-            now = time.monotonic()
-            self._wrong.append(now)
-            recent = sum(when > now - 60 for when in self._wrong)
-        return Refused(message, 401, min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** min(recent // 5, 10)))
-
-    def begin(self, who: str) -> tuple[str, Person]:
-        """Start a session and return (the cookie's value, the person)."""
+    def begin(self, request: Request, token: str) -> str:
+        """Start a session for the person of a request, and return the cookie's value. Raises Refused."""
+        if not self.knows(token):
+            raise _wrong_token(request, "that is not the server's token")
+        logger.info("%s logged in", self.names.of(request))
         cookie = secrets.token_urlsafe(32)
-        person = Person(who, secrets.token_urlsafe(32), _digest(cookie).hex())
         with self._lock:
             now = time.monotonic()
             self._sessions = {key: kept for key, kept in self._sessions.items() if kept[1] > now}
             while len(self._sessions) >= _MOST_SESSIONS:
                 self._sessions.pop(next(iter(self._sessions)))
-            self._sessions[str(person.session)] = (person, now + SESSION_S)
-        return cookie, person
+            self._sessions[_digest(cookie).hex()] = (secrets.token_urlsafe(32), now + SESSION_S)
+        return cookie
 
     def end(self, person: Person) -> None:
         with self._lock:
@@ -122,14 +138,15 @@ class Guard:
         if header is not None:
             scheme, _, token = header.partition(" ")
             if scheme.lower() != "bearer" or not self.knows(token.strip()):
-                raise self.wrong_token("the Authorization header does not hold the server's token")
+                raise _wrong_token(request, "the Authorization header does not hold the server's token")
             return Person("", None)
         cookie = _session_cookie(request)
         if not cookie:
             return None
+        session = _digest(cookie).hex()
         with self._lock:
-            person, until = self._sessions.get(_digest(cookie).hex(), (None, 0.0))
-        return person if until > time.monotonic() else None
+            csrf, until = self._sessions.get(session, ("", 0.0))
+        return Person(self.names.of(request), csrf, session) if until > time.monotonic() else None
 
     def writer(self, request: Request) -> Person:
         """Return the person of a request to write, before its form is read. The caller then calls `check_form`.
@@ -179,6 +196,15 @@ def is_number(host: str) -> bool:
     return True
 
 
+def plain_address(text: str) -> str:
+    """Return an IP address in canonical form, as IPv4 if it is IPv4 within IPv6; an empty text for another text."""
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return ""
+    return str(getattr(address, "ipv4_mapped", None) or address)
+
+
 def is_loopback(host: str) -> bool:
     """Return whether an address can only be reached from this machine."""
     return host == "localhost" or (is_number(host) and ipaddress.ip_address(host).is_loopback)
@@ -191,6 +217,11 @@ def _session_cookie(request: Request) -> str:
     """
     pairs = (pair.partition("=") for header in request.headers.getlist("cookie") for pair in header.split(";"))
     return next((value.strip() for name, _, value in pairs if name.strip() == COOKIE), "")
+
+
+def _wrong_token(request: Request, message: str) -> Refused:
+    logger.warning("wrong token from %s", "an unknown address" if request.client is None else request.client.host)
+    return Refused(message, 401)
 
 
 def _digest(text: str) -> bytes:

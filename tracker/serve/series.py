@@ -22,7 +22,7 @@ from groupbench.tracker.report.figures import burst_plot, history_plots
 from groupbench.tracker.report.histories import histories, places, read_context, verdict_marks
 from groupbench.tracker.report.shown import ResultBursts, RunLabel, ShownHistory, label_of
 from groupbench.tracker.serve import queries
-from groupbench.tracker.serve.jobs import Known
+from groupbench.tracker.serve.answers import Known
 from groupbench.tracker.serve.parameters import NotFound, Parameters
 from groupbench.tracker.serve.runs import alert_data, environment_data, newest_run, result_data
 from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, series_facts, slice_of
@@ -219,11 +219,11 @@ def _verdict(site: Site, session: Session, key: int) -> dict[str, Any] | None:
     newest = newest_run(site, session)
     if newest is None:
         return None
-    job = site.verdict(session, newest, patience=0)
-    if not isinstance(job, Known) or key not in job.value.by_series:
+    answer = site.verdict(session, newest, patience=0)
+    if not isinstance(answer, Known) or key not in answer.value.by_series:
         return None
-    rows = [row for row in job.value.rows if row["series"] == key]
-    return {"run": newest.id, "verdict": job.value.by_series[key], "stale": job.stale, "rows": rows}
+    rows = [row for row in answer.value.rows if row["series"] == key]
+    return {"run": newest.id, "verdict": answer.value.by_series[key], "stale": answer.stale, "rows": rows}
 
 
 def _other_backends(session: Session, row: SeriesRow) -> list[SeriesRow]:

@@ -1,4 +1,4 @@
-"""State that all pages share: the database, background jobs, the guard and cached results."""
+"""State that all pages share: the database, answers from the background, the guard and cached results."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from groupbench.tracker.judge import alerts
 from groupbench.tracker.query import filters, lines
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
-from groupbench.tracker.serve import queries, work
-from groupbench.tracker.serve.database import Database, version
-from groupbench.tracker.serve.jobs import Failed, Jobs, Known, Working
+from groupbench.tracker.serve import queries, verdict
+from groupbench.tracker.serve.answers import Answers, Failed, Known, Working
+from groupbench.tracker.serve.database import Database, SlowError, version
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, resolve_parameter
 from groupbench.tracker.serve.security import Guard
 from groupbench.tracker.store.engine import Store
+from groupbench.tracker.store.failures import damage_of
 from groupbench.tracker.store.schema import Alert, Series
 from groupbench.tracker.text.wording import printable
 
@@ -53,15 +54,16 @@ class Page:
     data: dict[str, Any]
     shown: Mapping[str, Any] = field(default_factory=dict)  # links, choices of a form
     status: int = 200
-    again: int | None = None  # seconds after which the page reloads, while a job is running
+    status_in_json: int | None = None  # if it differs
+    again: int | None = None  # seconds after which the page reloads, while work is in progress
     figures: Callable[[], dict[str, Any]] = dict  # draws the figures by name, for HTML alone
 
 
 class Site:
     """The state that the pages of a dashboard share."""
 
-    def __init__(self, database: Database, jobs: Jobs, guard: Guard, writer: Store | None = None) -> None:
-        self.database, self.jobs, self.guard, self.writer = database, jobs, guard, writer
+    def __init__(self, database: Database, answers: Answers, guard: Guard, writer: Store | None = None) -> None:
+        self.database, self.answers, self.guard, self.writer = database, answers, guard, writer
         self.name = printable(database.store.name)
         self._lock = threading.Lock()
         self._facets: tuple[int, dict[str, list[str]]] | None = None
@@ -138,30 +140,31 @@ class Site:
                 self._counts.pop(key, None)
         return newest
 
-    def verdict(
-        self, session: Session, run: RunRow, *, patience: float | None = None, keep: bool = False
-    ) -> Known | Working | Failed:
+    def verdict(self, session: Session, run: RunRow, *, patience: float | None = None) -> Known | Working | Failed:
         """Return the gate's verdict on a run, or Failed: a page shows its other contents even without a verdict.
 
-        patience  seconds to wait for the verdict
-        keep      finish the job even if no client waits for it
+        Args:
+            session: A session of the database.
+            run: The run to judge.
+            patience: Seconds to wait for the verdict. Default: that of the answers.
         """
-        of, where = ("verdict", run.pk), self.database.location
+        work = partial(verdict.judge, self.database, run.id)
         try:
-            return self.jobs.ask(of, version(session), work.judge, where, run.id, patience=patience, keep=keep)
+            return self.answers.ask(("verdict", run.pk), version(session), work, patience=patience)
+        except SlowError as error:
+            return Failed(f"{error.message}; run `groupbench gate --run {run.id}`")
         except TrackerError as error:
             return Failed(error.message)
 
     def damage(self) -> str | None:
         """Return the damage of the database, or None if none is known; the answer is cached.
 
-        A long search continues in its process; until it ends, nothing is known of damage.
+        A long search continues in the background; until it ends, nothing is known of damage.
         """
-        location = self.database.location
         with self.database.read() as session:
             now = version(session)
-        job = self.jobs.ask(("damage",), now, work.damage, location, patience=DAMAGE_S, keep=True)
-        return job.value if isinstance(job, Known) and not job.stale else None
+        answer = self.answers.ask(("damage",), now, partial(damage_of, self.database.location), patience=DAMAGE_S)
+        return answer.value if isinstance(answer, Known) and not answer.stale else None
 
     def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
         """Return the alerts of one series. Most series lack any, which an index shows quickly."""
@@ -169,7 +172,6 @@ class Site:
         return alerts.find(session, keys=keys) if keys else []
 
     def close(self) -> None:
-        self.jobs.close()
         if self.writer is not None:
             self.writer.close()
         self.database.close()

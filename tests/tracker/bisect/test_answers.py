@@ -18,7 +18,8 @@ from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.log import Header
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
-from groupbench.tracker.serve.work import judge
+from groupbench.tracker.serve.database import open_to_read
+from groupbench.tracker.serve.verdict import judge
 
 Cli = Callable[..., Result]
 H100 = {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "python": "3.11.9", "torch": "2.13.0", "triton": "3.7.1"}
@@ -127,7 +128,7 @@ def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: P
     (alert,) = json.loads(cli("alerts", "--format=json").stdout)
     assert (alert["commit"], alert["subject"], alert["author"]) == (commits[5], "Change 5", "Ada")
     assert "(named by bisect)" in cli("alerts").stdout
-    (served,) = judge(str(db), "run-008").rows
+    (served,) = judge(open_to_read(str(db)), "run-008").rows
     assert (served["label"], served["remark"]) == (commits[5][:10], "named by bisect")
     page = tmp_path / "report.html"
     assert cli("report", "-o", page).exit_code == 0

@@ -31,7 +31,7 @@ from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.query.rows import EnvironmentRow, PointRow, RunRow, SeriesRow
 from groupbench.tracker.report.views import Addresses, changed
 from groupbench.tracker.serve import render as dashboard
-from groupbench.tracker.serve import work
+from groupbench.tracker.serve.verdict import _changed
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.stats.scan import SeriesFinding, scan
 
@@ -151,7 +151,7 @@ def texts_of(row: Judged) -> list[list[str]]:
     (line,) = [line for line in page.splitlines() if line.startswith("| `gemm`") and f"| {row.what} |" in line]
     before, now, change = [cell.strip() for cell in line.split("|")][5:8]
     report = changed([row], Addresses({}, None)).rows[0]  # type: ignore[arg-type]
-    stored = work._changed(row)
+    stored = _changed(row)
     verdict = {"folded": [], "rows": [{"id": "run-1", **stored}], "unmeasured": {"total": 0}, "paging": {"pages": 1}}
     template = '{% import "macros.html" as ui %}{{ ui.changed(verdict, "") }}'
     html = dashboard._environment().from_string(template).render(verdict=verdict)

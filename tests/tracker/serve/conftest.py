@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import pytest
 from click.testing import Result
 from starlette.testclient import TestClient
 
+from groupbench.tracker.serve.answers import Answers
 from groupbench.tracker.serve.app import create_app
-from groupbench.tracker.serve.jobs import Jobs
 
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
@@ -46,21 +46,15 @@ def act(bearer: dict[str, str]) -> Callable[..., Any]:
 
 @pytest.fixture
 def serve(db: Any) -> Iterator[Client]:
-    """A client of the dashboard of the test's database; jobs are done in a thread, and waited for."""
-    begun: list[tuple[TestClient, ThreadPoolExecutor]] = []
+    """A client of the dashboard of the test's database, which waits for verdicts and comparisons."""
+    with ExitStack() as stack:
 
-    def serve(db: Any = db, patience: float = 60, **options: Any) -> TestClient:
-        worker = ThreadPoolExecutor(1)
-        app = create_app(str(db), jobs=Jobs(worker, patience), **options)
-        client = TestClient(app, base_url="http://localhost:8642", follow_redirects=False)
-        client.__enter__()
-        begun.append((client, worker))
-        return client
+        def serve(db: Any = db, patience: float = 60, address: str = "127.0.0.1", **options: Any) -> TestClient:
+            app = create_app(str(db), answers=Answers(patience), **options)
+            client = TestClient(app, base_url="http://localhost:8642", follow_redirects=False, client=(address, 50000))
+            return stack.enter_context(client)
 
-    yield serve
-    for client, worker in begun:
-        client.__exit__(None, None, None)
-        worker.shutdown()
+        yield serve
 
 
 @pytest.fixture(scope="session")

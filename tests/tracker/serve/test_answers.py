@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jinja2
@@ -16,8 +15,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from groupbench.tracker.serve import queries, render
+from groupbench.tracker.serve.answers import Answers
 from groupbench.tracker.serve.app import create_app
-from groupbench.tracker.serve.jobs import Jobs
 from groupbench.tracker.serve.security import HEADERS, LOOPBACK
 
 Client = Callable[..., TestClient]
@@ -87,7 +86,7 @@ def test_an_error_of_ours_shows_no_trace(nights: Any, db: Any, monkeypatch: Any)
     def broken(*_: Any) -> Any:
         raise RuntimeError("inner secret")
 
-    app = create_app(str(db), jobs=Jobs(ThreadPoolExecutor(1)))
+    app = create_app(str(db), answers=Answers())
     with TestClient(app, raise_server_exceptions=False) as client:
         monkeypatch.setattr(queries, "find_runs", broken)
         for page in ("/runs", "/runs.json"):

@@ -7,7 +7,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ from typing import Any
 import pytest
 from cases import rarely
 
+from groupbench.tracker.serve.answers import Answers
 from groupbench.tracker.serve.app import create_app
-from groupbench.tracker.serve.jobs import Jobs
-from groupbench.tracker.serve.security import LOOPBACK
+from groupbench.tracker.serve.security import LOOPBACK, Names
 
 pytestmark = pytest.mark.sqlite
 WALK = (Path(__file__).parents[1] / "walk.js").read_text(encoding="utf-8")
@@ -57,8 +56,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path],
 
         def start(database: Path) -> str:
             copy = shutil.copy(database, tmp_path_factory.mktemp("served"))
-            jobs = Jobs(stack.enter_context(ThreadPoolExecutor(1)), patience=60)
-            app = create_app(str(copy), token=TOKEN, hosts=frozenset(LOOPBACK), jobs=jobs)
+            app = create_app(
+                str(copy), token=TOKEN, hosts=frozenset(LOOPBACK), answers=Answers(patience=60), names=Names("Ada")
+            )
             listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
             server = uvicorn.Server(uvicorn.Config(app, log_level="error", http="h11", timeout_graceful_shutdown=1))
             thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -122,7 +122,6 @@ def test_an_alert_is_acknowledged_with_the_token(
     address = start(fill())
     page = browse(f"{address}/alerts")
     page.get_by_role("link", name="Log in", exact=True).click()
-    page.get_by_label("name").fill("Ada")
     page.get_by_label("token").fill(TOKEN)
     page.get_by_role("button", name="Log in").click()
     page.wait_for_url("**/alerts")

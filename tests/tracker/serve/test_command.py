@@ -17,7 +17,7 @@ from cases import rarely
 from click.testing import Result
 from starlette.testclient import TestClient
 
-from groupbench.tracker.cli.serve import _addresses
+from groupbench.tracker.cli.serve import _names
 from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
@@ -45,7 +45,7 @@ def empty(db: Any) -> None:
         (("--write", "--token-file", "NONE"), None, "'NONE' does not exist"),
         (("--host", "no.such.host.invalid"), None, "cannot listen on"),
         (("--port", "70000"), None, "70000"),
-        (("--proxy", "proxy.example"), None, "--proxy: 'proxy.example' does not appear to be an IPv4 or IPv6 address"),
+        (("--proxy", "proxy.example"), None, "--proxy: 'proxy.example' is not an IP address"),
     ],
 )
 def test_it_does_not_start(
@@ -67,27 +67,6 @@ def test_a_port_that_is_taken_is_named(empty: None, cli: Cli) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         result = cli("serve", "--port", str(taken.getsockname()[1]))
     assert (result.exit_code, "give another" in result.stderr) == (2, True)
-
-
-@pytest.mark.exhaustive  # it is about speed
-@pytest.mark.sqlite
-def test_what_exists_is_spared_from_collection_before_the_first_request(
-    cli: Cli, nights: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import gc
-
-    import uvicorn
-
-    gc.unfreeze()
-    spared: list[int] = []
-    # A client may send its first request as soon as it reads the address.
-    monkeypatch.setattr("groupbench.tracker.cli.serve.say", lambda _: spared.append(gc.get_freeze_count()))
-    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: None)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    assert cli("serve", "--port", "0").exit_code == 0
-    gc.unfreeze()
-    assert spared[0] > 10_000
 
 
 @pytest.mark.sqlite
@@ -148,4 +127,4 @@ def test_the_page_lists_every_address_parameter_and_action(nights: Any, serve: C
 
 
 def test_a_proxy_may_be_given_as_ipv4_within_ipv6() -> None:
-    assert _addresses(("::ffff:127.0.0.1", "2001:DB8::1")) == {"127.0.0.1", "2001:db8::1"}
+    assert _names(("::ffff:127.0.0.1", "2001:DB8::1"), "X-User").proxies == {"127.0.0.1", "2001:db8::1"}

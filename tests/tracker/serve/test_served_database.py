@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import html
 import shutil
 import sqlite3
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 from click.testing import Result
-from sqlalchemy import delete, event, select, text
+from sqlalchemy import delete, event, func, select, text
 from starlette.testclient import TestClient
 
 from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.query import lines
-from groupbench.tracker.serve import app, database, queries, runs, site
+from groupbench.tracker.serve import database, queries, runs, site
 from groupbench.tracker.serve.app import create_app
 from groupbench.tracker.store.engine import open_store
 from groupbench.tracker.store.schema import Commit, Point, Run
@@ -41,6 +43,49 @@ def test_a_statement_uses_one_core_of_postgresql(nights: Any) -> None:
             settings = [session.scalar(text(f"SHOW {name}")) for name in ("max_parallel_workers_per_gather", "jit")]
             assert settings == ["0", "off"]
     opened.close()
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT max(i) FROM n"
+
+
+@pytest.mark.both
+def test_a_statement_is_interrupted_at_the_end_of_its_time(nights: Any) -> None:
+    opened = database.open_to_read(str(nights))
+    with pytest.raises(database.SlowError, match=r"longer than 0\.2 s"), opened.read(0.2) as session:
+        session.execute(text(ENDLESS))
+    with opened.read() as session:  # the limit was that of the session, not of its connection
+        assert session.scalar(select(func.count(Run.id))) == 8
+    opened.close()
+
+
+def test_no_statement_starts_after_the_end_of_the_time(nights: Any) -> None:
+    opened = database.open_to_read(str(nights))
+    with pytest.raises(database.SlowError), opened.read(0) as session:
+        session.scalar(select(Run.id))
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "command"),
+    [
+        ("/alerts", "groupbench alerts"),
+        ("/runs", "groupbench runs"),
+        ("/series/1", "groupbench history"),
+        ("/operators/grouped_gemm", "groupbench report"),
+    ],
+)
+def test_a_slow_request_names_the_command_that_does_it(
+    nights: Any, serve: Client, monkeypatch: pytest.MonkeyPatch, path: str, command: str
+) -> None:
+    client = serve()
+    monkeypatch.setattr(database, "LIMITS", replace(database.LIMITS, request_s=0.2))
+    for name in ("alert_counts", "find_runs", "one_series", "problem_keys"):
+        monkeypatch.setattr(queries, name, lambda session, *_, **__: session.execute(text(ENDLESS)))
+    response = client.get(f"{path}.json")
+    assert (response.status_code, response.headers["Retry-After"]) == (503, "5")
+    expected = f"the database takes longer than 0.2 s for this: ask for less, or run `{command}`"
+    assert response.json()["error"] == expected
+    assert expected in html.unescape(client.get(path).text)
 
 
 @pytest.mark.sqlite
@@ -88,7 +133,7 @@ def test_a_damaged_name_that_a_page_looks_up_is_damage(nights: Any, serve: Clien
 def test_a_locked_database_is_reported_without_a_long_wait(
     nights: Any, serve: Client, monkeypatch: Any, bearer: Any, token: str, act: Act
 ) -> None:
-    monkeypatch.setattr(database, "BUSY_MS", 50)
+    monkeypatch.setattr(database, "LIMITS", replace(database.LIMITS, busy_ms=50))
     client = serve(token=token)
     other = sqlite3.connect(nights, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -106,7 +151,7 @@ def test_a_locked_database_is_reported_without_a_long_wait(
 @pytest.mark.sqlite
 @pytest.mark.parametrize("page", ["/alerts.json?state=all", "/alerts.json?state=all&per_page=500"])
 def test_a_damaged_value_is_named_in_the_response(nights: Any, serve: Client, page: str) -> None:
-    client = serve(apart=True)
+    client = serve()
     with sqlite3.connect(nights) as connection:
         connection.execute("UPDATE alert_event SET at = '2x26-01-01 00:00:00.000000'")
     response = client.get(page)
@@ -129,7 +174,7 @@ def test_an_error_in_a_template_is_not_blamed_on_the_database(
 ) -> None:
     """Nor is it while the search for damage takes long."""
     searched = Event()
-    monkeypatch.setattr(site.work, "damage", lambda _: searched.wait(60) and None)
+    monkeypatch.setattr(site, "damage_of", lambda _: searched.wait(60) and None)
     monkeypatch.setattr(site, "DAMAGE_S", 0.05)
     monkeypatch.setattr(runs, "overview", lambda *_: site.Page("alert.html", {}))
     client = TestClient(serve().app, base_url="http://localhost:8642", raise_server_exceptions=False)
@@ -143,8 +188,8 @@ def test_an_error_in_a_template_is_not_blamed_on_the_database(
 def test_a_run_is_counted_once_and_again_when_it_changes(
     nights: Any, serve: Client, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "_WARM_S", 60.0)  # a busy machine may not have counted all runs before
     client = serve()
+    client.get("/runs")
     engine = client.app.state.site.database.store.engine  # type: ignore[attr-defined]
     counted: list[str] = []
     event.listen(engine, "before_cursor_execute", lambda *args: counted.append(args[2]))
@@ -154,7 +199,7 @@ def test_a_run_is_counted_once_and_again_when_it_changes(
         return [run["counts"] for run in client.get("/runs.json").json()["runs"]]
 
     assert counts() == 8 * [{"ok": 4, "unavailable": 1}]
-    assert not any("count(*)" in statement and "point.run_id" in statement for statement in counted)  # when it started
+    assert not any("count(*)" in statement and "point.run_id" in statement for statement in counted)
     stored([make(6, 3.0, backend="late", commit_facts={"branch": "main"})])
     assert [each["ok"] for each in counts()] == [4, 5, 4, 4, 4, 4, 4, 4]
     assert sum("GROUP BY point.environment_id" in statement for statement in counted) == 1
