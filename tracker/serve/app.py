@@ -82,7 +82,7 @@ def create_app(
         routes=[
             _page("/", runs.overview, "groupbench gate"),
             _page("/overview", runs.overview, "groupbench gate"),
-            _page("/runs", runs.runs, "groupbench runs"),
+            _page("/runs", runs.runs, "groupbench list runs"),
             _page("/runs/{identifier:path}", runs.run, "groupbench gate --run ID"),
             _page("/series", series.search, "groupbench history"),
             _page("/series/{key}", series.series, "groupbench history"),

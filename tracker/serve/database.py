@@ -124,7 +124,7 @@ def open_to_read(location: str) -> Database:
     revision = revision_of(location)
     if revision in REVISIONS and revision != HEAD:
         raise StoreError(
-            f"the database is at revision {revision}; this groupbench needs {HEAD}; `groupbench runs` migrates it"
+            f"the database is at revision {revision}; this groupbench needs {HEAD}; `groupbench list runs` migrates it"
         )
     store = open_store(location, create=False, read_only=True)
     _be_impatient(store)

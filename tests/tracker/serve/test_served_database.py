@@ -69,7 +69,7 @@ def test_no_statement_starts_after_the_end_of_the_time(nights: Any) -> None:
     ("path", "command"),
     [
         ("/alerts", "groupbench alerts"),
-        ("/runs", "groupbench runs"),
+        ("/runs", "groupbench list runs"),
         ("/series/1", "groupbench history"),
         ("/operators/grouped_gemm", "groupbench report"),
     ],
