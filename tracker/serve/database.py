@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,7 +115,7 @@ def _limit(connection: Connection, _cursor: Any, _statement: str, *_: Any) -> No
     if left <= 0:
         raise SlowError(seconds)
     if connection.dialect.name == "postgresql":
-        with connection.connection.cursor() as cursor:
+        with closing(connection.connection.cursor()) as cursor:
             cursor.execute(f"SET LOCAL statement_timeout = {math.ceil(1000 * left) + 1:d}")
 
 
