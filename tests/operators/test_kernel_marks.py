@@ -1,4 +1,4 @@
-"""ci/benchmarks/kernel_marks.py, and the pages that it writes."""
+"""The benchmark of the kernels, `python -m ci.benchmarks kernels`, and the pages that it writes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from msgspec.structs import replace
 from groupbench.tracker.facts.record import Accuracy, Cell, Commit, Environment, Latency, Record, Run, encode
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "ci/benchmarks/kernel_marks.py"
+COMMAND = [sys.executable, "-m", "ci.benchmarks", "kernels"]
 PAGES = [
     page
     for page in sorted((ROOT / "docs/reference/measured").glob("*.md"))
-    if "kernel_marks.py" in page.read_text() and "--brief" not in page.read_text()
+    if "ci.benchmarks kernels" in page.read_text() and "--brief" not in page.read_text()
 ]
 
 
 @pytest.fixture(scope="module")
 def marks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kernel_marks", SCRIPT)
+    spec = importlib.util.spec_from_file_location("kernel_marks", ROOT / "ci/benchmarks/kernels.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -213,7 +213,7 @@ def test_writes_between_the_markers_and_again_the_same(marks: ModuleType, tmp_pa
     page.write_text(f"before\n{marks.BEGIN}\nold\n{marks.END}\nafter\n")
     pages = []
     for _ in range(2):
-        subprocess.run([sys.executable, SCRIPT, tmp_path / "r.jsonl", "--write", page], check=True)
+        subprocess.run([*COMMAND, tmp_path / "r.jsonl", "--write", page], check=True, cwd=ROOT)
         pages.append(page.read_text())
     assert pages[0] == pages[1]
     assert pages[0].startswith(f"before\n{marks.BEGIN}\nMade by")
@@ -229,7 +229,7 @@ def test_writes_between_the_markers_and_again_the_same(marks: ModuleType, tmp_pa
 def test_says_in_one_line_what_is_wrong(content: bytes, page: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_bytes(content)
-    done = subprocess.run([sys.executable, SCRIPT, path], capture_output=True, text=True)
+    done = subprocess.run([*COMMAND, path], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode != 0
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
@@ -239,8 +239,8 @@ def test_says_in_one_line_what_is_wrong(content: bytes, page: str, message: str,
 def test_a_page_is_up_to_date(marks: ModuleType, page: Path) -> None:
     """If this fails, run the command that the page names."""
     text = page.read_text()
-    (command,) = re.findall(r"Made by `python ci/benchmarks/kernel_marks.py (.*)`\.", text)
-    files, operators, path = re.fullmatch(r"(.*) --operators (\S+) --write (\S+)", command).groups()
+    (command,) = re.findall(r"Made by `python -m ci\.benchmarks kernels (.*)`\.", text)
+    files, operators, path = re.fullmatch(r"(.*) --only (\S+) --write (\S+)", command).groups()
     assert ROOT / path == page
     names = files.split()
     made = marks.tables(marks.load(ROOT / file for file in names), names, operators.split(","), Path(path))
@@ -256,9 +256,7 @@ def test_the_pages_show_every_operator_of_the_records(marks: ModuleType) -> None
 def test_operators_are_shown_alone(marks: ModuleType) -> None:
     records = [record("torch", 1.0), record("torch", 1.0, operator="moe_layer"), record("torch", 1.0, COPY, "canary")]
     text = marks.tables(records, ["x.jsonl"], ["moe_layer"], Path("page.md"))
-    assert text.startswith(
-        "Made by `python ci/benchmarks/kernel_marks.py x.jsonl --operators moe_layer --write page.md`."
-    )
+    assert text.startswith("Made by `python -m ci.benchmarks kernels x.jsonl --only moe_layer --write page.md`.")
     assert "### moe_layer" in text and "### grouped_gemm" not in text
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import dask_engine
 import pytest
+from dask_engine import Engine
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Progress
@@ -28,41 +30,40 @@ from distributed.comm import CommClosedError
 from groupbench.operators.fleet import dask
 
 HERE = Path(__file__).parents[1]
-sys.path += [str(HERE), str(HERE.parents[1] / "ci/benchmarks")]
+sys.path.append(str(HERE))
 import fleet_cells as cells  # noqa: E402
-import fleet_marks as marks  # noqa: E402
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory, warm_imports: dict[str, str]) -> Iterator[marks.Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory, warm_imports: dict[str, str]) -> Iterator[Engine]:
     """Start a scheduler and two workers by their commands."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("engine")
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), warm_imports["PYTHONPATH"]]))
         patch.setenv("FLEET_MARK", str(folder / "mark"))
-        with marks.engine() as started:
+        with dask_engine.engine() as started:
             yield started
 
 
-def measure(engine: marks.Engine, kind: Callable[..., Any], number: int = 8, **options: Any) -> list[Any]:
+def measure(engine: Engine, kind: Callable[..., Any], number: int = 8, **options: Any) -> list[Any]:
     fleet = dask.DaskFleet(engine.address, "cpu", measure=kind, look=cells.look, **options)
     return list(drive.records(fleet, cells.work(number), Progress()))
 
 
 @pytest.mark.exhaustive  # the next test counts cells too
-def test_every_cell_is_measured_once_on_two_workers(engine: marks.Engine) -> None:
+def test_every_cell_is_measured_once_on_two_workers(engine: Engine) -> None:
     records = measure(engine, cells.instant, 20)
     assert len({(r.cell.shape, r.cell.backend) for r in records}) == len(records) == 40
     assert len({r.environment.host for r in records}) == 2
 
 
-def test_a_batch_whose_worker_dies_is_measured_again(engine: marks.Engine) -> None:
+def test_a_batch_whose_worker_dies_is_measured_again(engine: Engine) -> None:
     records = measure(engine, cells.dies_once)
     assert [r.status for r in records] == ["ok"] * 16
     assert len({(r.cell.shape, r.cell.backend) for r in records}) == 16
 
 
-def test_a_batch_that_kills_two_workers_is_an_error_that_names_them(engine: marks.Engine) -> None:
+def test_a_batch_that_kills_two_workers_is_an_error_that_names_them(engine: Engine) -> None:
     engine.start()
     records = measure(engine, cells.dies)
     failed = [r for r in records if r.status != "ok"]
@@ -71,21 +72,19 @@ def test_a_batch_that_kills_two_workers_is_an_error_that_names_them(engine: mark
     assert all("its worker died on " in (r.message or "") for r in failed)
 
 
-def test_hardware_that_no_worker_has_is_refused(engine: marks.Engine) -> None:
+def test_hardware_that_no_worker_has_is_refused(engine: Engine) -> None:
     engine.start()
     with pytest.raises(UsageError, match=r"--hardware NVIDIA H100\*: no worker has such a GPU; they have "):
         dask.DaskFleet(engine.address, "cpu", "NVIDIA H100*", look=cells.look)
 
 
-def test_cpu_workers_are_refused_if_the_client_needs_gpus(engine: marks.Engine) -> None:
+def test_cpu_workers_are_refused_if_the_client_needs_gpus(engine: Engine) -> None:
     engine.start()
     with pytest.raises(UsageError, match=rf"the workers of {engine.address} are CPUs: --device cpu measures on them"):
         dask.DaskFleet(engine.address, "cuda")
 
 
-def test_workers_without_a_plugin_are_refused(
-    engine: marks.Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_without_a_plugin_are_refused(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client can import the plugin, but the workers cannot."""
     engine.start()
     (tmp_path / "only_here.py").write_text("BACKENDS = []")
@@ -99,7 +98,7 @@ def test_workers_without_a_plugin_are_refused(
 
 
 @pytest.mark.exhaustive  # the fleet's own refusal is tested above, and the command's one line in test_cli.py
-def test_the_clients_command_reports_a_plugin_that_workers_lack(engine: marks.Engine, tmp_path: Path) -> None:
+def test_the_clients_command_reports_a_plugin_that_workers_lack(engine: Engine, tmp_path: Path) -> None:
     """Run the command in a folder with a plugin that the workers do not have."""
     engine.start()
     (tmp_path / "only_here.py").write_text("BACKENDS = []")
@@ -110,29 +109,29 @@ def test_the_clients_command_reports_a_plugin_that_workers_lack(engine: marks.En
     assert "plugin 'only_here.BACKENDS' does not load" in done.stderr
 
 
-def test_batches_not_begun_within_the_budget_are_skipped(engine: marks.Engine) -> None:
+def test_batches_not_begun_within_the_budget_are_skipped(engine: Engine) -> None:
     assert {r.status for r in measure(engine, cells.instant, budget_s=0)} == {"skipped"}
 
 
 @pytest.mark.exhaustive  # a loss of the scheduler is tested below without one, and test_resume.py resumes
-def test_a_resumed_run_measures_the_cells_skipped_when_the_scheduler_died(engine: marks.Engine, tmp_path: Path) -> None:
+def test_a_resumed_run_measures_the_cells_skipped_when_the_scheduler_died(engine: Engine, tmp_path: Path) -> None:
     engine.start()
     records = tmp_path / "r.jsonl"
-    first = marks._client(engine, records, 80, pause=True)
+    first = dask_engine.client(engine, records, 80)
     assert first.stdout is not None
     with contextlib.suppress(StopIteration):
         while "begun" not in next(first.stdout):
             pass
-    marks._wait(lambda: records.exists() and len(records.read_bytes().splitlines()) > 5, "the first records")
+    dask_engine.wait(lambda: records.exists() and len(records.read_bytes().splitlines()) > 5, "the first records")
     assert engine.scheduler is not None
     engine.scheduler.kill()
     first.communicate()
-    stored = marks._whole(records)
+    stored = dask_engine.whole_lines(records)
     assert 5 < len(stored) < 80
     assert b'"status":"skipped"' in records.read_bytes()
     engine.start()
     for _ in range(3):  # on a busy machine a connection may break once more, and its cells are skipped again
-        again = marks._client(engine, records, 80, pause=True, patience_s=60)
+        again = dask_engine.client(engine, records, 80, patience_s=60)
         again.communicate()
         if again.returncode == 0:
             break

@@ -1,17 +1,12 @@
-"""Measure how often `groupbench ab` is wrong and how long it takes.
-
-    python ci/benchmarks/ab_marks.py --simulate               simulate the sequential test; minutes of one core, no GPU
-    python ci/benchmarks/ab_marks.py --out DIR --minutes N    compare on this machine for at most N minutes; repeat the
-                                                              command to continue
-    python ci/benchmarks/ab_marks.py --out DIR --report       print the tables of DIR
-    python ci/benchmarks/ab_marks.py --report FILE            print the tables of a file, such as an H100's in
-                                                              tests/data/h100_ab.jsonl.gz
+"""Measure how often `groupbench ab` is wrong, and how long it takes.
 
 There are two kinds of comparisons. *A/A* compares two copies of this checkout. *Planted* compares a Triton matrix
 product with the same one over 0.5 to 2 % more columns of K, which are zeros: more work for the same result. Both are
-measured like `ab`, with new processes every `--fresh` comparisons. Each result is appended to DIR/ab.jsonl. The tables
-have the verdicts, the median effect, and the blocks and seconds of a comparison. Needs neither git nor a network.
-`--device cpu` is a trial without a GPU, with larger effects.
+measured like `ab`, with new processes every `--fresh` comparisons. The parts `simulated` and `slowdowns` simulate the
+sequential test. `measured` and `resampled` are of the comparisons in tests/data/h100_ab.jsonl.gz. With `--out DIR`,
+`measured` first compares on this machine for `--minutes`, and both are of DIR/ab.jsonl, to which each result is
+appended; repeat the command to continue. Needs neither git nor a network. `--device cpu` is a trial without a GPU, with
+larger effects.
 """
 
 from __future__ import annotations
@@ -24,12 +19,11 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ab_noise
 import numpy as np
 
 from groupbench.tracker.ab.bench import AbCell, AbSide, Bench, rule_for
@@ -37,7 +31,11 @@ from groupbench.tracker.ab.calibrate import CELLS
 from groupbench.tracker.ab.result import REFRESH_BLOCKS, AbSettings
 from groupbench.tracker.stats.sequential import MAX_BLOCKS, decide_many
 
+from . import ab_noise
+
 ROOT = Path(__file__).resolve().parents[2]
+RECORDED = ROOT / "tests/data/h100_ab.jsonl.gz"
+Rows = Iterator[tuple[object, ...]]
 LIKE = "like"
 """Title of the A/A comparisons in ab.jsonl."""
 LIKE_TOTAL = 200
@@ -46,6 +44,7 @@ RESAMPLED = 10_000
 ENOUGH_BLOCKS = 30
 """Fewer blocks are not resampled, because their common error would look like a difference."""
 RUNS = 20_000
+VERDICTS = ("different", "same", "unknown", "failed")
 
 PLUGIN = '''"""A matrix product over EXTRA more columns of K than the problem has: more work for the same result."""
 
@@ -143,32 +142,20 @@ PLANTED = {
 }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("ab_marks"), help="folder for the trees and ab.jsonl")
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, metavar="DIR", help="compare on this machine, into this folder")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--like", type=int, default=LIKE_TOTAL, help="total number of A/A comparisons")
-    parser.add_argument(
-        "--planted", type=int, default=PLANTED_EACH, help="number of comparisons of each planted change"
-    )
+    parser.add_argument("--like", type=int, default=LIKE_TOTAL, help="number of A/A comparisons")
+    parser.add_argument("--planted", type=int, default=PLANTED_EACH, help="comparisons of each planted change")
     parser.add_argument("--all-planted", action="store_true", help="measure all ten planted changes, not only five")
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for each comparison")
     parser.add_argument("--fresh", type=int, default=10, help="comparisons for each pair of processes")
     parser.add_argument("--idle", type=float, help="idle seconds before each burst")
     parser.add_argument("--samples", type=int, help="runs in each burst")
-    parser.add_argument("--simulate", action="store_true")
-    parser.add_argument("--report", nargs="?", type=Path, const=Path(), metavar="FILE")
-    options = parser.parse_args()
-    if options.simulate:
-        simulate()
-    elif options.report is not None:
-        report(options.out / "ab.jsonl" if options.report == Path() else options.report)
-    else:
-        measure(options)
 
 
-def measure(options: argparse.Namespace) -> None:
+def compare(options: argparse.Namespace) -> None:
     """Compare until the time is over or all comparisons are done. Kinds with the fewest so far come first."""
     end = time.monotonic() + 60 * options.minutes
     options.out.mkdir(parents=True, exist_ok=True)
@@ -179,7 +166,7 @@ def measure(options: argparse.Namespace) -> None:
     while time.monotonic() + longest < end:
         task = next_task(options, done)
         if task is None:
-            print("all comparisons are done; print the tables with --report")
+            print("all comparisons are done", file=sys.stderr)
             return
         title, cells = task
         small = any(p.title == title and p.extra < 64 for p in PLANTED[options.device])
@@ -202,9 +189,9 @@ def measure(options: argparse.Namespace) -> None:
                 print(
                     f"{title} {done[title]}: {cell.backend} {cell.shape}: {result.verdict} {effect} "
                     f"{result.blocks} blocks {result.seconds:.1f} s {result.message or ''}",
-                    flush=True,
+                    file=sys.stderr,
                 )
-    print(f"{options.minutes:g} minutes are over; repeat the command to continue: {done}")
+    print(f"{options.minutes:g} minutes are over; repeat the command to continue: {done}", file=sys.stderr)
 
 
 def next_task(options: argparse.Namespace, done: dict[str, int]) -> tuple[str, list[AbCell]] | None:
@@ -264,28 +251,54 @@ def tally(path: Path) -> dict[str, int]:
     return done
 
 
-def report(path: Path) -> None:
-    """Print the tables of a file of comparisons."""
-    by_title: dict[str, list[dict[str, Any]]] = {}
-    for line in lines(path):
-        by_title.setdefault(line["head"]["title"], []).append(line)
-    print("| compared | comparisons | different | same | unknown | failed | effect | blocks | seconds, median (90 %) |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    for title in sorted(by_title):
-        print(_row("A/A" if title == LIKE else title, by_title[title]))
+def measured(options: argparse.Namespace) -> Rows:
+    yield (
+        "compared",
+        "comparisons",
+        "different",
+        "same",
+        "unknown",
+        "failed",
+        "effect",
+        "blocks",
+        "seconds, median (90 %)",
+    )
+    if options.out:
+        compare(options)
+    for title, comparisons in _by_title(options).items():
+        yield _row("A/A" if title == LIKE else title, comparisons)
         if title == LIKE:
-            for cell in sorted({_cell(line) for line in by_title[title]}):
-                print(_row(f"A/A: {cell}", [line for line in by_title[title] if _cell(line) == cell]))
-    print("\n| resampled from recorded blocks | comparisons | different | median seconds |\n|---|---|---|---|")
-    for title in sorted(by_title):
-        for cell in sorted({_cell(line) for line in by_title[title]}):
-            timed = [line for line in by_title[title] if _cell(line) == cell and line["bursts"]]
-            if sum(len(line["bursts"]) for line in timed) >= ENOUGH_BLOCKS:
-                share, seconds = resampled(timed)
-                print(f"| {title}: {cell} | {RESAMPLED} | {100 * share:.2f} % | {seconds:.1f} |")
+            for cell, of_cell in _by_cell(comparisons).items():
+                yield _row(f"A/A: {cell}", of_cell)
 
 
-def resampled(timed: list[dict[str, Any]], seed: int = 0) -> tuple[float, float]:
+def resampled(options: argparse.Namespace) -> Rows:
+    yield "resampled from recorded blocks", "comparisons", "different", "median seconds"
+    for title, comparisons in _by_title(options).items():
+        for cell, of_cell in _by_cell([line for line in comparisons if line["bursts"]]).items():
+            if sum(len(line["bursts"]) for line in of_cell) >= ENOUGH_BLOCKS:
+                share, seconds = resample(of_cell, options)
+                yield f"{title}: {cell}", RESAMPLED, f"{100 * share:.2f} %", f"{seconds:.1f}"
+
+
+def _by_title(options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
+    return _grouped(lines(options.out / "ab.jsonl" if options.out else RECORDED), lambda line: line["head"]["title"])
+
+
+def _by_cell(comparisons: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    return _grouped(comparisons, lambda line: f"{line['cell']['backend']} {line['cell']['shape']}")
+
+
+def _grouped(
+    comparisons: Iterable[dict[str, Any]], key: Callable[[dict[str, Any]], str]
+) -> dict[str, list[dict[str, Any]]]:
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for line in comparisons:
+        groups.setdefault(key(line), []).append(line)
+    return dict(sorted(groups.items()))
+
+
+def resample(timed: list[dict[str, Any]], options: argparse.Namespace) -> tuple[float, float]:
     """Return (share called different, median seconds) of comparisons that are resampled from recorded blocks.
 
     Each comparison takes up to 60 s. Whole processes of `REFRESH_BLOCKS` blocks are drawn, because the blocks of a
@@ -301,7 +314,7 @@ def resampled(timed: list[dict[str, Any]], seed: int = 0) -> tuple[float, float]
     rule = rule_for(timed[0]["timing"], statistics.median(line["base_ms"] for line in timed))
     block_s = sum(line["seconds"] for line in timed) / sum(len(line["bursts"]) for line in timed)
     blocks = min(MAX_BLOCKS, int(60 / block_s))
-    random = np.random.default_rng(seed)
+    random = options.rng
     drawn = recorded[random.integers(0, len(recorded), (RESAMPLED, -(-blocks // REFRESH_BLOCKS)))]
     if timed[0]["head"]["title"] == LIKE:
         drawn *= random.choice([-1.0, 1.0], (*drawn.shape[:2], 1))
@@ -309,21 +322,20 @@ def resampled(timed: list[dict[str, Any]], seed: int = 0) -> tuple[float, float]
     return float(np.mean(np.abs(verdicts) == 1)), float(np.median(used)) * block_s
 
 
-def _row(title: str, comparisons: list[dict[str, Any]]) -> str:
+def _row(title: str, comparisons: list[dict[str, Any]]) -> tuple[object, ...]:
     seconds = [line["seconds"] for line in comparisons]
     differences = [_difference(block) for line in comparisons for block in line["bursts"]]
-    effect = f"{100 * statistics.median(differences):+.2f} %" if differences else ""
-    verdicts = ("different", "same", "unknown", "failed")
-    counts = [sum(line["verdict"] == verdict for line in comparisons) for verdict in verdicts]
     return (
-        f"| {title} | {len(comparisons)} | {' | '.join(map(str, counts))} | {effect} | "
-        f"{statistics.median(line['pairs'] for line in comparisons):g} | "
-        f"{statistics.median(seconds):.1f} ({np.quantile(seconds, 0.9):.1f}) |"
+        title,
+        len(comparisons),
+        *(
+            sum(line["verdict"] == verdict for line in comparisons)
+            for verdict in ("different", "same", "unknown", "failed")
+        ),
+        f"{100 * statistics.median(differences):+.2f} %" if differences else "",
+        f"{statistics.median(line['pairs'] for line in comparisons):g}",
+        f"{statistics.median(seconds):.1f} ({np.quantile(seconds, 0.9):.1f})",
     )
-
-
-def _cell(line: dict[str, Any]) -> str:
-    return f"{line['cell']['backend']} {line['cell']['shape']}"
 
 
 def _difference(block: dict[str, Any]) -> float:
@@ -331,41 +343,44 @@ def _difference(block: dict[str, Any]) -> float:
     return head - base
 
 
-def simulate() -> None:
-    """Print the false-positive rate, power and time of the test on simulated noise."""
-    print(f"| A/A, {RUNS} runs | " + " | ".join(ab_noise.LATENCIES) + " |")
-    print("|---|" + "---|" * len(ab_noise.LATENCIES))
+def simulated(options: argparse.Namespace) -> Rows:
+    runs = max(1, round(RUNS * options.scale))
+    yield f"A/A, {runs} runs", *ab_noise.LATENCIES
     for name, noise in ab_noise.NOISES.items():
         cells = []
         for latency in ab_noise.LATENCIES:
-            verdicts, _, seconds = simulated(noise, latency, 0.0, RUNS)
+            verdicts, _, seconds = simulate(noise, latency, 0.0, runs, options)
             false, same = np.mean(np.abs(verdicts) == 1), np.mean(verdicts == 0)
             cells.append(f"{100 * false:.3f} % different, {100 * same:.0f} % same in {seconds:.1f} s")
-        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
-    print(f"\n| slower by, gaussian, {RUNS // 10} runs | " + " | ".join(ab_noise.LATENCIES) + " |")
-    print("|---|" + "---|" * len(ab_noise.LATENCIES))
+        yield name, *cells
+
+
+def slowdowns(options: argparse.Namespace) -> Rows:
+    runs = max(1, round(RUNS / 10 * options.scale))
+    yield f"slower by, gaussian, {runs} runs", *ab_noise.LATENCIES
     for percent in (0.5, 1.0, 2.0, 3.0):
         cells = []
         for latency in ab_noise.LATENCIES:
-            verdicts, blocks, seconds = simulated(ab_noise.gaussian, latency, math.log1p(percent / 100), RUNS // 10)
+            verdicts, blocks, seconds = simulate(ab_noise.gaussian, latency, math.log1p(percent / 100), runs, options)
             cells.append(
                 f"{100 * np.mean(verdicts == 1):.1f} % seen, {100 * np.mean(verdicts == 0):.1f} % same, "
                 f"{np.median(blocks):.0f} blocks, {seconds:.1f} s"
             )
-        print(f"| {percent:g} % | " + " | ".join(cells) + " |", flush=True)
+        yield f"{percent:g} %", *cells
 
 
-def simulated(noise: Any, latency: str, effect: float, runs: int, seed: int = 1) -> tuple[Any, Any, float]:
+def simulate(noise: Any, latency: str, effect: float, runs: int, options: argparse.Namespace) -> tuple[Any, Any, float]:
     """Return (verdicts, blocks used, median seconds) of 60 s comparisons at one of `ab_noise.LATENCIES`."""
     placement, burst, bursts, block_s = ab_noise.LATENCIES[latency]
     rule = rule_for("gpu", ab_noise.MILLISECONDS[latency])
     blocks = min(MAX_BLOCKS, int(60 / block_s))
-    random = np.random.default_rng(seed)
+    random = options.rng
     drawn = noise(random, runs, blocks, placement, burst / math.sqrt(bursts)) + effect
     drawn += ab_noise.luck(random, runs, blocks, rule.process_sd, rule.renewed)
     verdicts, used = decide_many(drawn, rule)
     return verdicts, used, float(np.median(used)) * block_s
 
 
-if __name__ == "__main__":
-    main()
+PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
+    "simulated": simulated, "slowdowns": slowdowns, "measured": measured, "resampled": resampled,
+}  # fmt: skip

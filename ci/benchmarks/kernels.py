@@ -1,13 +1,9 @@
-"""Make tables of the kernels' latencies and targets from records.
+"""Make the tables of docs/reference/measured from records.
 
-    python ci/benchmarks/kernel_marks.py RECORDS.jsonl ...                       print the tables
-    python ci/benchmarks/kernel_marks.py RECORDS.jsonl ... --operators A,B       only of these operators
-    python ci/benchmarks/kernel_marks.py RECORDS.jsonl ... --write PAGE          write them between the page's markers
-    python ci/benchmarks/kernel_marks.py RECORDS.jsonl ... --brief               one table of grouped_gemm by backend
-
-PAGE is one of docs/reference/measured. If a cell was measured twice, its last record counts. A latency is the median
-over bursts of their medians, followed by the fastest and the slowest burst. Failed cells are listed, and shapes for
-which torch is faster count in the mean.
+`--only A,B` shows only these operators. `--write PAGE` writes the tables between the markers of a page. `--brief`
+prints one table of grouped_gemm by backend. If a cell was measured twice, its last record counts. A latency is the
+median over bursts of their medians, followed by the fastest and the slowest burst. Failed cells are listed, and shapes
+for which torch is faster count in the mean.
 """
 
 from __future__ import annotations
@@ -133,27 +129,25 @@ shared B stays in L2. *RMS* is the relative error of the best of ours, divided b
 Shapes = dict[str, dict[str, CellLatency]]  # shape text -> backend -> cell
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("records", nargs="+", type=Path)
-    parser.add_argument("--write", type=Path, help="page to write the tables into, between its markers")
-    parser.add_argument("--operators", default="", help="operators to show, separated by commas [all]")
+    parser.add_argument("--only", default="", metavar="A,B", help="operators to show [all]")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="page to write the tables into, between its markers")
     parser.add_argument("--brief", action="store_true", help="print only a table of grouped_gemm by backend")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> None:
+    """Print the tables, or write them into a page."""
     try:
-        records = load(options.records)
-        names = tuple(name for name in options.operators.split(",") if name)
-        text = (
-            brief(records)
-            if options.brief
-            else tables(records, [str(path) for path in options.records], names, options.write)
-        )
+        records, files = load(options.records), [str(path) for path in options.records]
+        names = tuple(name for name in options.only.split(",") if name)
+        text = brief(records) if options.brief else tables(records, files, names, options.write)
         if options.write is None:
             print(text)
         else:
             options.write.write_text(splice(options.write.read_text(), text))
     except (OSError, RecordError, ValueError) as error:
-        sys.exit(f"kernel_marks: {error}")
+        sys.exit(f"kernels: {error}")
 
 
 def load(paths: Iterable[Path]) -> list[Record]:
@@ -180,47 +174,48 @@ def tables(
     records: Sequence[Record], files: Sequence[str], operators: Sequence[str] = (), page: Path | None = None
 ) -> str:
     """Return the tables of these operators, or of all, as Markdown."""
-    shown = [r for r in records if not operators or r.cell.operator in (*operators, "canary")]
-    timed = [r for r in shown if r.latency is not None and r.latency.timing == "gpu" and r.cell.host == "builtin"]
-    if not timed:
-        raise ValueError("no record of the built-in host was timed on a GPU")
-    of_kernels = [r for r in timed if r.cell.operator != "canary"]
-    cards = {r.environment.gpu_uuid for r in of_kernels}
-    canary_records = [r for r in timed if r.cell.operator == "canary"]
-    timed = [*of_kernels, *(r for r in canary_records if not of_kernels or r.environment.gpu_uuid in cards)]
-    command = ["python ci/benchmarks/kernel_marks.py", *files]
-    command += ["--operators", ",".join(operators)] if operators else []
-    parts = [f"Made by `{' '.join([*command, '--write', str(page)] if page else command)}`."]
-    parts.append("\n".join(_provenance(timed)))
-    parts.append(LEGEND)
-    failed = [r for r in shown if r.cell.host == "builtin" and r.latency is None]
-    groups = dict.fromkeys((r.cell.operator, r.cell.mode, r.cell.dtype, _protocol(r)) for r in timed)
-    canaries = _canaries(timed)
-    for operator, mode, dtype, protocol in groups:
-        if operator == "canary":
-            continue
-        shapes = _by_shape(
-            r
-            for r in timed
-            if (r.cell.operator, r.cell.mode, r.cell.dtype, _protocol(r)) == (operator, mode, dtype, protocol)
-        )
+    of_host = [r for r in records if r.cell.host == "builtin"]
+    shown = [r for r in of_host if not operators or r.cell.operator in operators]
+    timed, canaries = _timed(shown, of_host)
+    command = ["python -m ci.benchmarks kernels", *files]
+    command += ["--only", ",".join(operators)] if operators else []
+    command += ["--write", str(page)] if page else []
+    parts = [f"Made by `{' '.join(command)}`.", "\n".join(_provenance([*timed, *canaries])), LEGEND]
+    groups: dict[tuple[str, str, str, str], list[Record]] = {}
+    for r in timed:
+        groups.setdefault((r.cell.operator, r.cell.mode, r.cell.dtype, _protocol(r)), []).append(r)
+    for (operator, mode, dtype, protocol), group in groups.items():
+        shapes = _by_shape(group)
         parts.append(f"### {operator}, {mode}, {dtype}, {protocol}")
-        parts.append(_table(operator, shapes, canaries))
+        parts.append(_table(operator, shapes, _canaries(canaries)))
         if protocol == "cooled":
-            parts.append(_marks(operator, mode, shapes, canaries))
-    if failed:
-        parts.append("Not measured:")
-        together: dict[tuple[str, ...], list[str]] = {}
-        for r in failed:
-            cell = (r.cell.operator, r.cell.mode, _name(r.cell.shape), f"{r.status}, {r.message}")
-            together.setdefault(cell, []).append(r.cell.backend)
-        parts.append(
-            "\n".join(
-                f"- {operator}, {mode}, {shape}, {', '.join(backends)}: {why}"
-                for (operator, mode, shape, why), backends in together.items()
-            )
-        )
+            parts.append(_marks(operator, mode, shapes, _canaries(canaries)))
+    parts.append(_failures(r for r in shown if r.latency is None))
     return "\n\n".join(part for part in parts if part)
+
+
+def _timed(shown: Iterable[Record], of_host: Iterable[Record]) -> tuple[list[Record], list[Record]]:
+    """Return the kernels' records that were timed on a GPU, and the canary's of the same GPUs. Raises ValueError."""
+    timed = [r for r in shown if _on_gpu(r) and r.cell.operator != "canary"]
+    canaries = [r for r in of_host if _on_gpu(r) and r.cell.operator == "canary"]
+    if not timed and not canaries:
+        raise ValueError("no record of the built-in host was timed on a GPU")
+    cards = {r.environment.gpu_uuid for r in timed}
+    return timed, [r for r in canaries if not timed or r.environment.gpu_uuid in cards]
+
+
+def _on_gpu(record: Record) -> bool:
+    return record.latency is not None and record.latency.timing == "gpu"
+
+
+def _failures(records: Iterable[Record]) -> str:
+    """Return the list of the cells that were not measured."""
+    together: dict[tuple[str, ...], list[str]] = {}
+    for r in records:
+        cell = (r.cell.operator, r.cell.mode, _name(r.cell.shape), f"{r.status}, {r.message}")
+        together.setdefault(cell, []).append(r.cell.backend)
+    lines = [f"- {', '.join(cell)}, {', '.join(backends)}: {why}" for (*cell, why), backends in together.items()]
+    return "\n\n".join(["Not measured:", "\n".join(lines)]) if lines else ""
 
 
 def brief(records: Sequence[Record]) -> str:
@@ -330,25 +325,31 @@ def _verdict(
 ) -> list[str]:
     if best is None:
         return [""] * 8
-    cell = best.record.cell
-    torches = [c for c in cells.values() if c.kind == "torch" and c.right]
-    same = [
-        c for (card, _, dtype), c in canaries.items() if (card, dtype) == (best.record.environment.gpu_uuid, cell.dtype)
-    ]
+    cell, card = best.record.cell, best.record.environment.gpu_uuid
+    torches = [c.ms for c in cells.values() if c.kind == "torch" and c.right]
+    same = [c for (uuid, _, dtype), c in canaries.items() if (uuid, dtype) == (card, cell.dtype)]
     tflops, tbytes = (cell.flops or 0) / best.ms / 1e9, (cell.min_bytes or 0) / best.ms / 1e9
     cublas = _rate(same, lambda r: r.cell.flops)
-    copy = _rate((c for c in same if c.record.cell.shape.startswith("copy")), lambda r: r.cell.min_bytes)
-    rms = best.rms / baseline.rms if best.rms and baseline and baseline.rms else None
+    copy = _copy_share(best, canaries)
+    rms = _over(best.rms or None, baseline.rms if baseline else None)
     return [
         best.backend,
-        f"{baseline.ms / best.ms:.2f}" if baseline else "",
-        f"{min(c.ms for c in torches) / best.ms:.2f}" if torches else "",
+        _digits(_over(baseline.ms if baseline else None, best.ms), ".2f"),
+        _digits(_over(min(torches, default=None), best.ms), ".2f"),
         f"{tflops:.0f}",
-        f"{100 * tflops * 1e9 / cublas:.0f}" if cublas else "",
+        _digits(_over(100 * tflops * 1e9, cublas), ".0f"),
         f"{tbytes:.2f}",
-        f"{100 * tbytes * 1e9 / copy:.0f}" if copy else "",
-        f"{rms:.2f}" if rms else "",
+        _digits(100 * copy if copy else None, ".0f"),
+        _digits(rms, ".2f"),
     ]
+
+
+def _over(value: float | None, other: float | None) -> float | None:
+    return value / other if value is not None and other else None
+
+
+def _digits(value: float | None, form: str) -> str:
+    return "" if value is None else f"{value:{form}}"
 
 
 def _marks(operator: str, mode: str, shapes: Shapes, canaries: dict[tuple[str | None, str, str], CellLatency]) -> str:
@@ -532,7 +533,3 @@ def _milliseconds(cell: CellLatency | None) -> str:
 
 def _pass(passed: bool) -> str:
     return "pass" if passed else "**miss**"
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,9 @@
-"""Measure the gate's statistics on simulated nights, and print the tables of docs/notes/judgement.md.
-
-    python ci/benchmarks/judgement_marks.py                                # all parts
-    python ci/benchmarks/judgement_marks.py --only power --scale 0.1       # one part, with a tenth of the nights
-    python ci/benchmarks/judgement_marks.py --only public --nyrkio FOLDER  # on recorded histories
-    PYTHONPATH=OTAVA python ci/benchmarks/judgement_marks.py --only splices  # with Apache Otava
+"""Measure the gate's statistics on simulated nights.
 
 Every night is one call of `scan` with the gate's own false-discovery rate, floor and least effect, over all series of
-the night. `--nyrkio` takes a folder with the public histories rocksdb_2023.csv.gz and tigerbeetle_2023.csv.gz (columns
-timestamp, commit, metric, value and, with several benchmarks, test).
+the night. `--scale 0.1` simulates a tenth of the nights. The part `public` needs `--nyrkio`, a folder with the public
+histories rocksdb_2023.csv.gz and tigerbeetle_2023.csv.gz (columns timestamp, commit, metric, value and, with several
+benchmarks, test). The part `splices` also judges by Apache Otava, if it is on the PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -82,8 +78,9 @@ def times(full: int, scale: float) -> int:
     return max(1, round(full * scale))
 
 
-def large(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def large(options: argparse.Namespace) -> Rows:
     """Find changes in at most a sixth of a night's series; the others are heavy-tailed."""
+    rng, scale = options.rng, options.scale
     yield "others", "earlier results", "night of", "2.0x in 2 %", "1.5x in 2 %", "1.1x in 0.5 %"
     for others in ("t3", "5 % outliers of 5-50 sigma"):
         for earlier in (5, 10, 13, 16, 22):
@@ -101,7 +98,8 @@ def large(rng: np.random.Generator, scale: float, options: argparse.Namespace) -
                 yield others, earlier, size, *(f"{one.mean():.1%} of {len(one)}" for one in hits)
 
 
-def calm(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def calm(options: argparse.Namespace) -> Rows:
+    rng, scale = options.rng, options.scale
     yield "earlier results", "night of", "+0.9 %", "+1.8 %", "+3.6 %"
     for earlier in (10, 20, 50):
         for size, nights in ((12, 60), (312, 4)):
@@ -117,7 +115,8 @@ def calm(rng: np.random.Generator, scale: float, options: argparse.Namespace) ->
             yield earlier, size, *shares
 
 
-def power(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def power(options: argparse.Namespace) -> Rows:
+    rng, scale = options.rng, options.scale
     yield "night of", "stepped", "after 1", "2", "3", "5", "others flagged after 1"
     for size, stepped, nights in ((20, 1, 400), (300, 3, 60), (2000, 20, 12), (20000, 200, 2)):
         shares, false = [], 0.0
@@ -133,8 +132,9 @@ def power(rng: np.random.Generator, scale: float, options: argparse.Namespace) -
         yield size, stepped, *shares, f"{false:.2%}"
 
 
-def grid(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def grid(options: argparse.Namespace) -> Rows:
     """Find steps of 6 sigma, but not below the least effect, after one and two nights."""
+    rng, scale = options.rng, options.scale
     noises = ("Gaussian", "t3", "AR(1) 0.6", "bimodal", "5 % outliers of 5-50 sigma")
     yield "noise", "shape", *(f"{earlier} results" for earlier in (5, 10, 15, 30, 100))
     size, stepped = 300, 10
@@ -152,7 +152,8 @@ def grid(rng: np.random.Generator, scale: float, options: argparse.Namespace) ->
             yield f"{sigma:.2%}", shape, *shares
 
 
-def quiet(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def quiet(options: argparse.Namespace) -> Rows:
+    rng, scale = options.rng, options.scale
     yield "noise", *(f"suspects of 20,000, n = {n}" for n in (11, 23, 41, 101)), "nights of 20 with any, n = 41"
     m = times(20000, scale)
     for name, noise in QUIET.items():
@@ -165,8 +166,9 @@ def quiet(rng: np.random.Generator, scale: float, options: argparse.Namespace) -
         yield name, *counts, f"{np.mean(nights):.1%}"
 
 
-def replay(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def replay(options: argparse.Namespace) -> Rows:
     """Judge 40 successive quiet nights, and count the series that are ever certain or ever a suspect."""
+    rng, scale = options.rng, options.scale
     yield "noise", "ever certain", "ever suspect", "of series"
     m = times(2000, scale)
     for name, noise in QUIET.items():
@@ -179,8 +181,9 @@ def replay(rng: np.random.Generator, scale: float, options: argparse.Namespace) 
         yield name, f"{certain.mean():.2%}", f"{suspect.mean():.2%}", m
 
 
-def steady(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def steady(options: argparse.Namespace) -> Rows:
     """Judge nights of 12 series after a lasting step; a suspect must not become ok again. A drift is not ok."""
+    rng, scale = options.rng, options.scale
     yield "step", "within two nights", "ok again", "of series"
     for size in (3, 5, 8, 12, 20):
         seen_early, again, total = 0, 0, 0
@@ -204,12 +207,13 @@ CELLS = (  # ms, lowest and highest scatter between nights in % (H200, a process
 )
 
 
-def splices(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def splices(options: argparse.Namespace) -> Rows:
     """Find a real step in one of 11 cells with the scatter of recorded nights, with each method, within two nights.
 
     `wander` is the share of the variance that lasts from night to night (AR(1) 0.7). `quiet` is the share of false
     alarms on nights before the step and on the ten cells without a step.
     """
+    rng, scale = options.rng, options.scale
     methods = {"gate": _by_gate, "6 MAD": _by_simple_rule} | ({"Otava": _by_otava} if _otava() else {})
     yield (
         "wander",
@@ -268,7 +272,8 @@ def _otava() -> bool:
     return importlib.util.find_spec("otava") is not None
 
 
-def speed(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def speed(options: argparse.Namespace) -> Rows:
+    rng, scale = options.rng, options.scale
     yield "20,000 series of 100 results", "wall s", "process s"
     m = times(20000, scale)
     for name in ("quiet", "every one stepped"):
@@ -280,8 +285,9 @@ def speed(rng: np.random.Generator, scale: float, options: argparse.Namespace) -
         yield name, f"{time.perf_counter() - wall:.1f}", f"{time.process_time() - cpu:.1f}"
 
 
-def public(rng: np.random.Generator, scale: float, options: argparse.Namespace) -> Rows:
+def public(options: argparse.Namespace) -> Rows:
     """Judge recorded CI histories in random order, in which no night has a real change."""
+    rng = options.rng
     yield "history", "series", "least effect", "ever suspect in 40 nights", "ever certain", "suspect on the last night"
     if options.nyrkio is None:
         return
@@ -320,28 +326,11 @@ def read(path: Path) -> Iterator[Floats]:
             yield np.log(values)
 
 
-PARTS: dict[str, Callable[[np.random.Generator, float, argparse.Namespace], Rows]] = {
+PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
     "large": large, "calm": calm, "power": power, "grid": grid, "quiet": quiet, "replay": replay, "steady": steady,
     "splices": splices, "speed": speed, "public": public,
 }  # fmt: skip
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=list(PARTS), action="append")
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the nights and series to simulate")
-    parser.add_argument("--seed", type=int, default=31415)
-    parser.add_argument("--nyrkio", type=Path, help="folder with the public histories")
-    options = parser.parse_args()
-    for number, (name, part) in enumerate(PARTS.items()):
-        if options.only and name not in options.only:
-            continue
-        rows = part(np.random.default_rng([options.seed, number]), options.scale, options)
-        heads = next(rows)
-        print(f"\n{name}\n\n| " + " | ".join(map(str, heads)) + " |\n|" + "---|" * len(heads), flush=True)
-        for row in rows:
-            print("| " + " | ".join(map(str, row)) + " |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nyrkio", type=Path, metavar="FOLDER", help="folder with the public histories")
