@@ -150,7 +150,7 @@ def test_a_database_that_cannot_be_read_proposes_nothing(tmp_path: Path, monkeyp
     requests = [
         variables("groupbench", f"groupbench {line}", "bash") | {"GROUPBENCH_DB": place}
         for place in places
-        for line in ("history --operator ", "history --backend ", "gate --run ", "pin ")
+        for line in ("history --operator ", "history --backend ", "gate --run ", "pins add ")
         if place == "broken.db" or "--run" in line  # all lines are read by one function
     ]
     for variable, answer in zip(requests, each("groupbench", requests), strict=True):

@@ -83,24 +83,24 @@ def compare(site: Site, parameters: Parameters) -> Page:
         now = version(session)
     work = partial(side_by_side, site.database, places, force, slice_)
     try:
-        answer = site.answers.ask(("compare", *places, force, slice_), now, work)
+        progress = site.answers.ask(("compare", *places, force, slice_), now, work)
     except QueryError as error:
         raise BadRequest(error.message) from error
     data: dict[str, Any] = {"a": places[0].title, "b": places[1].title}
-    if isinstance(answer, Working):
+    if isinstance(progress, Working):
         # A program is to come back.
-        data |= {"state": "crowded" if answer.crowded else "comparing", "seconds": round(answer.seconds, 1)}
+        data |= {"state": "crowded" if progress.crowded else "comparing", "seconds": round(progress.seconds, 1)}
         return Page("compare.html", data, shown, status_in_json=202, again=1)
-    comparison: SideBySide = answer.value
+    comparison: SideBySide = progress.value
     rows = [row for row in comparison.rows if not verdict or row["verdict"] == verdict]
     data |= {
-        "state": "stale" if answer.stale else "known",
+        "state": "stale" if progress.stale else "known",
         **comparison.summary,
         "paging": paging.data(len(rows)),
         "rows": paging.part(rows),
         "seconds": round(comparison.seconds, 2),
     }
-    return Page("compare.html", data, shown, again=2 if answer.stale else None)
+    return Page("compare.html", data, shown, again=2 if progress.stale else None)
 
 
 def _newest_commits(site: Site, session: Session) -> list[tuple[str, str | None]]:

@@ -85,9 +85,9 @@ def run(site: Site, parameters: Parameters, identifier: str) -> Page:
         verdicts: dict[int, str] = {}
         newest = newest_run(site, session)
         if judge or (newest is not None and newest.pk == row.pk):
-            answer = site.verdict(session, row)
-            verdict, again = verdict_data(answer, Paging(1, paging.size))
-            verdicts = answer.value.by_series if isinstance(answer, Known) else {}
+            progress = site.verdict(session, row)
+            verdict, again = verdict_data(progress, Paging(1, paging.size))
+            verdicts = progress.value.by_series if isinstance(progress, Known) else {}
         number, results = queries.results_of_run(session, row, where, statuses, limit=paging.size, offset=paging.offset)
         counts = site.counts(session, row)
         data = {
@@ -165,16 +165,16 @@ def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
     }
 
 
-def verdict_data(answer: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:
+def verdict_data(progress: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:
     """Return (the verdict as pages show it, seconds after which the page should ask again, or None)."""
-    if isinstance(answer, Working):
-        return {"state": "crowded" if answer.crowded else "judging", "seconds": round(answer.seconds, 1)}, _AGAIN_S
-    if isinstance(answer, Failed):
-        return {"state": "failed", "error": answer.message}, None
-    of_run: RunVerdict = answer.value
+    if isinstance(progress, Working):
+        return {"state": "crowded" if progress.crowded else "judging", "seconds": round(progress.seconds, 1)}, _AGAIN_S
+    if isinstance(progress, Failed):
+        return {"state": "failed", "error": progress.message}, None
+    of_run: RunVerdict = progress.value
     rows = paging.part(of_run.rows)
     verdict = {
-        "state": "stale" if answer.stale else "known",
+        "state": "stale" if progress.stale else "known",
         "run": of_run.run,
         "word": of_run.word,
         "blind": of_run.blind,
@@ -188,4 +188,4 @@ def verdict_data(answer: Known | Working | Failed, paging: Paging) -> tuple[dict
         "unmeasured": {"total": len(of_run.unmeasured), "rows": list(of_run.unmeasured[: paging.size])},
         "seconds": round(of_run.seconds, 2),
     }
-    return verdict, _AGAIN_S if answer.stale else None
+    return verdict, _AGAIN_S if progress.stale else None

@@ -219,11 +219,11 @@ def _verdict(site: Site, session: Session, key: int) -> dict[str, Any] | None:
     newest = newest_run(site, session)
     if newest is None:
         return None
-    answer = site.verdict(session, newest, patience=0)
-    if not isinstance(answer, Known) or key not in answer.value.by_series:
+    progress = site.verdict(session, newest, patience=0)
+    if not isinstance(progress, Known) or key not in progress.value.by_series:
         return None
-    rows = [row for row in answer.value.rows if row["series"] == key]
-    return {"run": newest.id, "verdict": answer.value.by_series[key], "stale": answer.stale, "rows": rows}
+    rows = [row for row in progress.value.rows if row["series"] == key]
+    return {"run": newest.id, "verdict": progress.value.by_series[key], "stale": progress.stale, "rows": rows}
 
 
 def _other_backends(session: Session, row: SeriesRow) -> list[SeriesRow]:

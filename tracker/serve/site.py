@@ -163,8 +163,8 @@ class Site:
         """
         with self.database.read() as session:
             now = version(session)
-        answer = self.answers.ask(("damage",), now, partial(damage_of, self.database.location), patience=DAMAGE_S)
-        return answer.value if isinstance(answer, Known) and not answer.stale else None
+        progress = self.answers.ask(("damage",), now, partial(damage_of, self.database.location), patience=DAMAGE_S)
+        return progress.value if isinstance(progress, Known) and not progress.stale else None
 
     def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
         """Return the alerts of one series. Most series lack any, which an index shows quickly."""

@@ -35,7 +35,7 @@ K_WEIGHTS, K_REST = (0.48, 0.22, 0.13), 0.013
 """Fractions of the chance for the last 1, 2 and 3 points, and for each longer run.
 
 They sum to less than 1, because suspects persist and neighbouring points err together. Measured in
-ci/benchmarks/judgement_marks.py."""
+ci/benchmarks/judgement.py."""
 LOOK = 2.0
 """Distance, in standard errors, below which p is not computed."""
 

@@ -13,7 +13,7 @@ machine change the power of the tests, but not their false-positive rate. Interv
 
 Alpha is spent over the looks (after Lan and DeMets, "Discrete sequential boundaries for clinical trials", 1983): half
 of it when all of the first blocks agree in sign (12 blocks for 0.001), the rest in equal levels over all later looks.
-`LATER_SHARE` comes from a simulation of the joint distribution, which ci/benchmarks/ab_marks.py repeats. A gross change
+`LATER_SHARE` comes from a simulation of the joint distribution, which ci/benchmarks/ab.py repeats. A gross change
 may end sooner. Five of five blocks beyond `gross` in one direction occur in one of 50 000 A/A comparisons if one block
 in five is such an outlier (on an H100, one in 17 was).
 

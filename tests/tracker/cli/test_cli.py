@@ -182,7 +182,7 @@ def test_the_database_may_follow_the_command(named: tuple[str, ...], stored: Any
     assert nothing.exit_code == 2
     assert "'--db' requires an argument" in nothing.output
     ended = CliRunner().invoke(main, ["show", "--", *words])
-    assert ended.exit_code == 2, "an argument after -- is no option"
+    assert ended.exit_code == 2, "an argument after -- is not an option"
 
 
 @pytest.mark.parametrize(

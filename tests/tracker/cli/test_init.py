@@ -80,7 +80,7 @@ def test_outside_a_repository_it_says_that_git_is_needed(tmp_path: Path, monkeyp
     done = run("--ci", "none")
     assert warning not in done.stderr
     assert "next:\n  " in done.stderr and "\n  groupbench night #" in done.stderr
-    assert "runner" not in done.stderr  # without CI there is no runner to add
+    assert "runner" not in done.stderr  # without CI it adds no runner
 
 
 @pytest.mark.parametrize("commits", [0, 1, 2, 25])

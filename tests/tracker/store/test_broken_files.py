@@ -1,4 +1,4 @@
-"""Commands on damaged databases, and on files that hold none: one line, never a traceback, never a success."""
+"""Commands on damaged databases, and on other files: they print one line, never a traceback, and fail."""
 
 from __future__ import annotations
 
