@@ -209,7 +209,9 @@ places = _group(
     ),
     click.option("--scheduler", metavar="tcp://HOST:PORT", help="Measure on the workers of a Dask scheduler."),
     click.option(
-        "--slurm", metavar="NAME=VALUE,...", help="Measure in SLURM jobs, such as partition=gpu,constraint=h100."
+        "--slurm",
+        metavar="NAME=VALUE,...",
+        help="Measure on Dask workers in SLURM jobs, such as partition=gpu,constraint=h100.",
     ),
     click.option("--hardware", metavar="PATTERN", help="Use only GPUs of this model, such as 'NVIDIA H100*'."),
 )
