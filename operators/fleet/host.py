@@ -12,7 +12,7 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import drive
 from groupbench.operators.fleet.drive import Fleet
 from groupbench.operators.hosts import builtin
-from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.plan import Selection
 from groupbench.operators.session import Session
 from groupbench.tracker.facts.record import Environment

@@ -18,8 +18,8 @@ from groupbench.operators.fleet import slots
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import Fleet, NotReached, WorkerDied
 from groupbench.operators.fleet.slots import Slot
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.warden import end_with_parent
+from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.record import Record
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ from groupbench.operators import alone
 from groupbench.operators.errors import UsageError
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Card
-from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.wire import Job
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools.device_lock import HELD, lock_file
 

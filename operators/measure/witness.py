@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from groupbench.operators.measure.cell import Burst, Failure, Paced, Witnessed
+from groupbench.operators.measure.wire import Burst, Failure, Paced, Witnessed
 
 WINDOW_MS = 50.0
 """Minimum duration in ms of the consecutive calls that the parent times."""

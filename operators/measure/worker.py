@@ -32,10 +32,10 @@ import msgspec
 
 from groupbench.operators.errors import GroupbenchError, WorkerLost
 from groupbench.operators.measure import cell, host_memory, judge, warden
-from groupbench.operators.measure.cell import Answer, Failure, Request
 from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.judge import JudgeAnswer
 from groupbench.operators.measure.texts import joined_lines, storable
+from groupbench.operators.measure.wire import Answer, Failure, Request
 
 PRELOAD = (
     *("torch", "triton"),

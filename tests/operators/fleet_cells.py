@@ -15,9 +15,9 @@ from groupbench.operators.executor import Machine
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Card
 from groupbench.operators.fleet.slots import Slot
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import cpu_model
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.record import Accuracy, Commit, Environment, Record, Run
 
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))

@@ -21,7 +21,7 @@ from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Progress
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Before
-from groupbench.operators.measure.cell import Failure
+from groupbench.operators.measure.wire import Failure
 from groupbench.tracker.facts.record import Environment, Record
 
 sys.path.append(str(Path(__file__).parents[1]))

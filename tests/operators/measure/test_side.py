@@ -19,8 +19,8 @@ import pytest
 from cases import rarely
 
 from groupbench.operators.measure import seal, side, witness
-from groupbench.operators.measure.cell import Burst, Failure
 from groupbench.operators.measure.judging import held_to
+from groupbench.operators.measure.wire import Burst, Failure
 from groupbench.operators.measure.witness import Implausible
 
 STALL = Implausible("implausible: a call uses 2 ms of processor time")
