@@ -1,13 +1,14 @@
-"""Fit a Helion kernel's config to the GPU, and choose between the tuned one and others."""
+"""Default configs of Helion kernels, fitted to the GPU, and the choice between the tuned config and others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 import helion
 import torch
+from torch import Tensor
 
 from groupbench.kernels.device import Device, device_of, fitted, halved
 from groupbench.kernels.grouped_gemm.support import illegal_tile
@@ -15,6 +16,34 @@ from groupbench.kernels.grouped_gemm.tuned import configs_in_order
 from groupbench.kernels.variants import Variant, first_that_runs
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The configs of a kernel without a tuned one. The first three of `block_sizes` are the tile's sides and a step."""
+
+    large: helion.Config  # 16-bit dtypes, groups of at least `large_rows` rows on average
+    small: helion.Config
+    large_rows: int = 0
+    every: Mapping[str, Any] = field(default_factory=dict)  # further settings of `fp32` and `cpu`
+
+    @property
+    def fp32(self) -> helion.Config:
+        """IEEE fp32 runs on FMA units, not tensor cores. Registers hold the operands too, so tiles are smaller."""
+        return helion.Config(block_sizes=[64, 64, 32], num_warps=4, num_stages=3, **self.every)
+
+    @property
+    def cpu(self) -> helion.Config:
+        """The cost in Triton's interpreter depends on the number of operations, not of elements."""
+        return helion.Config(block_sizes=[32, 32, 32], num_warps=4, num_stages=1, **self.every)
+
+    def default(self, a: Tensor, mean_rows: float) -> helion.Config:
+        """Return the config for an operand's device and dtype, and the mean rows per group."""
+        if a.device.type != "cuda":
+            return self.cpu
+        if a.dtype == torch.float32:
+            return self.fp32
+        return self.large if mean_rows >= self.large_rows else self.small
 
 
 @dataclass(frozen=True)
@@ -51,8 +80,7 @@ def first_that_compiles(
     kernel: str,
     key: str,  # of the problem, in files of tuned configs
     default: helion.Config,
-    dtype: torch.dtype,
-    device: torch.device,
+    a: Tensor,  # an operand
     prepare: Callable[[helion.Config], Callable[[], T]],
 ) -> Callable[[], T]:
     """Return the callable of the first config that compiles: the tuned one, the default, then a small one.
@@ -60,7 +88,7 @@ def first_that_compiles(
     The tuned config comes from a file, if one has it. The first call compiles, and raises the last config's exception
     if none compiles.
     """
-    facts = device_of(device)
+    dtype, facts = a.dtype, device_of(a.device)
     if facts.vendor == "cpu":
         return prepare(default)
     configs = configs_in_order(kernel, key, facts, fit(default, dtype, facts), lambda c: illegal(c, dtype, facts))

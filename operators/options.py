@@ -313,6 +313,9 @@ results = _group(
         help="Measure nothing; record every cell as failed, for this reason.",
     ),
     click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
+    click.option(
+        "--verbose", "-v", count=True, help="Show what processes start and wait for. -vv: also every request."
+    ),
 )
 """Options for the results: the table, the records and the logs."""
 

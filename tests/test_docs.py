@@ -162,7 +162,6 @@ RUN_BY_OTHERS = {
         "pins",
         "post",
         "prune",
-        "repair",
         "report",
         "runs",
         "series",

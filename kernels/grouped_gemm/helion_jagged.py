@@ -26,26 +26,15 @@ from torch import Tensor
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
 from groupbench.kernels.grouped_gemm.support import group_ends, past_int32, require_runnable, stored_weights
 from groupbench.kernels.grouped_gemm.tuned import tuning_key
-from groupbench.kernels.helion_configs import first_that_compiles
+from groupbench.kernels.helion_configs import Choices, first_that_compiles
 
-# block_sizes has the sizes of tile_n, tile_m and tile_k, in the order in which the kernel names them.
-CONFIGS = {
-    # A program walks all rows of its group, so tall tiles mean fewer iterations: on an H100 at 4 x 4096^3 in bf16
-    # 0.75 ms with 256 rows, 0.87 ms with 128. With loop order [1, 0], neighbours in the grid work on the same group and
-    # share its rows of A in L2: 0.84 ms against 1.79 ms with 128 experts of 1536 x 2048.
-    "cuda": helion.Config(block_sizes=[128, 256, 64], loop_orders=[[1, 0]], num_warps=8, num_stages=3),
-    # IEEE fp32 runs on FMA units, not tensor cores. The tiles are smaller because registers hold the operands too.
-    "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], loop_orders=[[1, 0]], num_warps=4, num_stages=3),
-    # The cost in Triton's interpreter depends on the number of operations, not of elements.
-    "cpu": helion.Config(block_sizes=[32, 32, 32], loop_orders=[[1, 0]], num_warps=4, num_stages=1),
-}
-
-
-def default_config(device: torch.device, dtype: torch.dtype) -> helion.Config:
-    """Return the config for a dtype."""
-    if device.type != "cuda":
-        return CONFIGS["cpu"]
-    return CONFIGS["cuda_fp32" if dtype == torch.float32 else "cuda"]
+# block_sizes has the sizes of tile_n, tile_m and tile_k, in the order in which the kernel names them. A program walks
+# all rows of its group, so tall tiles mean fewer iterations: on an H100 at 4 x 4096^3 in bf16 0.75 ms with 256 rows,
+# 0.87 ms with 128. With loop order [1, 0], neighbours in the grid work on the same group and share its rows of A in L2:
+# 0.84 ms against 1.79 ms with 128 experts of 1536 x 2048.
+IN_GROUP = {"loop_orders": [[1, 0]]}
+LARGE = helion.Config(block_sizes=[128, 256, 64], num_warps=8, num_stages=3, **IN_GROUP)
+CHOICES = Choices(LARGE, LARGE, every=IN_GROUP)
 
 
 # dot_precision applies to fp32 operands; the default, TF32, would leave them fp16's mantissa.
@@ -97,7 +86,7 @@ def prepare_helion_jagged(
     if config is not None:
         return prepare(config)
     key = tuning_key(M, b.size(0), N, a.size(1), a.dtype, stored_weights(b)[1])
-    return first_that_compiles("helion_jagged", key, default_config(a.device, a.dtype), a.dtype, a.device, prepare)
+    return first_that_compiles("helion_jagged", key, CHOICES.default(a, M / b.size(0)), a, prepare)
 
 
 def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config) -> Callable[[], Tensor]:

@@ -39,29 +39,17 @@ from groupbench.kernels.grouped_gemm.support import (
     worker_count,
 )
 from groupbench.kernels.grouped_gemm.tuned import tuning_key
-from groupbench.kernels.helion_configs import first_that_compiles
+from groupbench.kernels.helion_configs import Choices, first_that_compiles
 
 # block_sizes has the tile's sizes in M, N and K.
-CONFIGS = {
+CHOICES = Choices(
     # As for the Triton kernels: on an H100 at 4 x 4096^3 in bf16 0.74 ms, against 0.95 ms with 128x128 tiles.
-    "cuda": helion.Config(block_sizes=[128, 256, 64], num_warps=8, num_stages=4),
+    large=helion.Config(block_sizes=[128, 256, 64], num_warps=8, num_stages=4),
     # Fewer rows per group: 0.039 ms at 4 x 1024^3 where the wide tile takes 0.060 ms, 1.96 ms against 3.12 ms with 128
     # experts of 512 rows.
-    "cuda_small": helion.Config(block_sizes=[128, 128, 64], num_warps=8, num_stages=4),
-    # IEEE fp32 runs on FMA units, not tensor cores. The tiles are smaller because registers hold the operands too.
-    "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], num_warps=4, num_stages=3),
-    # The cost in Triton's interpreter depends on the number of operations, not of elements.
-    "cpu": helion.Config(block_sizes=[32, 32, 32], num_warps=4, num_stages=1),
-}
-
-
-def default_config(device: torch.device, dtype: torch.dtype, mean_rows: float) -> helion.Config:
-    """Return the config for a dtype and the mean rows per group."""
-    if device.type != "cuda":
-        return CONFIGS["cpu"]
-    if dtype == torch.float32:
-        return CONFIGS["cuda_fp32"]
-    return CONFIGS["cuda" if mean_rows >= 2048 else "cuda_small"]
+    small=helion.Config(block_sizes=[128, 128, 64], num_warps=8, num_stages=4),
+    large_rows=2048,
+)
 
 
 # dot_precision applies to fp32 operands; the default, TF32, would leave them fp16's mantissa.
@@ -131,8 +119,7 @@ def prepare_helion_persistent(
     if config is not None:
         return prepare(config)
     key = tuning_key(M, b.size(0), N, a.size(1), a.dtype, stored_weights(b)[1])
-    default = default_config(a.device, a.dtype, M / b.size(0))
-    return first_that_compiles("helion_persistent", key, default, a.dtype, a.device, prepare)
+    return first_that_compiles("helion_persistent", key, CHOICES.default(a, M / b.size(0)), a, prepare)
 
 
 def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config, workers: int) -> Callable[[], Tensor]:

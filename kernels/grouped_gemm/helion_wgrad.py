@@ -22,26 +22,14 @@ from torch import Tensor
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
 from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable, require_tensors
 from groupbench.kernels.grouped_gemm.tuned import tuning_key
-from groupbench.kernels.helion_configs import first_that_compiles
+from groupbench.kernels.helion_configs import Choices, first_that_compiles
 
 # block_sizes has the output tile's rows and columns, and the rows of a step through the group.
-CONFIGS = {
-    "cuda": helion.Config(block_sizes=[128, 256, 64], l2_groupings=[8], num_warps=8, num_stages=4),
-    "cuda_small": helion.Config(block_sizes=[128, 128, 64], l2_groupings=[8], num_warps=8, num_stages=4),
-    # IEEE fp32 runs on FMA units, not tensor cores, so registers hold the operands too.
-    "cuda_fp32": helion.Config(block_sizes=[64, 64, 32], num_warps=4, num_stages=3),
-    # The cost in Triton's interpreter depends on the number of operations, not of elements.
-    "cpu": helion.Config(block_sizes=[32, 32, 32], num_warps=4, num_stages=1),
-}
-
-
-def default_config(device: torch.device, dtype: torch.dtype, mean_rows: float) -> helion.Config:
-    """Return the config for a dtype and the mean rows per group."""
-    if device.type != "cuda":
-        return CONFIGS["cpu"]
-    if dtype == torch.float32:
-        return CONFIGS["cuda_fp32"]
-    return CONFIGS["cuda" if mean_rows >= 1024 else "cuda_small"]
+CHOICES = Choices(
+    large=helion.Config(block_sizes=[128, 256, 64], l2_groupings=[8], num_warps=8, num_stages=4),
+    small=helion.Config(block_sizes=[128, 128, 64], l2_groupings=[8], num_warps=8, num_stages=4),
+    large_rows=1024,
+)
 
 
 # dot_precision applies to fp32 operands; the default, TF32, would leave them fp16's mantissa.
@@ -100,8 +88,7 @@ def prepare_helion_wgrad(
     if config is not None:
         return prepare(config)
     key = tuning_key(M, G, N, K, a.dtype, nk)
-    default = default_config(a.device, a.dtype, M / G)
-    return first_that_compiles("helion_wgrad", key, default, a.dtype, a.device, prepare)
+    return first_that_compiles("helion_wgrad", key, CHOICES.default(a, M / G), a, prepare)
 
 
 def _prepare_with(a: Tensor, dc: Tensor, offs: Tensor, nk: bool, config: helion.Config) -> Callable[[], Tensor]:
@@ -119,19 +106,6 @@ def _prepare_with(a: Tensor, dc: Tensor, offs: Tensor, nk: bool, config: helion.
     if a.device.type == "cuda":
         run()  # compiles the generated Triton code
     return run
-
-
-def tune_helion_wgrad(
-    a: Tensor,  # [M, K]
-    dc: Tensor,  # [M, N]
-    offs: Tensor,  # [G], int32 or int64 end offsets
-    nk: bool = False,
-) -> helion.Config:
-    """Return the best config for these inputs, for `prepare_helion_wgrad`. The search takes minutes."""
-    offs = offs.to(a.device)
-    x, y, table = _arguments(a, dc, offs, nk)
-    tabulate(offs, table)
-    return _kernel(x, y, table).autotune((x, y, table))
 
 
 def _kernel(x: Tensor, y: Tensor, table: Tensor) -> helion.Kernel:

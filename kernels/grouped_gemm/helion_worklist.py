@@ -355,41 +355,6 @@ def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tm
     return run
 
 
-def tune_helion_worklist(
-    a: Tensor,  # [M, K]
-    b: Tensor,  # [G, K, N]
-    offs: Tensor,  # [G], int32 or int64 end offsets
-    config: WorklistConfig,  # its block_m, group_m, swap and per_sm are kept
-    seconds: float,
-) -> WorklistConfig:
-    """Return the config that Helion's autotuner finds within about `seconds`."""
-    tma = without_tma(a, b, config) is None
-    if tma:
-        # The search tries pointers as well, and their unmasked loads read up to one tile past the end.
-        a = _with_room(a, config.block_m * a.stride(0))
-        b = _with_room(b, 256 * max(b.stride()[1:]))
-    problem = make_problem(a, b, offs, config, tma)
-    bound = grouped_gemm_worklist.bind(problem.specimen() if tma else problem.arguments())
-    bound.settings.autotune_budget_seconds = max(1, int(seconds))
-    settings = dict(bound.autotune(problem.arguments(), force=True))
-    block_n, block_k = settings.pop("block_sizes")
-    return replace(
-        config,
-        block_n=block_n,
-        block_k=block_k,
-        num_warps=settings.pop("num_warps", config.num_warps),
-        num_stages=settings.pop("num_stages", config.num_stages),
-        helion=tuple(sorted(settings.items())),
-    )
-
-
-def _with_room(x: Tensor, elements: int) -> Tensor:
-    """Return a copy of x with the same strides, followed by `elements` elements that may be read."""
-    size = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True)) + 1
-    storage = torch.zeros(size + elements, dtype=x.dtype, device=x.device)
-    return storage.as_strided(x.shape, x.stride()).copy_(x)
-
-
 @dataclass(frozen=True)
 class Problem:
     """Operands and config of a call."""

@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache
@@ -191,9 +190,8 @@ def keep(
     gpu: str,
     configs: dict[str, dict[str, Any]],
     margins: dict[str, dict[str, float]] | None = None,
-    measured: str = "",
 ) -> None:
-    """Add configs to a user's file, with the measured `ms` of each and the `default_ms` of the default config.
+    """Add configs to a file, with the measured `ms` of each and the `default_ms` of the default config.
 
     If two processes write at once, the file stays valid, but one process's configs are lost and must be tuned again.
     """
@@ -202,14 +200,23 @@ def keep(
         before = json.loads(path.read_text())["margins"]
     except (OSError, ValueError, KeyError, TypeError):
         before = {}
-    content = {
+    facts = {
         "gpu": gpu,
         "triton": triton.__version__,
-        "measured": measured or f"{gpu}, torch {torch.__version__}, triton {triton.__version__}",
+        "measured": f"{gpu}, torch {torch.__version__}, triton {triton.__version__}",
         "configs": read_configs(path) | configs,
         "margins": before | (margins or {}),
     }
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-        json.dump(content, file, indent=1)
-    Path(file.name).replace(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(
+        "{\n" + ",\n".join(f" {json.dumps(key)}: {_lines(value)}" for key, value in facts.items()) + "\n}\n"
+    )
+    temporary.replace(path)
     tuned_configs.cache_clear()
+
+
+def _lines(value: str | dict[str, Any]) -> str:
+    """Return JSON with one entry per line."""
+    if isinstance(value, str):
+        return json.dumps(value)
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items()) + "\n }"

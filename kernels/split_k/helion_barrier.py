@@ -98,7 +98,7 @@ def prepare_barrier(
     if config is not None:
         return prepare(config)
     default = default_config(M, N, K, a.dtype, device_of(a.device))
-    return first_that_compiles("helion_barrier", config_key(M, N, K, a.dtype), default, a.dtype, a.device, prepare)
+    return first_that_compiles("helion_barrier", config_key(M, N, K, a.dtype), default, a, prepare)
 
 
 def _prepare_with(a: Tensor, b: Tensor, config: helion.Config) -> Callable[[], Tensor]:

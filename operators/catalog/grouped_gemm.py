@@ -16,11 +16,11 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog.backends import aligned, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Example, Operator, Run, Target
-from groupbench.operators.relayout import laid_out
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -264,12 +264,6 @@ def prepare_triton_pointer(x: GroupedInputs) -> Run:
     return prepare_pointer_packed(x.a.split(x.rows), x.b.unbind())
 
 
-def prepare_triton_flat(x: GroupedInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.flat import prepare_flat
-
-    return prepare_flat(aligned(x.a), x.b, x.offs)
-
-
 def prepare_cuda_cluster(x: GroupedInputs) -> Run:
     from groupbench.kernels.grouped_gemm.cluster import prepare_cluster
     from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
@@ -282,79 +276,15 @@ def prepare_cuda_cluster(x: GroupedInputs) -> Run:
     return prepare_cluster(a, x.b, x.offs)
 
 
-def prepare_triton_contiguous(x: GroupedInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.contiguous import prepare_contiguous
-
-    return prepare_contiguous(x.a, x.b.transpose(1, 2), x.offs)
-
-
-def prepare_helion_jagged(x: GroupedInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.helion_jagged import prepare_helion_jagged
-
-    return prepare_helion_jagged(x.a, x.b, x.offs)
-
-
-def prepare_helion_persistent(x: GroupedInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.helion_persistent import prepare_helion_persistent
-
-    return prepare_helion_persistent(x.a, x.b, x.offs)
-
-
-def prepare_helion_worklist(x: GroupedInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.helion_worklist import prepare_helion_worklist
-
-    return prepare_helion_worklist(aligned(x.a), x.b, x.offs)
-
-
 def prepare_torch_compile(x: GroupedInputs) -> Run:
     from groupbench.operators.catalog.inductor import prepare_grouped_mm
 
     return prepare_grouped_mm(aligned(x.a), aligned(x.b), x.offs)
 
 
-def aligned(x: Tensor) -> Tensor:
-    """Return `x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM requires, stride 0 included.
-
-    The copy follows the values of `x`. Making it is not timed: a caller allocates its operands with suitable strides.
-    """
-    step = 16 // x.element_size()
-    inner = -1 if x.stride(-1) == 1 or x.stride(-2) != 1 else -2
-    outer = -3 - inner  # the other one of the last two
-    if (
-        x.stride(inner) == 1
-        and x.stride(outer) % step == 0
-        and (x.dim() == 2 or (x.stride(0) % step == 0 and x.stride(0)))
-    ):
-        return x
-    source = x if inner == -1 else x.transpose(-1, -2)
-    width = source.shape[-1]
-    padded = source.new_empty(*source.shape[:-1], math.ceil(width / step) * step)[..., :width]
-    laid_out(padded, source)
-    return padded if inner == -1 else padded.transpose(-1, -2)
-
-
 def no_inductor_template(target: Target) -> str | None:
     if target.device != "cuda" or (target.capability or (9, 0)) < (9, 0):
         return "Inductor's Triton template of grouped_mm needs an NVIDIA GPU, Hopper or newer"
-    return None
-
-
-def not_hopper(target: Target) -> str | None:
-    """Return why a kernel in CUDA C++ for Hopper cannot run there, or None if it can."""
-    if target.device != "cuda" or (target.capability or (9, 0))[0] != 9:
-        return "its kernel is CUDA C++ for Hopper GPUs"
-    return None
-
-
-def no_cluster(target: Target) -> str | None:
-    if reason := not_hopper(target):
-        return reason
-    return None if BYTES[target.dtype] == 2 else f"its kernel multiplies fp16 or bf16, not {target.dtype}"
-
-
-def no_interpreted_bf16(target: Target) -> str | None:
-    if target.interpreted and target.dtype == "bf16":
-        return "Triton's interpreter computes tl.dot on bf16 wrongly; use --precision fp16"
     return None
 
 
@@ -386,19 +316,15 @@ GROUPED_GEMM = Operator(
             "torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem",
             unavailable=no_inductor_template,
         ),
-        Backend(
+        triton(
             "triton_pointer",
             prepare_triton_pointer,
             "device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
         ),
-        Backend(
+        triton(
             "triton_flat",
-            prepare_triton_flat,
+            lazy("grouped_gemm.flat:prepare_flat", "a b offs", {"a": aligned}),
             "one flat loop over all tiles, TMA loads, ragged TMA store; after triton_kernels' persistent matmul",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
             prepare_bwd=prepare_triton_flat_bwd,
         ),
         Backend(
@@ -407,33 +333,25 @@ GROUPED_GEMM = Operator(
             "CUDA C++ for Hopper: clusters of two SMs share loads of B by multicast; after CUTLASS",
             unavailable=no_cluster,
         ),
-        Backend(
+        triton(
             "triton_contiguous",
-            prepare_triton_contiguous,
+            lazy("grouped_gemm.contiguous:prepare_contiguous", "a b offs", {"b": lambda b: b.transpose(1, 2)}),
             "one expert per block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
         ),
-        Backend(
+        helion(
             "helion_jagged",
-            prepare_helion_jagged,
+            lazy("grouped_gemm.helion_jagged:prepare_helion_jagged", "a b offs"),
             "one program for each group; after Helion's examples/grouped_gemm.py",
-            kind="helion",
-            unavailable=no_interpreted_bf16,
         ),
-        Backend(
+        helion(
             "helion_persistent",
-            prepare_helion_persistent,
+            lazy("grouped_gemm.helion_persistent:prepare_helion_persistent", "a b offs"),
             "persistent workers over the tiles of all groups; after Helion's examples/grouped_gemm.py",
-            kind="helion",
-            unavailable=no_interpreted_bf16,
         ),
-        Backend(
+        helion(
             "helion_worklist",
-            prepare_helion_worklist,
+            lazy("grouped_gemm.helion_worklist:prepare_helion_worklist", "a b offs", {"a": aligned}),
             "a list of tiles made on the device, then TMA loads without masks; after Helion's pretuned DeepGEMM kernel",
-            kind="helion",
-            unavailable=no_interpreted_bf16,
         ),
     ),
     suites=shapes.SUITES.each(lambda suite: tuple(suite.values())),

@@ -17,7 +17,7 @@ from itertools import cycle
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog.grouped_gemm import no_interpreted_bf16
+from groupbench.operators.catalog.backends import lazy, triton
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run, Target
 from groupbench.operators.sizes import size, whole
@@ -294,12 +294,6 @@ def prepare_torch_compile(x: FusedInputs, max_autotune: bool = False) -> Run:
     return run
 
 
-def prepare_triton_fused(x: FusedInputs) -> Run:
-    from groupbench.kernels.bias_add_permute.fused import prepare_fused
-
-    return prepare_fused(x.groups, x.op)
-
-
 def no_gpu_to_compile_for(target: Target) -> str | None:
     if target.device != "cuda":
         return "torch.compile for a CPU needs a C++ compiler, and its fusions do not predict those on a GPU"
@@ -365,12 +359,10 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
             "the same with max_autotune: Triton products with the rest as epilogue if those are faster",
             unavailable=no_gpu_to_compile_for,
         ),
-        Backend(
+        triton(
             "triton_fused",
-            prepare_triton_fused,
+            lazy("bias_add_permute.fused:prepare_fused", "groups op"),
             "one launch sweeps over the tiles of all groups; table of pointers, TMA, product transposed for the store",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
         ),
     ),
     suites=Suites({"example": _example, "random": _random, "corners": _corners, "smoke": _smoke}),

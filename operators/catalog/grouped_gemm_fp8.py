@@ -16,7 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import shapes
-from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, not_hopper, reroute
+from groupbench.operators.catalog.backends import lazy, not_hopper
+from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Operator, Run, Target
@@ -196,12 +197,6 @@ def prepare_torch_loop_blockwise(x: Fp8Inputs) -> Run:
     return run
 
 
-def prepare_triton_flat(x: Fp8Inputs, fast_accum: bool = False) -> Run:
-    from groupbench.kernels.grouped_gemm.fp8 import prepare_fp8
-
-    return prepare_fp8(x.a, x.scale_a, x.b, x.scale_b, x.offs, fast_accum)
-
-
 def prepare_cuda_cluster(x: Fp8Inputs) -> Run:
     from groupbench.kernels.grouped_gemm.cluster_fp8 import prepare_cluster_fp8, why_not_cluster_fp8
 
@@ -250,6 +245,7 @@ _TORCH_LOOP = _needs((8, 9), _ANY, "it needs fp8 tensor cores (capability 8.9 or
 _TORCH_GROUPED = _needs((9, 0), (11, 0), "scaled_grouped_mm is for Hopper and Blackwell (9.0, 10.0)")
 _TORCH_BLOCKWISE = _needs((9, 0), (10, 0), "cuBLASLt's 1x128 and 128x128 scales are for Hopper (9.0)")
 _FAST = "bf16_fast_accum"
+_OPERANDS = "a scale_a b scale_b offs"
 
 
 def _rowwise(suite: dict[str, GroupedShape]) -> tuple[GroupedShape, ...]:
@@ -282,14 +278,14 @@ GROUPED_GEMM_FP8 = Operator(
         ),
         Backend(
             "triton_flat",
-            prepare_triton_flat,
+            lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS),
             "grouped_gemm's triton_flat with scales in the epilogue, sums promoted to fp32 every 128 of K",
             kind="triton",
             unavailable=_TRITON,
         ),
         Backend(
             "triton_flat_fast",
-            partial(prepare_triton_flat, fast_accum=True),
+            lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS, fast_accum=True),
             "the same with sums that stay in the tensor cores",
             kind="triton",
             unavailable=_TRITON,
@@ -329,7 +325,7 @@ GROUPED_GEMM_FP8_BLOCKWISE = replace(
         ),
         Backend(
             "triton_flat",
-            prepare_triton_flat,
+            lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS),
             "grouped_gemm's triton_flat, each product of 128 of K scaled and added in fp32; recipe of DeepSeek-V3",
             kind="triton",
             unavailable=_TRITON,

@@ -10,15 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import shapes
-from groupbench.operators.catalog.grouped_gemm import (
-    aligned,
-    flops,
-    group_bounds,
-    make_backward_inputs,
-    no_cluster,
-    no_interpreted_bf16,
-    reroute,
-)
+from groupbench.operators.catalog.backends import aligned, helion, lazy, no_cluster, triton
+from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, make_backward_inputs, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES
 from groupbench.operators.errors import Unavailable
@@ -89,12 +82,6 @@ def prepare_torch_grouped_mm(x: WgradInputs) -> Run:
     return lambda: F.grouped_mm(left.t(), right, offs=x.offs)
 
 
-def prepare_triton_flat(x: WgradInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.wgrad import prepare_wgrad
-
-    return prepare_wgrad(aligned(x.a), aligned(x.dc), x.offs, x.nk)
-
-
 def prepare_cuda_cluster(x: WgradInputs) -> Run:
     from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
     from groupbench.kernels.grouped_gemm.cluster_wgrad import prepare_cluster_wgrad
@@ -104,12 +91,6 @@ def prepare_cuda_cluster(x: WgradInputs) -> Run:
     if reason := unsuitable(right.size(1), len(x.rows), a=a, dc=dc):
         raise Unavailable(reason)
     return prepare_cluster_wgrad(a, dc, x.offs, x.nk)
-
-
-def prepare_helion_jagged(x: WgradInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.helion_wgrad import prepare_helion_wgrad
-
-    return prepare_helion_wgrad(x.a, x.dc, x.offs, x.nk)
 
 
 def _by_layout(x: WgradInputs, a: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
@@ -131,12 +112,10 @@ GROUPED_GEMM_WGRAD = Operator(
             prepare_torch_grouped_mm,
             "torch.nn.functional.grouped_mm of two matrices: ragged along the sum, offsets on the device",
         ),
-        Backend(
+        triton(
             "triton_flat",
-            prepare_triton_flat,
+            lazy("grouped_gemm.wgrad:prepare_wgrad", "a dc offs nk", {"a": aligned, "dc": aligned}),
             "persistent programs over the tiles of all groups, ragged TMA loads; heavy groups first if that is faster",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
         ),
         Backend(
             "cuda_cluster",
@@ -144,12 +123,10 @@ GROUPED_GEMM_WGRAD = Operator(
             "CUDA C++ for Hopper: clusters of two SMs share loads by multicast; groups of warps take turns",
             unavailable=no_cluster,
         ),
-        Backend(
+        helion(
             "helion_jagged",
-            prepare_helion_jagged,
+            lazy("grouped_gemm.helion_wgrad:prepare_helion_wgrad", "a dc offs nk"),
             "one program for each tile of each group, a loop over its rows; after Helion's jagged examples",
-            kind="helion",
-            unavailable=no_interpreted_bf16,
         ),
     ),
     suites=shapes.weight_gradient_suites(),

@@ -6,9 +6,8 @@ A canary for compute: the speed of a simple kernel changes with the compiler and
 from __future__ import annotations
 
 from groupbench.operators.catalog import gemm_shapes
-from groupbench.operators.catalog.gemm_shapes import GemmInputs, GemmShape
-from groupbench.operators.catalog.grouped_gemm import no_interpreted_bf16
-from groupbench.operators.operator import Backend, Run
+from groupbench.operators.catalog.backends import lazy, triton
+from groupbench.operators.catalog.gemm_shapes import GemmShape
 
 SUITES = {
     "square": (
@@ -33,22 +32,14 @@ SUITES = {
 }
 
 
-def prepare_triton_outer_k(x: GemmInputs) -> Run:
-    from groupbench.kernels.outer_k import prepare_outer_k
-
-    return prepare_outer_k(x.a, x.b)
-
-
 MATMUL_OUTER_K = gemm_shapes.product(
     "matmul_outer_k",
     torch_mm="torch.mm: cuBLAS",
     backends=(
-        Backend(
+        triton(
             "triton_outer_k",
-            prepare_triton_outer_k,
+            lazy("outer_k:prepare_outer_k", "a b"),
             "one tile per program, K in the outer loop, masked, not tuned; after gpu-mode/triton-tutorials",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
         ),
     ),
     suites=SUITES,

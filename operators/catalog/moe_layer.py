@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import moe
-from groupbench.operators.catalog.grouped_gemm import no_interpreted_bf16
+from groupbench.operators.catalog.backends import triton
 from groupbench.operators.catalog.moe import MoeShape
 from groupbench.operators.catalog.moe_unpermute import routing_weights
 from groupbench.operators.catalog.shapes import MAX_WEIGHTS
@@ -301,21 +301,17 @@ MOE_LAYER = Operator(
             unavailable=no_compiler,
             prepare_fwd_bwd=partial(both, compiled_layer),
         ),
-        Backend(
+        triton(
             "triton",
             partial(forward, triton_layer),
             "counting sort, SwiGLU inside the first grouped GEMM, weighted gather; formulas after SonicMoE",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
             prepare_bwd=partial(backward, triton_layer),
             prepare_fwd_bwd=partial(both, triton_layer),
         ),
-        Backend(
+        triton(
             "triton_recompute",
             no_forward,
             "the same, but permutes the rows again in the backward pass instead of saving them",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
             prepare_fwd_bwd=partial(both, partial(triton_layer, recompute=True)),
         ),
     ),

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog import moe
+from groupbench.operators.catalog.backends import lazy
 from groupbench.operators.catalog.moe import MoeShape
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
@@ -102,18 +103,6 @@ def prepare_torch(x: PermuteInputs) -> Run:
     return run
 
 
-def prepare_triton(x: PermuteInputs) -> Run:
-    from groupbench.kernels.moe.permute import prepare_permute
-
-    return prepare_permute(x.x, x.ids, x.G)
-
-
-def prepare_helion(x: PermuteInputs) -> Run:
-    from groupbench.kernels.moe.helion_permute import prepare_helion_permute
-
-    return prepare_helion_permute(x.x, x.ids, x.G)
-
-
 MOE_PERMUTE = Operator(
     name="moe_permute",
     baseline="torch",
@@ -125,13 +114,13 @@ MOE_PERMUTE = Operator(
         ),
         Backend(
             "triton",
-            prepare_triton,
+            lazy("moe.permute:prepare_permute", "x ids G"),
             "counting sort in one launch or three that overlap, then each token's row is read once and stored k times",
             kind="triton",
         ),
         Backend(
             "helion",
-            prepare_helion,
+            lazy("moe.helion_permute:prepare_helion_permute", "x ids G"),
             "counting sort in Triton, then the copy in Helion",
             kind="helion",
         ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog import moe
+from groupbench.operators.catalog.backends import lazy
 from groupbench.operators.catalog.moe import MoeShape
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
@@ -109,18 +110,6 @@ def prepare_torch_index_add(x: UnpermuteInputs) -> Run:
     return run
 
 
-def prepare_triton(x: UnpermuteInputs) -> Run:
-    from groupbench.kernels.moe.permute import prepare_unpermute
-
-    return prepare_unpermute(x.y, x.position, x.weights)
-
-
-def prepare_helion(x: UnpermuteInputs) -> Run:
-    from groupbench.kernels.moe.helion_permute import prepare_helion_unpermute
-
-    return prepare_helion_unpermute(x.y, x.position, x.weights)
-
-
 _SUMMED = "{dtype}_summed"  # both round every weighted row before they add it
 
 MOE_UNPERMUTE = Operator(
@@ -138,11 +127,16 @@ MOE_UNPERMUTE = Operator(
         ),
         Backend(
             "triton",
-            prepare_triton,
+            lazy("moe.permute:prepare_unpermute", "y position weights"),
             "one program per token: k rows gathered and summed in fp32, in the order of j",
             kind="triton",
         ),
-        Backend("helion", prepare_helion, "the same in Helion", kind="helion"),
+        Backend(
+            "helion",
+            lazy("moe.helion_permute:prepare_helion_unpermute", "y position weights"),
+            "the same in Helion",
+            kind="helion",
+        ),
     ),
     make_inputs=make_inputs,
     reference=reference,

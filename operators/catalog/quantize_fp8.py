@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from groupbench.operators.catalog.backends import lazy
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.sizes import size
@@ -95,12 +96,6 @@ def prepare_torch(inputs: QuantizeInputs) -> Run:
     return lambda: function(inputs.x)
 
 
-def prepare_triton(inputs: QuantizeInputs) -> Run:
-    from groupbench.kernels.grouped_gemm.quantize import prepare_quantize
-
-    return prepare_quantize(inputs.x, inputs.blockwise)
-
-
 def _both(*sizes: tuple[int, int]) -> tuple[QuantizeShape, ...]:
     return tuple(QuantizeShape(recipe, M, K) for M, K in sizes for recipe in RECIPES)
 
@@ -110,7 +105,12 @@ QUANTIZE_FP8 = Operator(
     baseline="torch",
     backends=(
         Backend("torch", prepare_torch, "absolute maximum, scale, multiply, clamp, cast: torch's own operations"),
-        Backend("triton", prepare_triton, "one program per row, or per 32 x 128 values: read once", kind="triton"),
+        Backend(
+            "triton",
+            lazy("grouped_gemm.quantize:prepare_quantize", "x blockwise"),
+            "one program per row, or per 32 x 128 values: read once",
+            kind="triton",
+        ),
     ),
     suites={
         "moe": _both((1024, 7168), (16384, 4096), (32768, 7168), (32768, 2048), (65536, 2048)),

@@ -8,9 +8,9 @@ atomic adds do not. In bf16 and fp16 most elements lose the last bits of the fp3
 from __future__ import annotations
 
 from groupbench.operators.catalog import gemm_shapes
-from groupbench.operators.catalog.gemm_shapes import GemmInputs, GemmShape
-from groupbench.operators.catalog.grouped_gemm import no_interpreted_bf16
-from groupbench.operators.operator import Backend, Run, Target
+from groupbench.operators.catalog.backends import helion, lazy, triton
+from groupbench.operators.catalog.gemm_shapes import GemmShape
+from groupbench.operators.operator import Target
 
 SEED = GemmShape(16, 16, 4096, nk=True)  # of Helion's examples/split_k_barrier.py
 
@@ -57,30 +57,6 @@ SUITES = {
 }
 
 
-def prepare_triton_fixup(x: GemmInputs) -> Run:
-    from groupbench.kernels.split_k.tiled import prepare_fixup
-
-    return prepare_fixup(x.a, x.b)
-
-
-def prepare_triton_two_launches(x: GemmInputs) -> Run:
-    from groupbench.kernels.split_k.tiled import prepare_two_launches
-
-    return prepare_two_launches(x.a, x.b)
-
-
-def prepare_triton_atomic(x: GemmInputs) -> Run:
-    from groupbench.kernels.split_k.tiled import prepare_atomic
-
-    return prepare_atomic(x.a, x.b)
-
-
-def prepare_helion_barrier(x: GemmInputs) -> Run:
-    from groupbench.kernels.split_k.helion_barrier import prepare_barrier
-
-    return prepare_barrier(x.a, x.b)
-
-
 def no_grid_barrier(target: Target) -> str | None:
     if target.interpreted or target.device != "cuda":
         return "a grid-wide barrier cannot be interpreted, since programs run one after the other"
@@ -91,32 +67,25 @@ SPLIT_K_MATMUL = gemm_shapes.product(
     "split_k_matmul",
     torch_mm="torch.mm: cuBLAS, which splits K if its heuristics choose to",
     backends=(
-        Backend(
+        triton(
             "triton_fixup",
-            prepare_triton_fixup,
+            lazy("split_k.tiled:prepare_fixup", "a b"),
             "one launch, the last programs of a tile add all partials in order; after stream-K's fixup",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
         ),
-        Backend(
+        triton(
             "triton_two_launches",
-            prepare_triton_two_launches,
+            lazy("split_k.tiled:prepare_two_launches", "a b"),
             "partials by one kernel, their sums in order by another",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
         ),
-        Backend(
+        triton(
             "triton_atomic",
-            prepare_triton_atomic,
+            lazy("split_k.tiled:prepare_atomic", "a b"),
             "partials added by atomics to fp32 zeros, in any order: results differ in the last bits",
-            kind="triton",
-            unavailable=no_interpreted_bf16,
         ),
-        Backend(
+        helion(
             "helion_barrier",
-            prepare_helion_barrier,
+            lazy("split_k.helion_barrier:prepare_barrier", "a b"),
             "partials, a grid-wide barrier, sums, in one launch; after Helion's examples/split_k_barrier.py",
-            kind="helion",
             unavailable=no_grid_barrier,
         ),
     ),

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from groupbench.operators.catalog.backends import lazy
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
 from groupbench.operators.operator import Backend, Example, Operator, Run
 from groupbench.operators.sizes import size
@@ -108,12 +109,6 @@ def prepare_torch(inputs: VectorInputs) -> Run:
     return lambda: inputs.x + inputs.y
 
 
-def prepare_triton(inputs: VectorInputs) -> Run:
-    from groupbench.kernels.elementwise import prepare_add
-
-    return prepare_add(inputs.x, inputs.y)
-
-
 VECTOR_ADD = Operator(
     name="vector_add",
     baseline="torch",
@@ -121,7 +116,7 @@ VECTOR_ADD = Operator(
         Backend("torch", prepare_torch, "torch's own addition"),
         Backend(
             "triton",
-            prepare_triton,
+            lazy("elementwise:prepare_add", "x y"),
             "one pass, masked; flat if operands have the same layout, else by index; after gpu-mode/triton-tutorials",
             kind="triton",
         ),

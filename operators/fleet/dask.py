@@ -90,7 +90,7 @@ class ScheduledFleet(Fleet):
             except KilledWorker as error:
                 died.append(str(error.last_worker.name))
                 self._missed.add(card.name)
-                log.warning("worker %s died at %s", died[-1], batch)
+                log.info("worker %s died at %s", died[-1], batch)
             except (NoValidWorkerError, NoWorkerError):
                 self._missed.add(card.name)
                 if home is None:

@@ -21,6 +21,7 @@ from groupbench.operators.fleet.slots import Slot
 from groupbench.operators.measure.warden import end_with_parent
 from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.record import Record
+from groupbench.tracker.tools import logs
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +87,7 @@ class LocalFleet(Fleet):
                 raise NotReached("interrupted before it was measured")
             with contextlib.suppress(BrokenProcessPool):
                 return self._processes[name].run(self._measure, batch)
-            log.warning("the process of %s died at %s", name, batch)
+            log.info("the process of %s died at %s", name, batch)
         raise WorkerDied(f"its worker died on {' and then '.join(pair)}")
 
     def close(self, at_once: bool = False) -> None:
@@ -126,6 +127,7 @@ class _Process:
 def _begin(slot: Slot) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    logs.configure(0)
     slots.prepare_process(slot)
     end_with_parent()
 

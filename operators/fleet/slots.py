@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import os
 import re
 import threading
@@ -22,8 +21,6 @@ from groupbench.operators.fleet.batch import Card
 from groupbench.operators.measure.wire import Job
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools.device_lock import HELD, lock_file
-
-log = logging.getLogger(__name__)
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A GPU's UUID as NVML and CUDA_VISIBLE_DEVICES write it."""

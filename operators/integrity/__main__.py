@@ -1,4 +1,4 @@
-"""Run every cheat of the suite, together with honest backends: `python -m groupbench.operators.integrity`."""
+"""Run one cheat of each kind, and honest backends: `python -m groupbench.operators.integrity`."""
 
 from __future__ import annotations
 
@@ -10,49 +10,41 @@ from datetime import UTC, datetime
 
 from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.integrity import forged, stale, tampered, unfinished
-from groupbench.operators.integrity.cheat import Cheat, caught_by
+from groupbench.operators.integrity.cheat import Cheat, backends, caught_by
+from groupbench.operators.integrity.cheats import CHEATS
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.wire import Job
-from groupbench.operators.operator import Backend
 from groupbench.operators.vet import vetted
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.record import Commit, Record, Run
 
-CHEATS: tuple[Cheat, ...] = (*stale.CHEATS, *unfinished.CHEATS, *forged.CHEATS, *tampered.CHEATS)
-BACKENDS: tuple[Backend, ...] = tuple(cheat.backend for cheat in CHEATS)
+BACKENDS = backends(CHEATS)
 """The cheats as a plugin: `--plugin groupbench.operators.integrity.__main__.BACKENDS`."""
 
 PLUGIN = "groupbench.operators.integrity.__main__.BACKENDS"
 SHAPES = {"cpu": ("G=4,M_g=64,N=128,K=128", "fp32"), "cuda": ("G=8,M_g=1024,N=2048,K=2048,W=nk", "bf16")}
 HONEST = {"cpu": ("torch_loop", "torch_grouped_mm"), "cuda": ("torch_loop", "torch_grouped_mm", "triton_flat")}
-EXIT_PASSED = 1
+TIMEOUT_S = 60.0
 
 
-def measure(names: list[str], device: str, timeout_s: float = 60.0) -> list[Record]:
-    """Measure the cheats of these names, with honest backends before and after them, and return the records.
+def measure(names: list[str], device: str, plugin: str = PLUGIN) -> list[Record]:
+    """Measure cheats, with honest backends before and after them.
 
-    timeout_s  time limit per cell in seconds
+    Args:
+        names: Backends of `plugin`.
+        device: `cpu` or `cuda`.
+        plugin: Module attribute with the backends.
     """
     machine = executor.probe(device)
     shape, dtype = SHAPES[device]
     protocol = Protocol(bursts=3, samples=5, idle_s=0.0)
     run = Run(id="integrity", started=datetime.now(UTC), commit=Commit(hash="0" * 40))
     honest = HONEST[device]
-    jobs = [
-        Job(
-            "grouped_gemm",
-            name,
-            shape,
-            dtype,
-            device,
-            interpreted=device == "cpu",
-            protocol=protocol,
-            plugins=(PLUGIN,),
-        )
-        for name in (*honest[:1], *names, *honest[1:])
-    ]
-    return [vetted(record) for record in executor.execute(jobs, machine, run, timeout_s, executor.Progress())]
+    common = {"interpreted": device == "cpu", "protocol": protocol, "plugins": (plugin,)}
+    names = [*honest[:1], *names, *honest[1:]]
+    jobs = [Job("grouped_gemm", name, shape, dtype, device, **common) for name in names]  # type: ignore[arg-type]
+    return [vetted(record) for record in executor.execute(jobs, machine, run, TIMEOUT_S, executor.Progress())]
 
 
 def selected(device: str, only: list[str]) -> list[Cheat]:
@@ -84,7 +76,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(json.dumps(_as_json(device, cheats, records, flagged)))
     else:
         _print(device, cheats, records, flagged)
-    return EXIT_PASSED if passed or flagged else 0
+    return ExitCode.FAILED if passed or flagged else ExitCode.OK
 
 
 def _print(device: str, cheats: list[Cheat], records: dict[str, Record], flagged: list[str]) -> None:

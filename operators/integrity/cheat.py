@@ -1,10 +1,10 @@
-"""The type of a cheat, and the mechanism that caught it."""
+"""Describe a cheat, and find the mechanism that caught it."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,38 +35,40 @@ CATCHERS = {
 """Mechanisms by the pattern of a record's message. The first pattern that matches names the mechanism."""
 
 
-SEAL = ("seal",)
 ELSEWHERE = ("reference elsewhere",)
+MOVED = ("moved inputs",)
+PLAIN = ("plain tensor",)
+SEAL = ("seal",)
 
 
 @dataclass(frozen=True)
 class Cheat:
-    """One backend that cheats.
+    """A backend that cheats."""
 
-    kind      kind of cheat, in the report
-    prepare   prepare function of the backend; its docstring is the description
-    expected  mechanisms that may catch it, keys of CATCHERS
-    device    device that it can run on, cpu or cuda; empty for both
-    """
-
-    kind: str
-    prepare: Callable[[Any], Any]
-    expected: tuple[str, ...]
-    device: str = ""
+    kind: str  # printed in the report
+    prepare: Callable[[Any], Any]  # its docstring describes the cheat
+    expected: tuple[str, ...]  # mechanisms that may catch it, keys of CATCHERS
+    device: str = ""  # the only device it runs on, cpu or cuda
     tolerance: str | None = None
 
     @property
     def name(self) -> str:
         return self.prepare.__name__
 
-    @property
-    def backend(self) -> Backend:
-        about = " ".join((self.prepare.__doc__ or self.name).split())
-        return Backend(self.name, self.prepare, about, operator="grouped_gemm", tolerance=self.tolerance)
+
+def backends(cheats: Iterable[Cheat]) -> tuple[Backend, ...]:
+    """Return the cheats as backends of `grouped_gemm`, for a plugin."""
+    return tuple(
+        Backend(
+            cheat.name, cheat.prepare, " ".join((cheat.prepare.__doc__ or "").split()),
+            operator="grouped_gemm", tolerance=cheat.tolerance,
+        )
+        for cheat in cheats
+    )  # fmt: skip
 
 
 def caught_by(record: Record) -> str | None:
-    """Return the mechanism that caught a backend, `something else` for an unknown message, None if it passed."""
+    """Return the mechanism that caught a backend: `something else` for an unknown message, None if it passed."""
     if record.status == "ok":
         return None
     message = record.message or ""
@@ -74,7 +76,7 @@ def caught_by(record: Record) -> str | None:
 
 
 def keeper_of_burst() -> Any:
-    """Return the object by which the harness keeps the outputs of a burst, from a caller's frame; None elsewhere."""
+    """Return the harness's object that keeps a burst's outputs, from a caller's frame; None outside bursts."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         watch = frame.f_locals.get("watch")

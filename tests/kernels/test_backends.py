@@ -92,6 +92,9 @@ def test_one_nan_stays_in_its_row(prepare, make_case, make_inputs):
     assert bad.sum() == b.size(2)
 
 
+HELION = {"cuda": lambda kernel: kernel.CHOICES.large, "cuda_fp32": lambda kernel: kernel.CHOICES.fp32}
+
+
 @pytest.mark.parametrize(
     ("name", "config_of"),
     [
@@ -110,9 +113,9 @@ def test_configs_of_the_gpu_are_right_too(name, config_of, make_case, make_input
     run = {
         "pointer": lambda: pointer.prepare_pointer_packed(groups, list(b), pointer.CONFIGS[config_of]),
         "contiguous": lambda: contiguous.prepare_contiguous(a, b.transpose(1, 2), offs, contiguous.CONFIGS[config_of]),
-        "jagged": lambda: helion_jagged.prepare_helion_jagged(a, b, offs, helion_jagged.CONFIGS[config_of]),
+        "jagged": lambda: helion_jagged.prepare_helion_jagged(a, b, offs, HELION[config_of](helion_jagged)),
         "persistent": lambda: helion_persistent.prepare_helion_persistent(
-            a, b, offs, helion_persistent.CONFIGS[config_of]
+            a, b, offs, HELION[config_of](helion_persistent)
         ),
     }[name]()
     with poisoned():

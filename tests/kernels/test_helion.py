@@ -85,7 +85,7 @@ def test_offset_tables_of_either_width(module, kernel, extra, table, make_case, 
     a, b, offs = make_inputs(make_case("two", (21, 40)), torch.float16)
     out = a.new_empty(61, b.size(2))
     args = (a, b, torch.cat([offs.new_zeros(1), offs]).to(table), out, *extra)
-    compiled = kernel.bind(args).compile_config(module.CONFIGS["cpu" if a.device.type == "cpu" else "cuda"])
+    compiled = kernel.bind(args).compile_config(module.CHOICES.default(a, 4096))
     check(compiled(*args), grouped_gemm_reference(a, b, offs), torch.float16)
 
 
@@ -97,5 +97,5 @@ def test_types_that_are_inferred_once_give_the_same_code(make_case, make_inputs,
     for infer in (TypePropagation._loop_body, TypePropagation._loop_body.__wrapped__):
         monkeypatch.setattr(TypePropagation, "_loop_body", infer)
         kernel.reset()
-        codes.append(kernel.bind(args).to_triton_code(helion_jagged.CONFIGS["cpu"]))
+        codes.append(kernel.bind(args).to_triton_code(helion_jagged.CHOICES.cpu))
     assert codes[0] == codes[1]

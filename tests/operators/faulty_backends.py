@@ -277,7 +277,7 @@ def forges_elsewhere(inputs):
     while frame is not None and frame.f_code.co_name != "reload":
         frame = frame.f_back
     if frame is not None:
-        from groupbench.operators.integrity.forged import relay_bursts
+        from cheats.forged import relay_bursts
 
         relay_bursts(lambda samples: tuple(0.1 * ms for ms in samples))
     return prepare_torch_loop(inputs)

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
 import sys
 import time
+import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,12 +25,16 @@ import msgspec
 
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.facts.measured_tree import CONTRACT, MeasuredTree
 from groupbench.tracker.project import import_folders
 from groupbench.tracker.text.scratch import Scratch
+from groupbench.tracker.tools import git
 
 TRACKER = Path(__file__).resolve().parents[1]
 ROOT = TRACKER.parent
 """The folder of the driver's own kernels, operators and tracker, installed or a checkout."""
+
+PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 MODULE = "groupbench.operators.measure.side"
 START_TIMEOUT_S = 300.0
@@ -87,10 +94,6 @@ def is_groupbench(tree: Path) -> bool:
     return all((tree / part).exists() for part in ("operators/operator.py", "operators/measure", "kernels", "tracker"))
 
 
-CONTRACT = ("dtypes.py", "errors.py", "operator.py", "tolerances.py")
-"""Files of `operators` that the measuring code depends on. For a tree too old for it, the driver's files are used."""
-
-
 def make_layout(tree: Path, folder: Path, own_contract: bool = True) -> None:
     """Make a package `groupbench` in `folder`: the tree's kernels and operators, the driver's measure and tracker.
 
@@ -136,6 +139,48 @@ def python_path(side: AbSide, layout: Path, own_contract: bool = True) -> list[s
     return [str(layout), *import_folders(tree, side.pythonpath)]
 
 
+def measured_tree(folder: Path) -> MeasuredTree:
+    """Return what a process needs to measure the modules of a checkout only.
+
+    Args:
+        folder: The checkout, or a folder within it.
+    """
+    tree = _top(folder) or folder.resolve()
+    listed = git.ask(tree, "worktree", "list", "--porcelain", "-z") or ""
+    others = [Path(field.removeprefix("worktree ")) for field in listed.split("\0") if field.startswith("worktree ")]
+    here = _top(Path.cwd())
+    return MeasuredTree(
+        str(tree),
+        tuple(str(other) for other in dict.fromkeys([*others, *([] if here is None else [here])]) if other != tree),
+        tuple(_projects(tree)),
+    )
+
+
+def _top(folder: Path) -> Path | None:
+    answer = git.ask(folder, "rev-parse", "--show-toplevel")
+    return Path(answer.removesuffix("\n")) if answer else None
+
+
+def _projects(tree: Path) -> Iterator[tuple[str, str]]:
+    """Yield the name of each distribution that a checkout builds, and its folder relative to the top."""
+    listed = git.ask(tree, "ls-files", "-z", "--", *(f":(glob)**/{name}" for name in PROJECT_FILES)) or ""
+    for path in filter(None, listed.split("\0")):
+        if name := _project_name(tree / path):
+            yield name, str(Path(path).parent)
+
+
+def _project_name(file: Path) -> str | None:
+    try:
+        text = file.read_text()
+        if file.suffix != ".toml":
+            found = re.search(r"""^\s*name\s*=\s*["']?([\w.-]+)""", text, re.MULTILINE)
+            return found[1] if found else None
+        content = tomllib.loads(text)
+    except (OSError, ValueError):
+        return None
+    return content.get("project", content.get("tool", {}).get("poetry", {})).get("name")
+
+
 class SideProcess:
     """The process of a side. `send` and `receive` are separate so that two sides can work at the same time."""
 
@@ -161,6 +206,8 @@ class SideProcess:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [os.environ.get("PYTHONPATH")])])
         environment["PYTHONUNBUFFERED"] = "1"
+        if self.side.tree is not None:
+            environment |= measured_tree(self.side.tree).variables()
         # Threads that spin while they wait would slow down the other side's burst.
         environment |= {"OMP_WAIT_POLICY": "PASSIVE", "KMP_BLOCKTIME": "0"}
         if self.device == "cuda":

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from groupbench.tracker.ab.submodules import NO_HOOKS, add_submodules
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.text.scratch import Scratch, remove_abandoned
+from groupbench.tracker.text.scratch import Scratch, is_scratch, remove_abandoned
 from groupbench.tracker.tools import git
 
 SETUP_TIMEOUT_S = 3600.0
@@ -44,6 +45,12 @@ os._exit(code if code >= 0 else 128 - code)
 
 class WorktreeError(TrackerError):
     """A commit is unknown to git or cannot be checked out."""
+
+
+class CheckoutError(WorktreeError):
+    """Git cannot check out a commit that exists: a fault of the machine, which says nothing of the commit."""
+
+    exit_code = ExitCode.INCOMPLETE
 
 
 class SetupError(WorktreeError):
@@ -109,11 +116,12 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS, python: str = s
     try:
         try:
             # If this process is killed, git continues and keeps the lock, so that the folder is not removed meantime.
-            add = ("worktree", "add", "--detach", "--force", str(tree), full)
+            add = (*NO_HOOKS, "worktree", "add", "--detach", "--force", str(tree), full)
             with _worktrees_locked(repo):
                 git.run(repo, *add, timeout=CHECKOUT_TIMEOUT_S, pass_fds=[scratch.handle])
+            add_submodules(common_folder(repo), tree, full)
         except git.GitError as error:
-            raise WorktreeError(f"git cannot check out {commit}: {error.reason}") from error
+            raise CheckoutError(f"git cannot check out {commit}: {error.reason}") from error
         folder = tree / prefix
         if not folder.is_dir():
             raise WorktreeError(f"commit {full[:10]} has no folder {prefix}")
@@ -124,9 +132,8 @@ def checkout(repo: Path, commit: str, recipe: Recipe = AS_IT_IS, python: str = s
         yield folder
     finally:
         with _undisturbed(), _worktrees_locked(repo):
-            git.ask(repo, "worktree", "remove", "--force", str(tree), timeout=CHECKOUT_TIMEOUT_S)
+            _forget(repo, tree)
             scratch.remove()
-            git.ask(repo, "worktree", "prune")
 
 
 @contextlib.contextmanager
@@ -134,8 +141,7 @@ def _worktrees_locked(repo: Path) -> Iterator[None]:
     """Let one process at a time change the worktrees: git's `prune` removes those that another `add` has just begun."""
     handle = -1
     with contextlib.suppress(OSError):  # without locks, the race is rare
-        folder = Path(repo, (git.ask(repo, "rev-parse", "--git-common-dir") or "").strip())
-        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        handle = os.open(common_folder(repo), os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(handle, fcntl.LOCK_EX)
     try:
         yield
@@ -144,14 +150,26 @@ def _worktrees_locked(repo: Path) -> Iterator[None]:
             os.close(handle)
 
 
+def common_folder(repo: Path) -> Path:
+    """Return the folder of the repository's objects, which all of its worktrees share."""
+    return Path(repo, (git.ask(repo, "rev-parse", "--git-common-dir") or "").strip())
+
+
 def _prune(repo: Path) -> None:
-    """Remove the checkouts of processes that were killed, and have git forget them."""
+    """Remove the checkouts of processes that were killed, and have git forget them.
+
+    Never `git worktree prune`: it also forgets the user's worktrees on disks that are not mounted at the moment.
+    """
     remove_abandoned()
     for line in (git.ask(repo, "worktree", "list", "--porcelain") or "").splitlines():
         tree = Path(line.removeprefix("worktree "))
-        if "/groupbench-tree-" in line and not tree.parent.exists():
-            git.ask(repo, "worktree", "unlock", str(tree))  # git locks it until it is complete
-    git.ask(repo, "worktree", "prune")
+        if line.startswith("worktree ") and is_scratch(tree.parent, "tree") and not tree.parent.exists():
+            _forget(repo, tree)
+
+
+def _forget(repo: Path, tree: Path) -> None:
+    """Remove a checkout of ours and git's record of it, even if git locked it because it is incomplete."""
+    git.ask(repo, "worktree", "remove", "--force", "--force", str(tree), timeout=CHECKOUT_TIMEOUT_S)
 
 
 def _add_missing(repo: Path, folder: Path, names: tuple[str, ...]) -> None:

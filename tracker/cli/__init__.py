@@ -71,7 +71,6 @@ SECTIONS = {
         "prune": ("prune:prune", "Remove some of the old points."),
         "backup": ("backup:backup", "Copy the database while it is in use."),
         "verify": ("verify:verify", "Check the database file, its references and every hash."),
-        "repair": ("repair:repair", "Recover the readable part of a damaged database into a new one."),
         "merge": ("merge:merge", "Add another database to this one."),
     },
 }

@@ -137,6 +137,9 @@ def backfill(
     context.exit(ExitCode.OK if run.settled == len(selected) else ExitCode.INCOMPLETE)
 
 
+NOT_CHECKED_OUT = "not checked out"
+
+
 @dataclass
 class Backfill:
     """One pass over the commits.
@@ -158,12 +161,13 @@ class Backfill:
 
     @property
     def settled(self) -> int:
-        return self.outcomes.total()
+        return self.outcomes.total() - self.outcomes[NOT_CHECKED_OUT]
 
     def text(self, total: int) -> str:
         """Return a line that counts each outcome, and the commits that are left of `total`."""
         counts = [f"{number} {outcome}" for outcome, number in self.outcomes.items() if number]
-        counts += [f"{total - self.settled} left"] if total > self.settled else []
+        left = total - self.outcomes.total()
+        counts += [f"{left} left"] if left else []
         return f"{counted(total, 'commit')}: {', '.join(counts)}"
 
     def __call__(self, commits: Sequence[BackfillCommit], again: bool) -> None:
@@ -237,12 +241,15 @@ class Backfill:
 
     def _commit(self, commit: BackfillCommit, end: float) -> str | None:
         """Measure and store one commit; return its outcome, or None if cells are left."""
-        from groupbench.tracker.ab.worktree import WorktreeError, checkout
+        from groupbench.tracker.ab.worktree import CheckoutError, WorktreeError, checkout
 
         try:
             recipe = recipe_of(self.context, None)
             with checkout(self.project.folder, commit.hash, recipe, self.python or sys.executable) as tree:
                 reason = self._measure(commit, tree, end)
+        except CheckoutError as error:  # of the machine, not of the commit: the next backfill tries again
+            say(printable(f"groupbench: {error.message}"))
+            return NOT_CHECKED_OUT
         except WorktreeError as error:
             reason = error.message
             say(printable(f"groupbench: {reason}"))
@@ -258,10 +265,12 @@ class Backfill:
 
     def _measure(self, commit: BackfillCommit, tree: Path, end: float) -> str | None:
         """Measure a checkout; return None, or the reason if nothing could be measured, which has been printed."""
+        from groupbench.tracker.ab.side import measured_tree
         from groupbench.tracker.project import add_to_path, import_folders
 
         path = self.files.records(commit)
         environment = add_to_path(import_folders(tree, self.project.settings.pythonpath), dict(os.environ))
+        environment |= measured_tree(tree).variables()
         budget = [] if math.isinf(end) else ["--budget", f"{max(end - self.clock(), 0.001):.3f}s"]
         options = [*self.options, "--commit", commit.hash, "--records", str(path), "--resume", *budget]
         code, last_line = self._run(options, tree, environment)

@@ -24,7 +24,7 @@ def selftest(context: click.Context, integrity: bool, device: str, only: str | N
     """Check that this installation catches backends that cheat, and accepts honest ones.
 
     docs/explanation/integrity.md describes the cheats: cached, lazy or forged results, replaced clocks, and work that
-    is skipped or moved to a thread or another stream. The test takes a minute or two and needs everything that
+    is skipped or moved to a thread or another stream. The test takes up to a minute and needs everything that
     measuring needs.
 
     Exit codes: 0 every cheat was caught, 1 a cheat was missed or an honest backend was accused, 2 usage error.

@@ -41,6 +41,6 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
     if problems:
         more = f"; only the first {limit} are shown" if len(problems) > limit else ""
         shown = counted(len(problems[:limit]), "problem")
-        click.echo(f"VERIFY {shown}{more}; restore a backup, or recover the readable part with `groupbench repair`")
+        click.echo(f"VERIFY {shown}{more}; restore a backup, or ingest the records into a new one")
         context.exit(ExitCode.FAILED)
     click.echo(f"VERIFY ok: {counted(number, 'point')}" + (", hashes not checked" if quick else ""))

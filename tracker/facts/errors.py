@@ -23,7 +23,7 @@ class StoreError(TrackerError):
 
 
 class NoDatabaseError(StoreError):
-    """There is no database at a path yet; `advice` is the command that makes one."""
+    """A path has no database yet; `advice` is the command that makes one."""
 
     def __init__(self, problem: str, advice: str) -> None:
         super().__init__(f"{problem}; {advice}")

@@ -17,7 +17,7 @@ class ExitCode(IntEnum):
     INCOMPLETE = 3
     """Some results were not measured, decided or written."""
     INCOMPARABLE = 4
-    """The environments differ, so there is no comparison; or `--resume` refuses to continue a run."""
+    """The environments differ, so results cannot be compared; or `--resume` refuses to continue a run."""
     BUG = 70
     """A bug in the program (EX_SOFTWARE of sysexits). The traceback is on standard error."""
     BUSY = 75

@@ -26,7 +26,7 @@ EXACT = ("operator", "backend", "mode", "dtype", "host", "protocol")
 OF_CELL = tuple(name for name in IDENTITY if name != "hardware")
 
 OF_PROBLEM = tuple(name for name in OF_CELL if name not in ("backend", "host"))
-"""Fields of what a cell computes and how it is timed, whichever backend and host did it."""
+"""Fields that say which result a cell computes and how it is timed, without backend and host."""
 
 TOOLCHAIN_MARK = "@"
 """Separates the name of a plan from that of its toolchain."""

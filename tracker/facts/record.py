@@ -246,7 +246,7 @@ class Record(_Struct, frozen=True):
 
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""What decoding JSON of another program may raise."""
+"""Exceptions that decoding JSON of another program may raise."""
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Record)

@@ -105,8 +105,8 @@ class Site:
     def counts(self, session: Session, run: RunRow) -> queries.RunCounts:
         """Return `queries.count_run`, cached until the run has gained points.
 
-        Counting reads every point of a run, and a list has 50 runs. Only `prune` and `repair` remove points, so removed
-        points are looked for only every `RECOUNT_S` seconds.
+        Counting reads every point of a run, and a list has 50 runs. Only `prune` removes points, so removed points
+        are looked for only every `RECOUNT_S` seconds.
         """
         newest = self._forget_grown(session)
         with self._lock:

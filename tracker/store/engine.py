@@ -127,11 +127,6 @@ def revision_of(location: str | os.PathLike[str]) -> str | None:
         return _revision(store.engine)[0]
 
 
-def sqlite_engine(path: Path) -> Engine:
-    """Return an engine for a SQLite file, whatever its contents."""
-    return _engine(URL.create("sqlite", database=str(path)), str(path))
-
-
 def shown_name(location: str | os.PathLike[str]) -> str:
     """Return the name of a database for messages, without the password."""
     url = _url(location)
@@ -310,7 +305,9 @@ def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
 
 
 OUR_TABLES = frozenset(Base.metadata.tables)
-ADVICE = "`groupbench verify` lists the damage, `groupbench repair` saves the rest"
+ADVICE = "`groupbench verify` lists the damage; move the file away, then run `groupbench ingest records/*.jsonl`"
+"""The steps of docs/guide/keeping-data.md in short, at the end of a message about damage."""
+
 _RESTORE = "restore a backup (from `groupbench backup`, or FILE.backup-REVISION from a migration)"
 
 

@@ -117,7 +117,7 @@ def _remove_abandoned(folder: Path) -> None:
         os.close(handle)
 
 
-_MADE = {"new", "copy", "damaged"}
+_MADE = {"new", "copy"}
 """Names of the files in such folders, up to `.db`."""
 
 _FRESH_SECONDS = 60

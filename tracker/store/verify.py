@@ -49,8 +49,6 @@ class DatabaseProblem:
 
     kind: str  # damage, reference, orphan, hash
     what: str
-    table: str | None = None
-    keys: tuple[int, ...] = ()  # ids of the affected rows
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.what}"
@@ -96,27 +94,25 @@ def _references(session: Session) -> Iterator[DatabaseProblem]:
             absent = ~select(referred.c.id).where(referred.c.id == key.parent).exists()
             query = select(table.c.id).where(key.parent.is_not(None), absent)
             what = f"{table.name} with a {key.parent.name} that does not exist"
-            yield from _listed(session, query, "reference", table.name, what)
+            yield from _listed(session, query, "reference", what)
 
 
 def _orphans(session: Session) -> Iterator[DatabaseProblem]:
     """Yield rows that nothing refers to, although they exist only to be referred to."""
     for owner, key in ((Run, Point.run_id), (KernelSet, Point.kernels_id), (Environment, Point.environment_id)):
         query = select(owner.id).where(owner.id.not_in(select(key).where(key.is_not(None)).distinct()))
-        table = owner.__tablename__
-        yield from _listed(session, query, "orphan", table, f"{table} without a point")
+        yield from _listed(session, query, "orphan", f"{owner.__tablename__} without a point")
     seen = select(Point.id).where(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id)
-    yield from _listed(session, select(Alert.id).where(~seen.exists()), "orphan", "alert", "alert without its point")
+    yield from _listed(session, select(Alert.id).where(~seen.exists()), "orphan", "alert without its point")
     silent = select(Alert.id).where(Alert.id.not_in(select(AlertEvent.alert_id).distinct()))
-    yield from _listed(session, silent, "orphan", "alert", "alert without an event")
+    yield from _listed(session, silent, "orphan", "alert without an event")
 
 
-def _listed(session: Session, query: Select[Any], kind: str, table: str, what: str) -> Iterator[DatabaseProblem]:
+def _listed(session: Session, query: Select[Any], kind: str, what: str) -> Iterator[DatabaseProblem]:
     number = session.scalar(select(func.count()).select_from(query.subquery())) or 0
     if number:
-        keys = tuple(session.scalars(query))
-        first_ids = ", ".join(map(str, keys[:5]))
-        yield DatabaseProblem(kind, f"{number} {what} (id {first_ids}{', …' if number > 5 else ''})", table, keys)
+        first_ids = ", ".join(map(str, session.scalars(query.limit(5))))
+        yield DatabaseProblem(kind, f"{number} {what} (id {first_ids}{', …' if number > 5 else ''})")
 
 
 def _each(
@@ -142,7 +138,7 @@ def _each(
             except Exception as error:  # a damaged value may raise anything
                 wrong = f"cannot be read: {_one_line(error)}"
             if wrong:
-                yield DatabaseProblem("hash", f"{name} {each} {wrong}", name, (each,))
+                yield DatabaseProblem("hash", f"{name} {each} {wrong}")
         if time.monotonic() > until:
             return
         beyond = key > keys[-1]

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-_NAME = re.compile(r"groupbench-[a-z]+-(\d+)-\w{8}")
+_NAME = re.compile(r"groupbench-([a-z]+)-(\d+)-\w{8}")
 _FRESH_S = 60.0
 
 
@@ -56,6 +56,12 @@ def remove_abandoned() -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def is_scratch(folder: Path, kind: str) -> bool:
+    """Return whether a folder has the name of a Scratch of this kind. It need not exist."""
+    name = _NAME.fullmatch(folder.name)
+    return name is not None and name[1] == kind
+
+
 def is_abandoned(folder: Path) -> bool:
     """Return whether a folder is a Scratch whose process, and every other holder of its lock, has ended."""
     name = _NAME.fullmatch(folder.name)
@@ -73,7 +79,7 @@ def is_abandoned(folder: Path) -> bool:
     finally:
         os.close(handle)
     # One made just now may not be locked yet; a number may be another process's by now.
-    fresh = time.time() - facts.st_mtime < _FRESH_S and _is_running(int(name[1]))
+    fresh = time.time() - facts.st_mtime < _FRESH_S and _is_running(int(name[2]))
     return facts.st_uid == os.geteuid() and not fresh
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from groupbench.tracker.facts.errors import TrackerError
 
@@ -53,12 +54,22 @@ def run(
     timeout: float = TIMEOUT_S,
     stdin: str | None = None,
     pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Run git in a folder and return its output. Raises GitError.
+    """Run git in a folder and return its output.
 
-    pass_fds  descriptors that git keeps open
+    Args:
+        folder: Where to run it.
+        *args: Arguments of git.
+        timeout: Seconds after which git is killed.
+        stdin: Text for its standard input.
+        pass_fds: Descriptors that git keeps open.
+        variables: Environment variables to add, such as an index file.
+
+    Raises:
+        GitError: Git is missing, does not answer, or fails.
     """
-    environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
+    environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES} | variables
     try:
         done = subprocess.run(
             ["git", "-C", os.fspath(folder), *args],
@@ -80,8 +91,16 @@ def run(
         printed = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines()]
         lines = [line for line in printed if line and not line.startswith(_NO_REASON)]
         reason = lines[-1][:300] if lines else "failed"
-        raise GitError(f"git {args[0]} in {folder}: {reason}", reason)
+        raise GitError(f"git {_verb(args)} in {folder}: {reason}", reason)
     return done.stdout.decode("utf-8", "replace")
+
+
+def _verb(args: Sequence[str]) -> str:
+    """Return git's command, without options before it such as `-c NAME=VALUE` and `--git-dir=FOLDER`."""
+    position = 0
+    while args[position].startswith("-"):
+        position += 2 if args[position] == "-c" else 1
+    return args[position]
 
 
 def ask(folder: str | os.PathLike[str], *args: str, timeout: float = TIMEOUT_S) -> str | None:
@@ -129,9 +148,9 @@ def _similar_name(name: str, folder: str | os.PathLike[str]) -> str | None:
     """Return the branch or tag that a mistyped name, or a name of another remote, probably means."""
     from difflib import get_close_matches  # needed only for errors
 
-    known = (ask(folder, "for-each-ref", "--format=%(refname:short)") or "").split()
-    elsewhere = [ref for ref in known if ref.rpartition("/")[2] == name.rpartition("/")[2]]
-    return next(iter(elsewhere or get_close_matches(name, known, n=1)), None)
+    refs = (ask(folder, "for-each-ref", "--format=%(refname:short)") or "").split()
+    elsewhere = [ref for ref in refs if ref.rpartition("/")[2] == name.rpartition("/")[2]]
+    return next(iter(elsewhere or get_close_matches(name, refs, n=1)), None)
 
 
 def first_parents(commit: str) -> tuple[list[str], bool] | None:

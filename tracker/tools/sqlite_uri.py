@@ -1,4 +1,4 @@
-"""How to open a SQLite file read-only. Needs only the standard library, for shell completion."""
+"""Open SQLite files read-only. Needs only the standard library, for shell completion."""
 
 from __future__ import annotations
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
+from groupbench.operators.catalog import backends, shapes
 from groupbench.operators.catalog import grouped_gemm as gg
-from groupbench.operators.catalog import shapes
 from groupbench.operators.catalog.shapes import GroupedShape, listed, parse, uniform
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure import accuracy
@@ -198,7 +200,7 @@ def test_aligned_has_the_values_and_16_byte_strides(name: str, dtype: torch.dtyp
         x = torch.randn(16, 8, dtype=dtype).expand(3, -1, -1)
     else:
         x = torch.empty_strided(layout.shape, layout.stride(), dtype=dtype).normal_()
-    out = gg.aligned(x)
+    out = backends.aligned(x)
     assert torch.equal(out, x)
     strides = list(out.stride())
     inner = -1 if strides[-1] == 1 else -2
@@ -208,10 +210,23 @@ def test_aligned_has_the_values_and_16_byte_strides(name: str, dtype: torch.dtyp
     assert (out is x) == (name in ("even", "odd outer", "transposed", "two dimensions", "sliced"))
 
 
+def test_a_lazy_kernel_gets_the_named_inputs_in_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    from groupbench.kernels import elementwise
+
+    x, y = torch.ones(2, 3), torch.ones(3, 2)
+    passed: list[object] = []
+    monkeypatch.setattr(elementwise, "prepare_add", lambda *args, **more: passed.extend((*args, more)))
+    prepare = backends.lazy("elementwise:prepare_add", "y x", {"x": torch.t}, checked=True)
+    prepare(SimpleNamespace(x=x, y=y, z=None))
+    assert passed[0] is y
+    assert passed[1].shape == (3, 2)  # type: ignore[attr-defined]
+    assert passed[2] == {"checked": True}
+
+
 def test_bf16_is_unavailable_in_the_interpreter_alone() -> None:
-    assert "fp16" in (gg.no_interpreted_bf16(Target("cpu", "bf16", interpreted=True)) or "")
-    assert gg.no_interpreted_bf16(Target("cpu", "fp16", interpreted=True)) is None
-    assert gg.no_interpreted_bf16(Target("cuda", "bf16")) is None
+    assert "fp16" in (backends.no_interpreted_bf16(Target("cpu", "bf16", interpreted=True)) or "")
+    assert backends.no_interpreted_bf16(Target("cpu", "fp16", interpreted=True)) is None
+    assert backends.no_interpreted_bf16(Target("cuda", "bf16")) is None
 
 
 def test_every_backend_that_is_interpreted_says_so_of_bf16() -> None:

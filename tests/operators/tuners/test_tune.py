@@ -7,7 +7,6 @@ import json
 import re
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import helion
@@ -18,8 +17,11 @@ from click.testing import CliRunner
 from groupbench.kernels.device import device_of
 from groupbench.kernels.grouped_gemm import flat, tuned
 from groupbench.kernels.grouped_gemm.tuned import tuned_configs
-from groupbench.operators.tuners import tuning
-from groupbench.operators.tuners.__main__ import KERNELS, fields_of, main
+from groupbench.operators.catalog.shapes import parse
+from groupbench.operators.registry import get_operator
+from groupbench.operators.tuners import kernels, tuning
+from groupbench.operators.tuners.__main__ import fields_of, main, shapes_of
+from groupbench.operators.tuners.kernels import KERNELS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GPU = "NVIDIA H100 80GB HBM3"
@@ -40,10 +42,6 @@ SHAPES = {
     "split_k": "16,64,512",
     "helion_barrier": "16,64,512",
 }
-INPUTS = (
-    *("grouped_gemm", "grouped_gemm_dgrad", "grouped_gemm_wgrad", "grouped_gemm_fp8", "moe_layer", "gemm_shapes"),
-    "grouped_gemm_bias_add_permute",
-)
 WITHOUT_INTERPRETER = {
     "grouped_gemm.cluster": "prepare_cluster",
     "grouped_gemm.cluster_fp8": "prepare_cluster_fp8",
@@ -56,6 +54,11 @@ WITHOUT_INTERPRETER = {
 }
 
 
+def draw_here(operator: str, shape: Any, dtype: str) -> Any:
+    drawn = get_operator(operator)
+    return drawn.make_inputs(shape, dtype if dtype in drawn.dtypes else drawn.dtypes[0], DEVICE, 0)
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     """Simulate a GPU that takes 6, 5, 1, 1, 7, 7, ... ms: the default is not the fastest. The folder is `user`."""
@@ -63,22 +66,11 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: GPU)
     monkeypatch.setenv(tuned.FOLDER, str(tmp_path / "user"))
-    for name in INPUTS:
-        module = importlib.import_module(f"groupbench.operators.catalog.{name}")
-
-        def here(shape: Any, dtype: str, device: str, *seed: int, make: Any = module.make_inputs, **rest: Any) -> Any:
-            return make(shape, dtype, DEVICE, *seed, **rest)
-
-        monkeypatch.setattr(module, "make_inputs", here)
-    from groupbench.operators.catalog.split_k_matmul import SPLIT_K_MATMUL
-
-    make = SPLIT_K_MATMUL.make_inputs
-    on_this_device = SimpleNamespace(make_inputs=lambda shape, dtype, device, seed: make(shape, dtype, DEVICE, seed))
-    monkeypatch.setattr("groupbench.operators.tuners.split_k.SPLIT_K_MATMUL", on_this_device)
+    monkeypatch.setattr(kernels, "draw", draw_here)
     for module_name, function in WITHOUT_INTERPRETER.items():  # it would query the GPU, which may be absent
         module = importlib.import_module(f"groupbench.kernels.{module_name}")
         monkeypatch.setattr(module, function, lambda *arguments: lambda: None)
-    for module_name in ("cluster", "cluster_wgrad"):
+    for module_name in ("cluster", "cluster_fp8", "cluster_wgrad"):
         module = importlib.import_module(f"groupbench.kernels.grouped_gemm.{module_name}")
         monkeypatch.setattr(module, "illegal", lambda *arguments: None)
     times = [6.0, 5.0, 1.0, 1.0]
@@ -116,6 +108,29 @@ def test_a_config_that_is_slower_than_the_default_is_not_kept(clock: list[float]
     assert "0.0% faster" in done.stdout
 
 
+def test_a_shipped_file_keeps_other_problems_and_lists_times(clock: list[float], tmp_path: Path) -> None:
+    path = tmp_path / "flat_h100.json"
+    path.write_text('{"about": "x", "configs": {"other": {"block_m": 64}}}')
+    options = ["flat", "--shape", GROUPED, "--dtype", "fp16", "-o", str(path), "--dgrad", "--times"]
+    done = CliRunner().invoke(main, options)
+    assert (done.exit_code, done.stderr) == (0, ""), done.output
+    assert list(tuned.read_configs(path)) == ["other", "G=3,M<=8,N=64,K=48,float16,kn"]
+    assert '\n  "other": {"block_m": 64},\n' in path.read_text()
+    assert done.stdout.startswith("  1.0000 ms block_m=")
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_gradient_of_the_rows_is_a_product_with_the_other_layout() -> None:
+    texts = ("G=2,M=8,N=48,K=64,W=nk", "G=2,M=8,N=48,K=64", "G=2,M_g=4,N=48,K=64,B=shared")
+    turned = shapes_of(KERNELS["flat"], (), texts, dgrad=True).values()
+    assert [(s.N, s.K, s.nk, s.shared) for s in turned] == [(64, 48, nk, False) for nk in (False, True, True)]
+
+
+def test_a_shape_is_tuned_once_under_two_names() -> None:
+    text = "G=4,M_g=1024,N=1024,K=1024,B=shared"
+    assert shapes_of(KERNELS["flat"], (), ("n1024", text)) == {text: parse("n1024")}
+
+
 def test_a_shape_that_fails_does_not_stop_the_others(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(run: object) -> float:
         raise RuntimeError("no\nroom")
@@ -132,9 +147,12 @@ def test_a_shape_that_fails_does_not_stop_the_others(clock: list[float], monkeyp
         (("nope",), "no kernel 'nope'; known: flat, cluster"),
         (("flat", "--suite", "nope"), "no suite 'nope'; known: "),
         (("flat", "--shape", "nope"), "nope"),
+        (("bias_add_permute", "--shape", "G=1"), "missing groups"),
+        (("-o", "x.json"), "-o needs one KERNEL"),
+        (("wgrad", "--dgrad"), "--dgrad needs a KERNEL of grouped_gemm"),
         ((), "tuning needs the GPU to tune for; torch does not see one"),
     ],
-    ids=["kernel", "suite", "shape", "no_gpu"],
+    ids=["kernel", "suite", "shape", "fused_shape", "output", "dgrad", "no_gpu"],
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_usage_errors_are_one_line(options: tuple[str, ...], message: str) -> None:

@@ -293,8 +293,11 @@ def test_an_interpreted_candidate_is_right_or_wrong_and_not_timed(evaluator: Eva
     """torch's baseline has a latency on a CPU, but a kernel in Triton's interpreter does not."""
     candidate = tmp_path / "candidate.py"
     candidate.write_text("""
-from groupbench.operators.catalog.vector_add import prepare_triton
+from groupbench.operators.catalog.vector_add import VECTOR_ADD
 from groupbench.operators.operator import Backend
+
+def prepare_triton(given):
+    return VECTOR_ADD.backend("triton").prepare(given)
 
 def off(given):
     run = prepare_triton(given)

@@ -15,7 +15,7 @@ from cases import rarely
 from repositories import git
 
 from groupbench.tracker.ab.named_sides import open_sides
-from groupbench.tracker.ab.worktree import Recipe, SetupError, WorktreeError, checkout, resolve
+from groupbench.tracker.ab.worktree import CheckoutError, Recipe, SetupError, WorktreeError, checkout, resolve
 
 
 @pytest.fixture
@@ -206,3 +206,61 @@ def test_checkouts_that_begin_together_do_not_remove_each_other(
         trees = {process.communicate()[0] for process in together}
         assert len(trees) == 6 and "" not in trees
     assert worktrees(repo) == 1 and not list(tmp_path.glob("groupbench-*"))
+
+
+def test_a_worktree_of_the_user_that_is_not_mounted_is_kept(repo: Path, tmp_path: Path) -> None:
+    git(repo, "worktree", "add", "--quiet", "--detach", str(tmp_path / "disk/mine"), "HEAD")
+    (tmp_path / "disk").rename(tmp_path / "unmounted")
+    with checkout(repo, "HEAD"):
+        pass
+    (tmp_path / "unmounted").rename(tmp_path / "disk")
+    assert git(tmp_path / "disk/mine", "status", "--porcelain") == ""
+
+
+def test_the_users_hooks_do_not_run(repo: Path, tmp_path: Path) -> None:
+    hook = repo / ".git/hooks/post-checkout"
+    hook.parent.mkdir(exist_ok=True)
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexit 1\n")
+    hook.chmod(0o755)
+    with checkout(repo, "HEAD") as tree:
+        assert tree.is_dir()
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_commit_has_its_own_submodules_and_the_repository_is_unchanged(repo: Path, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    for text in ("old", "new"):
+        library.mkdir(exist_ok=True)
+        (library / "version").write_text(text)
+        if text == "old":
+            git(library, "init", "--quiet")
+        git(library, "add", "-A")
+        git(library, "commit", "--quiet", "-m", text)
+    git(repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
+    git(repo / "lib", "checkout", "--quiet", "HEAD~1")
+    git(repo, "add", "-A")
+    git(repo, "commit", "--quiet", "-m", "with the old library")
+    git(repo / "lib", "checkout", "--quiet", "-")
+    git(repo, "commit", "--quiet", "-a", "-m", "with the new library")
+
+    def state() -> dict[str, bytes]:
+        files = (path for path in (repo / ".git").rglob("*") if path.is_file() and "objects" not in path.parts)
+        return {str(path): path.read_bytes() for path in files if path.name not in ("index", "COMMIT_EDITMSG")}
+
+    before = state()
+    for commit, text in (("HEAD~1", "old"), ("HEAD", "new")):
+        with checkout(repo, commit) as tree:
+            assert (tree / "lib/version").read_text() == text
+    assert state() == before
+
+
+def test_a_submodule_whose_commit_is_not_here_is_a_fault_of_the_machine(repo: Path, tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.mkdir()
+    git(library, "init", "--quiet")
+    git(library, "commit", "--quiet", "--allow-empty", "-m", "empty")
+    git(repo, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "lib")
+    git(repo, "update-index", "--cacheinfo", f"160000,{'a' * 40},lib")
+    git(repo, "commit", "--quiet", "-m", "with a lost library")
+    with pytest.raises(CheckoutError, match="git fetch --recurse-submodules"), checkout(repo, "HEAD"):
+        pass

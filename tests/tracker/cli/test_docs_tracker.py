@@ -18,7 +18,7 @@ Cli = Callable[..., Result]
 
 TEXT = (Path(__file__).parents[3] / "docs" / "guide" / "keeping-data.md").read_text(encoding="utf-8")
 EXAMPLES = [line.removeprefix("$ ") for line in TEXT.split("\n") if line.startswith("$ ")]
-COMMANDS_HERE = ("ingest", "export", "prune", "backup", "verify", "repair", "merge")
+COMMANDS_HERE = ("ingest", "export", "prune", "backup", "verify", "merge")
 pytestmark = pytest.mark.sqlite
 
 

@@ -8,7 +8,7 @@ import sys
 import threading
 from typing import Any
 
-from groupbench.operators.integrity.cheat import ELSEWHERE, SEAL, Cheat, keeper_of_burst, product
+from groupbench.operators.integrity.cheat import ELSEWHERE, PLAIN, SEAL, Cheat, keeper_of_burst, product
 
 
 def lazy_dispatch(x: Any) -> Any:
@@ -29,18 +29,6 @@ def lazy_dispatch(x: Any) -> Any:
             return function(*tree_map(real, args), **tree_map(real, kwargs or {}))
 
     return lambda: Lazy()
-
-
-def lazy_function(x: Any) -> Any:
-    """Return a tensor subclass with its own `__torch_function__`, which could compute when the tensor is used."""
-    import torch
-
-    class Late(torch.Tensor):
-        @classmethod
-        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return super().__torch_function__(function, types, args, kwargs or {})
-
-    return lambda: product(x).as_subclass(Late)
 
 
 def lazy_list(x: Any) -> Any:
@@ -212,20 +200,6 @@ def thread_later(x: Any) -> Any:
     return run
 
 
-def thread_after_three(x: Any) -> Any:
-    """Be honest three times, then let a thread do the work after the clock has stopped."""
-    out, calls = product(x), [0]
-
-    def run() -> Any:
-        calls[0] += 1
-        if calls[0] <= 3:
-            return product(x)
-        threading.Thread(target=lambda: out.copy_(product(x)), daemon=True).start()
-        return out
-
-    return run
-
-
 def thread_in_waiting(x: Any) -> Any:
     """Start a thread in preparation, and wake it in each call after three honest ones."""
     out, calls, work = product(x), [0], queue.SimpleQueue[int]()
@@ -245,18 +219,6 @@ def thread_in_waiting(x: Any) -> Any:
         return out
 
     return run
-
-
-def half_precision(x: Any) -> Any:
-    """Compute in a lower precision than that of the operands."""
-    import torch
-
-    lower = torch.float16 if x.a.dtype == torch.float32 else torch.float8_e4m3fn
-
-    def part(a: Any, b: Any) -> Any:
-        return (a.to(lower).to(x.a.dtype) @ b.to(lower).to(x.a.dtype)) if a.shape[0] else a @ b
-
-    return lambda: torch.cat([part(a, b) for a, b in zip(x.a.split(x.rows), x.b, strict=True)])
 
 
 def coarse_weights(x: Any) -> Any:
@@ -300,35 +262,12 @@ def part_done_after_three(x: Any) -> Any:
     return run
 
 
-def nothing(x: Any) -> Any:
-    """Return uninitialised memory."""
-    return lambda: x.a.new_empty(x.a.shape[0], x.b.shape[2])
-
-
-def an_input(x: Any) -> Any:
-    """Return a view of an input."""
-    return lambda: x.a[:, : x.b.shape[2]]
-
-
 def on_the_host(x: Any) -> Any:
     """Return a tensor that is not on the device."""
     return lambda: product(x).cpu()
 
 
 # --- on a GPU
-
-
-def side_stream(x: Any) -> Any:
-    """Compute on a stream that the caller does not wait for."""
-    import torch
-
-    stream = torch.cuda.Stream()
-
-    def run() -> Any:
-        with torch.cuda.stream(stream):
-            return product(x)
-
-    return run
 
 
 def side_stream_after_four(x: Any) -> Any:
@@ -392,12 +331,8 @@ def a_tenth_after_three(x: Any) -> Any:
     return run
 
 
-PLAIN = ("plain tensor",)
 CHEATS = (
-    *(
-        Cheat("lazy", prepare, PLAIN)
-        for prepare in (lazy_dispatch, lazy_function, lazy_list, lazy_negative, on_meta, sparse)
-    ),
+    *(Cheat("lazy", prepare, PLAIN) for prepare in (lazy_dispatch, lazy_list, lazy_negative, on_meta, sparse)),
     Cheat("lazy", returns_a_promise, PLAIN),
     Cheat("lazy", lazy_method, SEAL),
     *(Cheat("lazy", prepare, SEAL) for prepare in (profile_hook, trace_hook)),
@@ -406,17 +341,15 @@ CHEATS = (
     Cheat("other times", in_the_last_call, ("parent's clock",), "cpu"),
     Cheat("thread", more_threads, ("threads",), "cpu"),
     Cheat("thread", thread_later, ("poisoned memory", "threads", "moved inputs", *ELSEWHERE)),
-    Cheat("thread", thread_after_three, ("threads", "moved inputs")),
     Cheat("thread", thread_in_waiting, ("moved inputs", "own inputs")),
-    *(Cheat("lower precision", prepare, ELSEWHERE) for prepare in (half_precision, coarse_weights)),
-    *(Cheat("skipped work", prepare, ELSEWHERE) for prepare in (half_of_the_sum,)),
-    *(Cheat("skipped work", prepare, ("poisoned memory",)) for prepare in (part_done, nothing)),
+    Cheat("lower precision", coarse_weights, ELSEWHERE),
+    Cheat("skipped work", half_of_the_sum, ELSEWHERE),
+    Cheat("skipped work", part_done, ("poisoned memory",)),
     Cheat("skipped work", part_done_after_three, ("moved inputs",)),
     Cheat("skipped work", a_tenth_after_three, ("moved inputs",)),
-    Cheat("input", an_input, ("own inputs",)),
     Cheat("stream", on_the_host, PLAIN, "cuda"),
     *(
         Cheat("stream", prepare, ("moved inputs", "poisoned memory", "parent's clock", *ELSEWHERE), "cuda")
-        for prepare in (side_stream, side_stream_after_four, side_stream_behind, other_current_stream)
+        for prepare in (side_stream_after_four, side_stream_behind, other_current_stream)
     ),
 )

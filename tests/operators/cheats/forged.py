@@ -65,13 +65,6 @@ def relay_bursts(forge: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Non
         threading.Thread(target=relay, daemon=True).start()
 
 
-def slow_clock(x: Any) -> Any:
-    """Make the process's clock run a thousand times slower."""
-    base = _perf_counter()
-    time.perf_counter = lambda: base + (_perf_counter() - base) / 1000
-    return lambda: product(x)
-
-
 def frozen_clock(x: Any) -> Any:
     """Stop the process's clock."""
     time.perf_counter = lambda: 0.0
@@ -140,18 +133,6 @@ def forged_instance(x: Any) -> Any:
                     timer.burst = hundredth(timer.burst)
                     if type(timer) is protocol.GpuTimer:
                         timer.witness = hundredth_in_a_row(timer.witness)  # type: ignore[method-assign]
-        return product(x)
-
-    return run
-
-
-def forged_in_frames(x: Any) -> Any:
-    """Change the times already taken, in the list of the function that takes them."""
-
-    def run() -> Any:
-        times = sys._getframe(1).f_locals.get("times")
-        if times:
-            times[-1] /= 100
         return product(x)
 
     return run
@@ -302,24 +283,6 @@ def computed_when_shown_without_seal(x: Any) -> Any:
     return computed_when_shown(x)
 
 
-def keeps_one_output(x: Any) -> Any:
-    """Compute in the first timed call of a burst, and let the harness keep its output alone."""
-    kept: list[Any] = []
-
-    def run() -> Any:
-        keeper = keeper_of_burst()
-        if keeper is None:
-            return product(x)
-        if not keeper.timed:
-            keeper.room = 1
-            kept[:] = [product(x)]
-        else:
-            keeper.timed = 1 << 60  # so that the chance to keep another is as good as none
-        return kept[0].clone()
-
-    return run
-
-
 def fewer_calls(x: Any) -> Any:
     """Let the burst end after two calls, of which one computes."""
     calls, kept = [0], list[Any]()
@@ -352,20 +315,6 @@ def small_flush(x: Any) -> Any:
             for timer in gc.get_objects():
                 if type(timer) is protocol.GpuTimer:
                     timer.flush_buffer = timer.flush_buffer[:1]
-        return product(x)
-
-    return run
-
-
-def reserved_cache(x: Any) -> Any:
-    """Reserve the L2 cache for the inputs in each call, so that a flush does not reach them."""
-    import ctypes
-
-    driver = ctypes.CDLL("libcuda.so.1")
-    persisting_l2_limit = 6
-
-    def run() -> Any:
-        driver.cuCtxSetLimit(persisting_l2_limit, ctypes.c_size_t(16 << 20))
         return product(x)
 
     return run
@@ -465,14 +414,14 @@ def writes_descriptors(x: Any) -> Any:
 
 
 CHEATS = (
-    *(Cheat("clock", prepare, SEAL) for prepare in (slow_clock, frozen_clock, backward_clock, harness_clock)),
+    *(Cheat("clock", prepare, SEAL) for prepare in (frozen_clock, backward_clock, harness_clock)),
     Cheat("clock", forged_bursts, (*SEAL, "named calls")),
     Cheat("clock", forged_code, (*SEAL, "isolation")),
     Cheat("clock", forged_instance, SEAL),
-    *(Cheat("clock", prepare, ("parent's clock", "physics"), "cpu") for prepare in (forged_in_frames, without_seal)),
+    Cheat("clock", without_seal, ("parent's clock", "physics"), "cpu"),
     Cheat("clock", forged_pairs, ("parent's clock",), "cuda"),
     Cheat("clock", small_flush, ("isolation",), "cuda"),
-    *(Cheat("clock", prepare, ("L2",), "cuda") for prepare in (reserved_cache, reserved_cache_for_a_while)),
+    Cheat("clock", reserved_cache_for_a_while, ("L2",), "cuda"),
     *(Cheat("clock", p, ("parent's clock",), "cpu") for p in (constant_of_the_clock, uneven_in_the_pipe)),
     Cheat("clock", children_without_trace, ("parent's clock",), "cpu"),
     Cheat("channel", first_in_a_row, ("moved inputs", "physics"), "cuda"),
@@ -483,6 +432,6 @@ CHEATS = (
     *(Cheat("channel", prepare, ("isolation",)) for prepare in (forged_answer, forged_answer_with_token)),
     Cheat("channel", writes_descriptors, ("isolation",)),
     Cheat("kept outputs", computed_when_shown, SEAL),
-    *(Cheat("kept outputs", p, ("named calls",)) for p in (computed_when_shown_without_seal, keeps_one_output)),
+    Cheat("kept outputs", computed_when_shown_without_seal, ("named calls",)),
     Cheat("kept outputs", fewer_calls, ("seal", "named calls", "parent's clock", "moved inputs")),
 )

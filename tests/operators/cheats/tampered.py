@@ -6,11 +6,9 @@ import gc
 import os
 import signal
 import sys
-import threading
-import time
 from typing import Any
 
-from groupbench.operators.integrity.cheat import ELSEWHERE, SEAL, Cheat, keeper_of_burst, product
+from groupbench.operators.integrity.cheat import ELSEWHERE, SEAL, Cheat, product
 
 
 def stopped_moves(x: Any) -> Any:
@@ -31,17 +29,6 @@ def stopped_moves(x: Any) -> Any:
     return run
 
 
-def patched_judge(x: Any) -> Any:
-    """Return zeros, and replace the comparison by one that accepts everything."""
-    from groupbench.operators.measure import accuracy
-    from groupbench.tracker.facts.record import Accuracy
-
-    perfect = Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0)
-    setattr(accuracy, "compare", lambda *args: (perfect, None))  # noqa: B010
-    zeros = x.a.new_zeros(x.a.shape[0], x.b.shape[2])
-    return lambda: zeros.clone()
-
-
 def patched_torch(x: Any) -> Any:
     """Return ones, and replace the torch functions that the comparison calls."""
     import torch
@@ -59,13 +46,6 @@ def patched_tolerance(x: Any) -> Any:
     for name in tolerances.TOLERANCES:
         tolerances.TOLERANCES[name] = tolerances.Tolerance(1e9, 1e9, 1e9)
     return lambda: product(x) * 1.5
-
-
-def loose_tolerance(x: Any) -> Any:
-    """Compute in half precision, and request the tolerance of half precision."""
-    import torch
-
-    return lambda: torch.cat([(a.half() @ b.half()).to(x.a.dtype) for a, b in zip(x.a.split(x.rows), x.b, strict=True)])
 
 
 def reference_by_frames(x: Any) -> Any:
@@ -137,45 +117,6 @@ def zero_world(x: Any) -> Any:
     return run
 
 
-def busy_between_bursts(x: Any) -> Any:
-    """Keep a processor busy after each burst, so that the other backends become slower."""
-    calls: list[float] = []
-
-    def work() -> None:
-        until = calls[0] + 5
-        while time.monotonic() < until:
-            if time.monotonic() - calls[-1] > 0.01:
-                product(x)
-            else:
-                time.sleep(0.001)
-
-    def run() -> Any:
-        if keeper_of_burst() is not None:
-            calls.append(time.monotonic())
-            if len(calls) == 1:
-                threading.Thread(target=work, daemon=True).start()
-                time.sleep(0.1)
-        return product(x)
-
-    return run
-
-
-def scheduled_otherwise(x: Any) -> Any:
-    """Let the system prefer this process to those of the other backends."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 5)
-    except OSError:  # only root may
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    return lambda: product(x)
-
-
-def signals_parent(x: Any) -> Any:
-    """Send SIGTERM to the parent, to end the cells of others."""
-    os.kill(os.getppid(), signal.SIGTERM)
-    time.sleep(5)
-    return lambda: product(x)
-
-
 def stops_warden(x: Any) -> Any:
     """Stop the process that ends this one, so that the run waits for it forever, and die."""
     calls = [0]
@@ -192,14 +133,11 @@ def stops_warden(x: Any) -> Any:
 
 CHEATS = (
     Cheat("judge", stopped_moves, ("moved inputs", "seal")),
-    *(Cheat("judge", prepare, (*ELSEWHERE, "seal")) for prepare in (patched_judge, patched_torch, patched_tolerance)),
-    Cheat("judge", loose_tolerance, ("tolerance table",), tolerance="fp16"),
+    *(Cheat("judge", prepare, (*ELSEWHERE, "seal")) for prepare in (patched_torch, patched_tolerance)),
     Cheat("judge", zero_world, ("own inputs", *ELSEWHERE)),
     Cheat("frames", reference_by_frames, ("isolation",)),
     Cheat("gc", reference_by_gc, ("isolation", *ELSEWHERE, "moved inputs")),
     Cheat("dispatch mode", dispatch_left_on, SEAL),
     Cheat("dispatch mode", patched_kernel, SEAL),
-    *(Cheat("isolation", prepare, ("isolation",)) for prepare in (signals_parent, stops_warden)),
-    Cheat("others", busy_between_bursts, ("idle",)),
-    Cheat("others", scheduled_otherwise, ("scheduling",)),
+    Cheat("isolation", stops_warden, ("isolation",)),
 )

@@ -1,0 +1,86 @@
+"""Declare backends: kernels that are imported when they are prepared, and reasons why one cannot run."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from groupbench.operators.dtypes import BYTES
+from groupbench.operators.operator import Backend, Run, Target
+from groupbench.operators.relayout import laid_out
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def lazy(
+    kernel: str, inputs: str, change: Mapping[str, Callable[[Tensor], Tensor]] | None = None, **constants: Any
+) -> Callable[[Any], Run]:
+    """Return the `prepare` of a kernel, which is imported at the first call, so listing backends needs no torch.
+
+    Args:
+        kernel: "module:function" below `groupbench.kernels`.
+        inputs: Names of the inputs to pass, in order.
+        change: Layouts to make of an input first, such as `{"a": aligned}`.
+        constants: Further arguments of the function.
+    """
+    module, _, function = kernel.partition(":")
+    changes = change or {}
+
+    def prepare(x: Any) -> Run:
+        call = getattr(importlib.import_module(f"groupbench.kernels.{module}"), function)
+        values = {name: getattr(x, name) for name in inputs.split()}
+        run: Run = call(*(changes[name](v) if name in changes else v for name, v in values.items()), **constants)
+        return run
+
+    return prepare
+
+
+def aligned(x: Tensor) -> Tensor:
+    """Return `x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM requires, stride 0 included.
+
+    The copy follows the values of `x`. Making it is not timed: a caller allocates its operands with suitable strides.
+    """
+    step = 16 // x.element_size()
+    inner = -1 if x.stride(-1) == 1 or x.stride(-2) != 1 else -2
+    outer = -3 - inner  # the other one of the last two
+    if (
+        x.stride(inner) == 1
+        and x.stride(outer) % step == 0
+        and (x.dim() == 2 or (x.stride(0) % step == 0 and x.stride(0)))
+    ):
+        return x
+    source = x if inner == -1 else x.transpose(-1, -2)
+    width = source.shape[-1]
+    padded = source.new_empty(*source.shape[:-1], math.ceil(width / step) * step)[..., :width]
+    laid_out(padded, source)
+    return padded if inner == -1 else padded.transpose(-1, -2)
+
+
+# --- why a backend cannot run -----------------------------------------------------------------------------------------
+
+
+def not_hopper(target: Target) -> str | None:
+    """Return why a kernel in CUDA C++ for Hopper cannot run there, or None if it can."""
+    if target.device != "cuda" or (target.capability or (9, 0))[0] != 9:
+        return "its kernel is CUDA C++ for Hopper GPUs"
+    return None
+
+
+def no_cluster(target: Target) -> str | None:
+    if reason := not_hopper(target):
+        return reason
+    return None if BYTES[target.dtype] == 2 else f"its kernel multiplies fp16 or bf16, not {target.dtype}"
+
+
+def no_interpreted_bf16(target: Target) -> str | None:
+    if target.interpreted and target.dtype == "bf16":
+        return "Triton's interpreter computes tl.dot on bf16 wrongly; use --precision fp16"
+    return None
+
+
+triton = partial(Backend, kind="triton", unavailable=no_interpreted_bf16)
+helion = partial(Backend, kind="helion", unavailable=no_interpreted_bf16)

@@ -1,0 +1,292 @@
+"""Import the modules of the checkout that is measured, never the working tree's or an installed copy's.
+
+A commit is measured in a checkout, but a user's environment finds the package in the working tree: by an editable
+install, a `.pth` file, PYTHONPATH, or `sys.path` edits. Its times would then be stored under the commit's name.
+
+A finder at the front of `sys.meta_path` asks all other finders first and looks only at the place they found. A place in
+the working tree becomes the same place in the checkout, so it does not matter how the environment found it. An audit
+hook refuses every other way to read code of the working tree. Needs only the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from importlib.abc import MetaPathFinder
+from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from groupbench.tracker.facts.measured_tree import CONTRACT, MeasuredTree, measured_tree
+
+CODE_SUFFIXES = (
+    *(".py", ".pyc", ".pyd", ".so"),
+    *(".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp"),
+    *(".ptx", ".cubin", ".fatbin", ".hsaco"),
+)
+"""Endings of files that are imported, loaded or compiled. Data files may be read from anywhere."""
+
+USUAL_FOLDERS = ("", "src", "python", "lib")
+"""Folders of a project in which its packages usually are, relative to its pyproject.toml."""
+
+MOST_LEVELS = 3
+"""Levels below a project's folder in which a package is searched, if none of the usual folders has it."""
+
+
+class ForeignCodeError(SystemExit):
+    """Code would have been measured under the name of a commit that it does not belong to.
+
+    A SystemExit, so that a fallback such as `except ImportError` or `except Exception` cannot hide it.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class OwnModules(MetaPathFinder):
+    """Find modules in the measured checkout.
+
+    Args:
+        measured: The checkout, and the other checkouts of its repository.
+    """
+
+    def __init__(self, measured: MeasuredTree) -> None:
+        self.measured = measured
+        self._tree = os.path.realpath(measured.tree)
+        # The innermost first: a checkout may be inside another.
+        self._others = sorted(map(os.path.realpath, measured.others), key=len, reverse=True)
+        self._installed = tuple({os.path.realpath(folder) for folder in _library_folders()})
+        self._kept = (*self._installed, *_own_code(self._others))
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the checkout's module, or what the other finders return for a module of other packages.
+
+        Raises:
+            ModuleNotFoundError: The commit has no such module, though the working tree does.
+            ForeignCodeError: Only a build, or an installed copy whose source is unknown, has the module.
+        """
+        if fullname.partition(".")[0] == "groupbench":  # the driver decides which parts are whose
+            return None
+        spec = _others(self, fullname, path, target)
+        if spec is None:
+            places = [own for entry in sys.path if (own := self.counterpart(entry)) is not None]
+            return PathFinder.find_spec(fullname, places) if path is None and places else None
+        if spec.origin is None or not spec.has_location:
+            return self._namespace(fullname, spec)
+        folder = _search_folder(spec)
+        if (own := self.counterpart(folder)) is not None:
+            return self._owned(fullname, spec, [own])
+        if not _within(os.path.realpath(spec.origin), self._tree) and self._builds(fullname):
+            return self._owned(fullname, spec, self._folders(fullname, path))
+        return spec
+
+    def counterpart(self, place: str) -> str | None:
+        """Return the checkout's path for a place in the working tree, or None for any other place."""
+        real = os.path.realpath(place)
+        other = next((folder for folder in self._others if _within(real, folder)), None)
+        if other is None or (_within(real, self._tree) and len(self._tree) > len(other)):
+            return None
+        if any(_within(real, folder) for folder in self._kept):
+            return None
+        return str(Path(self._tree, os.path.relpath(real, other)))
+
+    def check_file(self, place: str) -> None:
+        """Raise ForeignCodeError if a file holds code of the working tree."""
+        if not place.endswith(CODE_SUFFIXES) or place.startswith(self._installed):
+            return
+        if (own := self.counterpart(place)) is not None:
+            relative = os.path.relpath(own, self._tree)
+            raise ForeignCodeError(
+                f"{place} of the working tree would be measured as {self._name}; "
+                f"load {relative} by a path relative to the file that needs it"
+            )
+
+    def check_loaded(self) -> None:
+        """Raise ForeignCodeError if a module was imported from the working tree before this finder existed."""
+        for name, module in list(sys.modules.items()):
+            place = getattr(module, "__file__", None)
+            if name.partition(".")[0] not in ("groupbench", "__main__") and isinstance(place, str):
+                self.check_file(place)
+
+    def _namespace(self, name: str, spec: ModuleSpec) -> ModuleSpec:
+        """Return a namespace package with the checkout's folders; other specs without a file are returned unchanged."""
+        if spec.submodule_search_locations is None:
+            return spec
+        before = list(spec.submodule_search_locations)
+        after = [place for folder in before if Path(place := self.counterpart(folder) or folder).is_dir()]
+        if before == after or all(self.counterpart(folder) is None for folder in before):
+            return spec
+        if not after:
+            raise self._missing(name, before[0])
+        own = ModuleSpec(name, None, is_package=True)
+        own.submodule_search_locations = after
+        return own
+
+    def _owned(self, name: str, found: ModuleSpec, folders: Sequence[str]) -> ModuleSpec:
+        own = PathFinder.find_spec(name, folders)
+        if own is not None and own.origin is not None and _within(os.path.realpath(own.origin), self._tree):
+            self._packages.add(name)
+            return own
+        place = str(found.origin)
+        if place.endswith(tuple(EXTENSION_SUFFIXES)):
+            raise ForeignCodeError(
+                f"{name} was built elsewhere ({place}), and {self._name} has not been built; "
+                "set `setup` of groupbench.toml to the command that builds a checkout in place"
+            )
+        if self.counterpart(place) is None and not folders:
+            raise ForeignCodeError(
+                f"{name} is an installed copy ({place}), and {self._name} has its own in an unknown folder; "
+                "name this folder in `pythonpath` of groupbench.toml"
+            )
+        raise self._missing(name, place)
+
+    def _missing(self, name: str, place: str) -> ModuleNotFoundError:
+        return ModuleNotFoundError(f"{self._name} has no module {name}; {place} is not used in its place", name=name)
+
+    @property
+    def _name(self) -> str:
+        return f"the checkout {self.measured.tree}"
+
+    def _builds(self, name: str) -> bool:
+        """Return whether a module belongs to a package of the checkout."""
+        return any(name == package or name.startswith(f"{package}.") for package in self._packages)
+
+    @cached_property
+    def _packages(self) -> set[str]:
+        """Packages of the checkout, as far as they are known: those of its installed distributions, and those found."""
+        return {package for name, _ in self.measured.projects for package in _installed_packages(name)}
+
+    def _folders(self, name: str, path: Sequence[str] | None) -> list[str]:
+        """Return the folders of the checkout that may hold a module which was found in an installed copy."""
+        if path is not None and any(_within(os.path.realpath(folder), self._tree) for folder in path):
+            return list(path)
+        inner = name.split(".")
+        for _, project in self.measured.projects:
+            root = Path(self._tree, project)
+            usual = [place for folder in USUAL_FOLDERS if _has(place := root.joinpath(folder, *inner))]
+            if usual or len(usual := _packages_below(root, inner)) == 1:
+                return [str(usual[0].parent)]
+        return []
+
+
+def install() -> None:
+    """Measure only the code of the checkout that the driver named, if it named one. Later calls do nothing.
+
+    Raises:
+        ForeignCodeError: A module of the working tree is already imported.
+    """
+    if any(isinstance(finder, OwnModules) for finder in sys.meta_path):
+        return
+    if (measured := measured_tree()) is None:
+        return
+    finder = OwnModules(measured)
+    sys.meta_path.insert(0, finder)
+    sys.addaudithook(_Audit(finder))
+    finder.check_loaded()
+
+
+class _Audit:
+    """Check each file of code that this process opens or loads."""
+
+    EVENTS: ClassVar = {"open": 0, "import": 1, "ctypes.dlopen": 0}
+    """Audit events, and which of their arguments is the path. `import` has one for extension modules."""
+
+    def __init__(self, finder: OwnModules) -> None:
+        self._check = finder.check_file
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if (index := self.EVENTS.get(event)) is None:
+            return
+        place = arguments[index]
+        if isinstance(place, bytes):
+            place = os.fsdecode(place)
+        if isinstance(place, str) and not _is_written(event, arguments):
+            self._check(place)
+
+
+def _is_written(event: str, arguments: tuple[Any, ...]) -> bool:
+    mode = arguments[1] if event == "open" and len(arguments) > 1 else None
+    return isinstance(mode, str) and "r" not in mode
+
+
+def _others(own: OwnModules, name: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
+    for finder in list(sys.meta_path):
+        find = getattr(finder, "find_spec", None)
+        if finder is not own and find is not None and (spec := find(name, path, target)) is not None:
+            return spec
+    return None
+
+
+def _search_folder(spec: ModuleSpec) -> str:
+    """Return the folder in which `PathFinder` finds a module with this spec."""
+    folder = Path(str(spec.origin)).parent
+    return str(folder.parent if spec.submodule_search_locations is not None else folder)
+
+
+def _within(place: str, folder: str) -> bool:
+    return place == folder or place.startswith(folder.rstrip(os.sep) + os.sep)
+
+
+def _library_folders() -> Iterator[str]:
+    yield from site.getsitepackages()
+    yield site.getusersitepackages()
+    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
+        yield sysconfig.get_path(name)
+
+
+def _own_code(others: Sequence[str]) -> list[str]:
+    """Return the places of the driver's own code, which measures every checkout, groupbench's included."""
+    root = Path(os.path.realpath(__file__)).parents[2]
+    measuring = ("operators/measure", *(f"operators/{name}" for name in CONTRACT))
+    return [str(root / part) for part in ("tracker", *(measuring if str(root) in others else ("kernels", "operators")))]
+
+
+def _installed_packages(distribution: str) -> Iterator[str]:
+    """Yield the outermost packages and modules of an installed distribution."""
+    try:
+        files = importlib.metadata.distribution(distribution).files or []
+    except importlib.metadata.PackageNotFoundError:
+        return
+    inits = [path.parts[:-1] for path in files if path.name == "__init__.py"]
+    for parts in inits:
+        if not any(parts[: len(other)] == other and other != parts for other in inits):
+            yield ".".join(parts)
+    for path in files:
+        if len(path.parts) == 1 and path.suffix == ".py" and re.fullmatch(r"[A-Za-z]\w*", path.stem):
+            yield path.stem
+
+
+def _has(place: Path) -> bool:
+    return (place / "__init__.py").is_file() or place.with_name(f"{place.name}.py").is_file()
+
+
+def _packages_below(root: Path, inner: Sequence[str]) -> list[Path]:
+    """Return the places of a package within the next levels below a folder."""
+    found, folders = [], [root]
+    for _ in range(MOST_LEVELS):
+        folders = [
+            Path(entry.path)
+            for folder in folders
+            for entry in _entries(folder)
+            if entry.is_dir(follow_symlinks=False) and not entry.name.startswith((".", "__"))
+        ]
+        found += [place for folder in folders if _has(place := folder.joinpath(*inner))]
+    return found
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []

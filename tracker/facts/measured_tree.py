@@ -1,0 +1,44 @@
+"""The checkout that a process measures, passed from a driver to the processes that it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+VARIABLE = "GROUPBENCH_MEASURED_TREE"
+"""Environment variable that holds a `MeasuredTree` as JSON. Every process below the driver inherits it."""
+
+
+CONTRACT = ("dtypes.py", "errors.py", "operator.py", "tolerances.py")
+"""Files of `operators` that the measuring code depends on. For a tree too old for it, the driver's files are used."""
+
+
+@dataclass(frozen=True)
+class MeasuredTree:
+    """A checkout, and the folders whose modules must not be measured in its place.
+
+    Attributes:
+        tree: Top folder of the checkout.
+        others: Top folders of the repository's other checkouts, such as the user's working tree.
+        projects: Distributions that the checkout builds: name, and folder relative to the top.
+    """
+
+    tree: str
+    others: tuple[str, ...]
+    projects: tuple[tuple[str, str], ...] = ()
+
+    def variables(self) -> dict[str, str]:
+        """Return the environment variable for processes that measure the checkout."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+
+def measured_tree(environment: Mapping[str, str] = os.environ) -> MeasuredTree | None:
+    """Return the checkout that this process measures, or None if it measures what it imports."""
+    if not (text := environment.get(VARIABLE)):
+        return None
+    fields = json.loads(text)
+    return MeasuredTree(
+        fields["tree"], tuple(fields["others"]), tuple((name, folder) for name, folder in fields["projects"])
+    )
