@@ -13,14 +13,14 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 FORMAT = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 
 
-class _Standard(logging.StreamHandler):  # type: ignore[type-arg]
+class _Standard(logging.StreamHandler):
     """Write to the `sys.stderr` of the moment, which progress bars and tests replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> object:  # type: ignore[override]
+    def stream(self) -> object:
         return sys.stderr
 
 
