@@ -76,6 +76,10 @@ def command(**options: Any) -> None:
     Uses TritonBench as the host if it is installed, and then also accepts its flags and measures its backends.
     Otherwise uses the built-in host.
     """
+    if options["verbose"] or "GROUPBENCH_LOG" in os.environ:
+        from groupbench.tracker.tools import logs
+
+        logs.configure(options["verbose"])
     with _advising(options["plan"]):
         code = _run(options)
     click.get_current_context().exit(code)

@@ -22,7 +22,6 @@ from typing import Any
 
 from groupbench.operators.errors import WorkerLost
 from groupbench.operators.measure import environment, machine_code, seal
-from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.further import (
     begin_analysis,
@@ -34,6 +33,7 @@ from groupbench.operators.measure.further import (
 )
 from groupbench.operators.measure.live import Live, adopted, cool, drawn, new_secret, settle
 from groupbench.operators.measure.selection import imports_of, why_unavailable
+from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.operators.operator import Operator, Target, runs_everywhere
 from groupbench.operators.registry import CATALOG, get_backend, get_operator, module_name, plugins_of

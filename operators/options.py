@@ -209,7 +209,9 @@ places = _group(
     ),
     click.option("--scheduler", metavar="tcp://HOST:PORT", help="Measure on the workers of a Dask scheduler."),
     click.option(
-        "--slurm", metavar="NAME=VALUE,...", help="Measure in SLURM jobs, such as partition=gpu,constraint=h100."
+        "--slurm",
+        metavar="NAME=VALUE,...",
+        help="Measure on Dask workers in SLURM jobs, such as partition=gpu,constraint=h100.",
     ),
     click.option("--hardware", metavar="PATTERN", help="Use only GPUs of this model, such as 'NVIDIA H100*'."),
 )
@@ -311,6 +313,9 @@ results = _group(
         help="Measure nothing; record every cell as failed, for this reason.",
     ),
     click.option("--quiet", "-q", is_flag=True, help="Do not show progress."),
+    click.option(
+        "--verbose", "-v", count=True, help="Show what processes start and wait for. -vv: also every request."
+    ),
 )
 """Options for the results: the table, the records and the logs."""
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from groupbench.operators.catalog import trace
 from groupbench.operators.errors import PlanError, UsageError
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.costs import CHEAP, COLD
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import select_dtypes, select_mode, select_shapes
 from groupbench.operators.measure.texts import storable
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.operator import Operator
 from groupbench.operators.registry import check_baselines, get_backend, get_operator, plugin_backends
 from groupbench.tracker import project

@@ -13,8 +13,8 @@ from typing import TypeAlias
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import without_packages
+from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import IDENTITY
 from groupbench.tracker.facts.record import Cell, Commit, Environment, Record, RecordError, Run, decode, encode

@@ -25,9 +25,9 @@ from groupbench.operators.ceilings import Ceilings
 from groupbench.operators.errors import Incomplete, UsageError
 from groupbench.operators.executor import Progress
 from groupbench.operators.logs import Logs, logs_for
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.texts import storable
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.vet import vetted
 from groupbench.tracker.facts.bursts import Bursts
 from groupbench.tracker.facts.exits import ExitCode

@@ -32,8 +32,8 @@ from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import drive
 from groupbench.operators.fleet.batch import Batch, Card
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import cpu_model
+from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.record import Accuracy, Commit, Environment, Latency, Record, Run, read
 
 COMMIT = "f1ee7f1ee7"

@@ -23,10 +23,10 @@ from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.executor import Machine, Progress, Workers
 from groupbench.operators.logs import Logs
-from groupbench.operators.measure.cell import Job, Request
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.judge import Examined
 from groupbench.operators.measure.texts import one_line
+from groupbench.operators.measure.wire import Job, Request
 from groupbench.operators.measure.worker import Judge, Spare, Worker
 from groupbench.operators.registry import plugin_backends
 from groupbench.tracker.facts.record import Environment, Record, Run

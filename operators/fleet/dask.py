@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
-from groupbench.operators.fleet.drive import NotReached, WorkerDied
+from groupbench.operators.fleet.drive import Fleet, NotReached, WorkerDied
 from groupbench.operators.measure.environment import interpreted
 from groupbench.tracker.facts.record import Record
+
+log = logging.getLogger(__name__)
 
 GPU = "GPU"
 """Resource of which a worker has one and a task takes one."""
@@ -30,92 +32,70 @@ PATIENCE_S = 120.0
 LOOK_S = 2.0
 """Seconds between two checks, while waiting for a batch, that the scheduler still exists."""
 
+SAY_S = 60.0
+"""Seconds between two log messages about the same wait."""
 
-class DaskFleet:
-    """The workers of a scheduler that have a card of the requested hardware."""
+Look = Callable[..., Card]
+Measure = Callable[[Batch], list[Record]]
+
+
+class ScheduledFleet(Fleet):
+    """Workers of a Dask scheduler, to which `client` is connected."""
 
     def __init__(
         self,
-        address: str,
-        device: str,
-        hardware: str | None = None,
+        client: Any,
+        cards: Sequence[Card] = (),
         *,
-        plugins: Sequence[str] = (),
         history: Mapping[Problem, Before] | None = None,
         budget_s: float = math.inf,
-        measure: Callable[[Batch], list[Record]] = batches.measure,
-        look: Callable[[str], Card] | None = None,
-        patience_s: float = PATIENCE_S,
+        measure: Measure = batches.measure,
     ) -> None:
-        """Connect, and get the card of every worker.
-
-        Raises UsageError if the scheduler does not answer, if it has no worker for the device, or if its workers have
-        several kinds of hardware, different code or a plugin that does not load.
-        """
-        self.history, self._measure = history or {}, measure
-        self._until = time.monotonic() + budget_s
+        super().__init__(cards, history, budget_s)
+        self.client, self._measure = client, measure
         self._numbers = itertools.count()
         self._missed: set[str] = set()
-        self._lost = False
         self._deserted = False
-        self._queues: list[ThreadPoolExecutor] = []
-        self.client = _connect(address)
-        try:
-            self.client.run_on_scheduler(_settle, patience_s=patience_s)
-            workers = _for_device(self.client.run(device_here), device, address)
-            cards = self.client.run(look or card_here, device, workers=workers) if workers else {}
-            self.cards = _usable(cards, hardware, address)
-            if plugins:
-                names = {worker: card.name for worker, card in cards.items() if card in self.cards}
-                faults = self.client.run(batches.plugin_fault, plugins, workers=list(names))
-                _check_plugins({names[worker]: fault for worker, fault in faults.items()})
-        except BaseException:
-            self.client.close()
-            raise
-        self._queues = [ThreadPoolExecutor(1, thread_name_prefix=card.name) for card in self.cards]
 
-    def submit(self, work: Sequence[Batch]) -> list[Future[list[Record]]]:
-        places = batches.assign(work, self.cards, self.history)
-        return [
-            self._queues[place].submit(self._run, self.cards[place], b) for place, b in zip(places, work, strict=True)
-        ]
-
-    def _run(self, card: Card, batch: Batch) -> list[Record]:
-        """Measure the batch on its card, or on another of its kind if that dies or is gone."""
-        from distributed import KilledWorker
+    def run_on(self, card: Card, batch: Batch) -> list[Record]:
         from distributed.client import CancelledError
         from distributed.comm import CommClosedError
-        from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
-        if time.monotonic() >= self._until:
-            raise NotReached("not begun within the budget")
         self._check_connected()
-        died: list[str] = []
         try:
-            # An earlier batch waited in vain for a worker of this kind, so this one need not wait as long.
-            if self._deserted and not self.client.run_on_scheduler(_has, model=card.hardware):
-                raise NotReached(f"no worker with {card.hardware} is left")
-            self._deserted = False
-            for home in (None if self._gone(card) else card, None):
-                try:
-                    return self._ask(batch, card.hardware, home)
-                except KilledWorker as error:
-                    died.append(str(error.last_worker.name))
-                    self._missed.add(card.name)
-                except (NoValidWorkerError, NoWorkerError):
-                    self._missed.add(card.name)
-                    if home is None:
-                        self._deserted = True
-                        break
+            return self._try_twice(card, batch)
         except (CancelledError, CommClosedError):  # the connection is lost, even if the client still calls it running
-            self._lost = True
-            raise NotReached("the scheduler is gone, or the run has ended") from None
+            self._closed.set()
+            self._check_connected()
+            raise
         except GroupbenchError:
             raise
-        except Exception as error:
-            if self.client.status != "running":
-                raise NotReached("the scheduler is gone, or the run has ended") from error
+        except Exception:
+            self._check_connected()
             raise
+
+    def _try_twice(self, card: Card, batch: Batch) -> list[Record]:
+        """Measure the batch on its card, or on another of its kind if that dies or is gone."""
+        from distributed import KilledWorker
+        from distributed.scheduler import NoValidWorkerError, NoWorkerError
+
+        # An earlier batch waited in vain for a worker of this kind, so this one need not wait as long.
+        if self._deserted and not self.client.run_on_scheduler(_has, model=card.hardware):
+            raise NotReached(f"no worker with {card.hardware} is left")
+        self._deserted = False
+        died: list[str] = []
+        for home in (None if self.gone(card) else card, None):
+            try:
+                return self._ask(batch, card.hardware, home)
+            except KilledWorker as error:
+                died.append(str(error.last_worker.name))
+                self._missed.add(card.name)
+                log.info("worker %s died at %s", died[-1], batch)
+            except (NoValidWorkerError, NoWorkerError):
+                self._missed.add(card.name)
+                if home is None:
+                    self._deserted = True
+                    break
         if len(died) < 2:
             raise NotReached(f"no worker with {card.hardware} is left")
         raise WorkerDied(f"its worker died on {' and then '.join(died)}")
@@ -125,30 +105,77 @@ class DaskFleet:
         resources = {GPU: 1, model: 1} | ({home.name: 1} if home else {})
         key = f"groupbench-{batch.run.id}-{next(self._numbers)}-{id(self):x}"
         future = self.client.submit(self._measure, batch, key=key, pure=False, resources=resources)
+        begun = said = time.monotonic()
         while True:
             try:
-                return future.result(timeout=LOOK_S)
+                records: list[Record] = future.result(timeout=LOOK_S)
+                return records
             except TimeoutError:
-                if future.done():  # the batch raised it
+                if future.status == "error":  # the batch raised it; a finished one is only slow to fetch
                     raise
                 self._check_connected()  # a message sent while the connection breaks is never answered
+                if time.monotonic() >= said + SAY_S:
+                    said = time.monotonic()
+                    place = home.name if home else f"any worker with {model}"
+                    log.info("waiting for %s on %s for %.0f s: %s", batch, place, said - begun, future.status)
 
     def _check_connected(self) -> None:
         """Raise NotReached if the scheduler is gone or `close` was called."""
-        if self._lost or self.client.status != "running":
+        if self._closed.is_set() or self.client.status != "running":
             raise NotReached("the scheduler is gone, or the run has ended")
 
-    def _gone(self, card: Card) -> bool:
+    def gone(self, card: Card) -> bool:
         """Return whether a card's worker is gone. The scheduler is only asked if the card has failed before."""
         return card.name in self._missed and not self.client.run_on_scheduler(_knows, name=card.name)
 
     def close(self, at_once: bool = False) -> None:
         """Disconnect. Workers stay for the next night; they finish their current batches, whose results are dropped."""
-        self._lost = True
-        for queue in self._queues:
-            queue.shutdown(wait=False, cancel_futures=True)
+        self._closed.set()
         with contextlib.suppress(Exception):  # the scheduler may be gone
             self.client.close(timeout=5 if at_once else "10s")
+
+
+class DaskFleet(ScheduledFleet):
+    """The workers of a running scheduler that have a card of the requested hardware."""
+
+    def __init__(
+        self,
+        address: str,
+        device: str,
+        hardware: str | None = None,
+        *,
+        plugins: Sequence[str] = (),
+        look: Look | None = None,
+        patience_s: float = PATIENCE_S,
+        **settings: Any,
+    ) -> None:
+        """Connect, and get the card of every worker.
+
+        Args:
+            address: The scheduler, such as tcp://head:8786.
+            hardware: Pattern of the GPU's model; None matches any.
+            plugins: Modules that each worker must be able to import.
+            look: Returns the card of a worker, on which it runs.
+            patience_s: Seconds that a batch waits for a worker.
+            settings: Those of `ScheduledFleet`.
+
+        Raises UsageError if the scheduler does not answer, if it has no worker for the device, or if its workers have
+        several kinds of hardware, different code or a plugin that does not load.
+        """
+        client = connect(address)
+        try:
+            client.run_on_scheduler(settle, patience_s=patience_s)
+            workers = _for_device(client.run(device_here), device, address)
+            cards = client.run(look or card_here, device, workers=workers) if workers else {}
+            usable = _usable(cards, hardware, address)
+            if plugins:
+                names = {worker: card.name for worker, card in cards.items() if card in usable}
+                faults = client.run(batches.plugin_fault, plugins, workers=list(names))
+                _check_plugins({names[worker]: fault for worker, fault in faults.items()})
+        except BaseException:
+            client.close()
+            raise
+        super().__init__(client, usable, **settings)
 
 
 def check_address(address: str) -> None:
@@ -169,15 +196,14 @@ def check_address(address: str) -> None:
         ) from error
 
 
-def _connect(address: str) -> Any:
+def connect(address: str) -> Any:
+    """Return a client of the scheduler. Raises UsageError."""
     try:
         from distributed import Client
 
         check_address(address)
     except ModuleNotFoundError:
         raise UsageError("--scheduler needs Dask distributed: pip install 'groupbench[dask]'") from None
-    import logging
-
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # failures are reported in records
     try:
         return Client(address, timeout="15s", set_as_default=False)
@@ -186,7 +212,7 @@ def _connect(address: str) -> Any:
         raise UsageError(f"no Dask scheduler answers at {address}: {reason}; start one with: dask scheduler") from error
 
 
-def _settle(dask_scheduler: Any, patience_s: float) -> None:
+def settle(dask_scheduler: Any, patience_s: float) -> None:
     """Make the scheduler report a worker's death at once, and limit the wait for a worker. Runs on the scheduler."""
     dask_scheduler.allowed_failures = 0
     dask_scheduler.no_workers_timeout = patience_s

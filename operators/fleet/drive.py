@@ -1,21 +1,28 @@
-"""Run a night on a fleet: send batches and yield their records. Local processes, Dask and SLURM share an interface.
+"""Run a night on a fleet: queue batches for cards, and yield their records. Local processes, Dask and SLURM share this.
 
-Only the client writes records. A batch that comes back twice is delivered once. If a batch does not come back, its
-cells are recorded with the reason: `error` if two workers tried it, `skipped` if no worker was left.
+Only the client writes records. If a batch does not come back, its cells are recorded with the reason: `error` if two
+workers tried it, `skipped` if no worker was left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import logging
+import math
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, as_completed
-from typing import Protocol
 
 from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.fleet.batch import Batch, Card
+from groupbench.operators.fleet.batch import Batch, Before, Card, Problem, assign
 from groupbench.operators.measure.texts import one_line
 from groupbench.tracker.facts.record import Environment, Record, Status
+
+log = logging.getLogger(__name__)
 
 
 class WorkerDied(GroupbenchError):
@@ -26,20 +33,73 @@ class NotReached(GroupbenchError):
     """No worker has begun the batch: the budget is spent, or the scheduler or the workers are gone."""
 
 
-class Fleet(Protocol):
-    """An engine that measures batches somewhere.
+class Fleet(ABC):
+    """Cards that take batches from queues. An engine only implements `run_on` and `close`.
 
-    cards   the cards to measure on, if they are known in advance; the engine assigns the batches to them
-    submit  return a future of the records for every batch, in order; it raises WorkerDied, NotReached, GroupbenchError
-    close   release everything; with `at_once`, without waiting for running batches
+    A batch waits in the queue of its card. Without cards at the start, all batches wait in one queue, from which the
+    cards that join later take them.
     """
 
-    @property
-    def cards(self) -> Sequence[Card]: ...
+    def __init__(
+        self, cards: Iterable[Card] = (), history: Mapping[Problem, Before] | None = None, budget_s: float = math.inf
+    ) -> None:
+        self.cards = list(cards)
+        self.history = history or {}
+        self._until = time.monotonic() + budget_s
+        self._closed = threading.Event()
+        self._common: deque[tuple[Batch, Future[list[Record]]]] = deque()
+        self._threads: dict[str, threading.Thread] = {}  # by card
 
-    def submit(self, work: Sequence[Batch]) -> list[Future[list[Record]]]: ...
+    @abstractmethod
+    def run_on(self, card: Card, batch: Batch) -> list[Record]:
+        """Measure a batch on its card, or on another if that is gone. Raises WorkerDied, NotReached."""
 
-    def close(self, at_once: bool = False) -> None: ...
+    @abstractmethod
+    def close(self, at_once: bool = False) -> None:
+        """Release everything; with `at_once`, without waiting for running batches."""
+
+    def gone(self, card: Card) -> bool:
+        """Return whether the card takes no more batches from the common queue."""
+        return False
+
+    def submit(self, work: Sequence[Batch]) -> list[Future[list[Record]]]:
+        """Return a future of the records for every batch, in order."""
+        futures: list[Future[list[Record]]] = [Future() for _ in work]
+        if not self.cards:
+            self._common.extend(zip(work, futures, strict=True))
+            return futures
+        own: list[deque[tuple[Batch, Future[list[Record]]]]] = [deque() for _ in self.cards]
+        for place, batch, future in zip(assign(work, self.cards, self.history), work, futures, strict=True):
+            own[place].append((batch, future))
+        for card, waiting in zip(self.cards, own, strict=True):
+            self.join(card, waiting)
+        return futures
+
+    def join(self, card: Card, own: deque[tuple[Batch, Future[list[Record]]]] | None = None) -> None:
+        """Let a card take batches: its own, then those of the common queue."""
+        thread = threading.Thread(target=self._serve, args=(card, own or deque()), name=card.name, daemon=True)
+        self._threads[card.name] = thread
+        thread.start()
+
+    def abandon(self, reason: str) -> None:
+        """Give up the batches of the common queue."""
+        while self._common:
+            self._common.popleft()[1].set_exception(NotReached(reason))
+
+    def _serve(self, card: Card, own: deque[tuple[Batch, Future[list[Record]]]]) -> None:
+        while own or (self._common and not self.gone(card)):
+            try:
+                batch, future = own.popleft() if own else self._common.popleft()
+            except IndexError:  # another card took it
+                return
+            try:
+                if time.monotonic() >= self._until:
+                    raise NotReached("not begun within the budget")
+                log.info("%s: %s with %d cells", card.name, batch, len(batch.jobs))
+                future.set_result(self.run_on(card, batch))
+            except BaseException as error:
+                log.info("%s: %s: %s", card.name, batch, error)
+                future.set_exception(error)
 
 
 def records(fleet: Fleet, work: Sequence[Batch], progress: Progress) -> Iterator[Record]:

@@ -12,7 +12,7 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import drive
 from groupbench.operators.fleet.drive import Fleet
 from groupbench.operators.hosts import builtin
-from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.plan import Selection
 from groupbench.operators.session import Session
 from groupbench.tracker.facts.record import Environment
@@ -50,12 +50,12 @@ def place(options: dict[str, Any]) -> DeviceChoice:
 
 def for_plan(device: str) -> DeviceChoice:
     """Return the default choice for a plan: all GPUs, if there are several."""
-    from groupbench.operators.fleet import local
+    from groupbench.operators.fleet import slots
 
     if device != "cuda":
         return DeviceChoice()
     try:
-        several = len(local.visible_gpus()) > 1
+        several = len(slots.visible_gpus()) > 1
     except UsageError:  # GPUs cannot be counted, so only the one that torch opens is used
         several = False
     return DeviceChoice(gpus="all", named=False) if several else DeviceChoice()
@@ -74,8 +74,7 @@ def measure(selections: list[Selection], device: str, session: Session, where: D
         first = fleet.cards[0].machine.environment if fleet.cards else Environment(device=_device(device))
         session.open(_host(where, fleet), first, fleet=True, planned=jobs)
         jobs = resume.not_done(jobs, session.records)
-        if hasattr(fleet, "history"):
-            fleet.history = history | batches.before(session.records)
+        fleet.history = history | batches.before(session.records)
     except BaseException:
         fleet.close(at_once=True)
         raise
@@ -90,23 +89,37 @@ def measure(selections: list[Selection], device: str, session: Session, where: D
 
 
 def _open(where: DeviceChoice, device: str, session: Session, jobs: list[Job]) -> Fleet:
+    plugins = jobs[0].plugins if jobs else ()
     if where.scheduler is not None:
         from groupbench.operators.fleet.dask import DaskFleet
 
-        plugins = jobs[0].plugins if jobs else ()
         return DaskFleet(where.scheduler, device, where.hardware, plugins=plugins, budget_s=session.budget_s)
     if where.slurm is not None:
-        from groupbench.operators.fleet import slurm
+        return _open_slurm(where.slurm, where.hardware, device, session, plugins)
+    from groupbench.operators.fleet import local, slots
 
-        records = session.records_path or Path("groupbench.jsonl")
-        folder = records.with_name(f"{records.name}.slurm")
-        return slurm.SlurmFleet(
-            slurm.executor(folder, device, slurm.parameters(where.slurm)), budget_s=session.budget_s
-        )
-    from groupbench.operators.fleet import local
-
-    chosen = local.slots(where.gpus or "all", device)
+    chosen = slots.choose(where.gpus or "all", device)
     return local.LocalFleet(chosen, named=where.named, planned=jobs, budget_s=session.budget_s, say=session.say)
+
+
+def _open_slurm(text: str, hardware: str | None, device: str, session: Session, plugins: tuple[str, ...]) -> Fleet:
+    from groupbench.operators.fleet import slurm
+
+    records = session.records_path or Path("groupbench.jsonl")
+    settings = slurm.parameters(text)
+    local = settings.get("cluster") == slurm.LOCAL
+    interface, jobs = settings.pop("interface", None), settings.get("array_parallelism", slurm.JOBS)
+    return slurm.SlurmFleet(
+        slurm.executor(records.with_name(f"{records.name}.slurm"), device, settings),
+        device,
+        hardware,
+        jobs=1 if local else jobs,
+        interface=interface,
+        local=local,
+        plugins=plugins,
+        say=session.say,
+        budget_s=session.budget_s,
+    )
 
 
 def _host(where: DeviceChoice, fleet: Fleet) -> str:

@@ -1,13 +1,14 @@
-"""Use a SLURM cluster through submitit: a job array, in which each job measures some batches on one GPU.
+"""Use a SLURM cluster: submitit starts the workers of a Dask scheduler in a job array, one GPU a job.
 
-The cards are not known in advance: a job checks its own card, and refuses hardware that was not requested. A job writes
-its results to a file, so the folder must be on a file system that the nodes share.
+The scheduler runs in this process and ends with it. The cards are not known in advance: a card takes batches when its
+job starts. Scheduler and workers authenticate each other by a key that is made for the run, since other users of the
+cluster can reach the scheduler's port.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -15,21 +16,20 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from groupbench.operators.errors import UsageError
+from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.operators.fleet import batch as batches
+from groupbench.operators.fleet import worker
 from groupbench.operators.fleet.batch import Batch, Card
-from groupbench.operators.fleet.drive import NotReached, WorkerDied
+from groupbench.operators.fleet.dask import LOOK_S, PATIENCE_S, SAY_S, Look, ScheduledFleet, card_here, settle
 from groupbench.tracker.facts.record import Record
 
+log = logging.getLogger(__name__)
+
 LOCAL = "local"
-MAX_ARRAY = 1000
-"""Largest job array. SLURM's MaxArraySize is 1001 by default."""
+JOBS = 256
+"""Number of jobs, at most, unless `array_parallelism` is set. SLURM's MaxArraySize is 1001 by default."""
 
-POLL_S = 0.5
-JOB_MINUTES = 240
-DEFAULTS = {"array_parallelism": 256, "timeout_min": JOB_MINUTES, "cpus_per_task": 8}
-
-Result = list[list[Record] | Exception]
+DEFAULTS = {"timeout_min": 240, "cpus_per_task": 8}
 
 
 def parameters(text: str) -> dict[str, Any]:
@@ -56,6 +56,7 @@ def executor(folder: Path, device: str, settings: dict[str, Any]) -> Any:
         raise UsageError("--slurm needs submitit: pip install 'groupbench[slurm]'") from None
     settings = dict(settings)
     cluster = settings.pop("cluster", "slurm")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it has the run's key
     jobs = folder if cluster == LOCAL else folder / "%j"  # the local executor makes a folder per job itself
     try:
         submitter = submitit.AutoExecutor(folder=jobs, cluster=cluster, slurm_max_num_timeout=0)
@@ -64,7 +65,6 @@ def executor(folder: Path, device: str, settings: dict[str, Any]) -> Any:
             common["gpus_per_node"] = 1
         if cluster != LOCAL:
             common["cpus_per_task"] = settings.pop("cpus_per_task", DEFAULTS["cpus_per_task"])
-            settings.setdefault("array_parallelism", DEFAULTS["array_parallelism"])
             common |= {f"slurm_{name}": value for name, value in settings.items()}
         submitter.update_parameters(**common)
     except (RuntimeError, ValueError, NameError, TypeError) as error:
@@ -72,112 +72,132 @@ def executor(folder: Path, device: str, settings: dict[str, Any]) -> Any:
     return submitter
 
 
-class SlurmFleet:
-    """Job arrays on a cluster. If a job dies, another one measures its batches, once."""
-
-    cards: tuple[Card, ...] = ()
+class SlurmFleet(ScheduledFleet):
+    """Workers in the jobs of an array. A card that joins takes batches until none is left."""
 
     def __init__(
         self,
         submitter: Any,
+        device: str,
+        hardware: str | None = None,
         *,
-        budget_s: float = math.inf,
-        measure: Callable[[Batch], list[Record]] = batches.measure,
-        max_array: int = MAX_ARRAY,
+        jobs: int = JOBS,
+        interface: str | None = None,
+        local: bool = False,
+        plugins: Sequence[str] = (),
+        look: Look = card_here,
+        say: Callable[[str], None] = lambda text: None,
+        **settings: Any,
     ) -> None:
-        """Make a fleet of `submitter`, which is submitit's executor."""
-        self._executor, self._measure, self._max_array = submitter, measure, max_array
-        self._until = time.time() + budget_s  # wall-clock time, which the nodes share
-        self._closed = threading.Event()
-        self._jobs: dict[Any, tuple[list[int], bool]] = {}  # job -> (its batches, whether this is the second try)
-        self._watch: threading.Thread | None = None
+        """Start the scheduler.
+
+        Args:
+            submitter: submitit's executor.
+            hardware: Pattern of the GPU's model. Workers with another one are sent away.
+            jobs: Number of jobs, at most.
+            interface: Network interface of the scheduler, such as ib0.
+            local: Whether all jobs run on this machine.
+            look: Returns the card of a worker, on which it runs.
+            say: Prints a line about a worker that is sent away.
+            settings: Those of `ScheduledFleet`.
+        """
+        self._submitter, self._device, self._hardware, self._most = submitter, device, hardware, jobs
+        self._plugins, self._look, self._say = plugins, look, say
+        self._jobs: list[Any] = []
+        self._refused: dict[str, str] = {}  # reason by worker
+        self._cluster, self._security = _scheduler(interface, local)
+        super().__init__(self._cluster.get_client(), **settings)
+        self.client.run_on_scheduler(settle, patience_s=PATIENCE_S)
 
     def submit(self, work: Sequence[Batch]) -> list[Future[list[Record]]]:
-        self._work = list(work)
-        self._futures: list[Future[list[Record]]] = [Future() for _ in work]
-        self._send(_chunks(self._work, self._max_array), again=False)
-        self._watch = threading.Thread(target=self._follow, daemon=True)
-        self._watch.start()
-        return self._futures
+        futures = super().submit(work)
+        arguments = self._cluster.scheduler_address, self._device, self._security
+        with self._submitter.batch():  # one array
+            self._jobs = [self._submitter.submit(worker.run_job, *arguments) for _ in range(min(self._most, len(work)))]
+        log.info("submitted %d jobs, the first is %s", len(self._jobs), self._jobs[0].job_id if self._jobs else None)
+        threading.Thread(target=self._admit_workers, daemon=True).start()
+        return futures
 
-    def _send(self, chunks: list[list[int]], again: bool) -> None:
-        if not chunks:
-            return
-        with self._executor.batch():  # one array
-            jobs = [
-                self._executor.submit(run, [self._work[n] for n in chunk], self._measure, self._until)
-                for chunk in chunks
-            ]
-        self._jobs.update((job, (chunk, again)) for job, chunk in zip(jobs, chunks, strict=True))
-
-    def _follow(self) -> None:
-        """Poll submitit until every future has its records. submitit polls SLURM for all jobs at once."""
-        while self._jobs and not self._closed.is_set():
-            died: list[list[int]] = []
-            for job in [job for job in self._jobs if job.done()]:
-                chunk, again = self._jobs.pop(job)
-                try:
-                    self._deliver(chunk, job)
-                except Exception as error:
-                    if again or not _is_death(error):
-                        death = WorkerDied(f"two SLURM jobs died, the last one {job.job_id}: see {job.paths.stderr}")
-                        self._fail(chunk, death if _is_death(error) else error)
-                    else:
-                        died.append(chunk)
+    def _admit_workers(self) -> None:
+        """Let the cards of new workers take batches, until no batch waits or no job is left."""
+        said = time.monotonic()
+        while self._common and not self._closed.is_set():
             try:
-                self._send(died, again=True)
-            except Exception as error:  # sbatch refuses
-                for chunk in died:
-                    self._fail(chunk, error)
-            self._closed.wait(POLL_S)
+                self._admit_new()
+                if all(job.done() for job in self._jobs) and not any(t.is_alive() for t in self._threads.values()):
+                    self.abandon(self._why_no_job_is_left())
+            except Exception as error:
+                if not self._closed.is_set():
+                    self.abandon(f"the scheduler is gone: {type(error).__name__}: {error}")
+                return
+            if time.monotonic() >= said + SAY_S:
+                said = time.monotonic()
+                states = sorted({str(job.state) for job in self._jobs})
+                log.info(
+                    "%d batches wait for jobs, which are %s; %d cards have joined",
+                    *(len(self._common), ", ".join(states), len(self._threads)),
+                )
+            self._closed.wait(LOOK_S / 4)
 
-    def _deliver(self, chunk: list[int], job: Any) -> None:
-        result: Result = job.result()
-        for number, outcome in zip(chunk, result, strict=True):
-            if isinstance(outcome, Exception):
-                self._futures[number].set_exception(outcome)
+    def _admit_new(self) -> None:
+        for address, name in self.client.run_on_scheduler(_names).items():
+            if name in self._refused or (name in self._threads and self._threads[name].is_alive()):
+                continue
+            try:
+                (card,) = self.client.run(self._look, self._device, workers=[address]).values()
+                if reason := self._why_not(card, address):
+                    raise GroupbenchError(reason)
+            except GroupbenchError as error:
+                self._refused[name] = f"worker {name}: {error}"
+                self._say(self._refused[name])
+                self.client.retire_workers([address], close_workers=True)
             else:
-                self._futures[number].set_result(outcome)
+                log.info("worker %s has joined", name)
+                self.join(card)
 
-    def _fail(self, chunk: list[int], error: Exception) -> None:
-        for number in chunk:
-            self._futures[number].set_exception(error)
+    def _why_not(self, card: Card, address: str) -> str | None:
+        """Return why a worker cannot measure this run, or None."""
+        if not batches.matches(card.machine.environment, self._hardware):
+            return f"it has {card.hardware}, and the run needs {self._hardware}"
+        if card.code != batches.code():
+            return "it runs different code than the client"
+        faults = self.client.run(batches.plugin_fault, self._plugins, workers=[address]) if self._plugins else {}
+        return faults.get(address)
+
+    def _why_no_job_is_left(self) -> str:
+        refusals = list(self._refused.values())
+        return refusals[0] if refusals else f"no SLURM job is left: see {self._jobs[0].paths.stderr}"
 
     def close(self, at_once: bool = False) -> None:
-        self._closed.set()
+        super().close(at_once)
+        with contextlib.suppress(Exception):
+            self._cluster.close(timeout=10)  # the workers end with the scheduler
         for job in self._jobs:
             with contextlib.suppress(Exception):
                 job.cancel(check=False)
-        if self._watch is not None:
-            self._watch.join(30)
 
 
-def run(work: list[Batch], measure: Callable[[Batch], list[Record]], until: float) -> Result:
-    """Return the records of each batch, or the exception that prevented them. Runs in a job."""
-    results: Result = []
-    for batch in work:
-        try:
-            if time.time() >= until:
-                raise NotReached("not begun within the budget")
-            results.append(measure(batch))
-        except Exception as error:
-            results.append(error)
-    return results
+def _scheduler(interface: str | None, local: bool) -> tuple[Any, Any]:
+    """Return a Dask scheduler in this process, and the keys for its workers. Raises UsageError."""
+    try:
+        from distributed import LocalCluster
+        from distributed.security import Security
+        from distributed.utils import get_ip
+
+        security = Security.temporary()
+    except (ModuleNotFoundError, ImportError):
+        raise UsageError("--slurm needs Dask distributed and cryptography: pip install 'groupbench[slurm]'") from None
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # failures are reported in records
+    where = {"interface": interface} if interface else {"host": "127.0.0.1" if local else get_ip()}
+    try:
+        cluster = LocalCluster(
+            n_workers=0, security=security, protocol="tls://", dashboard_address=None, silence_logs=False, **where
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UsageError(f"--slurm: no scheduler starts here: {' '.join(str(error).split())}") from error
+    return cluster, security
 
 
-def _chunks(work: Sequence[Batch], most: int) -> list[list[int]]:
-    """Return the batch numbers of each job: one batch per job if the array allows it, otherwise evenly many cells."""
-    chunks: list[list[int]] = [[] for _ in range(min(most, len(work)))]
-    loads = [0] * len(chunks)
-    for number in sorted(range(len(work)), key=lambda n: -len(work[n].jobs)):
-        least = loads.index(min(loads))
-        chunks[least].append(number)
-        loads[least] += len(work[number].jobs)
-    return [sorted(chunk) for chunk in chunks]
-
-
-def _is_death(error: Exception) -> bool:
-    """Return whether the job ended without a result, in contrast to an exception of our code."""
-    from submitit.core.utils import FailedJobError, UncompletedJobError
-
-    return isinstance(error, UncompletedJobError) and not isinstance(error, FailedJobError)
+def _names(dask_scheduler: Any) -> dict[str, str]:
+    """Return the names of the workers by address. Runs on the scheduler."""
+    return {address: str(state.name) for address, state in dask_scheduler.workers.items()}

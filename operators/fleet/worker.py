@@ -10,49 +10,75 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
+import logging
+import os
 import platform
 import signal
 import sys
 from typing import Any
 
 from groupbench.operators.errors import GroupbenchError, UsageError
-from groupbench.operators.fleet import local
+from groupbench.operators.fleet import local, slots
 from groupbench.operators.fleet.batch import Card
 from groupbench.operators.fleet.dask import GPU, check_address
-from groupbench.operators.fleet.local import Slot
+from groupbench.operators.fleet.slots import Slot
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.tools import logs
+
+log = logging.getLogger(__name__)
 
 PRELOAD = "groupbench.operators.fleet.worker"
 """Module that a worker imports before it takes a batch, for `dask_setup`."""
 
+SLOT = "GROUPBENCH_SLOT"
+"""Environment variable with a worker's device and processors."""
 
-def worker_name(card: Card) -> str:
+ANSWER_S = 15.0
+"""Seconds for the scheduler to answer."""
+
+START_S = 120.0
+"""Seconds for a worker to start and to reach the scheduler."""
+
+
+def worker_name(card: Card, suffix: str = "") -> str:
     """Return the scheduler's name of a worker, which a restart does not change."""
-    return f"{platform.node() or 'host'}-{card.name.replace(' ', '-')}"
+    return f"{platform.node() or 'host'}-{card.name.replace(' ', '-')}{suffix}"
 
 
 def dask_setup(worker: Any) -> None:
-    """Compute the digest of the code before the first client needs it. Dask calls this once on each worker."""
+    """Prepare the process as a local fleet's, and compute the digest of the code. Dask calls this on each worker."""
     from groupbench.operators.fleet import batch
 
+    logs.configure(0)
+    device, processors = json.loads(os.environ[SLOT])
+    slots.prepare_process(Slot("", device, {}, tuple(processors)))
     batch.code()
 
 
-def options(slot: Slot, card: Card) -> dict[str, Any]:
+def options(slot: Slot, card: Card, suffix: str = "") -> dict[str, Any]:
     """Return the options of one worker's nanny."""
+    name = worker_name(card, suffix)
     return {
         "nthreads": 1,
-        "name": worker_name(card),
-        "resources": {GPU: 1, card.hardware: 1, worker_name(card): 1},
-        "env": dict(slot.variables),
+        "name": name,
+        "resources": {GPU: 1, card.hardware: 1, name: 1},
+        "env": {**slot.variables, SLOT: json.dumps([slot.device, slot.processors])},
         "memory_limit": None,  # cells have their own limit; Dask's would end the worker for a cell's memory
         "preload": [PRELOAD],
     }
 
 
-async def serve(address: str, cards: list[tuple[Slot, Card]]) -> None:
-    """Run the workers until the scheduler or this process is stopped. Raises UsageError if no scheduler answers."""
+async def serve(address: str, cards: list[tuple[Slot, Card]], security: Any = None, suffix: str = "") -> None:
+    """Run the workers until the scheduler or this process is stopped.
+
+    Args:
+        security: Dask's keys, if the scheduler needs them.
+        suffix: End of the workers' names, which tells workers of one host apart.
+
+    Raises UsageError if no scheduler answers, or if it has workers of these names.
+    """
     import dask
     from distributed import Nanny
 
@@ -64,9 +90,16 @@ async def serve(address: str, cards: list[tuple[Slot, Card]]) -> None:
     nannies: list[Any] = []
     try:
         try:
-            nannies = list(await asyncio.gather(*(_start(Nanny(address, **options(*one))) for one in cards)))
+            await asyncio.wait_for(
+                _check_names(address, [worker_name(card, suffix) for _, card in cards], security), 15
+            )
+            log.info("waiting up to %g s for %d workers to start", START_S, len(cards))
+            starting = (Nanny(address, security=security, **options(*one, suffix)) for one in cards)
+            nannies = list(await asyncio.gather(*(asyncio.wait_for(nanny, START_S) for nanny in starting)))
         except (OSError, TimeoutError) as error:
             raise UsageError(f"no Dask scheduler answers at {address}: {error or type(error).__name__}") from error
+        except RuntimeError as error:
+            raise GroupbenchError(f"a worker does not start: {error.__cause__ or error}") from error
         print(f"groupbench: {counted(len(nannies), 'worker')} at {address}", flush=True)
         finished = [asyncio.create_task(nanny.finished()) for nanny in nannies]
         await asyncio.wait([asyncio.create_task(ended.wait()), *finished], return_when=asyncio.FIRST_COMPLETED)
@@ -74,8 +107,25 @@ async def serve(address: str, cards: list[tuple[Slot, Card]]) -> None:
         await asyncio.gather(*(nanny.close(timeout=5) for nanny in nannies), return_exceptions=True)
 
 
-async def _start(nanny: Any) -> Any:
-    return await asyncio.wait_for(nanny, 120)
+async def _check_names(address: str, names: list[str], security: Any) -> None:
+    """Raise UsageError if the scheduler has a worker of one of these names: it would refuse another."""
+    from distributed.core import rpc
+
+    arguments = security.get_connection_args("worker") if security else None
+    async with rpc(address, connection_args=arguments) as scheduler:
+        known = {facts["name"] for facts in (await scheduler.identity())["workers"].values()}
+    if taken := known.intersection(names):
+        raise UsageError(
+            f"{address} already has a worker {min(taken)}: stop that one on {platform.node()}, or choose others with "
+            "--gpus"
+        )
+
+
+def run_job(address: str, device: str, security: Any) -> None:
+    """Run this host's workers in a job of a cluster until the scheduler ends."""
+    logs.configure(0)
+    job = os.environ.get("SLURM_JOB_ID") or str(os.getpid())
+    asyncio.run(serve(address, local.look(None, device), security, f"-{job}"))
 
 
 def main() -> None:
@@ -86,10 +136,12 @@ def main() -> None:
         "--gpus", help="GPUs, with a worker on each [all]; on a CPU, 0,1 starts two workers as a trial [0]"
     )
     parser.add_argument("--device", choices=["auto", "cuda", "cpu"], default="auto")
+    parser.add_argument("-v", "--verbose", action="count", default=0, help="show what the workers wait for; -vv: more")
     arguments = parser.parse_args()
+    logs.configure(arguments.verbose)
     try:
         if arguments.gpus and arguments.gpus != "all":
-            local.numbered(arguments.gpus)  # first: the address needs Dask, which takes a second to import
+            slots.numbered(arguments.gpus)  # first: the address needs Dask, which takes a second to import
         check_address(arguments.scheduler)
         asyncio.run(serve(arguments.scheduler, local.look(arguments.gpus, arguments.device)))
     except ModuleNotFoundError as error:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from groupbench.operators import executor, plan, resume
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.texts import storable
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.plan import Selection
 from groupbench.operators.session import Session
 

@@ -12,9 +12,9 @@ from groupbench.operators import executor
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.integrity.cheat import Cheat, backends, caught_by
 from groupbench.operators.integrity.cheats import CHEATS
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.vet import vetted
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.record import Commit, Record, Run

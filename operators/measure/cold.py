@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from groupbench.operators.measure import witness
-from groupbench.operators.measure.cell import Failure, Job, Request
 from groupbench.operators.measure.costs import Costs
+from groupbench.operators.measure.wire import Failure, Job, Request
 from groupbench.operators.measure.worker import Worker
 from groupbench.tracker.text.scratch import Scratch
 

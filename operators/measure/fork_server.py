@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import logging
 import os
 import signal
 import socket
@@ -28,6 +29,9 @@ from types import TracebackType
 
 from groupbench.operators import plugins, registry
 from groupbench.operators.measure import environment, seal, triton_key, warden, worker
+from groupbench.tracker.tools import logs
+
+log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 """Time in s after the first process in which others may be requested, before the server is busy for 0.4 s."""
@@ -69,6 +73,7 @@ def _import_wanted(place: Path, server: int, tried: set[str]) -> None:
         for name in place.with_name(worker.WANTED).read_text().split():
             if name not in tried:
                 tried.add(name)
+                log.info("the fork server imports %s", name)
                 with contextlib.suppress(Exception):  # the process that needs it reports the error
                     importlib.import_module(name)
 
@@ -87,6 +92,7 @@ def _forget_alarm(server: int) -> None:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
+logs.configure(0)
 warden._prctl(warden.PR_SET_CHILD_SUBREAPER, 1)
 _place = _socket()
 if _place is not None:

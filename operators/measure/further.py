@@ -11,10 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 
 from groupbench.operators.measure import machine_code, profiler
-from groupbench.operators.measure.cell import Failure, Request, Shown
 from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
 from groupbench.operators.measure.judge import At, OutputJudgement, Possible
 from groupbench.operators.measure.live import Live, drawn, median_ms, new_secret
+from groupbench.operators.measure.wire import Failure, Request, Shown
 from groupbench.tracker.facts.metrics import PROFILERS
 from groupbench.tracker.facts.record import Kernel
 

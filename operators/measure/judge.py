@@ -12,7 +12,7 @@ import gc
 import math
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -22,10 +22,12 @@ from groupbench.operators import registry
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import accuracy, environment, exchange, moves, seal, witness
 from groupbench.operators.measure.arrays import size_of
-from groupbench.operators.measure.cell import Done, Failure, Job, Keeper, Paced, _release, _synchronize, answer_requests
+from groupbench.operators.measure.cell import _release, _synchronize, answer_requests
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.given import Given, named_tensors
+from groupbench.operators.measure.keeper import Keeper
 from groupbench.operators.measure.protocol import CpuTimer, Protocol
+from groupbench.operators.measure.wire import Done, Failure, Job, Paced
 from groupbench.operators.tolerances import TOLERANCES, Tolerance
 from groupbench.tracker.facts.record import Accuracy, Environment
 
@@ -81,7 +83,7 @@ JudgeAnswer = OutputJudgement | Possible | Gauged | Examined | Paced | Done | Fa
 def serve(connection: Connection, file: int, device: str) -> None:
     """Answer requests until the pipe closes. A GPU is made ready as soon as no request waits."""
     judge = _Judge()
-    answer_requests(connection, lambda request, before: judge, _make_ready if device == "cuda" else None)
+    answer_requests(connection, VERBS, lambda request, before: judge, _make_ready if device == "cuda" else None)
 
 
 def _make_ready() -> None:
@@ -94,62 +96,100 @@ def _make_ready() -> None:
         accuracy.compare(output, wide @ wide, TOLERANCES["bf16"])
 
 
+class _Problem:
+    """The inputs of one problem, and the reference for the state that they are in."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.operator = _operator(job)
+        self.shape = job.shape_of(self.operator)
+        self.inputs = self.draw(job.seed)
+        self._check_inputs()
+        self.moves = moves.of(self.operator, self.inputs, self.draw)
+        self.buffers: list[list[Any]] = []
+        self.output: tuple[Any, ...] = ()  # the parts of the last output that was judged
+        self._at: At | None = None
+        self._reference: Any = None
+        self.usual_ms = witness.usual_ms() if job.device == "cpu" else math.inf
+
+    def draw(self, seed: int) -> Any:
+        return self.operator.make_inputs(self.shape, self.job.dtype, self.job.device, seed)
+
+    def _check_inputs(self) -> None:
+        """Raise UsageError if a plugin's inputs come from a generator that is not seeded.
+
+        Each process makes its own inputs, so a result would be compared with the reference of other inputs. To detect
+        this, the inputs of one problem of each operator are made twice.
+        """
+        job = self.job
+        if not job.plugins or job.operator in _CHECKED:
+            return
+        first, again = Given(self.inputs), Given(self.draw(job.seed))
+        if not first.is_like(again):
+            raise UsageError(
+                f"{job.operator} makes other inputs each time: draw them from the global generator of torch or NumPy, "
+                "which is seeded, or take `seed` as a parameter"
+            )
+        _CHECKED.add(job.operator)
+
+    def reference(self, at: At) -> Any:
+        """Return the reference for inputs in the state `at`, which is computed once."""
+        if at != self._at:
+            self._at = self._reference = None
+            _release(self.job.device)
+            held = None
+            if at.rerouted is not None:
+                self.moves.set(None)
+                held = moves.reroute(self.operator, self.shape, self.inputs, at.rerouted)
+            self.moves.set(at.secret, at.step)
+            self._reference = self.operator.reference(self.inputs)
+            _synchronize(self.job.device)
+            for tensor, before in held or ():
+                tensor.copy_(before)
+            self._at = at
+        return self._reference
+
+
 class _Judge:
-    """The requests of the judging process, each a method. It holds the inputs and the reference of one problem."""
+    """The requests of the judging process, each a method. It holds one problem."""
 
     def __init__(self) -> None:
-        self.job: Job | None = None
+        self._loaded: _Problem | None = None
+
+    @property
+    def problem(self) -> _Problem:
+        assert self._loaded is not None, "asked before `load`"
+        return self._loaded
 
     def examine(self, device: str) -> Examined:
         return Examined(*environment.examine(device))
 
     def load(self, job: Job) -> Done:
         """Make the inputs of a problem, unless they are there."""
-        if self.job is None or _problem(self.job) != _problem(job):
+        if self._loaded is None or _facts(self._loaded.job) != _facts(job):
             self.unload()
-            self.job = job
-            try:
-                self._make()
-            except BaseException:
-                self.unload()  # or the next backend of the problem would find half of it
-                raise
+            _release(job.device)  # the inputs of a problem that did not fit
+            self._loaded = _Problem(job)
         return Done("loaded")
-
-    def _make(self) -> None:
-        assert self.job is not None
-        job = self.job
-        self.operator = _operator(job)
-        self.shape = job.shape_of(self.operator)
-        self.inputs = self._draw(job.seed)
-        self._check_inputs()
-        self.moves = moves.of(self.operator, self.inputs, self._draw)
-        self.buffers: list[list[Any]] = []
-        self.at: At | None = None
-        self.reference: Any = None
-        self.usual_ms = witness.usual_ms() if job.device == "cpu" else math.inf
-
-    def _draw(self, seed: int) -> Any:
-        assert self.job is not None
-        return self.operator.make_inputs(self.shape, self.job.dtype, self.job.device, seed)
 
     def gauge(self) -> Gauged:
         """Time known work on the problem's device, which other work there slows down."""
-        assert self.job is not None
-        return Gauged(witness.stretch(self.job.device, self.usual_ms))
+        return Gauged(witness.stretch(self.problem.job.device, self.problem.usual_ms))
 
     def pace(self, secret: int, calls: int, copies: tuple[moves.Copied, ...], processor: int | None = None) -> Paced:
         """Time all of a burst on a CPU but its calls: moving the inputs, and copying and deleting outputs.
 
         The outputs are like the last that was judged.
 
-        copies     the backend's copies of inputs, which are updated too, up to the size of all inputs together
-        processor  number of the processor to run on: on a virtual machine, one may be twice as slow as another
+        Args:
+            copies: The backend's copies of inputs, which are updated too, up to the size of all inputs together.
+            processor: Number of the processor to run on. On a virtual machine, one may be twice as slow as another.
         """
         import torch
 
-        assert self.job is not None
-        outputs = [torch.ones(part.shape, dtype=getattr(torch, part.dtype)) for part in self.output]
-        watch = _Pace(self.moves, calls, self.buffers, _like(copies, self.inputs))
+        problem = self.problem
+        outputs = [torch.ones(part.shape, dtype=getattr(torch, part.dtype)) for part in problem.output]
+        watch = _Pace(problem.moves, calls, problem.buffers, _like(copies, problem.inputs))
         spent = [0.0, 0.0, 0.0]
 
         def run() -> list[Any]:
@@ -159,9 +199,9 @@ class _Judge:
             return made
 
         with _on(processor):
-            self.moves.set(None)
+            problem.moves.set(None)
             began = _clocks()
-            self.moves.set(secret)
+            problem.moves.set(secret)
             CpuTimer(run, Protocol(samples=calls), interpreted=False).burst(watch)
             watch.sums()
             seal.problem()
@@ -169,32 +209,13 @@ class _Judge:
         wall_ms, processor_ms, run_ms = (1e3 * seconds for seconds in took)
         return Paced(wall_ms, processor_ms, torch.get_num_threads(), run_ms)
 
-    def _check_inputs(self) -> None:
-        """Raise UsageError if a plugin's inputs come from a generator that is not seeded.
-
-        Each process makes its own inputs, so a result would be compared with the reference of other inputs. To detect
-        this, the inputs of one problem of each operator are made twice.
-        """
-        assert self.job is not None
-        job = self.job
-        if not job.plugins or job.operator in _CHECKED:
-            return
-        first = Given(self.inputs)
-        again = Given(self.operator.make_inputs(self.shape, job.dtype, job.device, job.seed))
-        if not first.is_like(again):
-            raise UsageError(
-                f"{job.operator} makes other inputs each time: draw them from the global generator of torch or NumPy, "
-                "which is seeded, or take `seed` as a parameter"
-            )
-        _CHECKED.add(job.operator)
-
     def can_move(self) -> Possible:
         """Return whether this problem's inputs change between calls. If not, a stale result is not noticed."""
-        return Possible(self.moves.any)
+        return Possible(self.problem.moves.any)
 
     def can_reroute(self, seed: int) -> Possible:
         """Return whether this problem has another routing."""
-        held = moves.reroute(self.operator, self.shape, self.inputs, seed)
+        held = moves.reroute(self.problem.operator, self.problem.shape, self.problem.inputs, seed)
         for tensor, before in held or ():
             tensor.copy_(before)
         return Possible(held is not None)
@@ -212,55 +233,50 @@ class _Judge:
     ) -> OutputJudgement:
         """Compare the output of a backend with the reference for inputs in the state `at`.
 
-        row    the backend's row of the tolerance table
-        slack  factor for the tolerance
-        named  the sum of the output by the backend's process, before it knew that this one would be compared
+        Args:
+            row: The backend's row of the tolerance table.
+            slack: Factor for the tolerance.
+            named: The output's sum by the backend's process, before it knew that this output would be compared.
         """
-        assert self.job is not None
-        job = self.job
-        tolerance = _tolerance(self.operator, row, job.dtype).with_overrides(rtol, atol)
+        problem = self.problem
+        operator, dtype, device = problem.operator, problem.job.dtype, problem.job.device
+        tolerance = _tolerance(operator, row, dtype).with_overrides(rtol, atol)
         # A row or an element of drawn inputs may cancel to next to nothing; a stale one is off by as much as it is.
         local = 1.0 if slack == 1 else LOCAL
         wide = slack * local
         tolerance = Tolerance(slack * tolerance.rms, wide * tolerance.rtol, wide * tolerance.atol)
-        outputs = exchange.receive(sent, path, job.device)
-        self.output = sent.parts
+        outputs = exchange.receive(sent, path, device)
+        problem.output = sent.parts
         tensors = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         size = size_of(tensors)
         late = named is not None and exchange.sums([tensors]) != (named,)
-        reference = self._reference(at)
-        measured, problem = accuracy.judge(outputs, reference, self.operator, job.dtype, tolerance, local)
+        reference = problem.reference(at)
+        measured, fault = accuracy.judge(outputs, reference, operator, dtype, tolerance, local)
         del outputs, reference, tensors
-        _release(job.device)
-        return OutputJudgement(measured, LATE if late else problem, size)
-
-    def _reference(self, at: At) -> Any:
-        """Return the reference for inputs in the state `at`, which is computed once."""
-        assert self.job is not None
-        if at != self.at:
-            self.at = self.reference = None
-            _release(self.job.device)
-            held = None
-            if at.rerouted is not None:
-                self.moves.set(None)
-                held = moves.reroute(self.operator, self.shape, self.inputs, at.rerouted)
-            self.moves.set(at.secret, at.step)
-            self.reference = self.operator.reference(self.inputs)
-            _synchronize(self.job.device)
-            for tensor, before in held or ():
-                tensor.copy_(before)
-            self.at = at
-        return self.reference
+        _release(device)
+        return OutputJudgement(measured, LATE if late else fault, size)
 
     def unload(self) -> Done:
         """Release the memory of the problem."""
-        if self.job is not None:
-            device = self.job.device
-            self.__dict__.clear()
-            self.job = None
+        if self._loaded is not None:
+            device = self._loaded.job.device
+            self._loaded = None
             gc.collect()
             _release(device)
         return Done("unloaded")
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "examine": _Judge.examine,
+    "load": _Judge.load,
+    "gauge": _Judge.gauge,
+    "pace": _Judge.pace,
+    "can_move": _Judge.can_move,
+    "can_reroute": _Judge.can_reroute,
+    "compare": _Judge.compare,
+    "unload": _Judge.unload,
+}
+"""The requests that this process answers."""
 
 
 def _clocks() -> tuple[float, float, float]:
@@ -308,7 +324,7 @@ def _like(copies: Sequence[moves.Copied], inputs: Any) -> list[tuple[Any, Any]]:
     return pairs
 
 
-def _problem(job: Job) -> tuple[Any, ...]:
+def _facts(job: Job) -> tuple[Any, ...]:
     return (job.operator, job.shape, job.dtype, job.mode, job.seed, job.device)
 
 

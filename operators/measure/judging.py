@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupbench.operators import registry
-from groupbench.operators.measure.cell import Failure, Job, Request
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import At, Gauged, OutputJudgement
+from groupbench.operators.measure.wire import Failure, Job, Request
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.operators.registry import get_backend, get_operator
 

@@ -19,13 +19,14 @@ import msgspec
 
 from groupbench.operators import registry
 from groupbench.operators.measure import seal, witness
-from groupbench.operators.measure.cell import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown, room_for
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import At, OutputJudgement
 from groupbench.operators.measure.judging import FIRST, HeldTo, Judging, held_to
+from groupbench.operators.measure.keeper import room_for
 from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import ATTEMPTS, CPU_BURST_S, timing_of
 from groupbench.operators.measure.rest import Rest
+from groupbench.operators.measure.wire import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown
 from groupbench.operators.measure.worker import Judge, Worker
 from groupbench.tracker.facts.record import Accuracy, Kernel
 

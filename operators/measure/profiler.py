@@ -23,9 +23,9 @@ from typing import Any
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import warden
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.costs import MIB
 from groupbench.operators.measure.texts import joined_lines, one_line
+from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.metrics import PROFILERS
 from groupbench.tracker.text.scratch import Scratch
 

@@ -40,7 +40,6 @@ from typing import Any
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError, WorkerLost
-from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.measure.further import describe_kernels, find_routing
@@ -48,6 +47,7 @@ from groupbench.operators.measure.judging import HeldTo, held_to
 from groupbench.operators.measure.live import ACCUSED, Live, drawn, new_secret, settle
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
+from groupbench.operators.measure.wire import Done, Failure, Job, Request
 from groupbench.operators.measure.witness import Implausible
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.tracker.facts.exits import ExitCode

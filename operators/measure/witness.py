@@ -3,60 +3,110 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from groupbench.operators.measure.cell import Burst, Failure, Paced, Witnessed
+from groupbench.operators.measure.wire import Burst, Failure, Paced, Witnessed
 
-WINDOW_MS = 50.0
-"""Minimum duration in ms of the consecutive calls that the parent times."""
-FIRST_CALLS, MOST_CALLS = 64, 4000
-"""Number of these calls, at first and at most."""
-ATTEMPTS = 6
-"""Number of attempts, each with twice the calls: on a busy machine a process may be descheduled for milliseconds."""
-WINDOWS = 4
-"""Number of bursts into which the calls that the parent times on a CPU are divided. The stalls of a busy machine are
-rarely in all of them."""
-AGREEMENT = 0.15
-"""A burst counts if those without calls before and after it agree within this share of their time, or of a call's."""
-HONEST, FORGED, CERTAIN = 0.5, 0.05, math.log(40)
-"""Share of these bursts whose times are plausible on a busy machine, if they are honest and if they are not, and the
-logarithm of the likelihood ratio that decides. Stalls make plausible times implausible, and rarely the reverse."""
-SHARE, SLACK_MS = 0.25, 5.0
-"""Time that may be missing from the samples: this share of their sum, but at least SLACK_MS, for the request itself."""
-BURST_MS = 1.25
-"""Time in ms of a burst on a CPU that none of its calls has: that of the request itself."""
-FACTOR, LAUNCH_MS = 2.0, 0.05
-"""A consecutive call may take FACTOR times as long as a timed one, plus LAUNCH_MS in ms."""
-MOST_AUDITED, MOVE_MS = 400, 0.1
-"""Maximum number of calls of a burst that the parent times on a CPU, and the expected time in ms to move inputs."""
-PAUSE_S = 0.05
-"""Pause in s before another attempt at such bursts, which doubles each time."""
-PAID, PACE_SHARE, CALL_MS = 1.5, 0.1, 0.003
-"""Processor time of a call: at most PAID times its reported time, plus PACE_SHARE of a burst's rest and CALL_MS."""
-WAITED = 2.5
-"""Time of a call, in which its process works or waits for work elsewhere: at most WAITED times its reported time."""
-TINY_MS, TINY_FACTOR = 0.2, 3.0
-"""Time in ms of a call that is too short for its processor time to tell it from the rest of a burst. It is also short
-enough for most such calls not to be descheduled on a busy machine. One may take TINY_FACTOR times as long as others."""
-
-REST_SHARE, REST_S = 0.01, 0.02
-"""Processor time that a cell may use between its bursts: this share of the break, and time in s for each thread.
-
-A thread of OpenMP or OpenBLAS waits for further work for some milliseconds before it sleeps."""
-
-STRETCHED, UNEVEN = 1.3, 2.0
-"""Slowdown from which a device counts as shared, and the factor by which the slowdown may vary between calls."""
-GAUGE_SPINS, GAUGE_CYCLES = 50, 1_000_000
-"""Number and length, in SM cycles, of the spins that show whether a GPU is shared."""
-GAUGE_VALUES = 1 << 17
-"""Size of the tensors whose sums show whether a CPU is shared: large enough for all threads of torch."""
+log = logging.getLogger(__name__)
 
 now = time.monotonic
 rest = time.sleep
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The tuned numbers of this module, and where each comes from.
+
+    A bound without a reason of its own is a choice between the two sides: honest backends stayed below it on busy
+    virtual machines (up to 28 runnable processes), and the cheats of the self-test exceed it.
+    """
+
+    # Calls in a row. Earlier bounds, which together left a factor of 4.5, let forged bursts pass on an H100.
+    window_ms: float = 50.0  # least duration of the calls that the parent times
+    first_calls: int = 64
+    most_calls: int = 4000
+    attempts: int = 6  # each with twice the calls: a busy machine deschedules a process for milliseconds
+    share: float = 0.25  # of the samples' sum that may be missing from it, but at least `slack_ms`
+    slack_ms: float = 5.0  # for the request itself
+    factor: float = 2.0  # a call in a row takes at most so many times a timed one, and `launch_ms`
+    launch_ms: float = 0.05
+
+    # Bursts on a CPU. Four short ones replaced one of 50 ms, which stalls of a virtual machine made implausible.
+    bursts: int = 4
+    most_audited: int = 400  # calls
+    move_ms: float = 0.1  # expected time to move inputs
+    pause_s: float = 0.05  # before another attempt; doubles each time
+    burst_ms: float = 1.25  # time of a burst that none of its calls has: that of the request itself
+    agreement: float = 0.15  # bursts without calls agree within this share of their time, or of a call's
+
+    # Processor time of a call.
+    paid: float = 1.5  # times its reported time, plus the next two
+    pace_share: float = 0.1  # of a burst's time without its calls
+    call_ms: float = 0.003
+    waited: float = 2.5  # times its reported time, in which its process works or waits for work elsewhere
+    tiny_ms: float = 0.2  # too short to tell its processor time from the rest, and to be descheduled often
+    tiny_factor: float = 3.0  # a tiny call takes at most so many times as long as others
+
+    # Processor time between bursts: OpenMP and OpenBLAS spin for some milliseconds before a thread sleeps.
+    rest_share: float = 0.01  # of the break
+    rest_s: float = 0.02  # for each thread
+
+    # A shared device.
+    stretched: float = 1.3  # slowdown from which it counts as shared
+    uneven: float = 2.0  # the slowdown varies between calls by so much
+    gauge_spins: int = 50  # spins on a GPU, of half a millisecond each: most fit into a time slice
+    gauge_cycles: int = 1_000_000
+    gauge_values: int = 1 << 17  # size of the tensors that are summed on a CPU: enough for all threads of torch
+
+
+LIMITS = Limits()
+
+
+@dataclass
+class ProbabilityRatio:
+    """A sequential probability ratio test: bursts vote until enough are plausible, or too few.
+
+    See Wald, "Sequential Tests of Statistical Hypotheses", 1945. Stalls make plausible times implausible, and rarely
+    the reverse, so half of an honest backend's bursts suffice. A fixed share of a quarter acquitted two of 84 cheats on
+    a machine that stalls.
+
+    Args:
+        bursts: Number of bursts in a row that decide at once, if all are plausible.
+        honest: Share of plausible bursts of an honest backend, on a busy machine.
+        forged: Share of plausible bursts of a forged one.
+        certain: Likelihood ratio that decides.
+    """
+
+    bursts: int
+    honest: float = 0.5
+    forged: float = 0.05
+    certain: float = 40.0
+    evidence: float = 0.0  # the logarithm of the likelihood ratio
+
+    def take(self, plausible: bool) -> None:
+        """Take the vote of a burst."""
+        if plausible:
+            self.evidence += math.log(self.honest / self.forged)
+        else:
+            self.evidence += math.log((1 - self.honest) / (1 - self.forged))
+
+    @property
+    def limit(self) -> float:
+        # One long call is enough: it allows one burst, whose vote then decides.
+        return min(math.log(self.certain), self.bursts * math.log(self.honest / self.forged))
+
+    @property
+    def acquits(self) -> bool:
+        return self.evidence >= self.limit
+
+    @property
+    def convicts(self) -> bool:
+        return self.evidence <= -self.limit
 
 
 def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
@@ -72,7 +122,7 @@ def restless(rested_s: float, spent_s: float, threads: int = 1) -> str | None:
 
     threads  number of threads on which a call may compute
     """
-    if spent_s <= REST_SHARE * rested_s + REST_S * threads:
+    if spent_s <= LIMITS.rest_share * rested_s + LIMITS.rest_s * threads:
         return None
     return (
         f"its processes used {spent_s:.2g} s of processor time in the {rested_s:.2g} s between its bursts, in which "
@@ -123,7 +173,7 @@ class Least:
     rests               all of them
     waiting             wall-clock time of what surrounds the call
     typical             median of the reported times of a burst
-    elsewhere           time in which the thread worked or waited, less WAITED times the reported time
+    elsewhere           time in which the thread worked or waited, less `Limits.waited` times the reported time
     parallel            processor time of a burst, less the most that it may have
     processors          number of processors that this burst used
     """
@@ -148,7 +198,7 @@ class Least:
 
     def is_confirmed(self, median_ms: float) -> bool:
         """Return whether two bursts have the same least time without calls. If all had stalls, these hide calls."""
-        return self.second_rest_thread - self.rest_thread <= AGREEMENT * max(self.rest_thread, median_ms)
+        return self.second_rest_thread - self.rest_thread <= LIMITS.agreement * max(self.rest_thread, median_ms)
 
     def take_rest(self, paced: Paced, calls: int) -> None:
         """Take the times of the judging process's burst without its calls, of this number and a warm-up."""
@@ -167,8 +217,8 @@ class Least:
         self.processor = min(self.processor, timed.processor_ms / calls)
         self.thread = min(self.thread, timed.run_ms / calls)
         self.typical = min(self.typical, typical)
-        self.elsewhere = min(self.elsewhere, (timed.busy_ms - BURST_MS) / calls - WAITED * typical)
-        parallel = timed.processor_ms - PAID * self.threads * timed.wall_ms - SLACK_MS
+        self.elsewhere = min(self.elsewhere, (timed.busy_ms - LIMITS.burst_ms) / calls - LIMITS.waited * typical)
+        parallel = timed.processor_ms - LIMITS.paid * self.threads * timed.wall_ms - LIMITS.slack_ms
         if parallel < self.parallel:
             self.parallel, self.processors = parallel, timed.processor_ms / timed.wall_ms
 
@@ -187,9 +237,9 @@ class Least:
         # Threads of torch that wait for the next call use their processors too.
         waiting_ms = (self.threads - 1) * self.waiting
         call_ms, thread_ms = self.processor / stretched - self.rest, self.thread / stretched - self.rest_thread
-        extra_ms = PACE_SHARE * self.rest + CALL_MS + noise_ms
-        if call_ms <= PAID * (self.threads * median_ms + waiting_ms) + extra_ms:
-            if thread_ms <= PAID * median_ms + extra_ms:
+        extra_ms = LIMITS.pace_share * self.rest + LIMITS.call_ms + noise_ms
+        if call_ms <= LIMITS.paid * (self.threads * median_ms + waiting_ms) + extra_ms:
+            if thread_ms <= LIMITS.paid * median_ms + extra_ms:
                 return None
             call_ms = thread_ms
         return (
@@ -208,18 +258,98 @@ class Least:
 
     def _elsewhere(self, median_ms: float, stretched: float) -> str | None:
         """Return why the work of a burst must have been done elsewhere or at another time, or None."""
-        paid_ms = WAITED * self.typical
-        spent_ms = (self.elsewhere + paid_ms) / stretched - (1 + PACE_SHARE) * self.rest_thread
+        paid_ms = LIMITS.waited * self.typical
+        spent_ms = (self.elsewhere + paid_ms) / stretched - (1 + LIMITS.pace_share) * self.rest_thread
         if spent_ms > paid_ms:
             return (
                 f"implausible: its process worked and waited for {spent_ms:.4g} ms a call by the parent's clock, "
                 f"and one took {self.typical:.4g} ms"
             )
-        if TINY_MS > self.typical > TINY_FACTOR * stretched * median_ms + CALL_MS:
+        if LIMITS.tiny_ms > self.typical > LIMITS.tiny_factor * stretched * median_ms + LIMITS.call_ms:
             return (
                 f"implausible: a timed call takes {self.typical:.4g} ms, and {median_ms:.4g} ms is reported for others"
             )
         return None
+
+
+class Audit:
+    """Bursts on a CPU, measured by this process's clocks.
+
+    The judging process makes the same bursts without the calls, so that the rest is the time of the calls, wherever a
+    backend does its work: in the call, before it, or when the harness copies the output. The processor time shows
+    this best, because it does not grow when other processes keep the machine busy.
+
+    Bursts are measured until the test decides that enough are plausible, at most `bursts * attempts` of `Limits`. If
+    it is undecided by then, the least times of all bursts count.
+    """
+
+    def __init__(
+        self,
+        ask: Callable[[int], Timed | Failure | str],
+        pace: Callable[[int], Paced | Failure],
+        median_ms: float,
+        gauge: Callable[[], float | Failure],
+    ) -> None:
+        self._ask, self._pace, self._median_ms, self._gauge = ask, pace, median_ms, gauge
+        most = max(1, min(LIMITS.most_audited, int(LIMITS.window_ms / (median_ms + LIMITS.move_ms))))
+        self._bursts = min(LIMITS.bursts, most)
+        self._calls = math.ceil(most / self._bursts)
+        self._test = ProbabilityRatio(self._bursts)
+        self._least = Least()
+        self._gauges: list[float] = []
+
+    def run(self) -> str | Failure | None:
+        """Return why the reported times are implausible, or None."""
+        for attempt in range(LIMITS.attempts):
+            if attempt:
+                log.debug("audit: attempt %d, evidence %.2f", attempt + 1, self._test.evidence)
+                rest(LIMITS.pause_s * 2**attempt)
+            if (fault := self._attempt()) is not None:
+                return fault
+            if self._test.acquits:
+                return None
+            if attempt < LIMITS.attempts - 1 and self._least.problem(self._median_ms) is None:
+                continue  # a gauge takes as long as an attempt, and would explain times that may yet be found plausible
+            gauged = self._gauge()
+            if isinstance(gauged, Failure):
+                return gauged
+            self._gauges.append(gauged)
+        return self._undecided()
+
+    def _attempt(self) -> str | Failure | None:
+        """Measure some bursts, each between two without calls. Returns a fault of another kind, or None."""
+        calls = self._calls
+        before = self._pace(calls)
+        if isinstance(before, Failure):
+            return before
+        self._least.take_rest(before, calls)
+        for _ in range(self._bursts):
+            timed = self._ask(calls)
+            if not isinstance(timed, Timed):
+                return timed
+            calls = len(timed.burst.samples_ms)
+            after = self._pace(calls)
+            if isinstance(after, Failure):
+                return after
+            self._least.take_rest(after, calls)
+            self._least.take(timed)
+            vote = _vote(timed, before, after, self._least, self._median_ms)
+            if vote is not None:
+                self._test.take(vote)
+            before = after
+        return None
+
+    def _undecided(self) -> str | Failure | None:
+        """Decide by the least times of all bursts."""
+        least, median_ms = self._least, self._median_ms
+        if not self._test.convicts and least.problem(median_ms) is None and least.is_confirmed(median_ms):
+            return None
+        stretched = statistics.median(self._gauges)
+        accused = least.problem(median_ms, noise_ms=least.noise_ms)
+        unexplained = stretched < LIMITS.stretched or least.problem(median_ms, LIMITS.uneven * stretched)
+        if self._test.evidence < 0 and accused and unexplained:
+            return Implausible(accused)
+        return _shared(stretched)
 
 
 def audit(
@@ -230,61 +360,13 @@ def audit(
 ) -> str | Failure | None:
     """Measure bursts on a CPU by this process's clocks. Return why the reported times are implausible, or None.
 
-    The judging process makes the same bursts without the calls, so that the rest is the time of the calls, wherever a
-    backend does its work: in the call, before it, or when the harness copies the output. The processor time shows
-    this best, because it does not grow when other processes keep the machine busy.
-
-    Bursts are measured until a sequential probability ratio test decides that enough are plausible (Wald, "Sequential
-    Tests of Statistical Hypotheses", 1945), at most WINDOWS * ATTEMPTS. If it is undecided by then, the least times of
-    all bursts count.
-
-    ask        measures a burst of this many calls; returns a text if something else is wrong with it
-    pace       returns the time of a burst of this many calls without the calls
-    median_ms  median of the bursts of the record
-    gauge      returns the slowdown of work on the device compared with an idle device
+    Args:
+        ask: Measures a burst of this many calls; returns a text if something else is wrong with it.
+        pace: Returns the time of a burst of this many calls without the calls.
+        median_ms: Median of the bursts of the record.
+        gauge: Returns the slowdown of work on the device compared with an idle device.
     """
-    most = max(1, min(MOST_AUDITED, int(WINDOW_MS / (median_ms + MOVE_MS))))
-    bursts = min(WINDOWS, most)
-    plausible, implausible = math.log(HONEST / FORGED), math.log((1 - HONEST) / (1 - FORGED))
-    certain = min(CERTAIN, bursts * plausible)  # one long call is enough
-    least, evidence, gauges = Least(), 0.0, list[float]()
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            rest(PAUSE_S * 2**attempt)
-        calls = math.ceil(most / bursts)
-        before = pace(calls)
-        if isinstance(before, Failure):
-            return before
-        least.take_rest(before, calls)
-        for _ in range(bursts):
-            timed = ask(calls)
-            if not isinstance(timed, Timed):
-                return timed
-            calls = len(timed.burst.samples_ms)
-            after = pace(calls)
-            if isinstance(after, Failure):
-                return after
-            least.take_rest(after, calls)
-            least.take(timed)
-            vote = _vote(timed, before, after, least, median_ms)
-            if vote is not None:
-                evidence += plausible if vote else implausible
-            before = after
-        if evidence >= certain:
-            return None
-        if attempt < ATTEMPTS - 1 and least.problem(median_ms) is None:
-            continue  # a gauge takes as long as an attempt, and would explain times that may yet be found plausible
-        gauged = gauge()
-        if isinstance(gauged, Failure):
-            return gauged
-        gauges.append(gauged)
-    problem, stretched = least.problem(median_ms), statistics.median(gauges)
-    if evidence > -certain and problem is None and least.is_confirmed(median_ms):
-        return None
-    accused = least.problem(median_ms, noise_ms=least.noise_ms)
-    if evidence < 0 and accused and (stretched < STRETCHED or least.problem(median_ms, UNEVEN * stretched)):
-        return Implausible(accused)
-    return _shared(stretched)
+    return Audit(ask, pace, median_ms, gauge).run()
 
 
 def _vote(timed: Timed, before: Paced, after: Paced, least: Least, median_ms: float) -> bool | None:
@@ -319,33 +401,33 @@ def watch(
     gauge       returns the slowdown of work on the device compared with an idle device
     """
     single_ms = max(median_ms, enqueue_ms or 0.0)
-    most = max(2, min(MOST_CALLS, math.ceil(WINDOW_MS / max(single_ms, 1e-3))))
-    calls = min(FIRST_CALLS, most)  # thousands of calls that take longer than reported would take minutes
-    for _ in range(ATTEMPTS):
+    most = max(2, min(LIMITS.most_calls, math.ceil(LIMITS.window_ms / max(single_ms, 1e-3))))
+    calls = min(LIMITS.first_calls, most)  # thousands of calls that take longer than reported would take minutes
+    for _ in range(LIMITS.attempts):
         while True:
             begun = now()
             reply = ask(calls)
             took_ms = 1e3 * (now() - begun)
             if isinstance(reply, Failure):
                 return reply
-            if took_ms >= WINDOW_MS or calls >= most:
+            if took_ms >= LIMITS.window_ms or calls >= most:
                 break
             calls = min(4 * calls, most)
         row = (reply.samples_ms, took_ms, calls, single_ms)
         problem = _problem(*row)
         if problem is None:
             return None
-        calls = min(2 * calls, MOST_CALLS)
+        calls = min(2 * calls, LIMITS.most_calls)
     stretched = gauge()
     if isinstance(stretched, Failure):
         return stretched
-    if stretched < STRETCHED or _problem(*row, UNEVEN * stretched):
+    if stretched < LIMITS.stretched or _problem(*row, LIMITS.uneven * stretched):
         return problem
     return _shared(stretched)
 
 
 def _shared(stretched: float) -> Disturbed:
-    slower = f" and takes {stretched:.1f} times as long for the same work" if stretched >= STRETCHED else ""
+    slower = f" and takes {stretched:.1f} times as long for the same work" if stretched >= LIMITS.stretched else ""
     return Disturbed(
         "error", f"not checked: the device is shared with other work{slower}; measure again when it is idle"
     )
@@ -358,13 +440,13 @@ def _problem(
     total = sum(samples_ms)
     if len(samples_ms) != calls:
         return f"implausible: {len(samples_ms)} times are reported for {calls} calls"
-    if total > 1.01 * took_ms + 1 or took_ms - total > stretched * max(SHARE * total, SLACK_MS):
+    if total > 1.01 * took_ms + 1 or took_ms - total > stretched * max(LIMITS.share * total, LIMITS.slack_ms):
         return (
             f"implausible: {calls} calls took {took_ms:.4g} ms by the parent's clock, until the device was idle, and "
             f"{total:.4g} ms by the backend's process"
         )
-    typical = max(statistics.median(samples_ms), (took_ms - SLACK_MS) / calls)
-    if typical > stretched * FACTOR * single_ms + LAUNCH_MS:
+    typical = max(statistics.median(samples_ms), (took_ms - LIMITS.slack_ms) / calls)
+    if typical > stretched * LIMITS.factor * single_ms + LIMITS.launch_ms:
         return f"implausible: a call in a row takes {typical:.4g} ms, and {single_ms:.4g} ms is reported for timed ones"
     return None
 
@@ -380,15 +462,15 @@ def stretch(device: str, usual_ms: float = math.inf) -> float:
     usual_ms  undisturbed time of a sum, measured earlier: a neighbour on the same core slows down all of them
     """
     if device != "cuda":
-        parts = [_timed_sums() for _ in range(WINDOWS)]
+        parts = [_timed_sums() for _ in range(LIMITS.bursts)]
         return min(map(statistics.fmean, parts)) / min(usual_ms, *map(_undisturbed, parts))
     import torch
 
-    torch.cuda._sleep(GAUGE_SPINS * GAUGE_CYCLES)  # brings the clock up
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(GAUGE_SPINS + 1)]
+    torch.cuda._sleep(LIMITS.gauge_spins * LIMITS.gauge_cycles)  # brings the clock up
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(LIMITS.gauge_spins + 1)]
     for event in events[:-1]:
         event.record()
-        torch.cuda._sleep(GAUGE_CYCLES)
+        torch.cuda._sleep(LIMITS.gauge_cycles)
     events[-1].record()
     torch.cuda.synchronize()
     spins = [before.elapsed_time(after) for before, after in itertools.pairwise(events)]
@@ -404,10 +486,10 @@ def _timed_sums() -> list[float]:
     """Return the times in ms of known work on a CPU, which together take as long as a burst of an audit."""
     import torch
 
-    terms = torch.ones(GAUGE_VALUES)
+    terms = torch.ones(LIMITS.gauge_values)
     total = torch.add(terms, terms)
     times: list[float] = []
-    until = time.perf_counter() + 1e-3 * WINDOW_MS / WINDOWS
+    until = time.perf_counter() + 1e-3 * LIMITS.window_ms / LIMITS.bursts
     while (begun := time.perf_counter()) < until:
         torch.add(terms, terms, out=total)
         times.append(1e3 * (time.perf_counter() - begun))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import multiprocessing
 import os
 import re
@@ -16,6 +17,7 @@ import resource
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -32,10 +34,12 @@ import msgspec
 
 from groupbench.operators.errors import GroupbenchError, WorkerLost
 from groupbench.operators.measure import cell, host_memory, judge, warden
-from groupbench.operators.measure.cell import Answer, Failure, Request
 from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.judge import JudgeAnswer
 from groupbench.operators.measure.texts import joined_lines, storable
+from groupbench.operators.measure.wire import Answer, Failure, Request
+
+log = logging.getLogger(__name__)
 
 PRELOAD = (
     *("torch", "triton"),
@@ -58,6 +62,8 @@ FAULT = "Fatal Python error: "
 """The beginning of the fault handler's output."""
 END_S = 10.0
 """Time for a warden to end its processes."""
+SAY_S = 10.0
+"""Time between two log messages about the same wait."""
 ABORT_S = 2.0
 """Time for a process that does not answer to write where it is."""
 SIGNALS = ("Bus error", "Illegal instruction", "Floating-point exception", "Aborted", "Segmentation fault")
@@ -137,6 +143,7 @@ def _start_quietly() -> None:
 
     This process handles Ctrl-C, and receives a pending one when SIGINT is unblocked at the end.
     """
+    log.info("starting the fork server, which imports %s", ", ".join(PRELOAD[:2]))
     resource_tracker.ensure_running()  # starting it unblocks SIGINT, so it must already run
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -245,6 +252,7 @@ class Worker:
         arguments = (type(self).serves, device, child_end, self._log, self._file, host_memory.limit())
         self._process = _context().Process(target=_serve_limited, args=arguments, daemon=True)
         self._process.start()
+        log.info("process %s: started as %s on %s", self._process.pid, type(self).__name__.lower(), device)
         child_end.close()
         self._alive: int | None = None
         with contextlib.suppress(OSError):
@@ -273,6 +281,7 @@ class Worker:
     def send(self, request: Request) -> None:
         """Send a request without waiting. `receive` returns the reply."""
         self._doing = DOING.get(request.verb, request.verb)
+        log.debug("process %s: %s", self._process.pid, request.verb)
         with contextlib.suppress(OSError):  # a dead process is noticed by receive
             self._token = os.urandom(8)  # a reply without it is forged, or belongs to an earlier request
             self._connection.send(replace(request, token=self._token))
@@ -286,7 +295,7 @@ class Worker:
             # A child of the process may keep the pipe open after the process has died. A pidfd reports the death even
             # if the fork server, on which multiprocessing's sentinel depends, has died as well.
             over = self._process.sentinel if self._alive is None else self._alive
-            if not wait([self._connection, over], self.timeout_s):
+            if not self._answers(over):
                 self._abort(over)
                 self.kill()
                 where = place(self._log.tail())
@@ -300,6 +309,20 @@ class Worker:
         except Exception as error:  # closed by its death, or an invalid reply
             self._process.join(5 if isinstance(error, EOFError) else 0)
             return self._obituary(error)
+
+    def _answers(self, over: int) -> bool:
+        """Return whether the process answers or ends within its time limit."""
+        begun = time.monotonic()
+        while True:
+            waited_s = time.monotonic() - begun
+            if wait([self._connection, over], max(0.0, min(SAY_S, self.timeout_s - waited_s))):
+                return True
+            if time.monotonic() - begun >= self.timeout_s:
+                return False
+            log.info(
+                "process %s: waiting for %s for %.0f s, at most %g s",
+                *(self._process.pid, self._doing, time.monotonic() - begun, self.timeout_s),
+            )
 
     def ask(self, request: Request) -> Any:
         """Send a request and return its reply, as `receive` does."""

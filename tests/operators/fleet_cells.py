@@ -14,10 +14,10 @@ from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Batch, Card
-from groupbench.operators.fleet.local import Slot
-from groupbench.operators.measure.cell import Job
+from groupbench.operators.fleet.slots import Slot
 from groupbench.operators.measure.environment import cpu_model
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.record import Accuracy, Commit, Environment, Record, Run
 
 RUN = Run(id="r", started=datetime(2026, 1, 1, tzinfo=UTC), commit=Commit(hash="c" * 40))
@@ -57,6 +57,16 @@ def _ok(record: Record) -> Record:
 
 def slow(batch: Batch) -> list[Record]:
     time.sleep(0.02)
+    return instant(batch)
+
+
+def takes_turns(batch: Batch) -> list[Record]:
+    """Wait, at the first batch, until another process has begun one too."""
+    mark = Path(os.environ["FLEET_MARK"]).with_suffix(f".{os.getpid()}")
+    mark.touch()
+    until = time.monotonic() + 120
+    while len(list(mark.parent.glob("mark.*"))) < 2 and time.monotonic() < until:
+        time.sleep(0.05)
     return instant(batch)
 
 

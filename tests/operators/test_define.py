@@ -19,9 +19,9 @@ from groupbench.operators import executor, registry
 from groupbench.operators.define import Definition, operator
 from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import accuracy
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.given import Given
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.operator import Target
 from groupbench.operators.tolerances import Tolerance, tolerance_of
 from groupbench.tracker.facts.record import Commit, Environment, Record, Run

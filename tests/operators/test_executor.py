@@ -22,12 +22,12 @@ from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import machine_code, witness, worker
-from groupbench.operators.measure.cell import Burst, Done, Job, Prepared, Restored, Shown
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Possible
 from groupbench.operators.measure.live import Live
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.wire import Burst, Done, Job, Prepared, Restored, Shown
 from groupbench.tracker.facts.record import Accuracy, Code, Commit, Environment, Kernel, Record, Run, decode, encode
 
 pytestmark = pytest.mark.usefixtures("unaudited")

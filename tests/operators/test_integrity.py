@@ -22,7 +22,7 @@ from groupbench.operators.integrity.__main__ import CHEATS as SHOWN
 from groupbench.operators.integrity.__main__ import HONEST, measure
 from groupbench.operators.integrity.cheat import CATCHERS, Cheat, caught_by
 from groupbench.operators.measure import seal, witness, worker
-from groupbench.operators.measure.cell import Burst, Failure, Paced, Witnessed
+from groupbench.operators.measure.wire import Burst, Failure, Paced, Witnessed
 from groupbench.operators.vet import vetted
 from groupbench.tracker.facts.record import Record, decode, encode
 

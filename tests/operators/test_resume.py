@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from groupbench.operators import executor, resume
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure.cell import Job
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.plan import Selection, jobs
 from groupbench.operators.resume import CannotResume
 from groupbench.tracker.facts.record import Commit, Environment, Record, Run, encode

@@ -26,8 +26,8 @@ from groupbench.operators.executor import Machine
 from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet import drive
 from groupbench.operators.fleet.batch import Batch, Card
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.environment import cpu_model
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.session import Session
 from groupbench.tracker.facts.record import Accuracy, Environment, Latency, Record
 

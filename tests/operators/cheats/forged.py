@@ -41,19 +41,19 @@ def relay_bursts(forge: Callable[[tuple[float, ...]], tuple[float, ...]]) -> Non
 
     import msgspec
 
-    from groupbench.operators.measure import cell
+    from groupbench.operators.measure import wire
 
     pipe = connection_frame().f_locals["connection"].fileno()
     parent = Connection(os.dup(pipe))
     ours, harness = socket.socketpair()
     os.dup2(harness.fileno(), pipe)
-    here, decoder = Connection(ours.detach()), msgspec.msgpack.Decoder[Any](cell.Answer)
+    here, decoder = Connection(ours.detach()), msgspec.msgpack.Decoder[Any](wire.Answer)
 
     def answers() -> None:
         while True:
             data = here.recv_bytes()
             token, reply = data[:8], decoder.decode(data[8:])
-            if isinstance(reply, cell.Burst):
+            if isinstance(reply, wire.Burst):
                 reply = msgspec.structs.replace(reply, samples_ms=forge(reply.samples_ms))
             parent.send_bytes(token + msgspec.msgpack.encode(reply))
 
@@ -168,7 +168,7 @@ def patched_encoder(x: Any) -> Any:
     """Replace the function that encodes replies, and scale the times in them."""
     import msgspec
 
-    from groupbench.operators.measure.cell import Burst
+    from groupbench.operators.measure.wire import Burst
 
     real = msgspec.msgpack.encode
 
@@ -217,7 +217,7 @@ def forged_answer(x: Any) -> Any:
     """Find the process's pipe in a caller's frame, and write a reply to it before the harness does."""
     import msgspec
 
-    from groupbench.operators.measure.cell import Burst
+    from groupbench.operators.measure.wire import Burst
 
     calls = [0]
 
@@ -237,7 +237,7 @@ def forged_answer_with_token(x: Any) -> Any:
     """Write a forged reply with the request's token, before the harness's own reply."""
     import msgspec
 
-    from groupbench.operators.measure.cell import Burst
+    from groupbench.operators.measure.wire import Burst
 
     calls = [0]
 

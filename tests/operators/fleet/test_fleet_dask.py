@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dask_engine
@@ -144,21 +143,52 @@ def test_a_resumed_run_measures_the_cells_skipped_when_the_scheduler_died(engine
 # --- without a scheduler ----------------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_breaks_skips_a_batch_even_if_the_client_has_not_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    fleet = dask.DaskFleet.__new__(dask.DaskFleet)
-    fleet._until, fleet._lost, fleet._deserted, fleet._missed = math.inf, False, False, set()
-    fleet.client = SimpleNamespace(status="running")
+class Client:
+    """A client of which `submit` returns the futures of a test."""
 
-    def ask(*_: object) -> None:
-        raise CommClosedError("the stream is closed")
+    status = "running"
 
-    monkeypatch.setattr(fleet, "_ask", ask)
-    with pytest.raises(NotReached, match="the scheduler is gone"):
-        fleet._run(card("a"), cells.work(1)[0])
-    with pytest.raises(NotReached, match="the scheduler is gone"):
-        fleet._check_connected()
+    def __init__(self, *futures: Any) -> None:
+        self.futures = list(futures)
+
+    def submit(self, *arguments: Any, **options: Any) -> Any:
+        return self.futures.pop(0)
+
+
+class Outcome:
+    """A future that does not answer in time as often as a test says."""
+
+    def __init__(self, status: str, late: int = 0, error: Exception | None = None) -> None:
+        self.status, self.late, self.error = status, late, error
+
+    def result(self, timeout: float) -> list[Any]:
+        self.late -= 1
+        if self.late >= 0:
+            raise TimeoutError("not fetched")
+        if self.error is not None:
+            raise self.error
+        return ["a record"]
+
+
+def asked(future: Outcome) -> Any:
+    return dask.ScheduledFleet(Client(future)).run_on(card("a"), cells.work(1)[0])
+
+
+def test_a_finished_batch_that_is_slow_to_fetch_is_waited_for() -> None:
+    assert asked(Outcome("pending", 1)) == ["a record"]
+    assert asked(Outcome("finished", 3)) == ["a record"]
+
+
+def test_a_batch_that_raises_a_time_out_is_not_waited_for() -> None:
+    with pytest.raises(TimeoutError, match="of the batch"):
+        asked(Outcome("error", 0, TimeoutError("of the batch")))
+
+
+def test_a_connection_that_breaks_skips_a_batch_even_if_the_client_has_not_noticed() -> None:
+    fleet = dask.ScheduledFleet(Client(Outcome("pending", 0, CommClosedError("the stream is closed"))))
+    for _ in range(2):  # the next batch is not sent at all
+        with pytest.raises(NotReached, match="the scheduler is gone"):
+            fleet.run_on(card("a"), cells.work(1)[0])
 
 
 def usable(*cards: Card, hardware: str | None = None) -> list[str]:
@@ -183,11 +213,11 @@ def test_cards_of_one_kind_and_this_code_are_used() -> None:
 
 
 def test_a_workers_resources_name_its_model_and_itself() -> None:
-    from groupbench.operators.fleet.local import Slot
+    from groupbench.operators.fleet.slots import Slot
 
     options = worker.options(Slot("3", "cuda", {"CUDA_VISIBLE_DEVICES": "3"}), card("GPU-a", "NVIDIA H100 80GB HBM3"))
     assert options["resources"] == {"GPU": 1, "NVIDIA H100 80GB HBM3": 1, options["name"]: 1}
-    assert options["env"] == {"CUDA_VISIBLE_DEVICES": "3"}
+    assert options["env"] == {"CUDA_VISIBLE_DEVICES": "3", "GROUPBENCH_SLOT": '["cuda", []]'}
     assert options["nthreads"] == 1
 
 
@@ -255,6 +285,13 @@ def test_the_worker_command_without_a_gpu_suggests_the_cpu() -> None:
     code, errors = worker_command("tcp://127.0.0.1:1")
     assert (code, errors.count("\n")) == (2, 1)
     assert "torch sees no GPU here; use --device cpu" in errors
+
+
+def test_a_second_worker_on_one_host_says_why_it_cannot_start(engine: Engine) -> None:
+    engine.start()
+    code, errors = worker_command(engine.address, "--device", "cpu")
+    assert code == 2
+    assert re.match(rf"groupbench: {engine.address} already has a worker \S+-cpu-0: stop that one on ", errors), errors
 
 
 @pytest.mark.exhaustive  # a fleet refuses addresses in the same place

@@ -1,4 +1,4 @@
-"""Job arrays through submitit, with its local executor instead of a cluster."""
+"""Workers in jobs of submitit, with its local executor instead of a cluster."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Progress
-from groupbench.operators.fleet import drive, slurm
+from groupbench.operators.fleet import drive
 
 submitit = pytest.importorskip("submitit", reason="NOT TESTED: SLURM. pip install 'groupbench[slurm]'")
+pytest.importorskip("distributed", reason="NOT TESTED: SLURM. pip install 'groupbench[slurm]'")
+
+from groupbench.operators.fleet import slurm  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[1]))
 import fleet_cells as cells  # noqa: E402
@@ -25,43 +29,53 @@ def importable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, warm_imports: di
     here = str(Path(__file__).parents[1])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([here, warm_imports["PYTHONPATH"]]))
     monkeypatch.setenv("FLEET_MARK", str(tmp_path / "mark"))
-    monkeypatch.setattr(submitit.core.core.Job, "_results_timeout_s", 1)
 
 
-def measure(kind: Any, tmp_path: Path, number: int = 4, **options: Any) -> list[Any]:
-    fleet = slurm.SlurmFleet(slurm.executor(tmp_path, "cpu", {"cluster": "local"}), measure=kind, **options)
+def measure(kind: Any, tmp_path: Path, number: int = 4, submitter: Any = None, **options: Any) -> list[Any]:
+    submitter = submitter or slurm.executor(tmp_path / "jobs", "cpu", {"cluster": "local"})
+    fleet = slurm.SlurmFleet(submitter, "cpu", local=True, measure=kind, look=cells.look, **options)
     return list(drive.records(fleet, cells.work(number), Progress()))
 
 
-def test_batches_are_jobs_of_an_array(tmp_path: Path) -> None:
-    records = measure(cells.instant, tmp_path, 5, max_array=2)
-    assert len({(r.cell.shape, r.cell.backend) for r in records}) == len(records) == 10
+def test_the_cards_of_all_jobs_take_batches(tmp_path: Path) -> None:
+    records = measure(cells.takes_turns, tmp_path, 6, jobs=2)
+    assert len({(r.cell.shape, r.cell.backend) for r in records}) == len(records) == 12
     assert len({r.environment.host for r in records}) == 2
+    assert (tmp_path / "jobs").stat().st_mode & 0o077 == 0  # others must not read the key
 
 
-@pytest.mark.exhaustive  # that which dies twice is measured again too
-def test_a_job_that_dies_once_is_measured(tmp_path: Path) -> None:
-    assert {r.status for r in measure(cells.dies_once, tmp_path, 3)} == {"ok"}
-
-
-def test_a_job_that_dies_is_measured_again_once(tmp_path: Path) -> None:
-    records = measure(cells.dies, tmp_path, 3, max_array=4)
+def test_a_batch_that_kills_its_worker_twice_is_an_error(tmp_path: Path) -> None:
+    records = measure(cells.dies, tmp_path, 4, jobs=1)
     failed = [r for r in records if r.status != "ok"]
     assert {(r.cell.shape, r.status) for r in failed} == {("G=1,M_g=3,N=256,K=256", "error")}
-    assert len(records) == 6
-    assert all("two SLURM jobs died" in (r.message or "") for r in failed)
+    assert all("its worker died on " in (r.message or "") for r in failed)
+    assert len(records) == 8
 
 
-def test_an_exception_fails_only_its_own_batch(tmp_path: Path) -> None:
-    assert {(r.status, (r.message or "")[:9]) for r in measure(cells.refuses, tmp_path, 2)} == {("error", "not here:")}
-    assert {r.status for r in measure(cells.instant, tmp_path, 1, budget_s=-1)} == {"skipped"}
+def test_a_worker_with_other_hardware_is_sent_away_and_its_reason_recorded(tmp_path: Path) -> None:
+    said: list[str] = []
+    records = measure(cells.instant, tmp_path, 2, jobs=1, hardware="NVIDIA*", say=said.append)
+    assert {r.status for r in records} == {"skipped"}
+    (message,) = {r.message for r in records}
+    assert message is not None and "and the run needs NVIDIA*" in message
+    assert said == [message]
 
 
-def test_chunks_are_even_and_contain_every_batch_once() -> None:
-    chunks = slurm._chunks(cells.work(10), 3)
-    assert sorted(n for chunk in chunks for n in chunk) == list(range(10))
-    assert sorted(map(len, chunks)) == [3, 3, 4]
-    assert slurm._chunks(cells.work(2), 1000) == [[0], [1]]
+class DeadJobs:
+    """An executor whose jobs end before they join."""
+
+    def batch(self) -> Any:
+        import contextlib
+
+        return contextlib.nullcontext()
+
+    def submit(self, *arguments: Any) -> Any:
+        return SimpleNamespace(job_id="7", done=lambda: True, paths=SimpleNamespace(stderr="7.err"), cancel=print)
+
+
+def test_jobs_that_end_before_they_join_leave_skipped_cells(tmp_path: Path) -> None:
+    records = measure(cells.instant, tmp_path, 2, DeadJobs())
+    assert {(r.status, r.message) for r in records} == {("skipped", "no SLURM job is left: see 7.err")}
 
 
 PARAMETERS = {
@@ -87,7 +101,7 @@ def test_no_slurm_here_is_a_usage_error(tmp_path: Path, monkeypatch: pytest.Monk
         slurm.executor(tmp_path, "cuda", {"partition": "gpu"})
 
 
-@pytest.mark.exhaustive  # jobs of an array measure above, and test_fleet.py real cells
+@pytest.mark.exhaustive  # workers in jobs measure above, and test_fleet.py real cells
 def test_local_jobs_measure_on_this_machine(tmp_path: Path) -> None:
     """Run the command of a user, on a machine with or without a GPU."""
     command = [sys.executable, "-m", "groupbench.operators", "--op", "grouped_gemm", "--host", "builtin"]

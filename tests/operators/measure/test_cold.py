@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from groupbench.operators.measure import cold
-from groupbench.operators.measure.cell import Done, Failure, Job, Request
 from groupbench.operators.measure.costs import Costs
+from groupbench.operators.measure.wire import Done, Failure, Job, Request
 
 JOBS = [Job("grouped_gemm", name, "G=1,M_g=8,N=8,K=8", "bf16", "cuda") for name in ("a", "b", "c", "fails")]
 WAIT_S = 20.0

@@ -8,28 +8,25 @@ from typing import Any
 
 import pytest
 
-from groupbench.operators.measure.cell import Done, Job
 from groupbench.operators.measure.faults import is_oom
-from groupbench.operators.measure.judge import At, _Judge, _on
+from groupbench.operators.measure.judge import At, _Judge, _on, _Problem
+from groupbench.operators.measure.wire import Done, Job
 
 PROBLEM = Job("grouped_gemm", "torch_loop", "G=2,M_g=8,N=16,K=16", "fp16", "cpu")
 
 
 def test_inputs_that_did_not_fit_are_made_for_the_next_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     judge = _Judge()
-    make = _Judge._make
+    with monkeypatch.context() as patch:
 
-    def full(self: Any) -> None:
-        make(self)
-        raise MemoryError
+        def full(self: Any) -> None:
+            raise MemoryError
 
-    monkeypatch.setattr(_Judge, "_make", full)
-    with pytest.raises(MemoryError):
-        judge.load(PROBLEM)
-    assert judge.job is None and not hasattr(judge, "inputs")
-    monkeypatch.setattr(_Judge, "_make", make)
+        patch.setattr(_Problem, "_check_inputs", full)
+        with pytest.raises(MemoryError):
+            judge.load(PROBLEM)
     assert judge.load(PROBLEM) == Done("loaded")
-    assert judge._reference(At()) is not None
+    assert judge.problem.reference(At()) is not None
 
 
 @pytest.mark.parametrize(

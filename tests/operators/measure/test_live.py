@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from groupbench.operators.measure import live, witness
-from groupbench.operators.measure.cell import Burst, Failure, Job, Prepared
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judging import HeldTo
 from groupbench.operators.measure.live import REPEATS, SETTLE_S, SETTLED_S, Live, settle
 from groupbench.operators.measure.rest import RESTLESS
+from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared
 
 PREPARED = Prepared("cpu", 1.0, None, (), Sent("tensor", ()), True, None)
 STALL = witness.Implausible("implausible: a call uses 2 ms of processor time")

@@ -17,10 +17,10 @@ from groupbench.operators import executor
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import profiler
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.costs import ALL
 from groupbench.operators.measure.profiler import COUNTERS, NCU, PROTON, TIME, ProfileError, of_csv, of_hatchet
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.metrics import METRICS, PROFILERS
 from groupbench.tracker.facts.record import Commit, Environment, Record, Run
 

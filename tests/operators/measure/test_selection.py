@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from groupbench.operators import executor
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.selection import DYNAMO, GLUON, INDUCTOR, imports_to_count
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.registry import CATALOG, module_name
 
 OPERATOR = "groupbench.operators.catalog.grouped_gemm"

@@ -19,8 +19,8 @@ import pytest
 from cases import rarely
 
 from groupbench.operators.measure import seal, side, witness
-from groupbench.operators.measure.cell import Burst, Failure
 from groupbench.operators.measure.judging import held_to
+from groupbench.operators.measure.wire import Burst, Failure
 from groupbench.operators.measure.witness import Implausible
 
 STALL = Implausible("implausible: a call uses 2 ms of processor time")
@@ -93,7 +93,7 @@ def test_a_backend_that_is_honest_where_it_is_checked_is_found_where_it_is_timed
     faulty: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The side is this process, so that its audits can be short: they take six seconds, most of them in pauses."""
-    monkeypatch.setattr(witness, "ATTEMPTS", 2)
+    monkeypatch.setattr(witness, "LIMITS", witness.Limits(attempts=2))
     monkeypatch.setattr(side, "_one_in", lambda number: True)
     seal.renew()  # an earlier test may have closed it, and these changes are not a plugin's
     ab = side.AbServer()

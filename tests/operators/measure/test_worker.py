@@ -23,7 +23,7 @@ import pytest
 from groupbench.operators import cli as operators_cli
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.measure import worker
-from groupbench.operators.measure.cell import Failure
+from groupbench.operators.measure.wire import Failure
 
 
 def test_threads_that_ask_for_imports_at_once_are_all_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,7 +57,7 @@ def test_the_fork_server_imports_what_the_main_module_does(monkeypatch: pytest.M
     main.__dict__.update(cli=operators_cli, run=operators_cli.main, Failure=Failure, other=pytest, text="")
     main.main = lambda: None  # type: ignore[attr-defined] - of the main module itself
     monkeypatch.setitem(sys.modules, "__main__", main)
-    assert worker._imported_by_main() == ["groupbench.operators.cli", "groupbench.operators.measure.cell"]
+    assert worker._imported_by_main() == ["groupbench.operators.cli", "groupbench.operators.measure.wire"]
     main.__spec__ = ModuleSpec("groupbench.operators.__main__", None)  # which is not run again
     assert worker._imported_by_main() == []
 

@@ -14,8 +14,8 @@ from cases import rarely
 from groupbench.operators import executor, registry
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.operator import Target
 from groupbench.operators.problems import traces
 from groupbench.operators.problems.definition import evaluated, read_json

@@ -13,8 +13,8 @@ import torch
 from groupbench.operators import executor, plugins, registry
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure.cell import Job
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.wire import Job
 from groupbench.operators.operator import Target
 from groupbench.operators.problems.tritonbench_file import is_operator_file, launches_triton
 from groupbench.tracker.facts.record import Commit, Environment, Record, Run

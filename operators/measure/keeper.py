@@ -1,0 +1,99 @@
+"""Keep outputs of timed calls, of which some are judged after the burst."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from groupbench.operators.measure import exchange, moves
+from groupbench.operators.measure.arrays import size_of
+from groupbench.operators.measure.given import held_by
+from groupbench.operators.measure.protocol import Watch, reserved_l2
+
+MOST_KEPT, KEEP_BYTES = 32, {"cuda": 1 << 30, "cpu": 64 << 20}
+"""Maximum number of outputs of a burst, and memory for them by device. They are kept until some are judged."""
+
+
+class Keeper(Watch):
+    """Move the inputs before each call of a burst, and keep outputs of timed calls.
+
+    buffers  copies of outputs of earlier bursts, whose memory is used again
+    held     names of inputs by the address of their memory, in which no output may be
+    """
+
+    def __init__(
+        self,
+        inputs: moves.Moves,
+        device: str,
+        samples: int,
+        buffers: list[list[Any]] | None = None,
+        held: Mapping[int, str] = MappingProxyType({}),
+    ) -> None:
+        self.inputs, self.device, self.samples = inputs, device, samples
+        self.kept: list[tuple[int, str, list[Any]]] = []
+        self.step = self.timed = self.room = 0
+        self.buffers = [] if buffers is None else buffers
+        self.held, self.returned = held, list[str]()
+        self.reserved = 0  # bytes of a GPU's L2
+
+    def before(self) -> None:
+        self.step += 1
+        self.inputs.advance()
+
+    def warm(self, out: Any) -> None:
+        """Allocate buffers for outputs, so that nothing is allocated while the GPU's queue is being filled."""
+        if not self.buffers and self.device == "cuda":
+            _, parts = exchange.plain_parts(out, self.device)
+            import torch
+
+            self.room = self._room(parts)
+            self.buffers = [[torch.empty_like(part) for part in parts] for _ in range(self.room)]
+
+    def after(self, out: Any) -> None:
+        """Keep a random sample of the outputs.
+
+        The draw follows the call, so that a backend cannot know during a call whether its output will be checked. On a
+        CPU, the other outputs are copied too, so that reading an output takes as long whether it is kept or not.
+        """
+        form, parts = exchange.plain_parts(out, self.device)
+        self.returned += held_by(parts, self.held)
+        if self.device == "cuda":
+            self.reserved = max(self.reserved, reserved_l2())
+        self.room = self.room or self._room(parts)
+        self.timed += 1
+        slot = len(self.kept)
+        if slot >= self.room:
+            slot = min(random.SystemRandom().randrange(self.timed), self.room)
+            if slot == self.room and self.device == "cuda":
+                return
+        copies = self._copied(slot, parts)
+        if slot < self.room:
+            self.kept[slot : slot + 1] = [(self.step, form, copies)]
+
+    def _copied(self, slot: int, parts: list[Any]) -> list[Any]:
+        """Return copies of the parts, in the buffers of that number if they are alike."""
+        held = self.buffers[slot] if slot < len(self.buffers) else []
+        if len(held) == len(parts) and all(map(_are_alike, held, parts)):
+            return [copy.copy_(part) for copy, part in zip(held, parts, strict=True)]
+        copies = [part.clone() for part in parts]
+        if self.device == "cpu":  # a GPU's memory is for the next backend
+            self.buffers[slot : slot + 1] = [copies]
+        return copies
+
+    def sums(self) -> tuple[int, ...]:
+        """Return the sums of the outputs that were kept."""
+        return exchange.sums([parts for _, _, parts in self.kept])
+
+    def _room(self, parts: list[Any]) -> int:
+        return room_for(size_of(parts), self.samples, self.device)
+
+
+def room_for(size: int, samples: int, device: str) -> int:
+    """Return how many outputs of this many bytes are kept of a burst of so many timed calls."""
+    return max(1, min(samples, MOST_KEPT, KEEP_BYTES[device] // max(size, 1)))
+
+
+def _are_alike(x: Any, y: Any) -> bool:
+    return x.shape == y.shape and x.dtype == y.dtype

@@ -1,0 +1,135 @@
+"""Requests and replies between the parent and the processes that measure and judge: data of declared types."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from groupbench.operators.measure import moves
+from groupbench.operators.measure.costs import CHEAP, Costs
+from groupbench.operators.measure.exchange import Sent
+from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.operator import Operator
+from groupbench.tracker.facts.record import Code, Kernel, Telemetry, Timing
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell to measure, small enough to send to a process anywhere.
+
+    shape    the shape's canonical text
+    problem  the shape itself; None if only its text is known
+    """
+
+    operator: str
+    backend: str
+    shape: str
+    dtype: str
+    device: str
+    mode: str = "fwd"
+    seed: int = 0
+    interpreted: bool = False
+    protocol: Protocol = field(default_factory=Protocol)
+    rtol: float | None = None
+    atol: float | None = None
+    plugins: tuple[str, ...] = ()
+    costs: tuple[str, ...] = CHEAP  # costs to measure in addition to latency and accuracy
+    problem: Any = field(default=None, compare=False)
+
+    def shape_of(self, operator: Operator) -> Any:
+        """Return the shape. Raises ValueError if the operator does not read its text."""
+        return operator.parse_shape(self.shape) if self.problem is None else self.problem
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `prepare`: all results except latency and accuracy.
+
+    sent  the output of the second of two calls on poisoned memory, followed by that of the first if they differ
+    """
+
+    timing: Timing
+    prepare_ms: float
+    enqueue_ms: float | None
+    kernels: tuple[Kernel, ...]
+    sent: Sent
+    repeatable: bool
+    problem: str | None = None  # a change by the backend to its inputs or to the harness
+    code: tuple[Code, ...] = ()  # of the kernels
+    metrics: dict[str, float] = {}  # costs of preparing, by metric
+    copies: tuple[moves.Copied, ...] = ()  # of inputs, refreshed after each move
+
+
+class Burst(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `burst`.
+
+    steps  for each timed call whose output was kept, the number of steps that its inputs had moved
+    sums   for each of these outputs, the sum of its bits
+
+    Both are named before the parent chooses the outputs that `show` is to return.
+    """
+
+    samples_ms: tuple[float, ...]
+    telemetry: Telemetry | None
+    steps: tuple[int, ...]
+    sums: tuple[int, ...] = ()
+    problem: str | None = None
+    enqueue_ms: float | None = None  # host time to launch a call, on a GPU
+
+
+class Shown(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `show` and `reroute`: an output."""
+
+    sent: Sent
+
+
+class Witnessed(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `witness`, with the sum of the output that was kept."""
+
+    samples_ms: tuple[float, ...]
+    sums: tuple[int, ...] = ()
+
+
+class Paced(msgspec.Struct, frozen=True, tag=True):
+    """The judge's reply to `pace`: the cost of a burst without its calls, by all clocks, and the threads of torch.
+
+    run_ms  processor time of the thread that would make the calls; it waits for nothing
+    """
+
+    wall_ms: float
+    processor_ms: float
+    threads: int
+    run_ms: float = 0.0
+
+
+class Restored(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `restore`. Unless `problem` is set, the inputs have their initial values again."""
+
+    problem: str | None = None
+
+
+class Done(msgspec.Struct, frozen=True, tag=True):
+    """The reply to requests that have no result."""
+
+    what: str
+
+
+class Failure(msgspec.Struct, frozen=True, tag=True):
+    """The reply to a request that failed. The cell cannot be used afterwards."""
+
+    status: str  # error, oom, unavailable
+    message: str
+
+
+Answer = Prepared | Burst | Shown | Witnessed | Restored | Costs | Done | Failure
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call of one of the VERBS of cell.py or judge.py. `adopt` also sets the job; the reply starts with the token."""
+
+    verb: str
+    job: Job | None = None
+    arguments: tuple[Any, ...] = ()
+    token: bytes = b""
