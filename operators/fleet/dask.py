@@ -105,7 +105,7 @@ class ScheduledFleet(Fleet):
         resources = {GPU: 1, model: 1} | ({home.name: 1} if home else {})
         key = f"groupbench-{batch.run.id}-{next(self._numbers)}-{id(self):x}"
         future = self.client.submit(self._measure, batch, key=key, pure=False, resources=resources)
-        begun = said = time.monotonic()
+        begun = logged_s = time.monotonic()
         while True:
             try:
                 records: list[Record] = future.result(timeout=LOOK_S)
@@ -114,10 +114,10 @@ class ScheduledFleet(Fleet):
                 if future.status == "error":  # the batch raised it; a finished one is only slow to fetch
                     raise
                 self._check_connected()  # a message sent while the connection breaks is never answered
-                if time.monotonic() >= said + SAY_S:
-                    said = time.monotonic()
+                if time.monotonic() >= logged_s + SAY_S:
+                    logged_s = time.monotonic()
                     place = home.name if home else f"any worker with {model}"
-                    log.info("waiting for %s on %s for %.0f s: %s", batch, place, said - begun, future.status)
+                    log.info("waiting for %s on %s for %.0f s: %s", batch, place, logged_s - begun, future.status)
 
     def _check_connected(self) -> None:
         """Raise NotReached if the scheduler is gone or `close` was called."""

@@ -68,16 +68,16 @@ class Fleet(ABC):
         if not self.cards:
             self._common.extend(zip(work, futures, strict=True))
             return futures
-        own: list[deque[tuple[Batch, Future[list[Record]]]]] = [deque() for _ in self.cards]
+        queues: list[deque[tuple[Batch, Future[list[Record]]]]] = [deque() for _ in self.cards]
         for place, batch, future in zip(assign(work, self.cards, self.history), work, futures, strict=True):
-            own[place].append((batch, future))
-        for card, waiting in zip(self.cards, own, strict=True):
+            queues[place].append((batch, future))
+        for card, waiting in zip(self.cards, queues, strict=True):
             self.join(card, waiting)
         return futures
 
-    def join(self, card: Card, own: deque[tuple[Batch, Future[list[Record]]]] | None = None) -> None:
+    def join(self, card: Card, queue: deque[tuple[Batch, Future[list[Record]]]] | None = None) -> None:
         """Let a card take batches: its own, then those of the common queue."""
-        thread = threading.Thread(target=self._serve, args=(card, own or deque()), name=card.name, daemon=True)
+        thread = threading.Thread(target=self._serve, args=(card, queue or deque()), name=card.name, daemon=True)
         self._threads[card.name] = thread
         thread.start()
 
@@ -86,10 +86,10 @@ class Fleet(ABC):
         while self._common:
             self._common.popleft()[1].set_exception(NotReached(reason))
 
-    def _serve(self, card: Card, own: deque[tuple[Batch, Future[list[Record]]]]) -> None:
-        while own or (self._common and not self.gone(card)):
+    def _serve(self, card: Card, queue: deque[tuple[Batch, Future[list[Record]]]]) -> None:
+        while queue or (self._common and not self.gone(card)):
             try:
-                batch, future = own.popleft() if own else self._common.popleft()
+                batch, future = queue.popleft() if queue else self._common.popleft()
             except IndexError:  # another card took it
                 return
             try:

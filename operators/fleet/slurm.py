@@ -120,7 +120,7 @@ class SlurmFleet(ScheduledFleet):
 
     def _admit_workers(self) -> None:
         """Let the cards of new workers take batches, until no batch waits or no job is left."""
-        said = time.monotonic()
+        logged_s = time.monotonic()
         while self._common and not self._closed.is_set():
             try:
                 self._admit_new()
@@ -130,8 +130,8 @@ class SlurmFleet(ScheduledFleet):
                 if not self._closed.is_set():
                     self.abandon(f"the scheduler is gone: {type(error).__name__}: {error}")
                 return
-            if time.monotonic() >= said + SAY_S:
-                said = time.monotonic()
+            if time.monotonic() >= logged_s + SAY_S:
+                logged_s = time.monotonic()
                 states = sorted({str(job.state) for job in self._jobs})
                 log.info(
                     "%d batches wait for jobs, which are %s; %d cards have joined",

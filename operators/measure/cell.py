@@ -21,7 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -264,7 +264,7 @@ class CellHandler:
     def _timed(
         self, run: Any, copies: list[Any], interpreted: bool, held: Mapping[int, str], protocol: Protocol
     ) -> _Ready:
-        moved = moves.of(self.adopted.operator, self.adopted.inputs, self._draw, copies)
+        moved = moves.of(self.adopted.operator, self.adopted.inputs, partial(_draw, self), copies)
         timer = timer_of(run, protocol, self.job.device, interpreted)
         return _Ready(run, interpreted, moved, held, timer, dict(vars(timer)))
 
@@ -318,7 +318,7 @@ class CellHandler:
         """Make the inputs again at other addresses, after allocations of random sizes, and prepare the backend.
 
         The addresses of the inputs change a kernel's time by up to 0.4 % (0.7 % at 13 us), within and across processes.
-        Telemetry is not read, because comparisons have none.
+        Telemetry is not read, because comparisons do not use it.
         """
         job = self.job
         self._ready = self.shown = self.kept = self.adopted.inputs = None
@@ -334,17 +334,7 @@ class CellHandler:
 
     def _make_inputs(self) -> None:
         self.adopted.shape = self.job.shape_of(self.adopted.operator)
-        self.adopted.inputs = self._draw(self.job.seed)
-
-    def _draw(self, seed: int) -> Any:
-        return self.adopted.operator.make_inputs(self.adopted.shape, self.job.dtype, self.job.device, seed)
-
-    def _altered(self, keeper: Keeper) -> str | None:
-        """Return the part of an object of the harness that the backend has exchanged, or None."""
-        ready, timer = self.ready, GpuTimer if self.job.device == "cuda" else CpuTimer
-        objects = (self, CellHandler), (ready.timer, timer), (ready.moves, moves.Moves), (keeper, Keeper)
-        name = seal.exchanged(*objects, (keeper.kept, list))
-        return name or seal.differing(f"the {timer.__name__}'s", vars(ready.timer), ready.built)
+        self.adopted.inputs = _draw(self, self.job.seed)
 
     def burst(self, secret: int | None, calls: int | None = None) -> Burst:
         """Time a burst of calls, each on new input values: one full move by `secret`, then one step before each call.
@@ -363,7 +353,7 @@ class CellHandler:
         samples = ready.timer.burst(kept) if isinstance(ready.timer, GpuTimer) else ready.timer.burst(kept, calls)
         self.kept = kept.kept
         sums = kept.sums()
-        problem = seal.problem() or seal.as_problem(self._altered(kept)) or _misbehaved(kept)
+        problem = seal.problem() or seal.as_problem(_altered(self, kept)) or _misbehaved(kept)
         telemetry = ready.nvml.telemetry() if ready.nvml else None
         enqueue_ms = ready.timer.burst_enqueue_ms if isinstance(ready.timer, GpuTimer) else None
         return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), sums, problem, enqueue_ms)
@@ -408,6 +398,19 @@ VERBS: dict[str, Callable[..., Any]] = {
     "unload": CellHandler.unload,
 }
 """The requests that this process answers."""
+
+
+def _draw(handler: CellHandler, seed: int) -> Any:
+    adopted, job = handler.adopted, handler.job
+    return adopted.operator.make_inputs(adopted.shape, job.dtype, job.device, seed)
+
+
+def _altered(handler: CellHandler, keeper: Keeper) -> str | None:
+    """Return the part of an object of the harness that the backend has exchanged, or None."""
+    ready, timer = handler.ready, GpuTimer if handler.job.device == "cuda" else CpuTimer
+    objects = (handler, CellHandler), (ready.timer, timer), (ready.moves, moves.Moves), (keeper, Keeper)
+    name = seal.exchanged(*objects, (keeper.kept, list))
+    return name or seal.differing(f"the {timer.__name__}'s", vars(ready.timer), ready.built)
 
 
 def _misbehaved(kept: Keeper) -> str | None:

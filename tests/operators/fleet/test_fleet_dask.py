@@ -156,7 +156,7 @@ class Client:
 
 
 class Outcome:
-    """A future that does not answer in time as often as a test says."""
+    """A future that does not answer in time as often as a test demands."""
 
     def __init__(self, status: str, late: int = 0, error: Exception | None = None) -> None:
         self.status, self.late, self.error = status, late, error
@@ -170,18 +170,18 @@ class Outcome:
         return ["a record"]
 
 
-def asked(future: Outcome) -> Any:
+def records_of(future: Outcome) -> Any:
     return dask.ScheduledFleet(Client(future)).run_on(card("a"), cells.work(1)[0])
 
 
 def test_a_finished_batch_that_is_slow_to_fetch_is_waited_for() -> None:
-    assert asked(Outcome("pending", 1)) == ["a record"]
-    assert asked(Outcome("finished", 3)) == ["a record"]
+    assert records_of(Outcome("pending", 1)) == ["a record"]
+    assert records_of(Outcome("finished", 3)) == ["a record"]
 
 
 def test_a_batch_that_raises_a_time_out_is_not_waited_for() -> None:
     with pytest.raises(TimeoutError, match="of the batch"):
-        asked(Outcome("error", 0, TimeoutError("of the batch")))
+        records_of(Outcome("error", 0, TimeoutError("of the batch")))
 
 
 def test_a_connection_that_breaks_skips_a_batch_even_if_the_client_has_not_noticed() -> None:

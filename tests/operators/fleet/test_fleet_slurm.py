@@ -53,12 +53,12 @@ def test_a_batch_that_kills_its_worker_twice_is_an_error(tmp_path: Path) -> None
 
 
 def test_a_worker_with_other_hardware_is_sent_away_and_its_reason_recorded(tmp_path: Path) -> None:
-    said: list[str] = []
-    records = measure(cells.instant, tmp_path, 2, jobs=1, hardware="NVIDIA*", say=said.append)
+    messages: list[str] = []
+    records = measure(cells.instant, tmp_path, 2, jobs=1, hardware="NVIDIA*", say=messages.append)
     assert {r.status for r in records} == {"skipped"}
     (message,) = {r.message for r in records}
     assert message is not None and "and the run needs NVIDIA*" in message
-    assert said == [message]
+    assert messages == [message]
 
 
 class DeadJobs:
