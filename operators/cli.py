@@ -296,11 +296,11 @@ def _session(options: dict[str, Any]) -> Any:
     unknown = [name for name in options["metrics"] if name not in table.metrics_of_tables()]
     if unknown and not _picks_tritonbench(options):
         raise UsageError(no_such("no metric", unknown[0], table.metrics_of_tables()))
-    if options["plot"] is not None:
+    if options["plot"]:
         from groupbench.tracker.tools import plots
 
         try:
-            plots.check(options["plot"])
+            plots.check()
         except plots.DrawError as error:
             raise UsageError(str(error)) from error
     made = Session(

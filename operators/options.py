@@ -281,13 +281,7 @@ results = _group(
     click.option("--csv", is_flag=True, help="Print TritonBench's CSV instead of the table."),
     click.option("--output", type=PATH, help="Write TritonBench's CSV to this file."),
     click.option("--output-json", type=PATH, help="Write TritonBench's JSON to this file."),
-    click.option(
-        "--plot",
-        is_flag=False,
-        flag_value="",
-        metavar="[FILE]",
-        help="Plot the first metric in the terminal, or to FILE.png or FILE.svg.",
-    ),
+    click.option("--plot", is_flag=True, help="Plot the first metric in the terminal."),
     click.option("--traces", type=PATH, help="Write the results of FlashInfer-Bench definitions as its traces."),
     click.option("--records", type=PATH, help="Append records (JSON lines) for `groupbench ingest`."),
     click.option(

@@ -70,7 +70,7 @@ class Session:
     builds: bool = True  # False for a plan without `setup`
     timeout_s: float = 300
     quiet: bool = False
-    plot: str | None = None  # the file of a picture; "" is the terminal
+    plot: bool = False  # the first metric, in the terminal
     resume: bool = False  # continue the last run of the record file
     previous: Path | None = None  # records of the previous run: cells that it skipped are measured first
     budget_s: float = math.inf
@@ -205,8 +205,8 @@ class Session:
         """Print the table in the requested formats, and a line of counts."""
         if self.shows_table:
             self._show_table()
-        if self.plot is not None:
-            self._draw(self.plot)
+        if self.plot:
+            self._draw()
         counts = Counter(record.status for record in self.records)
         statuses = ", ".join(f"{n} {status}" for status, n in counts.most_common())
         self.say(f"{counted(len(self.records), 'cell')}: {statuses}")
@@ -235,17 +235,11 @@ class Session:
         if self.run is not None and (logs := self.logs).written(self.records):
             yield f"{'logs' if logs.every else 'logs of failed cells'}: {logs.folder}"
 
-    def _draw(self, where: str) -> None:
-        """Plot the first metric. A file that cannot be written is reported, since the measurement is still valid."""
+    def _draw(self) -> None:
         from groupbench.tracker.tools import plots
 
         out = sys.stderr if self.csv else sys.stdout
-        try:
-            plots.draw(table.panels(self.records, self.metrics[0], self.baseline), where, out)
-        except plots.DrawError as error:
-            print(f"tritonbench: {error}", file=sys.stderr)
-        if where:
-            self.say(f"plot: {where}")
+        plots.draw(table.panels(self.records, self.metrics[0], self.baseline), out)
 
     def _show_table(self) -> None:
         from rich.console import Console

@@ -143,7 +143,6 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "budget": ((*OP, "--budget", "0"), "--budget"),
     "budget of nan": ((*OP, "--budget", "nan"), "--budget"),
-    "plot of another kind": ((*OP, "--plot", "x.pdf"), ".png or .svg"),
     "a previous run that is not a run": ((*OP, "--only", "torch_loop", "--previous", "/proc/version"), "line 1"),
     "plan and bursts": (("--plan", "x.toml", "--bursts", "4"), "--bursts"),
     "plan that is missing": (("--plan", "x.toml", "--device", "cpu"), "x.toml"),

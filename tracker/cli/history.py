@@ -108,8 +108,7 @@ class Metrics(click.ParamType[tuple[str, ...]]):
 )
 @click.option("--ids", is_flag=True, help="Show each point's id, as `groupbench show` takes it.")
 @limit_option("Show only the newest N points of each series.")
-@click.option("--plot", is_flag=False, flag_value="", metavar="[FILE]",
-              help="Plot the first metric in the terminal, or to FILE.png or FILE.svg.")  # fmt: skip
+@click.option("--plot", is_flag=True, help="Plot the first metric in the terminal.")
 @output_formats
 @click.pass_obj
 def history(
@@ -120,7 +119,7 @@ def history(
     metrics: tuple[str, ...] | None,
     ids: bool,
     limit: int | None,
-    plot: str | None,
+    plot: bool,
     form: Format,
 ) -> None:
     """Show how each series changed from commit to commit.
@@ -136,10 +135,10 @@ def history(
 
     if metrics and "speedup" in metrics and baseline is None:
         raise click.UsageError("--metrics speedup requires --baseline BACKEND")
-    if plot is not None:
+    if plot:
         from groupbench.tracker.cli.history_plot import check
 
-        check(plot, form)
+        check(form)
     with reading(db) as session:
         lines = histories.history(
             session,
@@ -154,10 +153,10 @@ def history(
     for note in lines.notes:
         say(note)
     rows = [row.flat() for row in lines.rows]
-    if plot is not None:
+    if plot:
         from groupbench.tracker.cli.history_plot import draw_history
 
-        draw_history(rows, lines.runs, (metrics or ("latency",))[0], plot)
+        draw_history(rows, lines.runs, (metrics or ("latency",))[0])
         return
     if form in ("json", "csv"):
         write_table(plain(HistoryRow.columns()), rows, form)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,32 +27,23 @@ def drawn(name: str) -> tuple[str, str]:
     return name, METRICS[name].unit or name
 
 
-def check(plot: str, form: str) -> None:
+def check(form: str) -> None:
     """Check whether a plot is possible, before the database is read. Raises UsageError."""
     if form != "table":
         raise click.UsageError(f"--plot and --format {form} cannot be combined")
     try:
-        plots.check(plot)
+        plots.check()
     except plots.DrawError as error:
         raise click.UsageError(str(error)) from error
 
 
-def draw_history(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: str, plot: str) -> None:
-    """Plot in the terminal if `plot` is empty, else to a file. Raises UsageError."""
-    import sys
-
+def draw_history(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: str) -> None:
+    """Plot in the terminal."""
     panels = trends(rows, order, metric)
     if len(panels) > plots.PANELS:
         left = len(panels) - plots.PANELS
         say(f"left out: {left} of {len(panels)} problems; select fewer with --shape or --where")
-    if not panels:
-        return
-    try:
-        plots.draw(panels, plot, sys.stdout)
-    except plots.DrawError as error:
-        raise click.UsageError(str(error)) from error
-    if plot:
-        say(f"wrote {plot}")
+    plots.draw(panels, sys.stdout)
 
 
 def trends(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: str) -> list[Trend]:

@@ -16,7 +16,7 @@ import click
 from groupbench.tracker.cli.here import interrupt, this_project
 from groupbench.tracker.cli.options import WAIT, collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.facts.errors import TrackerError
+from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
 from groupbench.tracker.outputs import FORMATS
@@ -301,13 +301,19 @@ class Night:
         judged = self.step("gate", "--update", "--run", run, *self._outputs())
         reported = False
         with self._errors_printed():  # the run is judged: a report that cannot be made does not change the verdict
-            self.step("report", "--run", run, "-o", self._places.report)
+            self._report(run)
             reported = True
         with self._errors_printed():  # nor does a server that cannot be reached
             self._post()
         self._files.end()
         code = measured if judged == ExitCode.OK else judged
         return code if reported or code != ExitCode.OK else ExitCode.USAGE
+
+    def _report(self, run: str) -> None:
+        try:
+            self.step("report", "--run", run, "-o", self._places.report)
+        except ReportPackageError as error:
+            say(f"no report: {error.message}")
 
     def _measure(self) -> tuple[int, Path]:
         """Measure; return the exit code and the file of records. Raises Unmeasured if nothing was measured."""

@@ -46,7 +46,7 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
         raise click.UsageError("-o names no file")
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("-o - writes a page of megabytes; redirect it to a file or another program")
-    from groupbench.tracker.facts.errors import ReportError
+    from groupbench.tracker.facts.errors import ReportPackageError
     from groupbench.tracker.judge.gate import judge_run
     from groupbench.tracker.query.resolve import find_run
     from groupbench.tracker.tools import git
@@ -54,7 +54,7 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
     try:
         from groupbench.tracker.report import page
     except ModuleNotFoundError as error:
-        raise ReportError(f"the report needs {error.name}: pip install -e '.[report]'") from error
+        raise ReportPackageError(f"the report needs {error.name}: pip install -e '.[report]'") from error
     with reading(db) as session:
         judged = judge_run(
             session,

@@ -46,5 +46,9 @@ class ReportError(TrackerError):
     """A report cannot be built or written."""
 
 
+class ReportPackageError(ReportError):
+    """A package that the report needs is not installed."""
+
+
 class OutputError(TrackerError):
     """An output of the gate cannot be written or posted."""

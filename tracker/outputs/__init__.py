@@ -36,8 +36,7 @@ FORMATS = {
     "junit": OutputFormat("JUnit XML", ("gate.xml",)),
     "sarif": OutputFormat("SARIF 2.1.0", ("gate.sarif",)),
     "json": OutputFormat("the verdict as --format json", ("verdict.json",)),
-    "badge": OutputFormat("a badge, .svg, or .json for shields.io", ("badge.svg", "badge.json")),
-    "atom": OutputFormat("an Atom feed of alerts", ("alerts.atom",)),
+    "badge": OutputFormat("a badge in SVG", ("badge.svg",)),
     "webhook": OutputFormat("a message to Slack"),
 }
 """The formats by name."""
@@ -68,8 +67,8 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> OutputTarget:
         if not place.startswith(("https://", "http://")):
             raise OutputError(f"webhook: needs a URL that begins with https://, in {WEBHOOK_URL} or webhook=URL")
         return OutputTarget(form, place)
-    if form == "badge" and place and not place.lower().endswith((".svg", ".json")):
-        raise OutputError(f"badge={place}: the name must end in .svg, or in .json for shields.io")
+    if form == "badge" and place and not place.lower().endswith(".svg"):
+        raise OutputError(f"badge={place}: the name must end in .svg")
     step_summary = environ.get(SUMMARY_FILE, "") if form == "summary" else ""
     place = place or step_summary
     if not place:
@@ -78,9 +77,12 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> OutputTarget:
 
 
 def write(result: GateResult, targets: Sequence[OutputTarget], *, always: bool = False) -> list[str]:
-    """Write every output; return a message for each that failed.
+    """Write every output and return a message for each that failed.
 
-    always  send the webhook even if nothing changed
+    Args:
+        result: The verdict to write.
+        targets: The outputs.
+        always: Send the webhook even if nothing changed.
     """
     failures = []
     for target in targets:
@@ -103,12 +105,7 @@ def _write(result: GateResult, target: OutputTarget, always: bool) -> None:
 
         summary.append(result, Path(target.place))
         return
-    render = importlib.import_module(f"{__name__}.{_module(target)}").render
+    module = {"json": "verdict"}.get(target.form, target.form)
+    render = importlib.import_module(f"{__name__}.{module}").render
     with whole_file(Path(target.place), OutputError) as file:
         file.write(render(result).encode())
-
-
-def _module(target: OutputTarget) -> str:
-    if target.form == "badge" and target.place.lower().endswith(".json"):
-        return "shield"
-    return {"json": "verdict"}.get(target.form, target.form)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
     from groupbench.tracker.judge.alert_moves import Updated
-    from groupbench.tracker.judge.alerts import AlertRow
 
 
 @dataclass(frozen=True)
@@ -40,13 +39,12 @@ class CiLocation:
 
 @dataclass(frozen=True)
 class GateResult:
-    """The verdict on a run, with alerts, kernels and CI's URLs."""
+    """The verdict on a run, with kernels and CI's URLs."""
 
     gate: Gate
     strict: bool = False
     place: CiLocation = CiLocation()
-    alerts: tuple[AlertRow, ...] = ()  # every stored alert, after the gate's update
-    moved: bool = False  # whether that update opened, reopened or closed any
+    moved: bool = False  # whether the gate's update opened, reopened or closed an alert
     kernels: Mapping[int, tuple[Kernel, ...]] = field(default_factory=dict)  # by series that got worse
     root: Path = Path()  # of the checkout in which to find the kernels' source
 
@@ -119,8 +117,7 @@ class ChangeGroup:
 def gather(
     session: Session, gate: Gate, *, strict: bool, updated: Updated | None, place: CiLocation, root: Path
 ) -> GateResult:
-    """Return the gate's verdict with the alerts and kernels that the database holds. Reads only."""
-    from groupbench.tracker.judge import alerts
+    """Return the gate's verdict with the stored kernels of the series that got worse. Reads only."""
     from groupbench.tracker.judge.pasts import facts_at
 
     worse = {(row.series.pk, gate.run.pk) for row in gate.rows if row.verdict.fails}
@@ -129,7 +126,6 @@ def gather(
         gate,
         strict=strict,
         place=place,
-        alerts=tuple(alerts.find(session)),
         moved=updated is not None and bool(updated.opened or updated.reopened or updated.fixed),
         kernels={series: facts_of_point.kernels for (series, _), facts_of_point in facts.items()},
         root=root,

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.facts.errors import ReportError
+from groupbench.tracker.facts.errors import ReportError, ReportPackageError
 from groupbench.tracker.facts.metrics import METRICS
 from groupbench.tracker.facts.verdicts import style_sheet, tone_of
 from groupbench.tracker.judge.headline import verdict_counts
@@ -39,9 +39,15 @@ _UNFOLDED = 4
 
 
 def build(session: Session, judged: Gate, *, limit: int = 200) -> str:
-    """Return the page of a run as the gate judged it, with the history of the `limit` runs up to it.
+    """Return the page of a run as the gate judged it.
 
-    Raises ReportError if plotly is not installed.
+    Args:
+        session: A session of the database.
+        judged: The gate's verdict on the run.
+        limit: Number of the newest runs to plot.
+
+    Raises:
+        ReportPackageError: plotly is not installed.
     """
     plotly = plotly_script()
     return render(gather(session, judged, limit=limit), plotly)
@@ -186,11 +192,11 @@ def baselines(one: SpeedMap) -> list[str]:
 
 
 def plotly_script() -> str:
-    """Return plotly's script in a form that can be part of a page. Raises ReportError if plotly is not installed."""
+    """Return plotly's script in a form that can be part of a page. Raises ReportPackageError without plotly."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
-        raise ReportError("the report needs plotly: pip install -e '.[report]'") from error
+        raise ReportPackageError("the report needs plotly: pip install -e '.[report]'") from error
     # Plotly would load maps from there, which the report does not use.
     return get_plotlyjs().replace("https://cdn.plot.ly", "").replace("</script", "<\\/script")
 

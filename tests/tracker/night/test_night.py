@@ -103,8 +103,6 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
             "gate.sarif",
             "verdict.json",
             "badge.svg",
-            "badge.json",
-            "alerts.atom",
         )
     }
     assert "<html" in (tmp_path / "report.html").read_text()
@@ -335,13 +333,32 @@ def test_an_error_of_a_step_that_does_not_decide_is_printed(
 def test_a_report_that_cannot_be_made_does_not_hide_the_verdict(
     tritonbench: Tritonbench, make: Callable[..., Record], cell: dict[str, Any], code: int
 ) -> None:
-    """Neither missing plotly nor a missing folder does. The run has ended, so the next night starts another run."""
+    """The run has ended, so the next night starts another run."""
     Path("groupbench.toml").write_text('report = "no/folder/report.html"\n' + PROJECT)
     tritonbench.records = [[make(1, **cell)]]
     ended, output = run("night")
     assert (ended, "no/folder" in output) == (code, True), output
     assert Path("artifacts/verdict.json").is_file()
     assert not list(Path("records").glob(".unfinished*"))
+
+
+@pytest.mark.parametrize(("cell", "code"), [({}, 0), ({"status": "wrong", "message": "far off"}, 1)])
+def test_a_night_without_plotly_has_no_report(
+    whole_report: None,
+    tritonbench: Tritonbench,
+    make: Callable[..., Record],
+    cell: dict[str, Any],
+    code: int,
+    monkeypatch: Any,
+) -> None:
+    monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    Path("groupbench.toml").write_text(PROJECT)
+    tritonbench.records = [[make(1, **cell)]]
+    ended, output = run("night")
+    assert ended == code, output
+    assert "no report: the report needs plotly: pip install -e '.[report]'" in output
+    assert Path("artifacts/verdict.json").is_file()
+    assert not Path("report.html").exists()
 
 
 TOOLCHAINS = """
