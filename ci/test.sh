@@ -3,6 +3,7 @@
 #
 #   bash ci/test.sh                         three tests at once for every two cores
 #   bash ci/test.sh --exhaustive            also run the long tests: full products of parameters, more seeds
+#   bash ci/test.sh --exhaustive -p randomly   in random order; the output starts with the seed
 #   bash ci/test.sh -n 0 -x tests/tracker   arguments go to pytest
 #   bash ci/test.sh --toolchain NAME [--compile-only]   test with other versions of torch and Triton; see toolchain.sh
 #
@@ -58,10 +59,8 @@ fi
 # Run these during the tests, and print their output afterwards so that it does not mix with the tests' output.
 { types && layers; } >"$scratch/types_and_layers" 2>&1 &
 types_and_layers=$!
-# Many tests measure real processes, and a shared machine can stop them for any time. The output names tests that failed
-# and passed when they ran again.
 failed=0
-PYTHONPATH="$checkout${PYTHONPATH:+${checkout:+:}$PYTHONPATH}" pytest -n auto --dist worksteal --reruns 1 -rR "$@" || failed=$?
+PYTHONPATH="$checkout${PYTHONPATH:+${checkout:+:}$PYTHONPATH}" pytest -n auto --dist worksteal "$@" || failed=$?
 wait "$types_and_layers" || failed=1
 cat "$scratch/types_and_layers"
 exit "$failed"

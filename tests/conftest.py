@@ -24,7 +24,6 @@ import secrets
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -116,17 +115,6 @@ def pytest_configure(config: pytest.Config) -> None:
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     if config.getoption("exhaustive") and not config.getoption("--hypothesis-profile"):
         settings.load_profile("exhaustive")
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    """Let a worker send what pytest-rerunfailures notes of each test at once.
-
-    It sends two short messages and waits for an answer. The kernel would hold the second back for 40 ms, until the
-    first one's receipt.
-    """
-    connection = getattr(getattr(session.config, "failures_db", None), "sock", None)
-    if connection is not None and hasattr(session.config, "workerinput"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 @pytest.hookimpl(optionalhook=True)

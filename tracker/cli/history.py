@@ -94,6 +94,20 @@ class Metrics(click.ParamType[tuple[str, ...]]):
         return tuple(dict.fromkeys(names))
 
 
+class MetricsOption(click.Option):
+    """An option whose help lists the metrics at the moment it is shown: a program can register further ones."""
+
+    @property
+    def help(self) -> str:
+        """The help text."""
+        return (
+            f"Metrics to show, joined by commas: {', '.join(known_metrics())}. JSON and CSV always include all of them."
+        )
+
+    @help.setter
+    def help(self, text: str | None) -> None: ...
+
+
 @click.command()
 @filters(*CELL_FILTERS, *RUN_FILTERS)
 @click.option("--all", "all_branches", is_flag=True, help="Show the results of every branch.")
@@ -103,8 +117,8 @@ class Metrics(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--metrics",
     type=Metrics(),
+    cls=MetricsOption,
     metavar="LIST",
-    help=f"Metrics to show, joined by commas: {', '.join(known_metrics())}. JSON and CSV always include all of them.",
 )
 @click.option("--ids", is_flag=True, help="Show each point's id, as `groupbench show` takes it.")
 @limit_option("Show only the newest N points of each series.")
