@@ -25,6 +25,8 @@ class Launch:
 
     kernel  a function of `triton.jit` or `gluon.jit`, with its constants last in the signature
     fixed   every constant and option by name
+
+    It may be called from any thread and on any stream, under the current device of its first launch.
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], **fixed: Any) -> None:
@@ -32,12 +34,19 @@ class Launch:
         self._direct: Callable[..., object] | None = None
         self._constants: tuple[Any, ...] = ()
         self._specialization: tuple[Any, ...] = ()
+        self._device: int | None = None
 
     def __call__(self, *args: Any) -> None:
-        """Launch with the arguments before the constants, in the order of the signature. Does not wait for the GPU."""
-        if self._direct is not None and not through_triton and self._specialization == _specialization(args):
-            self._direct(*args, *self._constants)
+        """Launch with the arguments before the constants, in the order of the signature. Does not wait for the GPU.
+
+        Raises ValueError under another current device than that of the first launch.
+        """
+        direct = self._direct
+        if direct is not None and not through_triton and self._specialization == _specialization(args):
+            direct(*args, *self._constants)
             return
+        if self._device is not None:
+            require_current(self._device)
         compiled = self._kernel[self._grid](*args, **self._fixed)
         if compiled is None:  # by the interpreter
             return
@@ -45,7 +54,17 @@ class Launch:
         if all(name in self._fixed for name in names):
             self._constants = tuple(self._fixed[name] for name in names)
             self._specialization = _specialization(args)
+            self._device = self._specialization[0]
             self._direct = compiled[(*self._grid, 1, 1)[:3]]
+
+
+def require_current(device: int) -> None:
+    """Raise ValueError unless this is the current device: a launch would go to another GPU than its operands'."""
+    if (current := torch.cuda.current_device()) != device:
+        raise ValueError(
+            f"the kernel was prepared for cuda:{device}, and the current device is cuda:{current}: "
+            f"call within torch.cuda.device({device})"
+        )
 
 
 def _specialization(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -63,7 +82,7 @@ _SPECIALIZED = (Tensor, int, tuple)
 
 
 class Outputs(Generic[D]):
-    """Descriptors of tensors of one shape, dtype and layout, such as a callable's outputs.
+    """Descriptors of tensors of one shape, dtype and layout, such as a callable's operands or outputs.
 
     The first is made by `make`, and others are copies with another address, without `make`'s arithmetic and checks:
     0.4 instead of 3.6 µs for a ragged descriptor. Keeps no tensor alive.
@@ -71,14 +90,24 @@ class Outputs(Generic[D]):
 
     def __init__(self, make: Callable[[Tensor], D]) -> None:
         self._make = make
-        self._fields: dict[str, Any] = {}
-        self._kind: type[D] | None = None
+        self._made: tuple[type[D], dict[str, Any]] | None = None
 
     def __call__(self, tensor: Tensor) -> D:
-        if self._kind is None:
+        if self._made is None:
             made = self._make(tensor)
-            self._fields, self._kind = {**vars(made), "base": None}, type(made)
+            self._made = type(made), {**vars(made), "base": None}
             return made
-        copied = object.__new__(self._kind)
-        vars(copied).update(self._fields, base=tensor)
+        kind, fields = self._made
+        copied = object.__new__(kind)
+        vars(copied).update(fields, base=tensor)
         return copied
+
+
+def described(make: Callable[..., D], tensor: Tensor, *tile: Any) -> Outputs[D]:
+    """Return the descriptors of tensors like this one; `make(tensor, *tile)` makes the first.
+
+    A call may pass a view of the same memory in its place, such as the transpose of weights.
+    """
+    descriptors = Outputs(lambda tensor: make(tensor, *tile))
+    descriptors(tensor)
+    return descriptors

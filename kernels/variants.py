@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,7 +70,7 @@ class Variant(Generic[T]):
     """
 
     name: str
-    prepare: Callable[[], Callable[[], T]]
+    prepare: Callable[[], Callable[..., T]]
     unsuitable: str | None = None
     key: Hashable = None
 
@@ -89,10 +90,11 @@ def choices() -> Iterator[list[Choice]]:
         _collected.reset(token)
 
 
-def first_that_runs(kernel: str, variants: Sequence[Variant[T]]) -> Callable[[], T]:
-    """Return a callable that computes by the first variant that runs. The first call selects it.
+def first_that_runs(kernel: str, variants: Sequence[Variant[T]]) -> Callable[..., T]:
+    """Return a callable that computes by the first variant that runs. The first call selects it, in any thread.
 
-    Raises the last variant's exception if none can be prepared; the call raises it if none runs.
+    It passes its arguments on. Raises the last variant's exception if none can be prepared; the call raises it if none
+    runs.
     """
     return _FirstThatRuns(kernel, variants)
 
@@ -105,14 +107,19 @@ class _FirstThatRuns(Generic[T]):
         self._left = list(variants)
         self._passed_over: list[tuple[str, str]] = []
         self._proven = False
+        self._choosing = threading.Lock()
         self._prepare_next(None)
 
-    def __call__(self) -> T:
+    def __call__(self, *args: Any) -> T:
         if self._proven:
-            return self._run()
+            return self._run(*args)
+        with self._choosing:
+            return self._choose(*args)
+
+    def _choose(self, *args: Any) -> T:
         while True:
             try:
-                out = self._run()
+                out = self._run(*args)
             except Exception as error:
                 self._pass_over(error)
                 self._prepare_next(error)
@@ -204,7 +211,7 @@ def by_config(
 def specialized_or_not(
     plain: str,  # the name of the kernel that is not specialized
     configs: Iterable[tuple[str, C, str | None]],  # (name, config, why it cannot run or None)
-    prepare: Callable[[C], Callable[[], T]],
+    prepare: Callable[[C], Callable[..., T]],
     specialized: Gluon,
     compiled_for: Hashable,
 ) -> list[Variant[T]]:

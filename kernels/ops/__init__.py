@@ -1,0 +1,27 @@
+"""Operations that a model calls: grouped products, the MoE layer and its parts, as functions of torch's tensors.
+
+    from groupbench.kernels import ops
+
+    y = ops.grouped_mm(x, weights.transpose(1, 2), offs)
+    out = ops.moe_layer(x, ids, weights, w_gate_up, w_down)
+
+They choose the fastest kernel for a problem, take any strides, and work under torch.compile(fullgraph=True),
+torch.export, CUDA graphs, activation checkpointing, autocast, torch.func.grad, FSDP and DDP. docs/guide/models.md shows
+how to use them in a model.
+"""
+
+from groupbench.kernels.ops.choose import check_offsets
+from groupbench.kernels.ops.products import (
+    fallback_reason,
+    grouped_mm,
+    scaled_fallback_reason,
+    scaled_grouped_mm,
+)
+
+__all__ = [
+    "check_offsets",
+    "fallback_reason",
+    "grouped_mm",
+    "scaled_fallback_reason",
+    "scaled_grouped_mm",
+]
