@@ -8,13 +8,14 @@ kernel with the new arguments as long as these would give the same kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 D = TypeVar("D")
+T = TypeVar("T")
 
 through_triton = False
 """Whether every launch goes through Triton's own launcher. Set it while something wraps that to see the launches."""
@@ -111,3 +112,44 @@ def described(make: Callable[..., D], tensor: Tensor, *tile: Any) -> Outputs[D]:
     descriptors = Outputs(lambda tensor: make(tensor, *tile))
     descriptors(tensor)
     return descriptors
+
+
+MOST_KEPT = 4096
+
+
+class Kept(Generic[T]):
+    """What was made for a problem class, such as a bound launch, by a key that has all that it depends on.
+
+    The oldest is dropped when there are too many, as when the number of rows changes with every call.
+    """
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
+        self._made: dict[Hashable, T] = {}
+        self.get = self._made.get
+
+    def add(self, key: Hashable, made: T) -> T:
+        """Keep and return what was made."""
+        while len(self._made) >= self._most:
+            self._made.pop(next(iter(self._made)), None)
+        self._made[key] = made
+        return made
+
+    def clear(self) -> None:
+        self._made.clear()
+
+
+_launches: Kept[Launch] = Kept()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **fixed: Any) -> None:
+    """Launch a kernel as `Launch` does, with one `Launch` for each kernel, grid, and types of the arguments.
+
+    The first argument is a tensor, whose device decides. Arguments must not be descriptors.
+    """
+    types = [arg.dtype if isinstance(arg, Tensor) else type(arg) for arg in args]
+    key = (id(kernel), grid, args[0].get_device(), *types, *fixed.values())
+    kept = _launches.get(key)
+    if kept is None:
+        kept = _launches.add(key, Launch(kernel, grid, **fixed))
+    kept(*args)

@@ -107,16 +107,21 @@ class _FirstThatRuns(Generic[T]):
         self._left = list(variants)
         self._passed_over: list[tuple[str, str]] = []
         self._proven = False
+        self._choice: Choice | None = None
         self._choosing = threading.Lock()
         self._prepare_next(None)
 
     def __call__(self, *args: Any) -> T:
-        if self._proven:
-            return self._run(*args)
-        with self._choosing:
-            return self._choose(*args)
+        if not self._proven:
+            with self._choosing:
+                return self._choose(*args)
+        if self._choice is not None and (collected := _collected.get()) is not None:
+            _collect(collected, self._choice)
+        return self._run(*args)
 
     def _choose(self, *args: Any) -> T:
+        if self._proven:  # by another thread
+            return self._run(*args)
         while True:
             try:
                 out = self._run(*args)
@@ -124,12 +129,12 @@ class _FirstThatRuns(Generic[T]):
                 self._pass_over(error)
                 self._prepare_next(error)
                 continue
-            self._proven = True
+            self._choice = Choice(self._kernel, self._variant.name, tuple(self._passed_over))
             self._left = []
-            collected = _collected.get()
-            choice = Choice(self._kernel, self._variant.name, tuple(self._passed_over))
-            if collected is not None and choice not in collected:
-                collected.append(choice)
+            del self._variant  # its `prepare` may hold the operands of this call
+            self._proven = True
+            if (collected := _collected.get()) is not None:
+                _collect(collected, self._choice)
             return out
 
     def _prepare_next(self, error: Exception | None) -> None:
@@ -165,6 +170,11 @@ class _FirstThatRuns(Generic[T]):
 
     def _id(self, variant: Variant[T]) -> Hashable:
         return None if variant.key is None else (self._kernel, variant.name, variant.key)
+
+
+def _collect(collected: list[Choice], choice: Choice) -> None:
+    if choice not in collected:
+        collected.append(choice)
 
 
 class Gluon:

@@ -6,11 +6,11 @@
     out = ops.moe_layer(x, ids, weights, w_gate_up, w_down)
 
 They choose the fastest kernel for a problem, take any strides, and work under torch.compile(fullgraph=True),
-torch.export, CUDA graphs, activation checkpointing, autocast, torch.func.grad, FSDP and DDP. docs/guide/models.md shows
-how to use them in a model.
+torch.export, CUDA graphs, activation checkpointing, autocast and torch.func.grad.
 """
 
-from groupbench.kernels.ops.choose import check_offsets
+from groupbench.kernels.grouped_gemm.choose import check_offsets
+from groupbench.kernels.ops.layers import layer_fallback_reason, moe_layer, permute, quantize, unpermute
 from groupbench.kernels.ops.products import (
     fallback_reason,
     grouped_mm,
@@ -22,6 +22,11 @@ __all__ = [
     "check_offsets",
     "fallback_reason",
     "grouped_mm",
+    "layer_fallback_reason",
+    "moe_layer",
+    "permute",
+    "quantize",
     "scaled_fallback_reason",
     "scaled_grouped_mm",
+    "unpermute",
 ]

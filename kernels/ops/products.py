@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from groupbench.kernels.ops.choose import gradient, product, unfit
+from groupbench.kernels.grouped_gemm.choose import gradient, product, unfit
 from groupbench.kernels.ops.define import cast_by_autocast, define, direct
 
 

@@ -24,13 +24,11 @@ from torch import Tensor
 from groupbench.kernels.device import Device, device_of
 from groupbench.kernels.grouped_gemm.support import interpreted, stored_weights, unsupported
 from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
+from groupbench.kernels.launch import Kept
 
 FLAT, CLUSTER, TORCH = "flat", "cluster", "torch"
 PRODUCT, GRADIENT = "choice", "choice_wgrad"
 """The files of choices: for products of rows, and for gradients of weights."""
-
-MOST_BOUND = 4096
-"""Bound launches kept; the oldest are dropped. Rows that change with every call need one for each number of rows."""
 
 CHECK = "GROUPBENCH_CHECK_OFFSETS"
 _checking = os.environ.get(CHECK, "0") not in ("", "0")
@@ -44,7 +42,7 @@ class Bound:
     run: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-_bound: dict[Hashable, Bound] = {}
+_bound: Kept[Bound] = Kept()
 
 
 def unfit(a: Tensor, b: Tensor, offs: Tensor | None, out_dtype: torch.dtype | None = None) -> str | None:
@@ -60,17 +58,21 @@ def unfit(a: Tensor, b: Tensor, offs: Tensor | None, out_dtype: torch.dtype | No
         return f"out_dtype={out_dtype} of {a.dtype} operands"
     if not a.device == b.device == offs.device:
         return "operands on several devices"
-    on_cpu = a.device.type == "cpu"
-    if on_cpu and not _interpreted():
-        return "CPU tensors, without Triton's interpreter (TRITON_INTERPRET=1)"
-    if reason := unsupported(a.dtype, on_cpu):
+    if reason := on_runnable_device(a) or unsupported(a.dtype, a.device.type == "cpu"):
         return reason
-    if a.device.type not in ("cpu", "cuda"):
-        return f"tensors on {a.device.type}"
     if offs.dtype not in (torch.int32, torch.int64) or offs.dim() != 1:
         return f"offs of {offs.dtype} and {offs.dim()} dimensions"
     fits = b.size(0) == (offs.size(0) if b.dim() == 3 else a.size(1)) and (b.dim() == 2 or a.size(1) == b.size(1))
     return None if fits else f"shapes {tuple(a.shape)} and {tuple(b.shape)} with {tuple(offs.shape)} offsets"
+
+
+def on_runnable_device(x: Tensor) -> str | None:
+    """Return why no kernel runs on a tensor's device, or None if one does."""
+    if x.device.type not in ("cpu", "cuda"):
+        return f"tensors on {x.device.type}"
+    if x.device.type == "cpu" and not _interpreted():
+        return "CPU tensors, without Triton's interpreter (TRITON_INTERPRET=1)"
+    return None
 
 
 @torch.compiler.assume_constant_result
@@ -78,14 +80,17 @@ def _interpreted() -> bool:
     return interpreted()
 
 
-def product(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-    """Return a [M, K] @ b [G, K, N] by groups of rows, for operands that are not `unfit`, in resolved memory."""
+def product(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool = True) -> Tensor:
+    """Return a [M, K] @ b [G, K, N] by groups of rows, for operands that are not `unfit`, in resolved memory.
+
+    Rows past offs[-1] are zero with `zero_rest`, else not written.
+    """
     if _checking:
         assert_offsets(offs, a.size(0))
-    key = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, offs.dtype, _place(a, b))
+    key = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, offs.dtype, _place(a, b), zero_rest)
     bound = _bound.get(key)
     if bound is None:
-        bound = _bind(key, a, b, offs)
+        bound = _bind(key, a, b, offs, zero_rest)
     return bound.run(a, b, offs)
 
 
@@ -150,7 +155,7 @@ def _rule_gradient(M: int, G: int, N: int, K: int, device: Device) -> str:
     return CLUSTER
 
 
-def _bind(key: Hashable, a: Tensor, b: Tensor, offs: Tensor) -> Bound:
+def _bind(key: Hashable, a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool) -> Bound:
     from groupbench.kernels.grouped_gemm.cluster import bind_cluster
     from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
     from groupbench.kernels.grouped_gemm.flat import bind_flat
@@ -161,11 +166,11 @@ def _bind(key: Hashable, a: Tensor, b: Tensor, offs: Tensor) -> Bound:
     if unsuitable(N, G, a=a, b=weights) is None:
         chosen = choose(M, G, N, K, a.dtype, nk, device_of(a.device))
     binds: dict[str, Callable[[], Any]] = {
-        FLAT: lambda: bind_flat(a, b, offs),
-        CLUSTER: lambda: bind_cluster(a, b, offs),
+        FLAT: lambda: bind_flat(a, b, offs, zero_rest=zero_rest),
+        CLUSTER: lambda: bind_cluster(a, b, offs, zero_rest=zero_rest),
         TORCH: lambda: _by_torch,
     }
-    return _keep(key, Bound(chosen, binds[chosen]()))
+    return _bound.add(key, Bound(chosen, binds[chosen]()))
 
 
 def _bind_gradient(key: Hashable, a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Bound:
@@ -178,19 +183,12 @@ def _bind_gradient(key: Hashable, a: Tensor, dc: Tensor, offs: Tensor, nk: bool)
     if unsuitable(K if nk else N, G, a=a, dc=dc) is None and dc.size(1) % 8 == 0 and a.size(1) % 8 == 0:
         chosen = choose(M, G, N, K, a.dtype, nk, device_of(a.device), GRADIENT)
     if chosen == CLUSTER:
-        return _keep(key, Bound(CLUSTER, bind_cluster_wgrad(a, dc, offs, nk)))
-    return _keep(key, Bound(FLAT, bind_wgrad(a, dc, offs, nk)))
+        return _bound.add(key, Bound(CLUSTER, bind_cluster_wgrad(a, dc, offs, nk)))
+    return _bound.add(key, Bound(FLAT, bind_wgrad(a, dc, offs, nk)))
 
 
 def _by_torch(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     return torch._grouped_mm(a, b, offs=offs if offs.dtype == torch.int32 else offs.to(torch.int32))
-
-
-def _keep(key: Hashable, bound: Bound) -> Bound:
-    while len(_bound) >= MOST_BOUND:
-        _bound.pop(next(iter(_bound)), None)
-    _bound[key] = bound
-    return bound
 
 
 def chosen_of(a: Tensor, b: Tensor, offs: Tensor) -> str:
