@@ -3,7 +3,7 @@
     define("double(Tensor x) -> Tensor", compute, fake, gradients=(save, backward), cast=("x",))
 
 registers `torch.ops.groupbench.double` for CPU and CUDA tensors. Such an operation is one node to torch.compile and
-torch.export, it works under torch.func.grad, activation checkpointing and CUDA graphs, and autocast casts the arguments
+torch.export, it works under activation checkpointing and CUDA graphs, and autocast casts the arguments
 in `cast`. Without `gradients` it is a gradient itself, or has none, and refuses to be differentiated. vmap is refused.
 
 An operation of Python costs 10 to 40 µs of host time per call in torch's dispatcher. A call that needs none of it
@@ -47,15 +47,20 @@ def define(
     for key in ("CPU", "CUDA"):
         _library.impl(name, compute, key)
     torch.library.register_fake(full, fake, lib=_library)
-    save, backward = gradients or (None, _refuse_derivative(full))
+    save, backward = gradients or (None, refuse_derivative(full))
     torch.library.register_autograd(full, backward, setup_context=save, lib=_library)
-    torch.library.register_vmap(full, _refuse_vmap(full), lib=_library)
+    torch.library.register_vmap(full, refuse_vmap(full), lib=_library)
     operation: torch._ops.OpOverload = getattr(getattr(torch.ops, NAMESPACE), name).default
     if cast:
         at = [i for i, argument in enumerate(operation._schema.arguments) if argument.name in cast]
         for device in ("cpu", "cuda"):
             _library.impl(name, _casting(operation, at, device), f"Autocast{device.upper()}")
     return operation
+
+
+def transformed() -> bool:
+    """Return whether a transform of torch.func is active outside torch.compile."""
+    return not torch.compiler.is_compiling() and bool(_transforms())
 
 
 def direct(*tensors: Tensor | None) -> bool:
@@ -91,14 +96,18 @@ def _casting(operation: torch._ops.OpOverload, at: list[int], device: str) -> Ca
     return run
 
 
-def _refuse_derivative(name: str) -> Callable[..., Any]:
+def refuse_derivative(name: str) -> Callable[..., Any]:
+    """Return a backward function that raises NotImplementedError."""
+
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise NotImplementedError(f"{name} has no derivative: groupbench's operations are differentiable once")
 
     return backward
 
 
-def _refuse_vmap(name: str) -> Callable[..., Any]:
+def refuse_vmap(name: str) -> Callable[..., Any]:
+    """Return a batching rule that raises NotImplementedError."""
+
     def batched(*args: Any) -> Any:
         raise NotImplementedError(f"{name} does not support vmap: pass the batch as more rows or more groups")
 

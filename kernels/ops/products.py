@@ -18,7 +18,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.choose import gradient, product, unfit
-from groupbench.kernels.ops.define import cast_by_autocast, define, direct
+from groupbench.kernels.ops.define import (
+    cast_by_autocast,
+    define,
+    direct,
+    refuse_derivative,
+    refuse_vmap,
+    transformed,
+)
 
 
 def grouped_mm(
@@ -48,7 +55,9 @@ def grouped_mm(
         return _by_torch(a, b, offs, bias, out_dtype)
     assert offs is not None
     out: Tensor
-    if not direct(a, b, offs):
+    if transformed():
+        out = _Direct.apply(a, b, offs)  # type: ignore[no-untyped-call]
+    elif not direct(a, b, offs):
         out = torch.ops.groupbench.grouped_mm(a, b, offs)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
         out = _Direct.apply(a, b, offs)  # type: ignore[no-untyped-call]
@@ -165,19 +174,46 @@ define(
 
 
 class _Direct(torch.autograd.Function):
-    """The same gradients for calls that need no dispatcher."""
+    """The same gradients for calls that need no dispatcher, and for torch.func, which cannot use registered ones."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-        _save(ctx, (a, b, offs), a)
+    def forward(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:  # type: ignore[override]
         return _compute(a, b, offs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        _save(ctx, (inputs[0], inputs[1], inputs[2]), output)
 
     @staticmethod
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
         a, b, offs = ctx.saved_tensors
         # With create_graph, the gradients need the nodes that refuse a second derivative.
-        multiply = _compute if not torch.is_grad_enabled() and direct(dc) else torch.ops.groupbench.grouped_mm_grad
+        multiply = _compute if not torch.is_grad_enabled() and direct(dc) else _Gradient.apply
         return *_gradients(multiply, dc, a, b, offs, ctx.nk, ctx.needs_input_grad[:2]), None
+
+    @staticmethod
+    def vmap(*args: Any) -> Any:
+        return refuse_vmap("groupbench::grouped_mm")()
+
+
+class _Gradient(torch.autograd.Function):
+    """A product of a backward pass, which has no derivative."""
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, offs: Tensor, nk: bool) -> Tensor:  # type: ignore[override]
+        return _compute(a, b, offs, nk)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return refuse_derivative("groupbench::grouped_mm_grad")(ctx)
+
+    @staticmethod
+    def vmap(*args: Any) -> Any:
+        return refuse_vmap("groupbench::grouped_mm_grad")()
 
 
 # --- fp8 --------------------------------------------------------------------------------------------------------------
