@@ -4,15 +4,14 @@
     transformers.register()
     model = AutoModelForCausalLM.from_pretrained(name, experts_implementation="groupbench")
 
-The experts of Qwen3-MoE, Mixtral and others with SiLU, matrices [G, 2F, H] and no bias are one `moe_layer`. Others, such
-as gpt-oss with biases and a gate of its own, are two `grouped_mm` between `permute` and `unpermute`.
+The experts of Qwen3-MoE, Mixtral and others with SiLU, matrices [G, 2F, H] and no bias are one `moe_layer`. Others,
+such as gpt-oss with biases and a gate of its own, are two `grouped_mm` between `permute` and `unpermute`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from groupbench.kernels.ops.layers import moe_layer, permute, unpermute
