@@ -18,13 +18,27 @@ from groupbench.kernels.ops import transformers as experts
 
 IMPLEMENTATIONS = ("grouped_mm", "batched_mm", experts.NAME)
 QWEN3_30B_A3B = {
-    "vocab_size": 4096, "hidden_size": 2048, "intermediate_size": 6144, "num_attention_heads": 32, "num_key_value_heads": 4,
-    "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
-}  # fmt: skip
+    "vocab_size": 4096,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
 TINY = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
-}  # fmt: skip
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+}
 
 
 def milliseconds(call: object, device: str, repeats: int) -> float:
