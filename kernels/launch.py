@@ -118,7 +118,7 @@ MOST_KEPT = 4096
 
 
 class Kept(Generic[T]):
-    """What was made for a problem class, such as a bound launch, by a key that has all that it depends on.
+    """A cache of objects made for a problem class, such as bound launches. A key has all that its object depends on.
 
     The oldest is dropped when there are too many, as when the number of rows changes with every call.
     """
@@ -129,7 +129,7 @@ class Kept(Generic[T]):
         self.get = self._made.get
 
     def add(self, key: Hashable, made: T) -> T:
-        """Keep and return what was made."""
+        """Keep and return an object."""
         while len(self._made) >= self._most:
             self._made.pop(next(iter(self._made)), None)
         self._made[key] = made

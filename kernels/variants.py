@@ -208,7 +208,7 @@ class Gluon:
 def by_config(
     kind: str,  # begins the names
     configs: Iterable[tuple[str, D, str | None]],  # (name, config, why it cannot run or None)
-    prepare: Callable[[D], Callable[[], T]],
+    prepare: Callable[[D], Callable[..., T]],
     compiled_for: Hashable,
 ) -> list[Variant[T]]:
     """Return a variant for each config, in their order."""

@@ -232,7 +232,7 @@ class _Direct(torch.autograd.Function):
         return output[0]
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
         return _backward_layer(ctx, dout)
 
 

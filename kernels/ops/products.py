@@ -56,11 +56,11 @@ def grouped_mm(
     assert offs is not None
     out: Tensor
     if transformed():
-        out = _Direct.apply(a, b, offs)  # type: ignore[no-untyped-call]
+        out = _Direct.apply(a, b, offs)
     elif not direct(a, b, offs):
         out = torch.ops.groupbench.grouped_mm(a, b, offs)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        out = _Direct.apply(a, b, offs)  # type: ignore[no-untyped-call]
+        out = _Direct.apply(a, b, offs)
     else:
         out = _compute(a, b, offs)
     return out if bias is None else _add_bias(out, bias, offs)
@@ -177,7 +177,7 @@ class _Direct(torch.autograd.Function):
     """The same gradients for calls that need no dispatcher, and for torch.func, which cannot use registered ones."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
         return _compute(a, b, offs)
 
     @staticmethod
@@ -185,7 +185,7 @@ class _Direct(torch.autograd.Function):
         _save(ctx, (inputs[0], inputs[1], inputs[2]), output)
 
     @staticmethod
-    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b, offs = ctx.saved_tensors
         # With create_graph, the gradients need the nodes that refuse a second derivative.
         multiply = _compute if not torch.is_grad_enabled() and direct(dc) else _Gradient.apply
@@ -200,7 +200,7 @@ class _Gradient(torch.autograd.Function):
     """A product of a backward pass, which has no derivative."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, offs: Tensor, nk: bool) -> Tensor:  # type: ignore[override]
+    def forward(a: Tensor, b: Tensor, offs: Tensor, nk: bool) -> Tensor:
         return _compute(a, b, offs, nk)
 
     @staticmethod
@@ -244,10 +244,13 @@ def scaled_grouped_mm(
         contraction_dim, use_fast_accum,
     )  # fmt: skip
     if reason is not None:
-        return F.scaled_grouped_mm(
+        by_torch: Any = F.scaled_grouped_mm  # type: ignore[attr-defined]
+        computed: Tensor = by_torch(
             mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a, swizzle_b, bias, offs,
             output_dtype, contraction_dim, use_fast_accum,
         )  # fmt: skip
+        return computed
+    assert offs is not None
     arguments = (mat_a, mat_b, _only(scale_a), _only(scale_b), offs, output_dtype or torch.bfloat16, use_fast_accum)
     out: Tensor
     if direct(mat_a, mat_b, offs):
