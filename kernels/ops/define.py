@@ -4,7 +4,7 @@
 
 registers `torch.ops.groupbench.double` for CPU and CUDA tensors. Such an operation is one node to torch.compile and
 torch.export, it works under activation checkpointing and CUDA graphs, and autocast casts the arguments
-in `cast`. Without `gradients` it is a gradient itself, or has none, and refuses to be differentiated. vmap is refused.
+in `cast`. Without `gradients` it is a gradient itself, or has no gradient, and refuses to be differentiated. vmap is refused.
 
 An operation of Python costs 10 to 40 µs of host time per call in torch's dispatcher. A call that needs none of it
 (`direct`) therefore goes around it: plain tensors, and no mode, transform or tracer that should see the operation.
@@ -71,7 +71,7 @@ def direct(*tensors: Tensor | None) -> bool:
 
 
 def cast_by_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors as torch.matmul would take them: in autocast's dtype, where it is enabled for the device."""
+    """Return the tensors as torch.matmul would take them: in autocast's dtype if autocast is enabled."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors

@@ -48,7 +48,7 @@ def moe_layer(
 
     Raises:
         ValueError: operands do not fit together. If their dtype or device does not suit the kernels, torch computes
-            the layer; `layer_fallback_reason` says why.
+            the layer; `layer_fallback_reason` gives the reason.
     """
     layer.check_layer(x, ids, weights, w_gate_up, w_down)
     x, w_gate_up, w_down = cast_by_autocast(x, w_gate_up, w_down)

@@ -6,7 +6,7 @@
     of the first   da = dc @ b.T by rows               db = a.T @ dc, the second form
     of the second  da = b @ dc.T by rows, transposed   db = a.T @ dc by rows
 
-Other forms, dtypes and devices are computed by torch's own operation; `fallback_reason` says why.
+Other forms, dtypes and devices are computed by torch's own operation; `fallback_reason` gives the reason.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def scaled_grouped_mm(
     """Multiply scaled fp8 by groups of rows, with the signature of `torch.nn.functional.scaled_grouped_mm`.
 
     groupbench computes the recipes RowWise (both) and BlockWise1x128 with BlockWise128x128, and torch's own operation
-    all others; `scaled_fallback_reason` says why. It has no gradient.
+    all others; `scaled_fallback_reason` gives the reason. It has no gradient.
     """
     reason = scaled_fallback_reason(
         mat_a, mat_b, scale_a, scale_recipe_a, scale_b, scale_recipe_b, swizzle_a, swizzle_b, bias, offs, output_dtype,
