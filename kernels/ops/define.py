@@ -4,7 +4,7 @@
 
 registers `torch.ops.groupbench.double` for CPU and CUDA tensors. Such an operation is one node to torch.compile and
 torch.export, it works under activation checkpointing and CUDA graphs, and autocast casts the arguments
-in `cast`. Without `gradients` it is a gradient itself, or has no gradient, and refuses to be differentiated. vmap is refused.
+in `cast`. Without `gradients` it refuses to be differentiated. vmap is refused.
 
 An operation of Python costs 10 to 40 µs of host time per call in torch's dispatcher. A call that needs none of it
 (`direct`) therefore goes around it: plain tensors, and no mode, transform or tracer that should see the operation.
