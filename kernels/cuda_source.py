@@ -5,7 +5,8 @@ CUDA C++ can. NVRTC compiles it in a second or two, without nvcc. Each process c
 
     cubin = compile_cuda(source, {"STAGES": 4}, "sm_90a")
     kernel = CudaKernel(cubin, "my_kernel", shared_bytes=100_000)
-    kernel(grid=132, threads=384, arguments=[tensor, tensor_map, 7])
+    launch = kernel.bind(132, 384, [tensor, tensor_map, 7])
+    launch({0: other_tensor, 1: other_tensor})
 
 Sources: the CUDA driver API and NVRTC manuals.
 """
@@ -15,12 +16,16 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from groupbench.kernels.launch import require_current
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 TENSOR_MAP_TYPES = {torch.float8_e4m3fn: 0, torch.float16: 6, torch.bfloat16: 9}  # CU_TENSOR_MAP_DATA_TYPE_*; bytes: 0
@@ -113,17 +118,13 @@ def tensor_map(
     return made
 
 
-def move_map(described: TensorMap, tensor: Tensor) -> None:
-    """Make a map describe another tensor of the same shape, strides and dtype."""
-    _check(_driver().cuTensorMapReplaceAddress(ctypes.byref(described), ctypes.c_void_p(tensor.data_ptr())))
-
-
 class CudaKernel:
     """A kernel of a compiled module, loaded on the current device."""
 
     def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
         """Load the kernel. `shared_bytes` is its dynamic shared memory. Raises RuntimeError if the driver refuses."""
-        torch.cuda.current_stream()  # makes the device's context current
+        self.device = torch.cuda.current_device()
+        _make_context_current(self.device)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._shared_bytes = shared_bytes
         driver = _driver()
@@ -131,24 +132,75 @@ class CudaKernel:
         _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
         _check(driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes))
 
-    def __call__(self, grid: int, threads: int, arguments: Sequence[Tensor | TensorMap | int | None]) -> None:
-        """Launch on the current stream; integers are passed as int, None as a null pointer.
+    def bind(self, grid: int, threads: int, arguments: Sequence[Tensor | TensorMap | int | None]) -> BoundKernel:
+        """Return the launch of this kernel with arguments; integers are passed as int, None as a null pointer."""
+        return BoundKernel(self, grid, threads, arguments)
 
-        Does not wait. Raises RuntimeError.
-        """
-        values = [_value(argument) for argument in arguments]
-        addresses = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        _check(
-            _driver().cuLaunchKernel(
-                self._function, grid, 1, 1, threads, 1, 1, self._shared_bytes, stream, addresses, None
-            )
+    def launch(self, grid: int, threads: int, addresses: ctypes.Array[ctypes.c_void_p]) -> None:
+        """Launch on the current stream with the addresses of the arguments. Does not wait. Raises RuntimeError."""
+        stream = torch._C._cuda_getCurrentRawStream(self.device)
+        failed = _driver().cuLaunchKernel(
+            self._function, grid, 1, 1, threads, 1, 1, self._shared_bytes, stream, addresses, None
         )
+        if failed:
+            _check(failed)
 
 
-def _value(argument: Tensor | TensorMap | int | None) -> ctypes.Structure | ctypes.c_void_p | ctypes.c_int:
+class BoundKernel:
+    """A kernel with its arguments. A call changes the addresses of some, and launches.
+
+    It may be called from any thread and on any stream, while the kernel's device is the current one.
+    """
+
+    def __init__(
+        self, kernel: CudaKernel, grid: int, threads: int, arguments: Sequence[Tensor | TensorMap | int | None]
+    ) -> None:
+        self._kernel, self._grid, self._threads = kernel, grid, threads
+        # Maps are copied, since calls move them; they need not keep the tensors that they were made of.
+        self._values = [_value(argument) for argument in arguments]
+        places = [ctypes.addressof(value) for value in self._values]
+        self._addresses = (ctypes.c_void_p * len(places))(*places)
+        self._maps = {at: place for at, place in enumerate(places) if isinstance(self._values[at], TensorMap)}
+        self._moved = dict.fromkeys(self._maps, 0)
+        self._in_use = threading.Lock()  # the driver copies the arguments before a launch returns
+
+    def __call__(self, tensors: Mapping[int, int]) -> None:
+        """Launch with other addresses, by the number of the argument. Does not wait.
+
+        A map is moved to a tensor of the same shape, strides and dtype. Raises ValueError under another current
+        device, and RuntimeError if the driver refuses.
+        """
+        if not getattr(_thread, "has_context", False) or torch._C._cuda_getDevice() != self._kernel.device:
+            require_current(self._kernel.device)
+            _make_context_current(self._kernel.device)
+        with self._in_use:
+            for at, address in tensors.items():
+                if at not in self._maps:
+                    self._values[at].value = address
+                elif self._moved[at] != address:
+                    _check(_driver().cuTensorMapReplaceAddress(self._maps[at], address))
+                    self._moved[at] = address
+            self._kernel.launch(self._grid, self._threads, self._addresses)
+
+
+_thread = threading.local()
+
+
+def _make_context_current(device: int) -> None:
+    """Make a device's context current in this thread: torch alone does so when it first needs it."""
+    torch.cuda.set_device(device)
+    context = ctypes.c_void_p()
+    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
+    if not context.value:
+        torch.empty(1, device="cuda").zero_()
+    _thread.has_context = True
+
+
+def _value(argument: Tensor | TensorMap | int | None) -> Any:  # of ctypes
     if isinstance(argument, TensorMap):
-        return argument
+        copied = _aligned_map()
+        ctypes.memmove(ctypes.addressof(copied), ctypes.addressof(argument), ctypes.sizeof(TensorMap))
+        return copied
     if isinstance(argument, int):
         return ctypes.c_int(argument)
     return ctypes.c_void_p(argument.data_ptr() if argument is not None else None)
@@ -165,7 +217,11 @@ def _aligned_map() -> TensorMap:
 
 @cache
 def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
+    driver = ctypes.CDLL("libcuda.so.1")
+    pointer, number = ctypes.c_void_p, ctypes.c_uint
+    driver.cuTensorMapReplaceAddress.argtypes = (pointer, pointer)
+    driver.cuLaunchKernel.argtypes = (pointer, *[number] * 7, pointer, pointer, pointer)
+    return driver
 
 
 def _check(result: int) -> None:

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor
 
 from groupbench.kernels.device import Device, device_of, fitted, halved
-from groupbench.kernels.grouped_gemm.support import group_ends, illegal_tile, require_runnable, stored_weights
+from groupbench.kernels.grouped_gemm.support import (
+    group_ends,
+    illegal_tile,
+    require_runnable,
+    require_within_int32,
+    stored_weights,
+)
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, tuning_key
 from groupbench.kernels.variants import Variant, first_that_runs
 
@@ -118,6 +124,7 @@ def prepare_forward(
     (M, K), (G, _, N) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:  # Helion cannot trace a tile over zero columns
         return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
+    require_within_int32(a=a, b=b)
     by_config = partial(prepare, a, b, offs.to(a.device))
     if config is not None:
         return by_config(config)

@@ -8,13 +8,14 @@ kernel with the new arguments as long as these would give the same kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 D = TypeVar("D")
+T = TypeVar("T")
 
 through_triton = False
 """Whether every launch goes through Triton's own launcher. Set it while something wraps that to see the launches."""
@@ -25,6 +26,8 @@ class Launch:
 
     kernel  a function of `triton.jit` or `gluon.jit`, with its constants last in the signature
     fixed   every constant and option by name
+
+    It may be called from any thread and on any stream, under the current device of its first launch.
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], **fixed: Any) -> None:
@@ -32,12 +35,19 @@ class Launch:
         self._direct: Callable[..., object] | None = None
         self._constants: tuple[Any, ...] = ()
         self._specialization: tuple[Any, ...] = ()
+        self._device: int | None = None
 
     def __call__(self, *args: Any) -> None:
-        """Launch with the arguments before the constants, in the order of the signature. Does not wait for the GPU."""
-        if self._direct is not None and not through_triton and self._specialization == _specialization(args):
-            self._direct(*args, *self._constants)
+        """Launch with the arguments before the constants, in the order of the signature. Does not wait for the GPU.
+
+        Raises ValueError under another current device than that of the first launch.
+        """
+        direct = self._direct
+        if direct is not None and not through_triton and self._specialization == _specialization(args):
+            direct(*args, *self._constants)
             return
+        if self._device is not None:
+            require_current(self._device)
         compiled = self._kernel[self._grid](*args, **self._fixed)
         if compiled is None:  # by the interpreter
             return
@@ -45,7 +55,17 @@ class Launch:
         if all(name in self._fixed for name in names):
             self._constants = tuple(self._fixed[name] for name in names)
             self._specialization = _specialization(args)
+            self._device = self._specialization[0]
             self._direct = compiled[(*self._grid, 1, 1)[:3]]
+
+
+def require_current(device: int) -> None:
+    """Raise ValueError unless this is the current device: a launch would go to another GPU than its operands'."""
+    if (current := torch.cuda.current_device()) != device:
+        raise ValueError(
+            f"the kernel was prepared for cuda:{device}, and the current device is cuda:{current}: "
+            f"call within torch.cuda.device({device})"
+        )
 
 
 def _specialization(args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -63,7 +83,7 @@ _SPECIALIZED = (Tensor, int, tuple)
 
 
 class Outputs(Generic[D]):
-    """Descriptors of tensors of one shape, dtype and layout, such as a callable's outputs.
+    """Descriptors of tensors of one shape, dtype and layout, such as a callable's operands or outputs.
 
     The first is made by `make`, and others are copies with another address, without `make`'s arithmetic and checks:
     0.4 instead of 3.6 µs for a ragged descriptor. Keeps no tensor alive.
@@ -71,14 +91,65 @@ class Outputs(Generic[D]):
 
     def __init__(self, make: Callable[[Tensor], D]) -> None:
         self._make = make
-        self._fields: dict[str, Any] = {}
-        self._kind: type[D] | None = None
+        self._made: tuple[type[D], dict[str, Any]] | None = None
 
     def __call__(self, tensor: Tensor) -> D:
-        if self._kind is None:
+        if self._made is None:
             made = self._make(tensor)
-            self._fields, self._kind = {**vars(made), "base": None}, type(made)
+            self._made = type(made), {**vars(made), "base": None}
             return made
-        copied = object.__new__(self._kind)
-        vars(copied).update(self._fields, base=tensor)
+        kind, fields = self._made
+        copied = object.__new__(kind)
+        vars(copied).update(fields, base=tensor)
         return copied
+
+
+def described(make: Callable[..., D], tensor: Tensor, *tile: Any) -> Outputs[D]:
+    """Return the descriptors of tensors like this one; `make(tensor, *tile)` makes the first.
+
+    A call may pass a view of the same memory in its place, such as the transpose of weights.
+    """
+    descriptors = Outputs(lambda tensor: make(tensor, *tile))
+    descriptors(tensor)
+    return descriptors
+
+
+MOST_KEPT = 4096
+
+
+class Kept(Generic[T]):
+    """A cache of objects made for a problem class, such as bound launches. A key has all that its object depends on.
+
+    The oldest is dropped when there are too many, as when the number of rows changes with every call.
+    """
+
+    def __init__(self, most: int = MOST_KEPT) -> None:
+        self._most = most
+        self._made: dict[Hashable, T] = {}
+        self.get = self._made.get
+
+    def add(self, key: Hashable, made: T) -> T:
+        """Keep and return an object."""
+        while len(self._made) >= self._most:
+            self._made.pop(next(iter(self._made)), None)
+        self._made[key] = made
+        return made
+
+    def clear(self) -> None:
+        self._made.clear()
+
+
+_launches: Kept[Launch] = Kept()
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **fixed: Any) -> None:
+    """Launch a kernel as `Launch` does, with one `Launch` for each kernel, grid, and types of the arguments.
+
+    The first argument is a tensor, whose device decides. Arguments must not be descriptors.
+    """
+    types = [arg.dtype if isinstance(arg, Tensor) else type(arg) for arg in args]
+    key = (id(kernel), grid, args[0].get_device(), *types, *fixed.values())
+    kept = _launches.get(key)
+    if kept is None:
+        kept = _launches.add(key, Launch(kernel, grid, **fixed))
+    kept(*args)

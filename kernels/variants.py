@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -69,7 +70,7 @@ class Variant(Generic[T]):
     """
 
     name: str
-    prepare: Callable[[], Callable[[], T]]
+    prepare: Callable[[], Callable[..., T]]
     unsuitable: str | None = None
     key: Hashable = None
 
@@ -89,10 +90,11 @@ def choices() -> Iterator[list[Choice]]:
         _collected.reset(token)
 
 
-def first_that_runs(kernel: str, variants: Sequence[Variant[T]]) -> Callable[[], T]:
-    """Return a callable that computes by the first variant that runs. The first call selects it.
+def first_that_runs(kernel: str, variants: Sequence[Variant[T]]) -> Callable[..., T]:
+    """Return a callable that computes by the first variant that runs. The first call selects it, in any thread.
 
-    Raises the last variant's exception if none can be prepared; the call raises it if none runs.
+    It passes its arguments on. Raises the last variant's exception if none can be prepared; the call raises it if none
+    runs.
     """
     return _FirstThatRuns(kernel, variants)
 
@@ -105,24 +107,34 @@ class _FirstThatRuns(Generic[T]):
         self._left = list(variants)
         self._passed_over: list[tuple[str, str]] = []
         self._proven = False
+        self._choice: Choice | None = None
+        self._choosing = threading.Lock()
         self._prepare_next(None)
 
-    def __call__(self) -> T:
-        if self._proven:
-            return self._run()
+    def __call__(self, *args: Any) -> T:
+        if not self._proven:
+            with self._choosing:
+                return self._choose(*args)
+        if self._choice is not None and (collected := _collected.get()) is not None:
+            _collect(collected, self._choice)
+        return self._run(*args)
+
+    def _choose(self, *args: Any) -> T:
+        if self._proven:  # by another thread
+            return self._run(*args)
         while True:
             try:
-                out = self._run()
+                out = self._run(*args)
             except Exception as error:
                 self._pass_over(error)
                 self._prepare_next(error)
                 continue
-            self._proven = True
+            self._choice = Choice(self._kernel, self._variant.name, tuple(self._passed_over))
             self._left = []
-            collected = _collected.get()
-            choice = Choice(self._kernel, self._variant.name, tuple(self._passed_over))
-            if collected is not None and choice not in collected:
-                collected.append(choice)
+            del self._variant  # its `prepare` may hold the operands of this call
+            self._proven = True
+            if (collected := _collected.get()) is not None:
+                _collect(collected, self._choice)
             return out
 
     def _prepare_next(self, error: Exception | None) -> None:
@@ -160,6 +172,11 @@ class _FirstThatRuns(Generic[T]):
         return None if variant.key is None else (self._kernel, variant.name, variant.key)
 
 
+def _collect(collected: list[Choice], choice: Choice) -> None:
+    if choice not in collected:
+        collected.append(choice)
+
+
 class Gluon:
     """A module with a Gluon kernel, imported when it is used, for one problem.
 
@@ -191,7 +208,7 @@ class Gluon:
 def by_config(
     kind: str,  # begins the names
     configs: Iterable[tuple[str, D, str | None]],  # (name, config, why it cannot run or None)
-    prepare: Callable[[D], Callable[[], T]],
+    prepare: Callable[[D], Callable[..., T]],
     compiled_for: Hashable,
 ) -> list[Variant[T]]:
     """Return a variant for each config, in their order."""
@@ -204,7 +221,7 @@ def by_config(
 def specialized_or_not(
     plain: str,  # the name of the kernel that is not specialized
     configs: Iterable[tuple[str, C, str | None]],  # (name, config, why it cannot run or None)
-    prepare: Callable[[C], Callable[[], T]],
+    prepare: Callable[[C], Callable[..., T]],
     specialized: Gluon,
     compiled_for: Hashable,
 ) -> list[Variant[T]]:

@@ -25,7 +25,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 SHAPES = vocabulary.SHAPE
 
-COSTS = ("memory", "kernels", "energy", "cold")
+COSTS = ("memory", "kernels", "eager", "energy", "cold")
 """The costs in operators/measure/costs.py, which would be slow to import for a help text."""
 
 PATH = click.Path(path_type=Path)
@@ -251,7 +251,8 @@ timing = _group(
         default="memory",
         show_default=True,
         metavar="NAME,...",
-        help="Also measure these costs of a call on a GPU: memory, kernels, energy, cold (compile time with empty "
+        help="Also measure these costs of a call on a GPU: memory, kernels, eager (a loop without waits), energy, "
+        "cold (compile time with empty "
         "caches, at the first shape), or with a profiler: ncu, proton. all: every cost that needs no profiler.",
     ),
     click.option(

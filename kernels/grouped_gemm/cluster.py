@@ -27,7 +27,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from groupbench.kernels.cuda_source import move_map, tensor_map
+from groupbench.kernels.cuda_source import tensor_map
 from groupbench.kernels.device import Device, device_of
 from groupbench.kernels.grouped_gemm import cluster_tiles
 from groupbench.kernels.grouped_gemm.cluster_tiles import (
@@ -91,16 +91,33 @@ def prepare_cluster(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Compile the kernel and describe the operands; the returned callable allocates the output and launches once.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. It must not be called by two
-    threads at once. Raises ValueError for operands or a config that the kernel cannot take, OSError without NVRTC.
+    The callable reads `offs` on the device, so it follows later changes of its values. It may be called from any
+    thread. Raises ValueError for operands or a config that the kernel cannot take, OSError without NVRTC.
     """
     require_operands(a, b, offs, trusted)
+    a, b = a.resolve_neg(), b.resolve_neg()
+    run = bind_cluster(a, b, offs, config, zero_rest)
+    return lambda: run(a, b, offs)
+
+
+def bind_cluster(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    offs: Tensor,  # [G]
+    config: ClusterConfig | None = None,
+    zero_rest: bool = True,
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Do as `prepare_cluster` for operands that were checked; the callable takes operands like these.
+
+    Their shapes, strides and dtypes must be equal, and their addresses multiples of 16. It may be called from any
+    thread.
+    """
     (M, K), (G, _, N) = a.shape, b.shape
     weights, nk, shared = stored_weights(b)
     if reason := unsuitable(N, G, a=a, b=weights):
         raise ValueError(reason)
     if M == 0 or N == 0 or K == 0:
-        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
+        return lambda a, b, offs: torch.zeros(M, N, dtype=a.dtype, device=a.device)
     config = config or choose_config(M, G, N, K, a.dtype, device_of(a.device), nk)
     return launcher(a, weights, nk, shared, offs, config, zero_rest=zero_rest)
 
@@ -114,10 +131,10 @@ def launcher(
     config: ClusterConfig,
     scales: tuple[Tensor, Tensor] | None = None,  # [M] and [G, N], of fp8
     zero_rest: bool = True,
-) -> Callable[[], Tensor]:  # [M, N], in bf16 if scaled
+) -> Callable[..., Tensor]:  # of a, weights, offs and the scales, if any; [M, N], in bf16 if scaled
     """Compile the kernel for operands that were checked; the returned callable allocates the output and launches.
 
-    Raises ValueError for a config that the kernel cannot take.
+    It takes operands like these. Raises ValueError for a config that the kernel cannot take.
     """
     device = device_of(a.device)
     if reason := illegal(config, a.dtype, device):
@@ -136,14 +153,17 @@ def launcher(
     some = a.new_empty(BUFFER_COLUMNS, dtype=out_dtype)
     out_map = ragged_map(some, N, N, [BUFFER_COLUMNS, BUFFER_ROWS])  # each call moves it to its output
     grid = device.sms // 2 * 2
-    scale_a, scale_b = scales or (None, None)
-    zero_to = M if zero_rest else 0
+    target, zero_to = a.device, M if zero_rest else 0
+    arguments = [a_map, b_map, out_map, None, None, None, None, None, G, zero_to, N, K]
+    launch = multiply.bind(grid, THREADS, arguments)
 
-    def run() -> Tensor:
-        out = torch.empty(M, N, dtype=out_dtype, device=a.device)
-        move_map(out_map, out)
-        counters = launch_counters(a.device)
-        multiply(grid, THREADS, [a_map, b_map, out_map, out, scale_a, scale_b, offs, counters, G, zero_to, N, K])
+    def run(a: Tensor, b: Tensor, offs: Tensor, *scales: Tensor) -> Tensor:
+        out = torch.empty(M, N, dtype=out_dtype, device=target)
+        to, counters = out.data_ptr(), launch_counters(target)
+        addresses = {0: a.data_ptr(), 1: b.data_ptr(), 2: to, 3: to, 6: offs.data_ptr(), 7: counters.data_ptr()}
+        for at, scale in enumerate(scales, 4):
+            addresses[at] = scale.data_ptr()
+        launch(addresses)
         return out
 
     return run

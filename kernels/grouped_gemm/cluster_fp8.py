@@ -22,7 +22,7 @@ from groupbench.kernels.grouped_gemm.cluster import default_config, illegal, lau
 from groupbench.kernels.grouped_gemm.cluster_tiles import ClusterConfig, unsuitable
 from groupbench.kernels.grouped_gemm.fp8 import ROWWISE_FAST, require_scaled
 from groupbench.kernels.grouped_gemm.quantize import E4M3
-from groupbench.kernels.grouped_gemm.support import group_ends
+from groupbench.kernels.grouped_gemm.support import group_ends, require_dense
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
 
 
@@ -45,18 +45,20 @@ def prepare_cluster_fp8(
     scale_b: Tensor,  # [G, N] fp32, contiguous
     offs: Tensor,  # [G], int32 or int64 end offsets
     config: ClusterConfig | None = None,
+    trusted: bool = False,  # the caller vouches for the offsets; checking them synchronises with the device
 ) -> Callable[[], Tensor]:  # [M, N] in bf16; rows past offs[-1] are zero
     """Compile the kernel and describe the operands; the returned callable allocates the output and launches once.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. It must not be called by two
-    threads at once. Raises ValueError for operands or a config that the kernel cannot take, OSError without NVRTC.
+    The callable reads `offs` on the device, so it follows later changes of its values. It may be called from any
+    thread. Raises ValueError for operands or a config that the kernel cannot take, OSError without NVRTC.
     """
     require_scaled(a, scale_a, b, scale_b, fast_accum=True, out_dtype=torch.bfloat16)
-    group_ends(a, b.transpose(1, 2), offs)
+    require_dense(offs) if trusted else group_ends(a, b.transpose(1, 2), offs)
     (M, K), (G, N, _) = a.shape, b.shape
     if reason := why_not_cluster_fp8(a, b):
         raise ValueError(reason)
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(M, N, dtype=torch.bfloat16, device=a.device)
     config = config or choose_config(M, G, N, K, device_of(a.device))
-    return launcher(a, b, True, False, offs, config, (scale_a, scale_b))
+    run = launcher(a, b, True, False, offs, config, (scale_a, scale_b))
+    return lambda: run(a, b, offs, scale_a, scale_b)

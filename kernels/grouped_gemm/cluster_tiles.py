@@ -199,10 +199,15 @@ def launch_counters(device: torch.device) -> Tensor:
     They are 0 before and after a launch. Launches that may overlap must not share them: each stream has its own, and
     each launch that is captured or is on the stream of its thread, a handle that stands for many streams.
     """
-    stream = torch.cuda.current_stream().cuda_stream
+    stream = current_stream(device)
     if stream == STREAM_PER_THREAD or torch.cuda.is_current_stream_capturing():
         return torch.zeros(2, dtype=torch.int64, device=device)
     return _counters(device, stream)
+
+
+def current_stream(device: torch.device) -> int:
+    """Return the handle of a device's current stream."""
+    return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
 @cache

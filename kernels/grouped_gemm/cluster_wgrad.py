@@ -24,7 +24,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from groupbench.kernels.cuda_source import move_map, tensor_map
+from groupbench.kernels.cuda_source import tensor_map
 from groupbench.kernels.device import Device, device_of
 from groupbench.kernels.grouped_gemm import cluster_tiles
 from groupbench.kernels.grouped_gemm.cluster_tiles import (
@@ -80,10 +80,27 @@ def prepare_cluster_wgrad(
     """Compile the kernel and describe the operands; the returned callable allocates the output and launches once.
 
     The callable reads `offs` on the device, so it follows later changes of its values. Rows past offs[-1] are not read.
-    It must not be called by two threads at once. Raises ValueError for operands or a config that the kernel cannot
+    It may be called from any thread. Raises ValueError for operands or a config that the kernel cannot
     take, OSError without NVRTC.
     """
     require_gradient_operands(a, dc, offs, trusted=False)
+    a, dc = a.resolve_neg(), dc.resolve_neg()
+    run = bind_cluster_wgrad(a, dc, offs, nk, config)
+    return lambda: run(a, dc, offs)
+
+
+def bind_cluster_wgrad(
+    a: Tensor,  # [M, K]
+    dc: Tensor,  # [M, N]
+    offs: Tensor,  # [G]
+    nk: bool = False,
+    config: ClusterConfig | None = None,
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Do as `prepare_cluster_wgrad` for operands that were checked; the callable takes operands like these.
+
+    Their shapes, strides and dtypes must be equal, and their addresses multiples of 16. It may be called from any
+    thread.
+    """
     (M, K), N, G = a.shape, dc.size(1), offs.numel()
     x, y = (dc, a) if nk else (a, dc)
     P, Q = x.size(1), y.size(1)
@@ -94,7 +111,7 @@ def prepare_cluster_wgrad(
         return out.transpose(1, 2) if nk else out
 
     if M == 0 or N == 0 or K == 0:
-        return lambda: as_weights(torch.zeros(G, P, Q, dtype=a.dtype, device=a.device))
+        return lambda a, dc, offs: as_weights(torch.zeros(G, P, Q, dtype=a.dtype, device=a.device))
     device = device_of(a.device)
     config = config or choose_config(M, G, N, K, a.dtype, device, nk)
     if reason := illegal(config, a.dtype, device):
@@ -108,12 +125,14 @@ def prepare_cluster_wgrad(
     y_map = ragged_map(y, Q, y.stride(0), [BOX, step // along_m])
     # Each call moves it to its output.
     out_map = tensor_map(a, [Q, P, G], [Q, P * Q], [BUFFER_COLUMNS, BUFFER_ROWS, 1])
-    grid = device.sms // 2 * 2
+    launch = multiply.bind(device.sms // 2 * 2, THREADS, [x_map, y_map, out_map, None, None, G, P, Q])
+    dtype, target = a.dtype, a.device
 
-    def run() -> Tensor:
-        out = torch.empty(G, P, Q, dtype=a.dtype, device=a.device)
-        move_map(out_map, out)
-        multiply(grid, THREADS, [x_map, y_map, out_map, offs, launch_counters(a.device), G, P, Q])
+    def run(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:
+        x, y = (dc, a) if nk else (a, dc)
+        out = torch.empty(G, P, Q, dtype=dtype, device=target)
+        counters = launch_counters(target)
+        launch({0: x.data_ptr(), 1: y.data_ptr(), 2: out.data_ptr(), 3: offs.data_ptr(), 4: counters.data_ptr()})
         return as_weights(out)
 
     return run

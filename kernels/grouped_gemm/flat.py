@@ -62,7 +62,7 @@ from groupbench.kernels.grouped_gemm.tuned import (
     tunes_here,
     tuning_key,
 )
-from groupbench.kernels.launch import Launch, Outputs
+from groupbench.kernels.launch import Launch, Outputs, described
 from groupbench.kernels.variants import Gluon, Variant, first_that_runs, specialized_or_not
 
 # For shapes without a tuned config. configs/flat_h100.json has the measurements, on an H100 over the shapes of
@@ -344,22 +344,39 @@ def prepare_flat(
     that the kernel cannot take.
     """
     require_operands(a, b, offs, trusted)
+    a, b = a.resolve_neg(), b.resolve_neg()
+    run = bind_flat(a, b, offs, config, zero_rest)
+    return lambda: run(a, b, offs)
+
+
+def bind_flat(
+    a: Tensor,  # [M, K]
+    b: Tensor,  # [G, K, N]
+    offs: Tensor,  # [G]
+    config: FlatConfig | None = None,
+    zero_rest: bool = True,
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Do as `prepare_flat` for operands that were checked; the callable takes operands like these.
+
+    Their shapes, strides and dtypes must be equal, and their addresses multiples of 16 if these are. It may be called
+    from any thread.
+    """
     (M, K), (G, _, N) = a.shape, b.shape
     if M == 0 or N == 0 or K == 0:
-        return lambda: torch.zeros(M, N, dtype=a.dtype, device=a.device)
+        return lambda a, b, offs: torch.zeros(M, N, dtype=a.dtype, device=a.device)
     weights, nk, shared = stored_weights(b)
     without_tma, device = no_tma(N, a=a, b=weights), device_of(a.device)
     if config is None and without_tma is None and a.dtype.itemsize == 2 and tunes_here(a.device):
         config = _tuned_here(a, b, offs, nk, zero_rest)
     if config is not None and (reason := illegal(config, a.dtype, device)):
         raise ValueError(f"{config}: {reason}")
-    pointers = Variant("pointers", lambda: lambda: grouped_gemm_pointers(a, b, offs, zero_rest))
+    pointers = Variant("pointers", lambda: lambda a, b, offs: grouped_gemm_pointers(a, b, offs, zero_rest))
     if without_tma is not None:
         return first_that_runs("flat", [Variant("tma", pointers.prepare, without_tma), pointers])
 
     specialized = Gluon(f"{__package__}.flat_specialized", G, a.device)
 
-    def by_tma(config: FlatConfig) -> Callable[[], Tensor]:
+    def by_tma(config: FlatConfig) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         prepare = specialized.prepare if config.specialized else _prepare_tma
         return prepare(a, weights, offs, config, nk, shared, zero_rest)
 
@@ -383,14 +400,15 @@ def _prepare_tma(
     nk: bool,
     shared: bool,
     zero_rest: bool,
-) -> Callable[[], Tensor]:
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:  # of operands like these
     """Make the descriptors, for operands that TMA can read."""
     (M, K), G, N = a.shape, offs.numel(), weights.size(1 if nk else 2)
     block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
-    a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
-    b_desc = TensorDescriptor.from_tensor(weights, block_b)
+    a_desc = described(TensorDescriptor.from_tensor, a, [config.block_m, config.block_k])
+    b_desc = described(TensorDescriptor.from_tensor, weights, block_b)
     block_out = [config.block_m, config.block_n // (2 if config.split_store else 1)]
-    a_half_desc = TensorDescriptor.from_tensor(a, [config.block_m // 2, config.block_k]) if config.halves else None
+    half = [config.block_m // 2, config.block_k]
+    a_half_desc = described(TensorDescriptor.from_tensor, a, half) if config.halves else None
     out_desc = Outputs(lambda out: create_ragged_descriptor(out, block_out))
     programs = worker_count(a.device, config.per_sm)
     launch = Launch(
@@ -400,9 +418,12 @@ def _prepare_tma(
         NUM_PROGRAMS=programs,
     )
 
-    def run() -> Tensor:
-        out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        launch(a_desc, a_half_desc, b_desc, out_desc(out), out, offs, M if zero_rest else 0, N, K)
+    dtype, device, zero_to = a.dtype, a.device, M if zero_rest else 0
+
+    def run(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        out = torch.empty(M, N, dtype=dtype, device=device)
+        a_half = None if a_half_desc is None else a_half_desc(a)
+        launch(a_desc(a), a_half, b_desc(b), out_desc(out), out, offs, zero_to, N, K)
         return out
 
     return run

@@ -71,7 +71,7 @@ from groupbench.kernels.grouped_gemm.gluon_tiles import (
 from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals_before, keep_step
 from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
 from groupbench.kernels.grouped_gemm.support import worker_count
-from groupbench.kernels.launch import Launch, Outputs
+from groupbench.kernels.launch import Launch, Outputs, described
 
 MOST_GROUPS = 256  # the loading warp counts their tiles in the few registers it has
 
@@ -384,7 +384,7 @@ def prepare_specialized(
     nk: bool,
     shared: bool,
     zero_rest: bool,
-) -> Callable[[], Tensor]:  # [M, N]
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:  # [M, N], of operands like these
     """Make the descriptors; the returned callable allocates the output and launches once.
 
     `prepare_flat` must have checked the operands and the config, and the groups must not be `unsuitable`.
@@ -395,11 +395,11 @@ def prepare_specialized(
     main = 1 << (config.block_n.bit_length() - 1)  # the largest power of two
     side = config.block_n - main
 
-    def tiles_of_b(columns: int) -> TensorDescriptor:
+    def tiles_of_b(columns: int) -> Outputs[TensorDescriptor]:
         block = [1, columns, config.block_k] if nk else [1, config.block_k, columns]
-        return TensorDescriptor.from_tensor(weights, block, swizzled[3])
+        return described(TensorDescriptor.from_tensor, weights, block, swizzled[3])
 
-    a_desc = TensorDescriptor.from_tensor(a, [64, config.block_k], swizzled[2])
+    a_desc = described(TensorDescriptor.from_tensor, a, [64, config.block_k], swizzled[2])
     b_desc, side_desc = tiles_of_b(main), tiles_of_b(side or main)
     # Two groups have room for two buffers of 64 columns each, three for one of half the main part's.
     width, buffers = (64, 2) if groups == 2 else (main // 2, 1)
@@ -416,9 +416,11 @@ def prepare_specialized(
         SIDE=side,
     )
 
-    def run() -> Tensor:
-        out = torch.empty(M, N, dtype=a.dtype, device=a.device)
-        launch(a_desc, b_desc, side_desc, out_desc(out), out, offs, counter, M if zero_rest else 0, N, K)
+    dtype, device, zero_to = a.dtype, a.device, M if zero_rest else 0
+
+    def run(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        out = torch.empty(M, N, dtype=dtype, device=device)
+        launch(a_desc(a), b_desc(b), side_desc(b), out_desc(out), out, offs, counter, zero_to, N, K)
         return out
 
     return run

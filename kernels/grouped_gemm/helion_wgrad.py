@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
-from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable, require_tensors
+from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable, require_tensors, require_within_int32
 from groupbench.kernels.grouped_gemm.tuned import tuning_key
 from groupbench.kernels.helion_configs import Choices, first_that_compiles
 
@@ -80,6 +80,7 @@ def prepare_helion_wgrad(
     (M, K), N, G = a.shape, dc.size(1), offs.numel()
     if M == 0 or N == 0 or K == 0:
         return lambda: torch.zeros(G, K, N, dtype=a.dtype, device=a.device)
+    require_within_int32(a=a, dc=dc)
     offs = offs.to(a.device)
 
     def prepare(config: helion.Config) -> Callable[[], Tensor]:

@@ -51,6 +51,7 @@ from groupbench.kernels.grouped_gemm.support import (
     illegal_tile,
     no_tma,
     require_runnable,
+    require_within_int32,
     stored_weights,
     without_ones,
     worker_count,
@@ -338,6 +339,8 @@ def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tm
     M, N = a.size(0), b.size(2)
     if tma is None:
         tma = without_tma(a, b, config) is None
+    if not tma:
+        require_within_int32(a=a)
     problem = make_problem(a, b, offs, config, tma)
     bound = grouped_gemm_worklist.bind(problem.specimen() if tma else problem.arguments())
     settings = config.to_helion(tma)

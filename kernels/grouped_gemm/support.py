@@ -208,6 +208,22 @@ def past_int32(a: Tensor, b: Tensor) -> bool:
     return a.size(0) * max(a.stride(0), b.size(2)) >= 2**31
 
 
+def require_within_int32(**operands: Tensor) -> None:
+    """Raise ValueError for views whose last element is past 2**31, if all have few elements, as a slice of a stack.
+
+    Helion 1.5 chooses the type of its indices by the number of elements, and would read elsewhere.
+    """
+    if any(x.numel() >= 2**31 for x in operands.values()):
+        return
+    for name, x in operands.items():
+        reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+        if reach >= 2**31:
+            raise ValueError(
+                f"{name} {tuple(x.shape)} with strides {x.stride()} reaches element {reach}, and Helion's indices are "
+                f"int32: pass {name}.contiguous()"
+            )
+
+
 def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Return a [M, K] and b [G, K, N] with M and N of at least two, for kernels that Helion generates.
 

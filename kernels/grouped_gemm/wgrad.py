@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import triton
@@ -53,7 +54,7 @@ from groupbench.kernels.grouped_gemm.support import (
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 from groupbench.kernels.grouped_gemm.wgrad_config import WgradConfig
-from groupbench.kernels.launch import Launch, Outputs
+from groupbench.kernels.launch import Launch, Outputs, described
 from groupbench.kernels.variants import Gluon, Variant, first_that_runs, specialized_or_not
 
 RAGGED_ROWS = 2**30
@@ -373,6 +374,23 @@ def wgrad_launcher(
     Raises ValueError for operands or a config that the kernel cannot take.
     """
     require_gradient_operands(a, dc, offs, trusted=True)
+    a, dc = a.resolve_neg(), dc.resolve_neg()
+    run = bind_wgrad(a, dc, offs, nk, config)
+    return lambda: run(a, dc, offs)
+
+
+def bind_wgrad(
+    a: Tensor,  # [M, K]
+    dc: Tensor,  # [M, N]
+    offs: Tensor,  # [G]
+    nk: bool = False,
+    config: WgradConfig | None = None,
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Do as `wgrad_launcher` for operands that were checked; the callable takes operands like these.
+
+    Their shapes, strides and dtypes must be equal, and their addresses multiples of 16 if these are. It may be called
+    from any thread.
+    """
     (M, K), N, G = a.shape, dc.size(1), offs.numel()
     x, y = (dc, a) if nk else (a, dc)
     P, Q = x.size(1), y.size(1)
@@ -381,7 +399,7 @@ def wgrad_launcher(
         return out.transpose(1, 2) if nk else out
 
     if M == 0 or N == 0 or K == 0:
-        return lambda: as_weights(torch.zeros(G, P, Q, dtype=a.dtype, device=a.device))
+        return lambda a, dc, offs: as_weights(torch.zeros(G, P, Q, dtype=a.dtype, device=a.device))
     without_tma = needs_pointers(x, y)
     if config is not None:
         if reason := _illegal_for(config, G, a.dtype, device_of(a.device)):
@@ -391,7 +409,9 @@ def wgrad_launcher(
         run = _launcher(x, y, offs, config, without_tma is None)
     else:
         run = first_that_runs("wgrad", _variants(x, y, offs, nk, without_tma))
-    return lambda: as_weights(run())
+    if nk:
+        return lambda a, dc, offs: run(dc, a, offs).transpose(1, 2)
+    return run
 
 
 def _variants(
@@ -427,7 +447,7 @@ def _launcher(
     offs: Tensor,  # [G]
     config: WgradConfig,  # legal
     tma: bool,  # which can read x and y
-) -> Callable[[], Tensor]:  # [G, P, Q]
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:  # [G, P, Q], of operands like these
     """Make the descriptors; the returned callable allocates the output and launches."""
     G, P, Q = offs.numel(), x.size(1), y.size(1)
     programs = worker_count(x.device, config.per_sm)
@@ -439,13 +459,15 @@ def _launcher(
         _plan_kernel, (triton.cdiv(G, RANKED_AT_ONCE),), G_POW2=triton.next_power_of_2(G), MINE=RANKED_AT_ONCE
     )
 
-    def run() -> Tensor:
-        out = torch.empty(G, P, Q, dtype=x.dtype, device=x.device)
+    dtype, device = x.dtype, x.device
+
+    def run(x: Tensor, y: Tensor, offs: Tensor) -> Tensor:
+        out = torch.empty(G, P, Q, dtype=dtype, device=device)
         plan = offs
         if config.dynamic:
-            plan = torch.empty(1 + G, dtype=torch.int32, device=x.device)
+            plan = torch.empty(1 + G, dtype=torch.int32, device=device)
             make_plan(offs, plan, G, programs)
-        launch(out, plan)
+        launch(x, y, offs, out, plan)
         return out
 
     return run
@@ -453,11 +475,14 @@ def _launcher(
 
 def _prepare_plain(
     x: Tensor, y: Tensor, offs: Tensor, config: WgradConfig, tma: bool
-) -> Callable[[Tensor, Tensor], None]:
-    """Make the descriptors; the returned function launches once, with out [G, P, Q] and the plan of the schedule."""
+) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]:
+    """Make the descriptors; the returned function launches once: x, y and offs, out [G, P, Q], the schedule's plan."""
     G, P, Q = offs.numel(), x.size(1), y.size(1)
-    x_in: object = create_ragged_descriptor(x, [config.block_m, config.block_p]) if tma else x
-    y_in: object = create_ragged_descriptor(y, [config.block_m, config.block_q]) if tma else y
+    if tma:
+        x_in: Callable[[Tensor], Any] = described(create_ragged_descriptor, x, [config.block_m, config.block_p])
+        y_in: Callable[[Tensor], Any] = described(create_ragged_descriptor, y, [config.block_m, config.block_q])
+    else:
+        x_in = y_in = lambda x: x
     block_out = [1, config.block_p, config.block_q // (2 if config.split_store else 1)]
     out_desc = Outputs(lambda out: TensorDescriptor.from_tensor(out, block_out))
     programs = worker_count(x.device, config.per_sm)
@@ -467,7 +492,9 @@ def _prepare_plain(
         **launch_keywords(_wgrad_kernel, config, TMA=tma, DTYPE=_TRITON_DTYPES[x.dtype], NUM_PROGRAMS=programs),
     )
     strides = (*x.stride(), *y.stride())
-    return lambda out, plan: launch(x_in, y_in, out_desc(out) if tma else out, offs, plan, G, P, Q, *strides)
+    return lambda x, y, offs, out, plan: launch(
+        x_in(x), y_in(y), out_desc(out) if tma else out, offs, plan, G, P, Q, *strides
+    )
 
 
 _TRITON_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}

@@ -65,7 +65,7 @@ from groupbench.kernels.grouped_gemm.lockstep import ARRIVALS, arrivals_before, 
 from groupbench.kernels.grouped_gemm.lockstep_counter import arrivals
 from groupbench.kernels.grouped_gemm.support import worker_count
 from groupbench.kernels.grouped_gemm.wgrad_config import WgradConfig
-from groupbench.kernels.launch import Launch, Outputs
+from groupbench.kernels.launch import Launch, Outputs, described
 
 # Four numbers in shared memory describe the tile of a stage; no steps end the program.
 EXPERT, ROW, COLUMN_AND_GROUPS, STEPS = (gl.constexpr(place) for place in range(4))
@@ -302,15 +302,15 @@ def prepare_specialized(
     y: Tensor,  # [M, Q], likewise
     offs: Tensor,  # [G]
     config: WgradConfig,  # specialized
-) -> Callable[[Tensor, Tensor], None]:
-    """Make the descriptors; the returned function launches once, with out [G, P, Q] and the plan of the schedule.
+) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]:
+    """Make the descriptors; the returned function launches once: x, y and offs, out [G, P, Q], the schedule's plan.
 
     `wgrad_launcher` must have checked the operands and the config, and the device must not be `unsuitable`.
     """
     P, Q, G = x.size(1), y.size(1), offs.numel()
     groups = config.block_p // 64
-    x_desc = ragged(x, [config.block_m, 64])
-    y_desc = ragged(y, [config.block_m, config.block_q])
+    x_desc = described(ragged, x, [config.block_m, 64])
+    y_desc = described(ragged, y, [config.block_m, config.block_q])
     layout = gl.NVMMASharedLayout(128, 16, rank=3)
     programs = worker_count(x.device)
     counter = arrivals(x.device, programs)
@@ -321,4 +321,4 @@ def prepare_specialized(
         (programs,),
         **launch_keywords(_wgrad_specialized_kernel, config, NUM_PROGRAMS=programs, GROUPS=groups),
     )
-    return lambda out, plan: launch(x_desc, y_desc, out_desc(out), offs, plan, counter, G, P, Q)
+    return lambda x, y, offs, out, plan: launch(x_desc(x), y_desc(y), out_desc(out), offs, plan, counter, G, P, Q)

@@ -41,6 +41,7 @@ from groupbench.kernels.grouped_gemm.flat_config import FlatConfig
 from groupbench.kernels.grouped_gemm.support import illegal_tile, no_tma, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
+from groupbench.kernels.launch import Kept, Launch, Outputs, described
 from groupbench.kernels.moe.product import product
 from groupbench.kernels.moe.swiglu import swiglu, swiglu_reference
 from groupbench.kernels.variants import Variant, by_config, first_that_runs
@@ -227,21 +228,35 @@ def gate_up(
 
     Allocates and launches. Raises ValueError for a config that is illegal here.
     """
-    (M, H), G, F = a.shape, w.size(0), w.size(1) // 2
+    M, F = a.size(0), w.size(1) // 2
     if M == 0 or F == 0:
         return a.new_empty(M, F), a.new_empty(M, 2 * F) if save else None
     without_tma, device = no_tma(F, a=a, w=w), device_of(a.device)
     if config is not None and without_tma is None:
         if reason := illegal(config, a.dtype, device):
             raise ValueError(f"{config}: {reason}")
-        return _by_tma(a, w, offs, save, config)
+        return _bind_tma(a, w, offs, save, config)(a, w, offs)
+    key = (a.shape, a.stride(), w.shape, w.stride(), a.dtype, a.device, offs.dtype, save, without_tma)
+    run = _bound.get(key)
+    if run is None:
+        run = _bound.add(key, _bind(a, w, offs, save, without_tma))
+    return run(a, w, offs)
 
-    def separately() -> tuple[Tensor, Tensor | None]:
+
+GateUp = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]  # of a, w and offs
+_bound: Kept[GateUp] = Kept()
+
+
+def _bind(a: Tensor, w: Tensor, offs: Tensor, save: bool, without_tma: str | None) -> GateUp:
+    """Return `gate_up` for operands like these."""
+    (M, H), G, F, device = a.shape, w.size(0), w.size(1) // 2, device_of(a.device)
+
+    def separately(a: Tensor, w: Tensor, offs: Tensor) -> tuple[Tensor, Tensor | None]:
         both = product(a, w.transpose(1, 2), offs)
         return swiglu(both, offs), both if save else None
 
-    def fused(config: GateUpConfig) -> Callable[[], tuple[Tensor, Tensor | None]]:
-        return lambda: _by_tma(a, w, offs, save, config)
+    def fused(config: GateUpConfig) -> GateUp:
+        return _bind_tma(a, w, offs, save, config)
 
     variants = [Variant("product, then swiglu", lambda: separately)]
     if without_tma is not None:
@@ -249,36 +264,45 @@ def gate_up(
     else:
         configs = configs_for(M, G, F, H, a.dtype, device)
         variants[:0] = by_config("tma, ", configs, fused, (a.dtype, a.device, G, save))
-    return first_that_runs("gate_up", variants)()
+    return first_that_runs("gate_up", variants)
 
 
-def _by_tma(
+def _bind_tma(
     a: Tensor,  # [M, H]
     w: Tensor,  # [G, 2F, H]
     offs: Tensor,  # [G]
     save: bool,
     config: GateUpConfig,  # legal
-) -> tuple[Tensor, Tensor | None]:
-    """Run `gate_up` for operands that TMA can read."""
+) -> GateUp:
+    """Return `gate_up` for operands like these, which TMA can read."""
     (M, H), G, F = a.shape, w.size(0), w.size(1) // 2
-    act = torch.empty(M, F, dtype=a.dtype, device=a.device)
-    both = torch.empty(M, 2 * F, dtype=a.dtype, device=a.device) if save else None
-    tile = [config.block_m, config.block_f]
-    programs = worker_count(a.device, config.per_sm)
-    _gate_up_kernel[(programs,)](
-        TensorDescriptor.from_tensor(a, [config.block_m, config.block_k]),
-        TensorDescriptor.from_tensor(w.view(G, 2, F, H), [1, 1 if config.swap else 2, config.block_f, config.block_k]),
-        create_ragged_descriptor(act, tile),
-        None if both is None else create_ragged_descriptor(both[:, :F], tile),
-        None if both is None else create_ragged_descriptor(both[:, F:], tile),
-        offs,
-        F,
-        H,
+    programs, dtype, device = worker_count(a.device, config.per_sm), a.dtype, a.device
+    a_desc = described(TensorDescriptor.from_tensor, a, [config.block_m, config.block_k])
+    # A copy of a descriptor takes any tensor that begins at the same place: w in place of its view.
+    block_w = [1, 1 if config.swap else 2, config.block_f, config.block_k]
+    w_desc = described(TensorDescriptor.from_tensor, w.view(G, 2, F, H), block_w)
+    act_desc, gate_desc, up_desc = (
+        Outputs(lambda out: create_ragged_descriptor(out, [config.block_m, config.block_f])) for _ in range(3)
+    )
+    launch = Launch(
+        _gate_up_kernel,
+        (programs,),
         **launch_keywords(_gate_up_kernel, config, **of_groups(G), NUM_PROGRAMS=programs, SAVE=save),
-        DTYPE=TRITON_DTYPES[a.dtype],
+        DTYPE=TRITON_DTYPES[dtype],
         PRECISION="ieee",
     )
-    return act, both
+
+    def run(a: Tensor, w: Tensor, offs: Tensor) -> tuple[Tensor, Tensor | None]:
+        act = torch.empty(M, F, dtype=dtype, device=device)
+        if not save:
+            launch(a_desc(a), w_desc(w), act_desc(act), None, None, offs, F, H)
+            return act, None
+        both = torch.empty(M, 2 * F, dtype=dtype, device=device)
+        gate, up = gate_desc(both[:, :F]), up_desc(both[:, F:])
+        launch(a_desc(a), w_desc(w), act_desc(act), gate, up, offs, F, H)
+        return act, both
+
+    return run
 
 
 def gate_up_reference(a: Tensor, w: Tensor, offs: Tensor, save: bool = False) -> tuple[Tensor, Tensor | None]:

@@ -41,8 +41,8 @@ import torch.nn.functional as nn
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from groupbench.kernels.grouped_gemm import choose
 from groupbench.kernels.grouped_gemm.support import TMA_BYTES, require_runnable, require_tensors
-from groupbench.kernels.grouped_gemm.wgrad import wgrad_launcher
 from groupbench.kernels.moe.gate_up import gate_up, gate_up_reference
 from groupbench.kernels.moe.permute import (
     check_rows,
@@ -213,7 +213,7 @@ class _Layer(torch.autograd.Function):
 
 def _wgrad(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:
     # As the gradient of weights [G, N, K], since the tuned configs are for this layout.
-    return wgrad_launcher(a, dc, offs, nk=True)().transpose(1, 2)
+    return choose.gradient(a, dc, offs, nk=True).transpose(1, 2)
 
 
 TRITON = Parts(permute_rows, spread_rows, combine_rows, gate_up, product, _wgrad, swiglu_backward)

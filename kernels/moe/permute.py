@@ -20,8 +20,9 @@ With k = 8 the permutation moves 9 rows per token, reads and writes together; to
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import triton
@@ -30,8 +31,9 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from groupbench.kernels.grouped_gemm.support import can_chain, require_runnable, require_tensors, worker_count
+from groupbench.kernels.launch import Kept, launch
 from groupbench.kernels.masks import masked_if
-from groupbench.kernels.moe.permute_fused import choose_tokens, place_and_spread
+from groupbench.kernels.moe.permute_fused import TokensConfig, choose_tokens, place_and_spread
 from groupbench.kernels.moe.routing import Routing, check_ids, route, route_reference
 from groupbench.kernels.variants import Variant, first_that_runs
 
@@ -213,19 +215,33 @@ def permute_rows(
     take.
     """
     check_ids(ids, G)
+    key = (x.shape, x.stride(), x.dtype, x.device, ids.size(1), G)
+    run = _permutes.get(key)
+    if run is None:
+        run = _permutes.add(key, _permute(choose_tokens(x, ids.size(1), G), (x.dtype, G, x.device)))
+    return run(x, ids, G)
 
-    def separately() -> tuple[Tensor, Routing]:
+
+_permutes: Kept[Callable[[Tensor, Tensor, int], tuple[Tensor, Routing]]] = Kept()
+
+
+def _permute(
+    config: TokensConfig | None, compiled_for: Hashable
+) -> Callable[[Tensor, Tensor, int], tuple[Tensor, Routing]]:
+    """Return `permute_rows`, in one launch after the routing's if there is a config for it."""
+
+    def apart(x: Tensor, ids: Tensor, G: int) -> tuple[Tensor, Routing]:
         routing = route(ids, G)
         return _spread(x, routing.position, None, chained=routing.source.numel() > 0 and can_chain(x.device)), routing
 
-    config = choose_tokens(x, ids.size(1), G)
     if config is None:
-        return separately()
+        return apart
+    together = partial(place_and_spread, config=config)
     variants = [
-        Variant("together", lambda: lambda: place_and_spread(x, ids, G, config), key=(config, x.dtype, G, x.device)),
-        Variant("apart", lambda: separately),
+        Variant("together", lambda: together, key=(config, compiled_for)),
+        Variant("apart", lambda: apart),
     ]
-    return first_that_runs("moe_permute", variants)()
+    return first_that_runs("moe_permute", variants)
 
 
 def spread_rows(
@@ -248,7 +264,8 @@ def _spread(x: Tensor, position: Tensor, config: RowConfig | None, chained: bool
     if out.numel():
         config = config or choose_config(T, H, x.element_size())
         early = worker_count(x.device, SM_WARPS // config.num_warps) // config.splits if chained else 0
-        _spread_kernel[(T, config.splits)](
+        launch(
+            _spread_kernel, (T, config.splits),
             x, position, out, H, early, *x.stride(), H, K=k, BLOCK_H=config.block_h, SPLITS=config.splits,
             CHAINED=chained, num_warps=config.num_warps, **({"launch_pdl": True} if chained else {}),
         )  # fmt: skip
@@ -267,7 +284,8 @@ def combine_rows(
     out = torch.empty(T, H, dtype=y.dtype, device=y.device)
     if out.numel():
         config = config or choose_config(T, H, y.element_size(), rows=k, vectors=2 if k >= MANY else 4)
-        _combine_kernel[(T, config.splits)](
+        launch(
+            _combine_kernel, (T, config.splits),
             y, position, position if weights is None else weights.contiguous(), out, H, *y.stride(), K=k,
             CHOICES=triton.next_power_of_2(k), BLOCK_H=config.block_h, SPLITS=config.splits,
             WEIGHTED=weights is not None, EVICT="evict_first" if k >= STREAMED else "",

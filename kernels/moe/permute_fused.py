@@ -31,6 +31,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from groupbench.kernels.grouped_gemm.support import can_chain, worker_count
+from groupbench.kernels.launch import launch
 from groupbench.kernels.moe.routing import Routing, _experts_of, _ranks, bins_of, count_before
 
 LEAST_TOKENS = 4096
@@ -151,7 +152,8 @@ def place_and_spread(
     out = torch.empty(n, H, dtype=x.dtype, device=x.device)
     program_bytes = config.tokens * config.block_h * x.element_size()
     early = worker_count(x.device, max(SM_BYTES // program_bytes, 1)) if chained else 0
-    _place_and_spread_kernel[(triton.cdiv(T, config.tokens),)](
+    launch(
+        _place_and_spread_kernel, (triton.cdiv(T, config.tokens),),
         ids, before, totals, x, offs, position, source, out, T, H, early, *x.stride(), G=G, BINS=bins_of(G), K=k,
         CHOICES=triton.next_power_of_2(k), TOKENS=config.tokens, BLOCK_H=config.block_h, CHAINED=chained,
         num_warps=config.num_warps, **({"launch_pdl": True} if chained else {}),

@@ -37,6 +37,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from groupbench.kernels.grouped_gemm.support import can_chain, require_device, require_tensors
+from groupbench.kernels.launch import launch
 
 MAX_EXPERTS = 4096  # every program sums over all of them
 ONE_PROGRAM = 512  # choices that one program counts and places
@@ -220,12 +221,14 @@ def route(
     ids = ids.contiguous()
     chained = can_chain(ids.device)
     if n <= ONE_PROGRAM:
-        _route_kernel[(1,)](
-            ids, offs, position, source, n, G=G, BINS=bins_of(G), BLOCK=BLOCK, CHAINED=chained, num_warps=WARPS
-        )
+        launch(
+            _route_kernel, (1,),
+            ids, offs, position, source, n, G=G, BINS=bins_of(G), BLOCK=BLOCK, CHAINED=chained, num_warps=WARPS,
+        )  # fmt: skip
         return Routing(offs, position, source)
     before, totals = count_before(ids, G, BLOCK)
-    _place_kernel[(before.size(0),)](
+    launch(
+        _place_kernel, (before.size(0),),
         ids, before, totals, offs, position, source, n, G=G, BINS=bins_of(G), BLOCK=BLOCK, CHAINED=chained,
         num_warps=WARPS, **({"launch_pdl": True} if chained else {}),
     )  # fmt: skip
@@ -247,12 +250,14 @@ def count_before(
     blocks, block = triton.cdiv(n, choices), triton.next_power_of_2(choices)
     counts = torch.empty(blocks, bins, dtype=torch.int32, device=ids.device)
     totals = torch.empty(bins, dtype=torch.int32, device=ids.device)
-    _count_kernel[(blocks,)](
+    launch(
+        _count_kernel, (blocks,),
         ids, counts, n, G=G, BINS=bins, CHOICES=choices, BLOCK=block, CHAINED=chained,
         num_warps=WARPS if block >= BLOCK else 1,
     )  # fmt: skip
     rows, experts = min(SCANNED[0], triton.next_power_of_2(blocks)), SCANNED[1]
-    _scan_kernel[(bins // experts,)](
+    launch(
+        _scan_kernel, (bins // experts,),
         counts, totals, blocks, BINS=bins, ROWS=rows, EXPERTS=experts, CHAINED=chained, num_warps=WARPS,
         **({"launch_pdl": True} if chained else {}),
     )  # fmt: skip

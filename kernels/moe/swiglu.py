@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.launch import launch
 from groupbench.kernels.moe.routing import Routing
 
 MAX_BLOCK = 1024  # columns at a time: 16 bytes per thread of 128 in 16-bit dtypes
@@ -87,7 +88,7 @@ def swiglu(
     M, F = both.size(0), both.size(1) // 2
     act = torch.empty(M, F, dtype=both.dtype, device=both.device)
     if act.numel():
-        _swiglu_kernel[(M,)](both, act, offs, offs.numel(), F, BLOCK=_block(F), num_warps=4)
+        launch(_swiglu_kernel, (M,), both, act, offs, offs.numel(), F, BLOCK=_block(F), num_warps=4)
     return act
 
 
@@ -102,9 +103,10 @@ def swiglu_backward(
     dboth, weighted = torch.empty_like(both), torch.empty_like(da)
     dweights = torch.zeros(weights.shape, dtype=weights.dtype, device=weights.device)
     if da.numel():
-        _swiglu_backward_kernel[(M,)](
-            both, da, weights.contiguous(), routing.source, routing.offs, dboth, weighted, dweights,
-            routing.offs.numel(), F, BLOCK=_block(F), num_warps=4,
+        launch(
+            _swiglu_backward_kernel, (M,),
+            both, da, weights.contiguous(), routing.source, routing.offs, dboth, weighted,
+            dweights, routing.offs.numel(), F, BLOCK=_block(F), num_warps=4,
         )  # fmt: skip
     return dboth, weighted, dweights
 

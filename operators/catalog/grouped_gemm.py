@@ -278,6 +278,24 @@ def prepare_cuda_cluster(x: GroupedInputs) -> Run:
     return prepare_cluster(a, x.b, x.offs)
 
 
+def prepare_groupbench(x: GroupedInputs) -> Run:
+    from groupbench.kernels import ops
+
+    a, b = aligned(x.a), x.b
+    return lambda: ops.grouped_mm(a, b, x.offs)
+
+
+def prepare_groupbench_bwd(x: BackwardInputs) -> Run:
+    """Prepare the derivative of `ops.grouped_mm`. The forward pass runs here."""
+    import torch
+
+    from groupbench.kernels import ops
+
+    a, b = (operand.detach().requires_grad_() for operand in (aligned(x.x.a), x.x.b))
+    out, dc = ops.grouped_mm(a, b, x.x.offs), aligned(x.dc)
+    return lambda: torch.autograd.grad(out, (a, b), dc, retain_graph=True)
+
+
 def prepare_torch_compile(x: GroupedInputs) -> Run:
     from groupbench.operators.catalog.inductor import prepare_grouped_mm
 
@@ -311,6 +329,12 @@ GROUPED_GEMM = Operator(
             prepare_aten_grouped_mm,
             "torch_grouped_mm with the packing of a list of tensors timed; TritonBench's baseline of grouped_gemm",
             only_as_baseline=True,
+        ),
+        triton(
+            "groupbench",
+            prepare_groupbench,
+            "groupbench.kernels.ops.grouped_mm: what a model calls, with the kernel that it chooses for the problem",
+            prepare_bwd=prepare_groupbench_bwd,
         ),
         Backend(
             "torch_compile",

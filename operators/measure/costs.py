@@ -37,10 +37,10 @@ class Costs(msgspec.Struct, frozen=True, tag=True):
     enqueue_ms: float | None = None  # host time of a call, later than that of `prepare`
 
 
-MEMORY, KERNELS, ENERGY, COLD = "memory", "kernels", "energy", "cold"
+MEMORY, KERNELS, EAGER, ENERGY, COLD = "memory", "kernels", "eager", "energy", "cold"
 CHEAP = (MEMORY,)
 """The costs measured by default: they take milliseconds and do not change the process."""
-ALL = (MEMORY, KERNELS, ENERGY, COLD)
+ALL = (MEMORY, KERNELS, EAGER, ENERGY, COLD)
 """All costs: energy takes 0.4 s per cell, cold a new process with empty caches."""
 IDLE = "idle"
 """The power of the GPU at rest, which is measured once per run, with the energy of its first cell."""
@@ -57,6 +57,9 @@ def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml:
             if IDLE in wanted and (idle_w := idle_watts(nvml.joules)) is not None:
                 values["idle_w"] = idle_w
             values |= _energy(run, call_ms, nvml)
+    with contextlib.suppress(Exception):
+        if EAGER in wanted:
+            values["eager_ms"] = eager_ms(run, call_ms, torch.cuda.synchronize)
     with contextlib.suppress(Exception):
         if MEMORY in wanted:
             values["workspace_mib"] = workspace_mib(run, CudaMemory())
@@ -346,6 +349,29 @@ def _name(driver: Any, node: int) -> str:
         if value and not get(ctypes.byref(name), ctypes.c_void_p(value)) and name.value:
             return name.value.decode(errors="replace")
     return "[kernel]"
+
+
+# ---- a loop without waits
+
+LOOP_MS, LOOPS = 20.0, 5
+FEWEST_CALLS, MOST_CALLS = 10, 500
+
+
+def eager_ms(run: Callable[[], Any], call_ms: float, synchronize: Callable[[], None]) -> float:
+    """Return the time per call in ms of calls that follow each other without waits, the median of a few loops.
+
+    A call takes as long as the host needs for it or the GPU, whichever is longer. Inputs are in L2 if they fit.
+    """
+    calls = min(max(round(LOOP_MS / max(call_ms, 1e-3)), FEWEST_CALLS), MOST_CALLS)
+    times = []
+    for _ in range(LOOPS):
+        synchronize()
+        begun = _now()
+        for _ in range(calls):
+            run()
+        synchronize()
+        times.append(1e3 * (_now() - begun) / calls)
+    return statistics.median(times)
 
 
 # ---- energy

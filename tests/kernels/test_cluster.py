@@ -85,7 +85,7 @@ def test_operands_that_it_cannot_take_have_a_reason(of, G, N, text):
 
 def test_launches_that_may_overlap_share_no_counters(monkeypatch):
     def counters(stream: int, capturing: bool = False) -> Tensor:
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=stream))
+        monkeypatch.setattr(cluster_tiles, "current_stream", lambda device: stream)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
         return cluster_tiles.launch_counters(torch.device("cpu"))
 

@@ -14,6 +14,8 @@ from triton.compiler.errors import CompileTimeAssertionFailure
 from triton.runtime.errors import OutOfResources
 
 from groupbench.kernels import variants
+from groupbench.kernels.grouped_gemm import choose
+from groupbench.kernels.moe import gate_up, permute
 from groupbench.kernels.variants import Choice, Variant, choices
 from groupbench.operators.measure import accuracy
 from groupbench.operators.measure.selection import select_shapes
@@ -50,7 +52,7 @@ def broken(which: Callable[[int, int], bool], stage: str, error: Callable[[], Ex
     counts: list[int] = []
     original = variants._FirstThatRuns.__init__
 
-    def fail() -> Any:
+    def fail(*args: Any) -> Any:
         raise error()
 
     def init(self: Any, kernel: str, listed: Sequence[Variant[Any]]) -> None:
@@ -79,6 +81,8 @@ def measured(operator_name: str, backend_name: str) -> tuple[list[Choice], str |
 def falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(variants.SETTING, raising=False)
     monkeypatch.setattr(variants, "_failed", {})
+    for kept in (choose._bound, gate_up._bound, permute._permutes):
+        kept.clear()
 
 
 @pytest.mark.filterwarnings("ignore:.*does not run:RuntimeWarning")

@@ -67,18 +67,25 @@ def test_later_launches_skip_the_binding(kernel: Kernel) -> None:
     ]
 
 
-@pytest.mark.parametrize("change", ["alignment", "integer", "device", "wrapped"])
+@pytest.mark.parametrize("change", ["alignment", "integer", "wrapped"])
 def test_arguments_that_may_need_another_kernel_are_bound_again(
     kernel: Kernel, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch, x = Launch(kernel, (3,), B=16), torch.zeros(64)
     launch(x, 5)
-    if change == "device":
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     if change == "wrapped":
         monkeypatch.setattr(launching, "through_triton", True)
     launch(x[1:] if change == "alignment" else x, 1 if change == "integer" else 5)
     assert (len(kernel.bound), kernel.compiled.launched) == (2, [])
+
+
+def test_a_launch_under_another_current_device_is_refused(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch, x = Launch(kernel, (3,), B=16), torch.zeros(64)
+    launch(x, 5)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    with pytest.raises(ValueError, match=r"prepared for cuda:0, and the current device is cuda:1"):
+        launch(x, 5)
+    assert (len(kernel.bound), kernel.compiled.launched) == (1, [])
 
 
 def test_a_kernel_is_bound_each_time_if_a_constant_has_a_default(kernel: Kernel) -> None:

@@ -124,6 +124,18 @@ METRICS: dict[str, Metric] = {
             negligible=0.005,
         ),
         Metric(
+            "eager_ms",
+            "ms",
+            "time per call in a loop without waits, as a model that captures no graph sees it",
+            "eager ms",
+            rule="scatter",
+            floor=0.03,
+            least=0.1,
+            negligible=0.005,
+            cost="eager",
+            follows="latency",
+        ),
+        Metric(
             "dynamic_routing",
             "",
             "1: the callable follows new offsets in the same buffers, 0: they are built in",

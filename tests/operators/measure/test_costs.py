@@ -11,7 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.operators.measure import costs
-from groupbench.operators.measure.costs import MIB, Held, building, energy, idle_watts, kept, outside, workspace_mib
+from groupbench.operators.measure.costs import (
+    MIB,
+    Held,
+    building,
+    eager_ms,
+    energy,
+    idle_watts,
+    kept,
+    outside,
+    workspace_mib,
+)
 
 
 class Device:
@@ -228,3 +238,20 @@ def test_compile_and_tuning_times_are_summed(monkeypatch: pytest.MonkeyPatch) ->
     assert Autotuner._bench is bench
     assert triton.knobs.compilation.listener is before
     assert heard == [True, False, False]
+
+
+def test_a_loop_waits_only_at_its_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, host, device = [0.0], 0.002, 0.005  # seconds that a call takes on the host, and on the GPU
+    done = [0.0]
+
+    def run() -> None:
+        now[0] += host
+        done[0] = max(done[0], now[0]) + device
+
+    def synchronize() -> None:
+        now[0] = max(now[0], done[0])
+
+    monkeypatch.setattr("groupbench.operators.measure.costs._now", lambda: now[0])
+    assert eager_ms(run, 5.0, synchronize) == pytest.approx(5.2, abs=0.05)  # the GPU waits for the first call alone
+    host, device = 0.005, 0.001
+    assert eager_ms(run, 1.0, synchronize) == pytest.approx(5.05, abs=0.05)

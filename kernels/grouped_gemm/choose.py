@@ -1,0 +1,202 @@
+"""Choose the kernel that computes a product, once for each problem class, and bind its launch.
+
+A problem class is the device, the dtypes, and the shapes and strides of the operands. The choice is among the flat
+kernel (which has tiles for decoding), the cluster kernel and torch's own. It follows
+
+    1. the files of choices (`configs/choice_<gpu>.json` and the user's, see tuned.py), by `tuning_key`
+    2. else a rule from the measurements in docs/notes/kernels/choice.md
+
+A bound launch has its descriptors made and its kernel compiled. Later calls with the same class only pass addresses.
+All of our kernels add in the same order, so a choice does not change a bit of the result.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from groupbench.kernels.device import Device, device_of
+from groupbench.kernels.grouped_gemm.support import interpreted, stored_weights, unsupported
+from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
+from groupbench.kernels.launch import Kept
+
+FLAT, CLUSTER, TORCH = "flat", "cluster", "torch"
+PRODUCT, GRADIENT = "choice", "choice_wgrad"
+"""The files of choices: for products of rows, and for gradients of weights."""
+
+CHECK = "GROUPBENCH_CHECK_OFFSETS"
+_checking = os.environ.get(CHECK, "0") not in ("", "0")
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A launch that takes operands of one problem class."""
+
+    kernel: str  # FLAT, CLUSTER or TORCH
+    run: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+_bound: Kept[Bound] = Kept()
+
+
+def unfit(a: Tensor, b: Tensor, offs: Tensor | None, out_dtype: torch.dtype | None = None) -> str | None:
+    """Return why groupbench's kernels cannot compute a grouped product, from facts known without values, or None."""
+    dims = (a.dim(), b.dim())
+    if dims not in ((2, 3), (2, 2)):
+        return f"operands of {dims[0]} and {dims[1]} dimensions: the kernels take (2, 3) and (2, 2)"
+    if offs is None:
+        return "without offs"
+    if a.dtype != b.dtype:
+        return f"a is {a.dtype} and b is {b.dtype}"
+    if out_dtype is not None and out_dtype != a.dtype:
+        return f"out_dtype={out_dtype} of {a.dtype} operands"
+    if not a.device == b.device == offs.device:
+        return "operands on several devices"
+    if reason := on_runnable_device(a) or unsupported(a.dtype, a.device.type == "cpu"):
+        return reason
+    if offs.dtype not in (torch.int32, torch.int64) or offs.dim() != 1:
+        return f"offs of {offs.dtype} and {offs.dim()} dimensions"
+    fits = b.size(0) == (offs.size(0) if b.dim() == 3 else a.size(1)) and (b.dim() == 2 or a.size(1) == b.size(1))
+    return None if fits else f"shapes {tuple(a.shape)} and {tuple(b.shape)} with {tuple(offs.shape)} offsets"
+
+
+def on_runnable_device(x: Tensor) -> str | None:
+    """Return why no kernel runs on a tensor's device, or None if one does."""
+    if x.device.type not in ("cpu", "cuda"):
+        return f"tensors on {x.device.type}"
+    if x.device.type == "cpu" and not _interpreted():
+        return "CPU tensors, without Triton's interpreter (TRITON_INTERPRET=1)"
+    return None
+
+
+@torch.compiler.assume_constant_result
+def _interpreted() -> bool:
+    return interpreted()
+
+
+def product(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool = True) -> Tensor:
+    """Return a [M, K] @ b [G, K, N] by groups of rows, for operands that are not `unfit`, in resolved memory.
+
+    Rows past offs[-1] are zero with `zero_rest`, else not written.
+    """
+    if _checking:
+        assert_offsets(offs, a.size(0))
+    key = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, offs.dtype, _place(a, b), zero_rest)
+    bound = _bound.get(key)
+    if bound is None:
+        bound = _bind(key, a, b, offs, zero_rest)
+    return bound.run(a, b, offs)
+
+
+def gradient(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Tensor:
+    """Return a [M, K].T @ dc [M, N] by groups of rows, [G, K, N]; with `nk` stored as [G, N, K]."""
+    if _checking:
+        assert_offsets(offs, a.size(0))
+    key = (a.shape, a.stride(), dc.shape, dc.stride(), a.dtype, offs.dtype, offs.shape, _place(a, dc), nk)
+    bound = _bound.get(key)
+    if bound is None:
+        bound = _bind_gradient(key, a, dc, offs, nk)
+    return bound.run(a, dc, offs)
+
+
+def _place(a: Tensor, b: Tensor) -> tuple[int, bool]:
+    """Return the device's number, and whether TMA could read both addresses."""
+    return a.get_device(), (a.data_ptr() | b.data_ptr()) % 16 == 0
+
+
+def assert_offsets(offs: Tensor, rows: int) -> None:
+    """Stop the device unless the offsets do not decrease and stay within the rows. The host does not wait."""
+    ends = offs.to(torch.int64)
+    starts = torch.nn.functional.pad(ends[:-1], (1, 0))
+    torch._assert_async(((ends >= starts) & (ends <= rows)).all(), "offs must not decrease, from 0 to the rows")
+
+
+@contextmanager
+def check_offsets(enabled: bool = True) -> Iterator[None]:
+    """Check offsets on the device in every product within this context, also in captured graphs.
+
+    Wrong offsets then stop the device with an assertion instead of corrupting memory. A check costs a few launches.
+    GROUPBENCH_CHECK_OFFSETS=1 enables it for a process.
+    """
+    global _checking
+    before, _checking = _checking, enabled
+    try:
+        yield
+    finally:
+        _checking = before
+
+
+# --- the choice -------------------------------------------------------------------------------------------------------
+
+
+def choose(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool, device: Device, table: str = PRODUCT) -> str:
+    """Return the kernel for a product of operands that all kernels can take: FLAT, CLUSTER or TORCH."""
+    fields = tuned_config(table, tuning_key(M, G, N, K, dtype, nk), device)
+    if fields is not None and fields.get("kernel") in (FLAT, CLUSTER, TORCH):
+        return str(fields["kernel"])
+    if not device.hopper or dtype.itemsize != 2:
+        return FLAT
+    return _rule_gradient(M, G, N, K, device) if table == GRADIENT else _rule(M, G, N, K, device)
+
+
+def _rule(M: int, G: int, N: int, K: int, device: Device) -> str:
+    """Return the kernel that is probably faster: the flat one for few rows per group or few tiles."""
+    tiles = M * N / (192 * 128)
+    return FLAT if M < 64 * G or tiles < 4 * device.sms else CLUSTER
+
+
+def _rule_gradient(M: int, G: int, N: int, K: int, device: Device) -> str:
+    return CLUSTER
+
+
+def _bind(key: Hashable, a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool) -> Bound:
+    from groupbench.kernels.grouped_gemm.cluster import bind_cluster
+    from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
+    from groupbench.kernels.grouped_gemm.flat import bind_flat
+
+    (M, K), (G, _, N) = a.shape, b.shape
+    weights, nk, _ = stored_weights(b)
+    chosen = FLAT
+    if unsuitable(N, G, a=a, b=weights) is None:
+        chosen = choose(M, G, N, K, a.dtype, nk, device_of(a.device))
+    binds: dict[str, Callable[[], Any]] = {
+        FLAT: lambda: bind_flat(a, b, offs, zero_rest=zero_rest),
+        CLUSTER: lambda: bind_cluster(a, b, offs, zero_rest=zero_rest),
+        TORCH: lambda: _by_torch,
+    }
+    return _bound.add(key, Bound(chosen, binds[chosen]()))
+
+
+def _bind_gradient(key: Hashable, a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Bound:
+    from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
+    from groupbench.kernels.grouped_gemm.cluster_wgrad import bind_cluster_wgrad
+    from groupbench.kernels.grouped_gemm.wgrad import bind_wgrad
+
+    (M, K), N, G = a.shape, dc.size(1), offs.numel()
+    chosen = FLAT
+    if unsuitable(K if nk else N, G, a=a, dc=dc) is None and dc.size(1) % 8 == 0 and a.size(1) % 8 == 0:
+        chosen = choose(M, G, N, K, a.dtype, nk, device_of(a.device), GRADIENT)
+    if chosen == CLUSTER:
+        return _bound.add(key, Bound(CLUSTER, bind_cluster_wgrad(a, dc, offs, nk)))
+    return _bound.add(key, Bound(FLAT, bind_wgrad(a, dc, offs, nk)))
+
+
+def _by_torch(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    return torch._grouped_mm(a, b, offs=offs if offs.dtype == torch.int32 else offs.to(torch.int32))
+
+
+def chosen_of(a: Tensor, b: Tensor, offs: Tensor) -> str:
+    """Return the kernel that computes a product of rows like these."""
+    from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
+
+    (M, K), (G, _, N) = a.shape, b.shape
+    weights, nk, _ = stored_weights(b)
+    if unsuitable(N, G, a=a, b=weights) is not None:
+        return FLAT
+    return choose(M, G, N, K, a.dtype, nk, device_of(a.device))

@@ -1,0 +1,265 @@
+"""The operations that a model calls: results, gradients, torch.compile, autocast, transforms, fallbacks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import opcheck
+from torch.utils.checkpoint import checkpoint
+
+from groupbench.kernels import ops
+from groupbench.kernels.grouped_gemm import choose
+from groupbench.kernels.moe.layer import moe_layer_reference
+from groupbench.kernels.moe.permute import combine_reference
+
+Operands = tuple[Tensor, Tensor, Tensor]
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "eager": lambda call: call,
+    "compiled": lambda call: torch.compile(call, fullgraph=True, backend="aot_eager"),
+}
+EVERY_CHECK = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+
+
+def operands(device: torch.device, nk: bool = False) -> Operands:
+    a = torch.randn(14, 16, device=device, requires_grad=True)
+    b = torch.randn(3, 8, 16, device=device).transpose(1, 2) if nk else torch.randn(3, 16, 8, device=device)
+    return a, b.requires_grad_(), torch.tensor([4, 4, 12], dtype=torch.int32, device=device)
+
+
+def expected(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    ends = offs.tolist()
+    parts = [a[start:end] @ b[g] for g, (start, end) in enumerate(zip([0, *ends], ends, strict=False))]
+    return torch.cat([*parts, a.new_zeros(a.size(0) - ends[-1], b.size(2))])
+
+
+def close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("nk", [False, True], ids=["kn", "nk"])
+def test_a_product_and_its_gradients(device: torch.device, nk: bool, way: str) -> None:
+    a, b, offs = operands(device, nk)
+    got, want = WAYS[way](lambda a, b, o: F.silu(ops.grouped_mm(a, b, o)))(a, b, offs), F.silu(expected(a, b, offs))
+    close(got, want)
+    grads = torch.autograd.grad(got.square().sum(), (a, b))
+    close(grads, torch.autograd.grad(want.square().sum(), (a, b)))
+    assert grads[1].stride() == b.stride()
+
+
+def test_a_sum_by_groups_and_its_gradients(device: torch.device) -> None:
+    a = torch.randn(16, 12, device=device, requires_grad=True)
+    b = torch.randn(12, 8, device=device, requires_grad=True)
+    offs = torch.tensor([4, 4, 12], dtype=torch.int32, device=device)
+    got = ops.grouped_mm(a, b, offs)
+    want = torch.stack([a[:, :4] @ b[:4], a.new_zeros(16, 8), a[:, 4:] @ b[4:]])
+    close(got, want)
+    close(torch.autograd.grad(got.square().sum(), (a, b)), torch.autograd.grad(want.square().sum(), (a, b)))
+
+
+def test_lazily_negated_operands(device: torch.device) -> None:
+    a, b, offs = (each.detach() for each in operands(device))
+    close(ops.grouped_mm(torch._neg_view(a), b, offs), -expected(a, b, offs))
+    close(ops.grouped_mm(a, torch._neg_view(b), offs), -expected(a, b, offs))
+
+
+def test_autocast_casts_as_a_product_of_torch(device: torch.device) -> None:
+    a, b, offs = (each.detach() for each in operands(device))
+    with torch.autocast(device.type, torch.float16):
+        got = ops.grouped_mm(a, b.half(), offs)
+    assert got.dtype == torch.float16
+    torch.testing.assert_close(got.float(), expected(a, b, offs), rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("groups", [False, True], ids=["one", "by_group"])
+def test_bias(device: torch.device, groups: bool) -> None:
+    a, b, offs = operands(device)
+    bias = torch.randn(3, 8, device=device) if groups else torch.randn(8, device=device)
+    each = (bias if groups else bias.expand(3, 8))[[0] * 4 + [2] * 8]
+    close(ops.grouped_mm(a, b, offs, bias=bias)[:12], expected(a, b, offs)[:12] + each)
+    assert not ops.grouped_mm(a, b, offs, bias=bias)[12:].any()
+
+
+def test_transforms(device: torch.device) -> None:
+    a, b, offs = operands(device)
+    want = torch.autograd.grad(ops.grouped_mm(a, b, offs).square().sum(), a)[0]
+    close(torch.func.grad(lambda a: ops.grouped_mm(a, b, offs).square().sum())(a), want)
+    again = a.detach().clone().requires_grad_()
+    checkpoint(lambda a: ops.grouped_mm(a, b, offs).square(), again, use_reentrant=False).sum().backward()
+    assert again.grad is not None and torch.equal(again.grad, want)
+
+
+def test_export(device: torch.device) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+            return ops.grouped_mm(a, b, offs)
+
+    a, b, offs = (each.detach() for each in operands(device))
+    close(torch.export.export(Model(), (a, b, offs)).module()(a, b, offs), expected(a, b, offs))
+
+
+def test_double_backward_and_vmap_are_refused_by_name(device: torch.device) -> None:
+    a, b, offs = operands(device)
+    (da,) = torch.autograd.grad(ops.grouped_mm(a, b, offs).square().sum(), a, create_graph=True)
+    with pytest.raises(NotImplementedError, match="grouped_mm_grad has no derivative"):
+        torch.autograd.grad(da.sum(), a)
+    layer = layer_operands(device)
+    (dx,) = torch.autograd.grad(ops.moe_layer(*layer).square().sum(), layer[0], create_graph=True)
+    with pytest.raises(NotImplementedError, match="moe_layer_grad has no derivative"):
+        torch.autograd.grad(dx.sum(), layer[0])
+    with pytest.raises(NotImplementedError, match="grouped_mm does not support vmap"):
+        torch.vmap(lambda a: ops.grouped_mm(a, b, offs))(torch.stack([a, a]))
+
+
+def test_what_falls_back_says_why(device: torch.device) -> None:
+    a, b, offs = (each.detach() for each in operands(device))
+    assert ops.fallback_reason(a, b, offs) is None
+    assert "float64" in (ops.fallback_reason(a.double(), b.double(), offs) or "")
+    assert "dimensions" in (ops.fallback_reason(b, b.transpose(1, 2)) or "")
+    close(ops.grouped_mm(b, b.transpose(1, 2)), b @ b.transpose(1, 2))
+
+
+def test_offsets_are_checked_on_request(device: torch.device) -> None:
+    a, b, _ = operands(torch.device("cpu"))
+    if device.type == "cuda":
+        pytest.skip("the device's assertion ends the process")
+    with ops.check_offsets(), pytest.raises(RuntimeError, match="offs must not decrease"):
+        ops.grouped_mm(a, b, torch.tensor([4, 2, 12], dtype=torch.int32))
+
+
+def test_any_thread(device: torch.device) -> None:
+    if device.type == "cpu":
+        pytest.skip("NOT TESTED: threads. Triton's interpreter runs one launch at a time")
+    a, b, offs = (each.detach() for each in operands(device))
+    got: list[Tensor] = []
+    threads = [threading.Thread(target=lambda: got.append(ops.grouped_mm(a, b, offs))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in got:
+        close(each, expected(a, b, offs))
+    assert len(got) == 4
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 40, 100])
+def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, rows: int) -> None:
+    if device.type == "cpu":
+        pytest.skip("NOT TESTED: equal bits. NumPy's products depend on the number of rows")
+    _, b, _ = (each.detach() for each in operands(device))
+    planted = torch.randn(16, device=device)
+    bits = []
+    for before, place, after in ((0, 0, 0), (5, rows - 1, 7), (33, rows // 2, 1)):
+        a = torch.randn(before + rows + after, 16, device=device)
+        a[before + place] = planted
+        offs = torch.tensor([before, before + rows, a.size(0)], dtype=torch.int32, device=device)
+        bits.append(ops.grouped_mm(a, b, offs)[before + place])
+    assert all(torch.equal(each, bits[0]) for each in bits)
+
+
+def test_a_bound_launch_holds_no_operands(device: torch.device) -> None:
+    import gc
+    import weakref
+
+    choose._bound.clear()
+    a, b, offs = (each.detach().clone() for each in operands(device))
+    ops.grouped_mm(a, b, offs)
+    held = weakref.ref(b)
+    del a, b
+    gc.collect()
+    assert held() is None
+
+
+# --- the layer and its parts ------------------------------------------------------------------------------------------
+
+
+def layer_operands(device: torch.device, hidden: int = 16) -> tuple[Tensor, ...]:
+    T, k, G, F_ = 6, 2, 4, 24
+    ids = torch.stack([torch.randperm(G, device=device)[:k] for _ in range(T)])
+    ids[0, 0] = -1
+    made = (
+        torch.randn(T, hidden, device=device),
+        torch.rand(T, k, device=device),
+        torch.randn(G, 2 * F_, hidden, device=device) / 4,
+        torch.randn(G, hidden, F_, device=device) / 4,
+    )
+    x, weights, w_gate_up, w_down = (each.requires_grad_() for each in made)
+    return x, ids, weights, w_gate_up, w_down
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("recompute", "hidden"), [(False, 16), (True, 16), (False, 13)])
+def test_the_layer_and_its_gradients(device: torch.device, way: str, recompute: bool, hidden: int) -> None:
+    inputs = layer_operands(device, hidden)
+    leaves = [inputs[0], *inputs[2:]]
+    got, want = WAYS[way](ops.moe_layer)(*inputs, recompute=recompute), moe_layer_reference(*inputs)
+    close(got, want)
+    close(torch.autograd.grad(got.square().sum(), leaves), torch.autograd.grad(want.square().sum(), leaves))
+    with torch.no_grad():
+        assert torch.equal(ops.moe_layer(*inputs), got)
+
+
+def test_the_layer_in_a_dtype_that_kernels_do_not_take(device: torch.device) -> None:
+    inputs = [each.double() if each.is_floating_point() else each for each in layer_operands(device)]
+    assert "float64" in (ops.layer_fallback_reason(inputs[0], inputs[3], inputs[4]) or "")
+    torch.testing.assert_close(ops.moe_layer(*inputs), moe_layer_reference(*inputs))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_permute_and_unpermute(device: torch.device, way: str) -> None:
+    x, ids, weights, *_ = layer_operands(device)
+
+    def there_and_back(x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        rows, _, position = ops.permute(x, ids, 4)
+        return ops.unpermute(2 * rows, position, weights)
+
+    got = WAYS[way](there_and_back)(x, ids, weights)
+    want = (2 * x[:, None] * (weights * (ids >= 0))[..., None]).sum(1)
+    close(got, want)
+    close(torch.autograd.grad(got.square().sum(), (x, weights)), torch.autograd.grad(want.square().sum(), (x, weights)))
+    rows, _, position = ops.permute(x, ids, 4)
+    y = torch.randn_like(rows)
+    close(ops.unpermute(y, position), combine_reference(y, position, None))
+
+
+@pytest.mark.parametrize("blockwise", [False, True], ids=["rows", "blocks"])
+def test_quantize(device: torch.device, blockwise: bool) -> None:
+    x = torch.randn(6, 256, device=device)
+    q, scale = torch.compile(ops.quantize, fullgraph=True, backend="aot_eager")(x, blockwise)
+    factors = scale.repeat_interleave(128, 1) if blockwise else scale[:, None]
+    assert ((q.float() * factors - x).abs() <= 2**-4 * x.abs() + 1e-2).all()
+
+
+def cases(device: torch.device) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    registered = torch.ops.groupbench
+    x, ids, weights, *matrices = layer_operands(device)
+    ids = ids.clamp_min(0)  # rows that belong to no choice are arbitrary, and so never equal
+    rows, _, position = ops.permute(x, ids, 4)
+    return {
+        "grouped_mm": (registered.grouped_mm, operands(device)),
+        "moe_layer": (registered.moe_layer, (x, ids, weights, *matrices, True, False, True)),
+        "permute": (registered.permute, (x, ids, 4, True)),
+        "unpermute": (registered.unpermute, (rows.detach().requires_grad_(), position, weights, True)),
+        "quantize": (registered.quantize, (torch.randn(6, 256, device=device), True, True)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:overflow")
+@pytest.mark.parametrize("name", ["grouped_mm", "moe_layer", "permute", "unpermute", "quantize"])
+def test_the_registration(device: torch.device, name: str) -> None:
+    operation, inputs = cases(device)[name]
+    results = opcheck(operation.default, inputs, test_utils=EVERY_CHECK)
+    assert set(results.values()) == {"SUCCESS"}
