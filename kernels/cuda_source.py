@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from groupbench.kernels.device import has_context, make_context_current
 from groupbench.kernels.launch import require_current
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -124,7 +125,7 @@ class CudaKernel:
     def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
         """Load the kernel. `shared_bytes` is its dynamic shared memory. Raises RuntimeError if the driver refuses."""
         self.device = torch.cuda.current_device()
-        _make_context_current(self.device)
+        make_context_current(self.device)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._shared_bytes = shared_bytes
         driver = _driver()
@@ -170,9 +171,9 @@ class BoundKernel:
         A map is moved to a tensor of the same shape, strides and dtype. Raises ValueError under another current
         device, and RuntimeError if the driver refuses.
         """
-        if not getattr(_thread, "has_context", False) or torch._C._cuda_getDevice() != self._kernel.device:
+        if not has_context() or torch._C._cuda_getDevice() != self._kernel.device:
             require_current(self._kernel.device)
-            _make_context_current(self._kernel.device)
+            make_context_current(self._kernel.device)
         with self._in_use:
             for at, address in tensors.items():
                 if at not in self._maps:
@@ -181,19 +182,6 @@ class BoundKernel:
                     _check(_driver().cuTensorMapReplaceAddress(self._maps[at], address))
                     self._moved[at] = address
             self._kernel.launch(self._grid, self._threads, self._addresses)
-
-
-_thread = threading.local()
-
-
-def _make_context_current(device: int) -> None:
-    """Make a device's context current in this thread: torch alone does so when it first needs it."""
-    torch.cuda.set_device(device)
-    context = ctypes.c_void_p()
-    _check(_driver().cuCtxGetCurrent(ctypes.byref(context)))
-    if not context.value:
-        torch.empty(1, device="cuda").zero_()
-    _thread.has_context = True
 
 
 def _value(argument: Tensor | TensorMap | int | None) -> Any:  # of ctypes

@@ -6,7 +6,9 @@ one. Triton's interpreter poses as a Hopper GPU with four SMs, so that it runs t
 
 from __future__ import annotations
 
+import ctypes
 import math
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -185,3 +187,25 @@ def _smaller(config: Any, sides: tuple[str, ...]) -> Iterator[Any]:
         if getattr(config, side) <= 32:
             return
         config = replace(config, **{side: getattr(config, side) // 2})
+
+
+_thread = threading.local()
+
+
+def has_context() -> bool:
+    """Return whether `make_context_current` was called in this thread."""
+    return getattr(_thread, "has_context", False)
+
+
+def make_context_current(device: int) -> None:
+    """Make a device's context current in this thread.
+
+    Torch does so when a thread first needs it. The driver's functions, such as those that make TMA descriptors, do not,
+    and fail with "invalid device context" in a thread that has not used torch's CUDA yet.
+    """
+    torch.cuda.set_device(device)
+    context = ctypes.c_void_p()
+    ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
+    if not context.value:  # with CUDA before 12
+        torch.empty(1, device="cuda").zero_()
+    _thread.has_context = True

@@ -14,6 +14,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from groupbench.kernels.device import has_context, make_context_current
+
 D = TypeVar("D")
 T = TypeVar("T")
 
@@ -42,6 +44,8 @@ class Launch:
 
         Raises ValueError under another current device than that of the first launch.
         """
+        if not has_context() and torch.cuda.is_initialized():
+            make_context_current(torch.cuda.current_device())
         direct = self._direct
         if direct is not None and not through_triton and self._specialization == _specialization(args):
             direct(*args, *self._constants)

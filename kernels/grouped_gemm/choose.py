@@ -4,7 +4,7 @@ A problem class is the device, the dtypes, and the shapes and strides of the ope
 kernel (which has tiles for decoding), the cluster kernel and torch's own. It follows
 
     1. the files of choices (`configs/choice_<gpu>.json` and the user's, see tuned.py), by `tuning_key`
-    2. else a rule from the measurements in docs/notes/kernels/choice.md
+    2. else a rule from measurements on an H200 (docs/guide/models.md)
 
 A bound launch has its descriptors made and its kernel compiled. Later calls with the same class only pass addresses.
 All of our kernels add in the same order, so a choice does not change a bit of the result.

@@ -5,8 +5,8 @@
     y = ops.grouped_mm(x, weights.transpose(1, 2), offs)
     out = ops.moe_layer(x, ids, weights, w_gate_up, w_down)
 
-They choose the fastest kernel for a problem, take any strides, and work under torch.compile(fullgraph=True),
-torch.export, CUDA graphs, activation checkpointing, autocast and torch.func.grad.
+They choose a kernel for a problem, take any strides, and work under torch.compile(fullgraph=True), torch.export, CUDA
+graphs, activation checkpointing and autocast. `grouped_mm` also works under torch.func.grad.
 """
 
 from groupbench.kernels.grouped_gemm.choose import check_offsets
