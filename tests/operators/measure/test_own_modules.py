@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,12 +39,13 @@ class Layout:
         """Run a program that measures the checkout; `startup` is its sitecustomize, where editable finders begin."""
         measured = MeasuredTree(str(self.tree), (str(self.user),), projects)
         (self.library / "sitecustomize.py").write_text(startup)
+        inherited = filter(None, [os.environ.get("PYTHONPATH")])  # the product itself may be found by it
         return subprocess.run(
             [sys.executable, "-c", f"import sys; import groupbench.operators\n{program}"],
             capture_output=True,
             text=True,
             cwd=self.tree,
-            env={**measured.variables(), "PYTHONPATH": ":".join(map(str, [self.library, *path]))},
+            env={**measured.variables(), "PYTHONPATH": os.pathsep.join([*map(str, [self.library, *path]), *inherited])},
         )
 
 
