@@ -1,13 +1,13 @@
-"""Choose the kernel that computes a product, once for each problem class, and bind its launch.
+"""Choose a product's kernel, once for each problem class, and bind the launch.
 
-A problem class is the device, the dtypes, and the shapes and strides of the operands. The choice is among the flat
-kernel (which has tiles for decoding), the cluster kernel and torch's own. It follows
+A problem class is the device, the dtypes, and the operands' shapes and strides. The choice is among the flat kernel
+(which has tiles for decoding), the cluster kernel and torch's own. It follows
 
     1. the files of choices (`configs/choice_<gpu>.json` and the user's, see tuned.py), by `tuning_key`
     2. else a rule from measurements on an H200 (docs/guide/models.md)
 
 A bound launch has its descriptors made and its kernel compiled. Later calls with the same class only pass addresses.
-All of our kernels add in the same order, so a choice does not change a bit of the result.
+All our kernels add in the same order, so a choice does not change any result bit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _checking = os.environ.get(CHECK, "0") not in ("", "0")
 
 @dataclass(frozen=True)
 class Bound:
-    """A launch that takes operands of one problem class."""
+    """A launch for one problem class."""
 
     kernel: str  # FLAT, CLUSTER or TORCH
     run: Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -81,7 +81,7 @@ def _interpreted() -> bool:
 
 
 def product(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool = True) -> Tensor:
-    """Return a [M, K] @ b [G, K, N] by groups of rows, for operands that are not `unfit`, in resolved memory.
+    """Return a [M, K] @ b [G, K, N] by row groups, for operands not `unfit`, in resolved memory.
 
     Rows past offs[-1] are zero with `zero_rest`, else not written.
     """
@@ -95,7 +95,7 @@ def product(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool = True) -> Tenso
 
 
 def gradient(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Tensor:
-    """Return a [M, K].T @ dc [M, N] by groups of rows, [G, K, N]; with `nk` stored as [G, N, K]."""
+    """Return a [M, K].T @ dc [M, N] by row groups, [G, K, N]; with `nk` stored as [G, N, K]."""
     if _checking:
         assert_offsets(offs, a.size(0))
     key = (a.shape, a.stride(), dc.shape, dc.stride(), a.dtype, offs.dtype, offs.shape, _place(a, dc), nk)
@@ -136,7 +136,7 @@ def check_offsets(enabled: bool = True) -> Iterator[None]:
 
 
 def choose(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool, device: Device, table: str = PRODUCT) -> str:
-    """Return the kernel for a product of operands that all kernels can take: FLAT, CLUSTER or TORCH."""
+    """Return the kernel for a product with operands all kernels can take: FLAT, CLUSTER or TORCH."""
     fields = tuned_config(table, tuning_key(M, G, N, K, dtype, nk), device)
     if fields is not None and fields.get("kernel") in (FLAT, CLUSTER, TORCH):
         return str(fields["kernel"])
@@ -192,7 +192,7 @@ def _by_torch(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
 
 
 def chosen_of(a: Tensor, b: Tensor, offs: Tensor) -> str:
-    """Return the kernel that computes a product of rows like these."""
+    """Return the kernel for a product with rows like these."""
     from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
 
     (M, K), (G, _, N) = a.shape, b.shape
