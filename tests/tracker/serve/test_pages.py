@@ -55,6 +55,19 @@ def test_acknowledged_regressions_are_no_failure(nights: Any, serve: Client, cli
         assert '"><a href="/alerts/1">alert 1</a> acknowledged by Ada: &lt;/td&gt;on it</td>' in page
 
 
+def test_regressions_are_red_until_all_are_acknowledged(
+    stored: Any, make: Any, serve: Client, cli: Cli, two_nights_are_certain: None
+) -> None:
+    levels = [1.0 if night < 5 else 1.1 for night in range(7)]
+    stored([make(night, ms, backend=name) for night, ms in enumerate(levels) for name in ("a", "b")])
+    assert "2 opened" in cli("gate", "--update").stderr
+    client = serve()
+    cli("alerts", "ack", "1", "--reason", "known")
+    assert '<span class="count bad"><b>2</b> regressed (1 acknowledged)</span>' in client.get("/").text
+    cli("alerts", "ack", "2", "--reason", "known")
+    assert '<span class="count warn"><b>2</b> regressed (2 acknowledged)</span>' in client.get("/").text
+
+
 def test_verdicts_cells_and_alerts_have_a_command(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
     (row,) = [row for row in client.get("/overview.json").json()["verdict"]["rows"] if row["verdict"] == "regressed"]
@@ -72,7 +85,9 @@ def test_verdicts_cells_and_alerts_have_a_command(nights: Any, serve: Client, cl
     assert f"<code>{alert}</code>" in shown("/alerts/1")
 
 
-def test_an_import_has_no_command(stored: Any, make: Any, serve: Client, cli: Cli, plain_statistics: None) -> None:
+def test_an_import_has_no_command(
+    stored: Any, make: Any, serve: Client, cli: Cli, two_nights_are_certain: None
+) -> None:
     levels = [1 + 0.001 * (night % 3 - 1) + (0.05 if night > 5 else 0) for night in range(8)]
     stored([make(night, ms, cell={"host": "asv"}) for night, ms in enumerate(levels)])
     assert "1 opened" in cli("gate", "--update").stderr
@@ -154,7 +169,7 @@ def test_every_kind_of_event_is_drawn() -> None:
     assert set(history_plots._MARKS) == set(get_args(MarkKind))
 
 
-@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.usefixtures("two_nights_are_certain")
 def test_two_changes_of_a_series_are_both_shown(stored: Any, make: Any, serve: Client) -> None:
     slow = [make(night, ms=1.5, rms=2e-3 if night < 8 else 9e-3) for night in range(6, 10)]
     stored([*[make(night, ms=1 + 0.001 * (night % 3)) for night in range(6)], *slow])

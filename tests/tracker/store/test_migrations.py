@@ -100,7 +100,7 @@ def test_a_database_of_revision_0002_is_migrated_and_goes_on(cli: Cli, tmp_path:
     assert cli("db", "verify", db=path).exit_code == 0
 
 
-@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.usefixtures("two_nights_are_certain")
 @pytest.mark.parametrize("before", [1.5e-7, 0.0])
 def test_levels_of_accuracies_lose_their_floor(
     cli: Cli, tmp_path: Path, write: Callable[..., Path], make: Callable[..., Record], before: float
