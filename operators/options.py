@@ -252,8 +252,8 @@ timing = _group(
         show_default=True,
         metavar="NAME,...",
         help="Also measure these costs of a call on a GPU: memory, kernels, eager (a loop without waits), energy, "
-        "cold (compile time with empty "
-        "caches, at the first shape), or with a profiler: ncu, proton. all: every cost that needs no profiler.",
+        "cold (compile time with empty caches, at the first shape), or with a profiler: ncu, proton. all: every cost "
+        "that needs no profiler.",
     ),
     click.option(
         "--timeout",

@@ -15,8 +15,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,13 +32,8 @@ CHECK = "GROUPBENCH_CHECK_OFFSETS"
 _checking = os.environ.get(CHECK, "0") not in ("", "0")
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A launch that takes operands of one problem class."""
-
-    kernel: str  # FLAT, CLUSTER or TORCH
-    run: Callable[[Tensor, Tensor, Tensor], Tensor]
-
+Bound = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""A launch that takes operands of one problem class."""
 
 _bound: Kept[Bound] = Kept()
 
@@ -91,7 +84,7 @@ def product(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool = True) -> Tenso
     bound = _bound.get(key)
     if bound is None:
         bound = _bind(key, a, b, offs, zero_rest)
-    return bound.run(a, b, offs)
+    return bound(a, b, offs)
 
 
 def gradient(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Tensor:
@@ -102,7 +95,7 @@ def gradient(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Tensor:
     bound = _bound.get(key)
     if bound is None:
         bound = _bind_gradient(key, a, dc, offs, nk)
-    return bound.run(a, dc, offs)
+    return bound(a, dc, offs)
 
 
 def _place(a: Tensor, b: Tensor) -> tuple[int, bool]:
@@ -142,17 +135,13 @@ def choose(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool, device:
         return str(fields["kernel"])
     if not device.hopper or dtype.itemsize != 2:
         return FLAT
-    return _rule_gradient(M, G, N, K, device) if table == GRADIENT else _rule(M, G, N, K, device)
+    return CLUSTER if table == GRADIENT else _rule(M, G, N, device)
 
 
-def _rule(M: int, G: int, N: int, K: int, device: Device) -> str:
+def _rule(M: int, G: int, N: int, device: Device) -> str:
     """Return the kernel that is probably faster: the flat one for few rows per group or few tiles."""
     tiles = M * N / (192 * 128)
     return FLAT if M < 64 * G or tiles < 4 * device.sms else CLUSTER
-
-
-def _rule_gradient(M: int, G: int, N: int, K: int, device: Device) -> str:
-    return CLUSTER
 
 
 def _bind(key: Hashable, a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool) -> Bound:
@@ -165,12 +154,12 @@ def _bind(key: Hashable, a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool) ->
     chosen = FLAT
     if unsuitable(N, G, a=a, b=weights) is None:
         chosen = choose(M, G, N, K, a.dtype, nk, device_of(a.device))
-    binds: dict[str, Callable[[], Any]] = {
+    binds: dict[str, Callable[[], Bound]] = {
         FLAT: lambda: bind_flat(a, b, offs, zero_rest=zero_rest),
         CLUSTER: lambda: bind_cluster(a, b, offs, zero_rest=zero_rest),
         TORCH: lambda: _by_torch,
     }
-    return _bound.add(key, Bound(chosen, binds[chosen]()))
+    return _bound.add(key, binds[chosen]())
 
 
 def _bind_gradient(key: Hashable, a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Bound:
@@ -182,21 +171,9 @@ def _bind_gradient(key: Hashable, a: Tensor, dc: Tensor, offs: Tensor, nk: bool)
     chosen = FLAT
     if unsuitable(K if nk else N, G, a=a, dc=dc) is None and dc.size(1) % 8 == 0 and a.size(1) % 8 == 0:
         chosen = choose(M, G, N, K, a.dtype, nk, device_of(a.device), GRADIENT)
-    if chosen == CLUSTER:
-        return _bound.add(key, Bound(CLUSTER, bind_cluster_wgrad(a, dc, offs, nk)))
-    return _bound.add(key, Bound(FLAT, bind_wgrad(a, dc, offs, nk)))
+    bind = bind_cluster_wgrad if chosen == CLUSTER else bind_wgrad
+    return _bound.add(key, bind(a, dc, offs, nk))
 
 
 def _by_torch(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
     return torch._grouped_mm(a, b, offs=offs if offs.dtype == torch.int32 else offs.to(torch.int32))
-
-
-def chosen_of(a: Tensor, b: Tensor, offs: Tensor) -> str:
-    """Return the kernel that computes a product of rows like these."""
-    from groupbench.kernels.grouped_gemm.cluster_tiles import unsuitable
-
-    (M, K), (G, _, N) = a.shape, b.shape
-    weights, nk, _ = stored_weights(b)
-    if unsuitable(N, G, a=a, b=weights) is not None:
-        return FLAT
-    return choose(M, G, N, K, a.dtype, nk, device_of(a.device))

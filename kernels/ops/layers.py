@@ -10,7 +10,7 @@ without weights, and that of `unpermute` spreads the rows again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -135,6 +135,11 @@ def _parts(kernels: bool) -> layer.Parts:
     return layer.TRITON if kernels else layer.REFERENCE
 
 
+def _nothing_saved(x: Tensor) -> Iterator[Tensor]:
+    """Yield empty tensors in place of those that the backward pass needs."""
+    return (x.new_empty(0, dtype=dtype) for dtype in (x.dtype, x.dtype, *[torch.int32] * 3))
+
+
 def _layer(
     x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor, keep: bool, recompute: bool,
     kernels: bool,
@@ -142,7 +147,7 @@ def _layer(
     """Return out, and the tensors that the backward pass needs: rows, both, offs, position, source; else empty ones."""
     out, saved = layer.forward(_parts(kernels), x, ids, weights, w_gate_up, w_down, keep)
     if saved is None:
-        return out, *(x.new_empty(0, dtype=dtype) for dtype in (x.dtype, x.dtype, *[torch.int32] * 3))
+        return out, *_nothing_saved(x)
     rows = x.new_empty(0) if recompute else saved.rows
     return out, rows, saved.both, saved.routing.offs, saved.routing.position, saved.routing.source
 
@@ -154,7 +159,7 @@ def _layer_fake(
     (T, H), k, (G, _, F) = x.shape, ids.size(1), w_down.shape
     out, M = x.new_empty(T, H), T * k
     if not keep:
-        return out, *(x.new_empty(0, dtype=dtype) for dtype in (x.dtype, x.dtype, *[torch.int32] * 3))
+        return out, *_nothing_saved(x)
     rows = x.new_empty(0) if recompute else x.new_empty(M, H)
     offs, position, source = (x.new_empty(size, dtype=torch.int32) for size in ((G,), (T, k), (M,)))
     return out, rows, x.new_empty(M, 2 * F), offs, position, source
