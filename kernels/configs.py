@@ -6,11 +6,11 @@ from typing import Any
 
 
 def launch_keywords(kernel: Any, config: Any, **further: Any) -> dict[str, Any]:
-    """Return the keywords of a launch: constants that the kernel takes from its config, warps and stages.
+    """Return a launch's keywords: the kernel's constants from the config, warps and stages.
 
     Args:
-        kernel: Function of `triton.jit` or `gluon.jit`. Its constant BLOCK_M is the config's field `block_m`, and so
-            on. A Gluon kernel has its own ring of STAGES; for others, `num_stages` is a compiler option.
+        kernel: A `triton.jit` or `gluon.jit` function. The constant BLOCK_M is the config's field `block_m`, and so on.
+            A Gluon kernel has a ring with STAGES; for others, `num_stages` is a compiler option.
         config: Dataclass with `num_warps` and `num_stages`.
         further: Other constants, which come before the config's.
     """

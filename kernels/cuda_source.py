@@ -1,7 +1,7 @@
 """Compile CUDA C++ for the GPU at hand and launch it, by NVRTC, which torch brings along, and the driver.
 
-Triton cannot express everything that a GPU can do, such as loads that TMA multicasts to a cluster of SMs. A kernel in
-CUDA C++ can. NVRTC compiles it in a second or two, without nvcc. Each process compiles a kernel once.
+Triton cannot express everything a GPU can do, such as TMA loads multicast to a cluster of SMs. A kernel in CUDA C++
+can. NVRTC compiles it in a second or two, without nvcc. Each process compiles a kernel once.
 
     cubin = compile_cuda(source, {"STAGES": 4}, "sm_90a")
     kernel = CudaKernel(cubin, "my_kernel", shared_bytes=100_000)
@@ -44,7 +44,7 @@ def why_not_nvrtc() -> str | None:
 
 
 def compile_cuda(source: str, constants: Mapping[str, object], arch: str) -> bytes:
-    """Return the machine code of `source` for a GPU, such as sm_90a. The constants become macros.
+    """Return `source` as machine code for a GPU, such as sm_90a. The constants become macros.
 
     Raises OSError without NVRTC, and RuntimeError with the compiler's messages if the source does not compile.
     """
@@ -53,7 +53,7 @@ def compile_cuda(source: str, constants: Mapping[str, object], arch: str) -> byt
 
 
 def compile_with_log(source: str, constants: Mapping[str, object], arch: str) -> tuple[bytes, str]:
-    """Do as `compile_cuda`, and also return the report of ptxas: registers, spills, warnings."""
+    """Do as `compile_cuda`, and also return ptxas' report: registers, spills, warnings."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     _check_nvrtc(_nvrtc().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
     # From CUDA 12.9 on, NVRTC finds compiled kernels in a cache of the driver, which holds no reports.
@@ -80,7 +80,7 @@ def _compile(source: str, constants: Mapping[str, object], arch: str, *options: 
 
 
 class TensorMap(ctypes.Structure):
-    """The description of a tensor that TMA reads or writes, a kernel argument of 128 bytes."""
+    """A tensor's description for TMA, a kernel argument with 128 bytes."""
 
     _fields_ = [("words", ctypes.c_uint64 * 16)]
     tensor: Tensor
@@ -94,7 +94,7 @@ def tensor_map(
 ) -> TensorMap:
     """Return the map for boxes with the 128-byte swizzle; accesses past the sizes read zero and write nothing.
 
-    The map keeps the tensor's memory. Raises RuntimeError if the driver refuses it, such as for strides that are not
+    The map keeps the tensor's memory. Raises RuntimeError if the driver refuses it, such as for strides other than
     multiples of 16 bytes.
     """
     count = len(sizes)
@@ -120,10 +120,10 @@ def tensor_map(
 
 
 class CudaKernel:
-    """A kernel of a compiled module, loaded on the current device."""
+    """A kernel from a compiled module, loaded on the current device."""
 
     def __init__(self, cubin: bytes, name: str, shared_bytes: int) -> None:
-        """Load the kernel. `shared_bytes` is its dynamic shared memory. Raises RuntimeError if the driver refuses."""
+        """Load the kernel. `shared_bytes` is the dynamic shared memory. Raises RuntimeError if the driver refuses."""
         self.device = torch.cuda.current_device()
         make_context_current(self.device)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
@@ -134,11 +134,11 @@ class CudaKernel:
         _check(driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes))
 
     def bind(self, grid: int, threads: int, arguments: Sequence[Tensor | TensorMap | int | None]) -> BoundKernel:
-        """Return the launch of this kernel with arguments; integers are passed as int, None as a null pointer."""
+        """Return this kernel's launch with arguments; integers are passed as int, None as a null pointer."""
         return BoundKernel(self, grid, threads, arguments)
 
     def launch(self, grid: int, threads: int, addresses: ctypes.Array[ctypes.c_void_p]) -> None:
-        """Launch on the current stream with the addresses of the arguments. Does not wait. Raises RuntimeError."""
+        """Launch on the current stream with the arguments' addresses. Does not wait. Raises RuntimeError."""
         stream = torch._C._cuda_getCurrentRawStream(self.device)
         failed = _driver().cuLaunchKernel(
             self._function, grid, 1, 1, threads, 1, 1, self._shared_bytes, stream, addresses, None
@@ -148,7 +148,7 @@ class CudaKernel:
 
 
 class BoundKernel:
-    """A kernel with its arguments. A call changes the addresses of some, and launches.
+    """A kernel with arguments. A call changes some addresses, and launches.
 
     It may be called from any thread and on any stream, while the kernel's device is the current one.
     """
@@ -166,9 +166,9 @@ class BoundKernel:
         self._in_use = threading.Lock()  # the driver copies the arguments before a launch returns
 
     def __call__(self, tensors: Mapping[int, int]) -> None:
-        """Launch with other addresses, by the number of the argument. Does not wait.
+        """Launch with other addresses, by argument number. Does not wait.
 
-        A map is moved to a tensor of the same shape, strides and dtype. Raises ValueError under another current
+        A map is moved to a tensor with the same shape, strides and dtype. Raises ValueError under another current
         device, and RuntimeError if the driver refuses.
         """
         if not has_context() or torch._C._cuda_getDevice() != self._kernel.device:
@@ -221,7 +221,7 @@ def _check(result: int) -> None:
 
 @cache
 def _nvrtc() -> ctypes.CDLL:
-    """Load NVRTC: of the packages that torch depends on, else the system's. Raises OSError with the reason."""
+    """Load NVRTC: from torch's dependencies, else the system's. Raises OSError with the reason."""
     folders = [
         Path(folder) / "lib"
         for package in ("nvidia.cuda_nvrtc", "nvidia.cu13", "nvidia.cu12")
@@ -255,7 +255,7 @@ def _check_nvrtc(result: int) -> None:
 
 
 def _read(program: ctypes.c_void_p, size_of: ctypes._NamedFuncPointer, read: ctypes._NamedFuncPointer) -> bytes:
-    """Return a result of NVRTC, by its functions for the size and for the bytes."""
+    """Return a result from NVRTC, by the functions for the size and the bytes."""
     size = ctypes.c_size_t()
     _check_nvrtc(size_of(program, ctypes.byref(size)))
     memory = ctypes.create_string_buffer(size.value)

@@ -1,7 +1,7 @@
-"""The limits and features of a GPU. No other kernel's module queries torch for them or hard-codes a GPU's numbers.
+"""A GPU's limits and features. No other kernel's module queries torch for them or hard-codes a GPU's numbers.
 
-`device_of` queries the driver about a GPU of this machine; `KNOWN` lists GPUs that kernels can be compiled for without
-one. Triton's interpreter poses as a Hopper GPU with four SMs, so that it runs the same code.
+`device_of` queries the driver about a local GPU; `KNOWN` lists GPUs for compiling without one. Triton's interpreter
+poses as a Hopper GPU with four SMs, so it runs the same code.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ INTERPRETER_SMS = 4  # enough for programs to take turns
 
 @dataclass(frozen=True)
 class Device:
-    """The facts about one GPU that decide which kernel can run on it, and how large its tiles may be.
+    """A GPU's facts: which kernels can run on it, and how large tiles may be.
 
-    arch           sm_90, gfx942, or "cpu" for Triton's interpreter
-    sms            streaming multiprocessors, or compute units
-    shared_bytes   shared memory that one program may use at most
-    shared_per_sm  shared memory of all programs on an SM together
-    gb_per_s       bandwidth of the memory by its clock and bus width; 0 if unknown
-    ghz            highest clock of the SMs; 0 if unknown
+    Attributes:
+        arch: Sm_90, gfx942, or "cpu" for Triton's interpreter.
+        sms: Streaming multiprocessors, or compute units.
+        shared_bytes: Shared memory that one program may use at most.
+        shared_per_sm: Shared memory of all programs on an SM together.
+        gb_per_s: Bandwidth of the memory by its clock and bus width; 0 if unknown.
+        ghz: Highest clock of the SMs; 0 if unknown.
     """
 
     name: str
@@ -67,7 +68,7 @@ class Device:
 
     @property
     def sums_in_tensor_memory(self) -> bool:
-        """Return whether tensor cores keep their sums in a memory of their own (tcgen05), not in registers."""
+        """Return whether tensor cores keep sums in a separate memory (tcgen05), not in registers."""
         return self.capability[0] in (10, 11)
 
     @property
@@ -77,7 +78,7 @@ class Device:
 
     @property
     def clusters(self) -> bool:
-        """Return whether programs of a cluster share memory and TMA multicasts to them."""
+        """Return whether a cluster's programs share memory with TMA multicasts."""
         return self.capability[0] in (9, 10, 11)
 
     @property
@@ -87,7 +88,7 @@ class Device:
 
     @property
     def ridge(self) -> float:
-        """Return the FLOPs of a product in 16 bits that take as long as reading a byte; Hopper only, else infinite.
+        """Return a 16-bit product's FLOPs in the time for reading a byte; Hopper only, else infinite.
 
         Products with fewer FLOPs per byte are limited by memory. It is 319 on an H100 and 218 on an H200.
         """
@@ -96,14 +97,14 @@ class Device:
         return HOPPER_FLOPS * self.sms * self.ghz / self.gb_per_s
 
     def room(self, per_sm: int = 1) -> int:
-        """Return the bytes of shared memory that each of `per_sm` programs on an SM may use."""
+        """Return the shared-memory bytes for each of `per_sm` programs on an SM."""
         reserved = 0 if self.vendor == "hip" else RESERVED_BYTES
         return min(self.shared_bytes, self.shared_per_sm // per_sm - reserved)
 
     def buffers(self, num_stages: int, itemsize: int = 2) -> int:
-        """Return how many tiles of each operand a loop of `num_stages` holds in shared memory.
+        """Return how many tiles per operand a loop with `num_stages` holds in shared memory.
 
-        Operands that are read from registers, as IEEE fp32 always is, leave their buffer a stage earlier.
+        Operands read from registers, as IEEE fp32 always is, leave their buffer a stage earlier.
         """
         return num_stages if self.operands_in_shared_memory and itemsize <= 2 else max(num_stages - 1, 1)
 
@@ -129,20 +130,20 @@ INTERPRETER = replace(KNOWN["sm_90"], name="cpu", arch="cpu", sms=INTERPRETER_SM
 
 
 def device_of(device: torch.device) -> Device:
-    """Return the facts about a device of this machine."""
+    """Return a local device's facts."""
     if device.type != "cuda":
         return INTERPRETER
     return _query(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def cuda_capability() -> tuple[int, int]:
-    """Return the current GPU's compute capability, (0, 0) for one that is not NVIDIA's."""
+    """Return the current GPU's compute capability, (0, 0) if it is not NVIDIA's."""
     return (0, 0) if torch.version.hip else torch.cuda.get_device_capability()
 
 
 @cache
 def _query(index: int) -> Device:
-    """Return the facts that torch and the driver report about a GPU, by its CUDA index."""
+    """Return the facts from torch and the driver about a GPU, by CUDA index."""
     from triton.runtime import driver
 
     properties = torch.cuda.get_device_properties(index)
@@ -160,15 +161,16 @@ def _query(index: int) -> Device:
 
 
 def halved(device: Device) -> Device:
-    """Return the device with half its shared memory, for compilers that need more than estimated."""
+    """Return the device with half the shared memory, for compilers needing more than estimated."""
     return replace(device, shared_bytes=device.shared_bytes // 2, shared_per_sm=device.shared_per_sm // 2)
 
 
 def fitted(config: Config, illegal: Callable[[Config], str | None], *sides: str) -> Config:
-    """Return the config, or the one nearest to it that is legal here: fewer stages, then smaller tiles.
+    """Return the config, or the nearest legal one: fewer stages, then smaller tiles.
 
-    config  a dataclass with num_stages, perhaps per_sm
-    sides   names of its fields that are the tile's two sides
+    Args:
+        config: A dataclass with num_stages, perhaps per_sm.
+        sides: Names of its fields that are the tile's two sides.
 
     Return the config itself if no smaller one is legal either.
     """

@@ -1,18 +1,18 @@
-"""Sum of two tensors, element by element: the first kernel of every Triton tutorial, for any size, strides and dtype.
+"""Sum two tensors, element by element: the first kernel in every Triton tutorial, for any size, strides and dtype.
 
     out = x + y        x, y of one shape, after broadcasting; out has the order of dimensions that x has in memory
 
-The kernel is bound by memory: it moves 3 * numel elements, and should be as fast as a copy of as many bytes. It
+The kernel is bound by memory: it moves 3 * numel elements, and should be as fast as a copy with as many bytes. It
 therefore also measures bandwidth.
 
 Operands that are stored without gaps and in the same order, transposed or not, are one flat array of any shape. Program
 i adds elements i * BLOCK to (i + 1) * BLOCK, with loads of 16 bytes per thread and a mask at the end. Other operands
 (slices, broadcast ones, a transposed one with one that is not) are addressed by index: the kernel splits an element's
-number into coordinates and multiplies them by each operand's strides. Dimensions that all operands can merge are merged
-first, so that slices of matrices have two dimensions left.
+number into coordinates and multiplies them by each operand's strides. Mergeable dimensions are merged first, so matrix
+slices have two dimensions left.
 
 After gpu-mode/triton-tutorials, lesson 2 (vector_addition_tutorial.py). A mask replaces the size that must fit. New
-here are strides, the 16-bit dtypes and blocks that fill a thread's widest load.
+here are strides, the 16-bit dtypes and blocks filling a thread's widest load.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from groupbench.kernels.launch import Launch
 
 @dataclass(frozen=True)
 class AddConfig:
-    """The elements that a program adds, and its warps."""
+    """A program's elements, and the warps."""
 
     block: int
     num_warps: int
@@ -111,7 +111,7 @@ def prepare_add(
 ) -> Callable[[], Tensor]:
     """Check the operands; the returned callable allocates the output and launches.
 
-    Raises TypeError for an operand that is not a tensor, and ValueError for operands that cannot be added here.
+    Raises TypeError for anything but tensors, and ValueError for unsupported operands.
     """
     require_tensors(x=x, y=y)
     if x.dtype != y.dtype or x.device != y.device:
@@ -157,7 +157,7 @@ def prepare_add(
 
 
 def same_order(x: Tensor, y: Tensor) -> bool:
-    """Return whether x and y, of one shape, are flat arrays whose i-th elements belong together."""
+    """Return whether x and y, with one shape, are flat arrays in the same order."""
     strides = [(size, stride) for size, stride in zip(x.shape, x.stride(), strict=True) if size != 1]
     others = [stride for size, stride in zip(y.shape, y.stride(), strict=True) if size != 1]
     expected = 1

@@ -1,4 +1,4 @@
-"""Gluon's functions under one name, for every Triton that the kernels are tested with.
+"""Gluon's functions under one name, for every tested Triton.
 
 | here          | Triton 3.6, 3.7               | 3.8                           | 3.9             |
 |---------------|-------------------------------|-------------------------------|-----------------|
@@ -7,7 +7,7 @@
 | `barrier`     | `gl.thread_barrier` (3.6)     | `gl.barrier`                  | `gl.barrier`    |
 | `reinterpret` | `memory._reinterpret`         | `memory._reinterpret`         | `memory.reinterpret` |
 
-Raises ImportError if all of these names are missing: Gluon is experimental, and a newer one may differ again.
+Raises ImportError if all names are missing: Gluon is experimental, and a newer one may differ again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from groupbench.kernels.device import Device
 
 
 def _first(owner: Any, *names: str) -> Any:
-    """Return the first of these attributes that exists on `owner`. Raises ImportError if all are missing."""
+    """Return the first existing attribute on `owner`. Raises ImportError if all are missing."""
     for name in names:
         if hasattr(owner, name):
             return getattr(owner, name)
@@ -37,12 +37,12 @@ _reinterpret = _first(gl.shared_memory_descriptor, "reinterpret", "_reinterpret"
 
 @builtin
 def reinterpret(memory: Any, dtype: Any, shape: Any, layout: Any, _semantic: Any = None) -> Any:
-    """Return the same shared memory as elements of another dtype, shape and layout."""
+    """Return the same shared memory with another dtype, shape and layout."""
     return _reinterpret(memory, dtype, shape, layout, _semantic=_semantic)
 
 
 def not_hopper(device: Device) -> str | None:
-    """Return why the kernels that are written in Gluon cannot run on a device, or None if they can."""
+    """Return why the Gluon kernels cannot run on a device, or None if they can."""
     if device.vendor == "cpu":
         return "Gluon has no interpreter"
     return None if device.hopper else f"its instructions are Hopper's, and this GPU is {device.arch}"

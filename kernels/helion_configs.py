@@ -1,8 +1,10 @@
-"""Default configs of Helion kernels, fitted to the GPU, and the choice between the tuned config and others."""
+"""Default configs for Helion kernels, fitted to the GPU, and the choice between the tuned config and others."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -23,11 +25,34 @@ from groupbench.kernels.grouped_gemm.tuned import configs_in_order, tuning_key
 from groupbench.kernels.variants import Variant, first_that_runs
 
 T = TypeVar("T")
+Bound = tuple[Any, tuple[Any, ...]]  # a kernel that was bound to arguments, and these
+
+_bound: ContextVar[list[Bound] | None] = ContextVar("bound", default=None)
+
+
+@contextmanager
+def bindings() -> Iterator[list[Bound]]:
+    """Collect the kernels that are compiled within this context, for Helion's autotuner."""
+    collected: list[Bound] = []
+    token = _bound.set(collected)
+    try:
+        yield collected
+    finally:
+        _bound.reset(token)
+
+
+def compile_for(kernel: Any, arguments: tuple[Any, ...], config: helion.Config) -> Callable[..., Any]:
+    """Bind a kernel to arguments and compile it with a config."""
+    bound = kernel.bind(arguments)
+    if (collected := _bound.get()) is not None:
+        collected.append((bound, arguments))
+    run: Callable[..., Any] = bound.compile_config(config)
+    return run
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The configs of a kernel without a tuned one. The first three of `block_sizes` are the tile's sides and a step."""
+    """A kernel's configs without a tuned one. The first three `block_sizes` are the tile's sides and a step."""
 
     large: helion.Config  # 16-bit dtypes, groups of at least `large_rows` rows on average
     small: helion.Config
@@ -41,7 +66,7 @@ class Choices:
 
     @property
     def cpu(self) -> helion.Config:
-        """The cost in Triton's interpreter depends on the number of operations, not of elements."""
+        """The interpreter's cost depends on the number of operations, not elements."""
         return helion.Config(block_sizes=[32, 32, 32], num_warps=4, num_stages=1, **self.every)
 
     def default(self, a: Tensor, mean_rows: float) -> helion.Config:
@@ -64,7 +89,7 @@ class _Blocks:
 def illegal(config: helion.Config, dtype: torch.dtype, device: Device) -> str | None:
     """Return why a config cannot be compiled for a GPU, or None if it can.
 
-    Its first three block sizes are the tile's two sides and a step along K.
+    The first three block sizes are the tile's two sides and a step along K.
     """
     first, second, depth, *_ = config.block_sizes
     return illegal_tile(first, second, depth, config.num_stages, dtype, device)
@@ -90,7 +115,7 @@ def first_that_compiles(
     a: Tensor,  # an operand
     prepare: Callable[[helion.Config], Callable[[], T]],
 ) -> Callable[[], T]:
-    """Return the callable of the first config that compiles: the tuned one, the default, then a small one.
+    """Return the callable for the first config to compile: the tuned one, the default, then a small one.
 
     The tuned config comes from a file, if one has it. The first call compiles, and raises the last config's exception
     if none compiles.
@@ -118,7 +143,7 @@ def prepare_forward(
     offs: Tensor,  # [G]
     config: helion.Config | None,
 ) -> Callable[[], Tensor]:  # [M, N]
-    """Check the operands of a grouped GEMM and prepare it with a config, or with the first that compiles."""
+    """Check a grouped GEMM's operands and prepare it with a config, or with the first to compile."""
     require_runnable(a, b)
     group_ends(a, b, offs)
     (M, K), (G, _, N) = a.shape, b.shape

@@ -71,6 +71,13 @@ __device__ __forceinline__ int read(u32 from) {
   return value;
 }
 
+__device__ __forceinline__ uint4 read_16(u32 from) {
+  uint4 value;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w) : "r"(from) : "memory");
+  return value;
+}
+
 // Write a number into the same place of one of the cluster's programs. It counts as 4 bytes at that program's barrier.
 __device__ __forceinline__ void send(int value, u32 to, u32 ready, u32 program) {
   asm volatile(
@@ -130,6 +137,11 @@ __device__ __forceinline__ void load_4d(u32 to, const TensorMap* map, int x, int
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::
         "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(ready) : "memory");
+}
+
+// Let this program see a map in global memory that was written before the launch.
+__device__ __forceinline__ void see_map(const TensorMap* map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");
 }
 
 // Policies for L2: data that is not read again may leave before the rest does, or stay like the rest.

@@ -1,4 +1,4 @@
-"""CUDA C++ for Hopper that kernels share: hopper.cuh, and the wgmma of several numbers of columns."""
+"""Shared CUDA C++ for Hopper: hopper.cuh, and wgmma for several column counts."""
 
 from __future__ import annotations
 
@@ -20,6 +20,30 @@ def instructions(columns: Iterable[int]) -> str:
     shared memory. Of fp8, that is K.
     """
     return Path(__file__).with_name("hopper.cuh").read_text() + DECLARED + "".join(map(_multiply, columns))
+
+
+def products_of_values(columns: int) -> str:
+    """Return a function `multiply_values<columns>`: sums = a @ b, or sums += a @ b if `add`, with a in registers.
+
+    a has 64 rows and 32 bytes of K, four registers of each thread. K is contiguous in b.
+    """
+    count = columns // 2
+    names = ", ".join(f"%{i}" for i in range(count))
+    sums = ", ".join(f'"+f"(sums[{i}])' for i in range(count))
+    values = ", ".join(f"%{count + i}" for i in range(4))
+    return f"""
+template <int columns>
+__device__ __forceinline__ void multiply_values(float* sums, const u32* a, u64 b, int add);
+
+template <>
+__device__ __forceinline__ void multiply_values<{columns}>(float* sums, const u32* a, u64 b, int add) {{
+  asm volatile(
+      "{{\\n.reg .pred add;\\nsetp.ne.b32 add, %{count + 5}, 0;\\n"
+      "wgmma.mma_async.sync.aligned.m64n{columns}" OPERANDS
+      " {{{names}}}, {{{values}}}, %{count + 4}, add, 1, 1" LAYOUTS(", 0") ";\\n}}"
+      : {sums} : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}}
+"""
 
 
 def _multiply(columns: int) -> str:

@@ -1,9 +1,9 @@
-"""Launch a kernel again and again without the cost of Triton's argument binding.
+"""Launch a kernel again and again without Triton's argument binding.
 
-At each launch, Triton binds every argument, derives its specialisation (whether an address is a multiple of 16, whether
-an integer is 1) and looks up the compiled kernel. On an H200's host, that is half of the 45 µs that a call of the flat
-kernel took, with 23 arguments of which only the output changes. `Launch` does it once, and then launches the compiled
-kernel with the new arguments as long as these would give the same kernel.
+At each launch, Triton binds every argument, derives the specialisation (whether an address is a multiple of 16, whether
+an integer is 1) and looks up the compiled kernel. On an H200's host, this is half of the 45 µs for a flat-kernel call,
+with 23 arguments and only the output changing. `Launch` does it once, and then launches the compiled kernel with the
+new arguments as long as these would give the same kernel.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ through_triton = False
 
 
 class Launch:
-    """A kernel with its grid, its compile-time constants and its options; a call passes the other arguments.
+    """A kernel with a grid, compile-time constants and options; a call passes the other arguments.
 
     kernel  a function of `triton.jit` or `gluon.jit`, with its constants last in the signature
     fixed   every constant and option by name
 
-    It may be called from any thread and on any stream, under the current device of its first launch.
+    It may be called from any thread and on any stream, under the first launch's current device.
     """
 
     def __init__(self, kernel: Any, grid: tuple[int, ...], **fixed: Any) -> None:
@@ -40,9 +40,9 @@ class Launch:
         self._device: int | None = None
 
     def __call__(self, *args: Any) -> None:
-        """Launch with the arguments before the constants, in the order of the signature. Does not wait for the GPU.
+        """Launch with the arguments before the constants, in signature order. Does not wait for the GPU.
 
-        Raises ValueError under another current device than that of the first launch.
+        Raises ValueError under another current device than at the first launch.
         """
         if not has_context() and torch.cuda.is_initialized():
             make_context_current(torch.cuda.current_device())
@@ -73,7 +73,7 @@ def require_current(device: int) -> None:
 
 
 def _specialization(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return what decides which compiled kernel runs, for arguments of the same types.
+    """Return the facts selecting the compiled kernel, for arguments with the same types.
 
     Descriptors are left out: TMA demands their alignment, and their blocks do not change.
     """
@@ -87,10 +87,10 @@ _SPECIALIZED = (Tensor, int, tuple)
 
 
 class Outputs(Generic[D]):
-    """Descriptors of tensors of one shape, dtype and layout, such as a callable's operands or outputs.
+    """Descriptors for tensors with one shape, dtype and layout, such as a callable's operands or outputs.
 
-    The first is made by `make`, and others are copies with another address, without `make`'s arithmetic and checks:
-    0.4 instead of 3.6 µs for a ragged descriptor. Keeps no tensor alive.
+    The first is made by `make`, and others are copies with another address, without `make`'s arithmetic and checks: 0.4
+    instead of 3.6 µs for a ragged descriptor. Keeps no tensor alive.
     """
 
     def __init__(self, make: Callable[[Tensor], D]) -> None:
@@ -109,9 +109,9 @@ class Outputs(Generic[D]):
 
 
 def described(make: Callable[..., D], tensor: Tensor, *tile: Any) -> Outputs[D]:
-    """Return the descriptors of tensors like this one; `make(tensor, *tile)` makes the first.
+    """Return descriptors for tensors like this one; `make(tensor, *tile)` makes the first.
 
-    A call may pass a view of the same memory in its place, such as the transpose of weights.
+    A call may pass another view on the same memory, such as the weights transposed.
     """
     descriptors = Outputs(lambda tensor: make(tensor, *tile))
     descriptors(tensor)
@@ -122,9 +122,9 @@ MOST_KEPT = 4096
 
 
 class Kept(Generic[T]):
-    """A cache of objects made for a problem class, such as bound launches. A key has all that its object depends on.
+    """A cache for objects made per problem class, such as bound launches. A key has everything the object depends on.
 
-    The oldest is dropped when there are too many, as when the number of rows changes with every call.
+    The oldest is dropped when there are too many, as when the row count changes with every call.
     """
 
     def __init__(self, most: int = MOST_KEPT) -> None:
@@ -147,7 +147,7 @@ _launches: Kept[Launch] = Kept()
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **fixed: Any) -> None:
-    """Launch a kernel as `Launch` does, with one `Launch` for each kernel, grid, and types of the arguments.
+    """Launch a kernel as `Launch` does, with one `Launch` per kernel, grid, and argument types.
 
     The first argument is a tensor, whose device decides. Arguments must not be descriptors.
     """

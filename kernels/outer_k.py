@@ -2,8 +2,8 @@
 
     out = a @ b        a [M, K]   b [K, N]   out [M, N]
 
-A program owns a tile of the output and walks along K. It loads a block of columns of `a` and a block of rows of `b`,
-and adds their product to the tile, which stays in registers, in fp32, until it is stored once.
+A program owns an output tile and walks along K. It loads a column block from `a` and a row block from `b`, and adds
+their product to the tile, which stays in registers, in fp32, until it is stored once.
 
                K                     N
           +---------+           +---------+
@@ -12,8 +12,8 @@ and adds their product to the tile, which stays in registers, in fp32, until it 
                                 +---------+
 
 Rows and columns past the end are masked, in loads (zeros, which add nothing) and in the store. There are no further
-optimisations: tiles in the order of their numbers, loads by pointers, no TMA, no tuning. Compared with cuBLAS, it shows
-how fast compiled plain code is.
+optimisations: tiles in numbering order, loads by pointers, no TMA, no tuning. Compared with cuBLAS, it shows how fast
+compiled plain code is.
 
 After gpu-mode/triton-tutorials (matmul_outer_k.py). Different here: the output has the operands' dtype instead of
 always fp32; pointers step along K instead of being computed again; offsets are 64 bits wide; fp32 is multiplied as
@@ -40,7 +40,7 @@ from groupbench.kernels.variants import by_config, first_that_runs
 
 @dataclass(frozen=True)
 class OuterKConfig:
-    """Tile sizes and launch options of the outer-K kernel."""
+    """The outer-K kernel's tile sizes and launch options."""
 
     block_m: int
     block_n: int
@@ -123,7 +123,7 @@ def prepare_outer_k(
 ) -> Callable[[], Tensor]:  # [M, N]
     """Check the operands; the returned callable allocates the output and launches.
 
-    Raises ValueError for operands or a config that cannot run.
+    Raises ValueError for unsupported operands or configs.
     """
     require_product(a, b)
     M, N = a.size(0), b.size(1)
@@ -140,7 +140,7 @@ def prepare_outer_k(
 
 
 def _prepare_with(a: Tensor, b: Tensor, config: OuterKConfig) -> Callable[[], Tensor]:
-    """Run `prepare_outer_k` for operands and a config that were checked."""
+    """Run `prepare_outer_k` for checked operands and config."""
     (M, K), N = a.shape, b.size(1)
     grid = (triton.cdiv(M, config.block_m) * triton.cdiv(N, config.block_n),)
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}

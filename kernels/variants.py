@@ -1,11 +1,11 @@
-"""Fallback between variants of a kernel: try the best first, and use the first that runs here.
+"""Fall back between a kernel's variants: try the best first, and use the first that runs here.
 
-A variant is skipped if it reports that it is unsuitable, or if it cannot be imported, compiled or launched. The type of
-the exception does not matter: a newer Triton renames functions, a smaller GPU has less shared memory. `choices`
-collects the variants used and the reasons, for the record of a measurement.
+A variant is skipped if it reports itself unsuitable, or if it cannot be imported, compiled or launched. The exception's
+type does not matter: a newer Triton renames functions, a smaller GPU has less shared memory. `choices` collects the
+used variants and the reasons, for a measurement's record.
 
-GROUPBENCH_FALLBACK=off raises the variant's exception instead. Tests set it: a kernel that no longer compiles must not
-pass for a slower one.
+GROUPBENCH_FALLBACK=off raises the variant's exception instead. Tests set it: a kernel failing to compile must not pass
+for a slower one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 
 class _Config(Protocol):
-    """A config of two kernels: a plain one, and a specialized one in Gluon."""
+    """A config for two kernels: a plain one, and a specialized one in Gluon."""
 
     @property
     def specialized(self) -> bool: ...
@@ -54,7 +54,7 @@ errors of CUDA, such as too many registers for a launch, are the variant's own."
 
 @dataclass(frozen=True)
 class Choice:
-    """The variant of a kernel that runs, and the reasons why the preferred ones do not."""
+    """The running variant, and the reasons against the preferred ones."""
 
     kernel: str
     variant: str
@@ -65,8 +65,9 @@ class Choice:
 class Variant(Generic[T]):
     """One implementation. `prepare` returns the callable that computes; both may raise.
 
-    unsuitable  why it cannot take this problem or this device, if that is known
-    key         identifies the compiled kernel: a variant that failed is not tried again for an equal key
+    Attributes:
+        unsuitable: Why it cannot take this problem or this device, if that is known.
+        key: Identifies the compiled kernel: a variant that failed is not tried again for an equal key.
     """
 
     name: str
@@ -91,16 +92,16 @@ def choices() -> Iterator[list[Choice]]:
 
 
 def first_that_runs(kernel: str, variants: Sequence[Variant[T]]) -> Callable[..., T]:
-    """Return a callable that computes by the first variant that runs. The first call selects it, in any thread.
+    """Return a callable using the first variant that runs. The first call selects it, in any thread.
 
-    It passes its arguments on. Raises the last variant's exception if none can be prepared; the call raises it if none
+    It passes all arguments on. Raises the last variant's exception if none can be prepared; the call raises it if none
     runs.
     """
     return _FirstThatRuns(kernel, variants)
 
 
 class _FirstThatRuns(Generic[T]):
-    """The callable of `first_that_runs`: it moves on to the next variant until a call has succeeded."""
+    """The callable from `first_that_runs`: it moves on to the next variant until a call has succeeded."""
 
     def __init__(self, kernel: str, variants: Sequence[Variant[T]]) -> None:
         self._kernel = kernel
@@ -158,7 +159,7 @@ class _FirstThatRuns(Generic[T]):
         raise error or RuntimeError(f"{self._kernel} has no variant")
 
     def _pass_over(self, error: Exception) -> None:
-        """Remember why the variant does not run. Raises the error if the variant is not its cause."""
+        """Remember why the variant does not run. Raises the error if the variant is not the cause."""
         if os.environ.get(SETTING) == "off" or _fatal(error):
             raise error
         reason = describe(error)
@@ -182,7 +183,7 @@ class Gluon:
 
     Args:
         module: Full name. It has `unsuitable`, which says why it cannot take a problem, and `prepare_specialized`.
-        problem: Arguments of `unsuitable`.
+        problem: Arguments for `unsuitable`.
     """
 
     def __init__(self, module: str, *problem: Any) -> None:
@@ -199,7 +200,7 @@ class Gluon:
         return unsuitable(*self._problem)
 
     def prepare(self, *args: Any) -> Any:
-        """Return the module's `prepare_specialized` of the arguments. Raises ValueError if it cannot run."""
+        """Return the module's `prepare_specialized` with the arguments. Raises ValueError if it cannot run."""
         if reason := self.why_not():
             raise ValueError(f"the specialized kernel cannot run: {reason}")
         return importlib.import_module(self._module).prepare_specialized(*args)
@@ -238,7 +239,7 @@ def specialized_or_not(
 
 
 def describe(error: BaseException) -> str:
-    """Return the exception's name and its first informative line, in at most 200 characters."""
+    """Return the exception's name and first informative line, in at most 200 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # A compiler prints the source first, and the error last.
     text = lines[-1] if type(error).__name__ == "CompilationError" and lines else (lines or [""])[0]
@@ -246,7 +247,7 @@ def describe(error: BaseException) -> str:
 
 
 def _fatal(error: Exception) -> bool:
-    """Return whether the GPU's memory is full or its context lost."""
+    """Return whether the GPU's memory is full or the context lost."""
     import torch
 
     return isinstance(error, (torch.OutOfMemoryError, MemoryError)) or any(word in str(error) for word in FATAL)

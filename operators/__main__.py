@@ -1,5 +1,15 @@
-"""`python -m groupbench.operators` is the `tritonbench` command."""
+"""The `tritonbench` command, also as `python -m groupbench.operators`."""
 
-from groupbench.operators.cli import main
+from groupbench.tracker.tools import signals
 
-main()
+
+def main() -> None:
+    """Run the command."""
+    signals.end_at_once()  # while modules are imported
+    from groupbench.operators.cli import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,9 +1,9 @@
 """Run one command at a time on a device: `python -m groupbench.operators.alone COMMAND ...`.
 
-Two measurements on one GPU at the same time disturb each other. The file /tmp/groupbench-DEVICE.lock names the holder
-of the lock. The lock itself is the operating system's (filelock's flock, which also works over NFS): it is released
-when its process ends, in whatever way, and child processes inherit it. Containers share the lock if they share the
-folder named by GROUPBENCH_LOCKS.
+Two measurements on one GPU at the same time disturb each other. The file /tmp/groupbench-DEVICE.lock names the lock's
+holder. The lock itself is the operating system's (filelock's flock, which also works over NFS): it is released when the
+process ends, in whatever way, and child processes inherit it. Containers share the lock if they share the folder named
+by GROUPBENCH_LOCKS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Busy(GroupbenchError):
 
 
 def device_name(device: str) -> str:
-    """Return the UUID of the GPU to measure on, or cpu-HOST. Raises GroupbenchError."""
+    """Return the measured GPU's UUID, or cpu-HOST. Raises GroupbenchError."""
     from groupbench.operators.measure.environment import resolve_device
 
     if resolve_device(device) == "cpu":
@@ -56,7 +56,7 @@ _HELD: list[object] = []
 
 
 def take(device: str, command: list[str], wait_s: float = 0.0) -> Path:
-    """Lock the device for this process and its children, until they end. Returns the lock file.
+    """Lock the device for this process and all children, until they end. Returns the lock file.
 
     Raises Busy if the device is still locked after `wait_s` seconds, UsageError if the lock file cannot be used.
     """

@@ -1,8 +1,8 @@
-"""Compare a cell with the speed of light of its GPU: the rate and bandwidth that the canaries of the run reached.
+"""Compare a cell with the GPU's speed of light: the canaries' rate and bandwidth in the same run.
 
-A cell cannot be faster than its operations at the GPU's peak rate, nor than its traffic at the GPU's bandwidth. Both
+A cell cannot be faster than the operations at the GPU's peak rate, nor than the traffic at the GPU's bandwidth. Both
 ceilings are measured by the canaries, a large matrix product and a large copy, in the same run on the same GPU. A hot
-or power-capped GPU has lower ceilings, so the gap depends on the kernel and not on the state of the GPU.
+or power-capped GPU has lower ceilings, so the gap depends on the kernel and not on the GPU's state.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ RATE = {"bf16": 1.0, "fp16": 1.0, "fp8": 2.0}
 
 @dataclass
 class Ceilings:
-    """The best rates of the canaries seen so far, by card."""
+    """The canaries' best rates so far, by card."""
 
     flops: dict[str | None, float] = field(default_factory=dict)  # of 16-bit products, per second
     bandwidth: dict[str | None, float] = field(default_factory=dict)  # bytes per second
 
     def see(self, record: Record) -> Record:
-        """Return the record with the metric `sol_gap`, if its card's ceilings are known. Canaries set the ceilings."""
+        """Return the record with the metric `sol_gap`, if the card's ceilings are known. Canaries set the ceilings."""
         if record.status != "ok" or record.latency is None or record.latency.timing != "gpu":
             return record
         if record.cell.operator == CANARY:
@@ -40,7 +40,7 @@ class Ceilings:
         return msgspec.structs.replace(record, metrics={**record.metrics, "sol_gap": gap})
 
     def floor_ms(self, record: Record) -> float | None:
-        """Return the shortest time in ms for a record's problem at its card's ceilings; None if one is unknown."""
+        """Return the shortest time in ms for a record's problem at the card's ceilings; None if one is unknown."""
         card, cell = record.environment.gpu_uuid, record.cell
         rate, bandwidth = self.flops.get(card), self.bandwidth.get(card)
         if rate is None or bandwidth is None or cell.dtype not in RATE or not cell.flops or not cell.min_bytes:

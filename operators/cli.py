@@ -66,15 +66,15 @@ FLEET = ("gpus", "scheduler", "slurm", "hardware")
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="")
 @click.version_option(package_name="groupbench")
 def command(**options: Any) -> None:
-    """Measure the latency and accuracy of every backend of an operator, over suites of shapes.
+    """Measure every backend's latency and accuracy on an operator, over suites of shapes.
 
     \b
     tritonbench --op grouped_gemm
     tritonbench --op grouped_gemm --suite ragged --only triton_pointer,torch_grouped_mm
     tritonbench --op grouped_gemm --shapes 4,1024,512,256 'G=3,M_g=0|1|129,N=96,K=64'
 
-    Uses TritonBench as the host if it is installed, and then also accepts its flags and measures its backends.
-    Otherwise uses the built-in host.
+    Uses TritonBench as the host if it is installed, and then also accepts TritonBench's flags and measures
+    TritonBench's backends. Otherwise uses the built-in host.
     """
     if options["verbose"] or "GROUPBENCH_LOG" in os.environ:
         from groupbench.tracker.tools import logs
@@ -87,7 +87,7 @@ def command(**options: Any) -> None:
 
 @contextmanager
 def _advising(plan: Path | None) -> Iterator[None]:
-    """Raise errors of plugins with the name of the plan and, if a library does not load, with advice about the build.
+    """Raise plugin errors with the plan's name and, if a library does not load, with advice about the build.
 
     Raises UsageError.
     """
@@ -134,7 +134,7 @@ def _run(options: dict[str, Any]) -> int:
 
 
 def _plugins(options: dict[str, Any]) -> tuple[str, ...]:
-    """Return the plugins of the plan or of this folder's groupbench.toml, and of the options. Extends `sys.path`."""
+    """Return the plugins from the plan or this folder's groupbench.toml, and from the options. Extends `sys.path`."""
     try:
         loaded = project.load(options["plan"])
     except project.ProjectError as error:
@@ -146,7 +146,7 @@ def _plugins(options: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _rivals(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the changed options: the rivals, if requested, are plugins; those that are not installed are skipped."""
+    """Return the changed options: requested rivals are plugins; those not installed are skipped."""
     from groupbench.operators.catalog import rivals
 
     named = set(options["only"]) | {options["baseline"]}
@@ -162,7 +162,7 @@ def _rivals(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _checked(options: dict[str, Any]) -> bool:
-    """Return whether TritonBench measures. Raises UsageError for options that do not go together."""
+    """Return whether TritonBench measures. Raises UsageError for contradictory options."""
     _check_complete(options)
     if options["plan"] is not None:
         _check_plan_alone(click.get_current_context())
@@ -172,7 +172,7 @@ def _checked(options: dict[str, Any]) -> bool:
 
 
 def _check_complete(options: dict[str, Any]) -> None:
-    """Raise UsageError for an option without the one that it needs."""
+    """Raise UsageError for an option without a required one."""
     if options["plan"] is None and options["plan_name"]:
         raise UsageError("--plan-name needs --plan FILE")
     if options["plan"] is None and not options["ops"]:
@@ -184,7 +184,7 @@ def _check_complete(options: dict[str, Any]) -> None:
 
 
 def _check_place(options: dict[str, Any], on_tritonbench: bool) -> None:
-    """Raise UsageError for an option that does not work on the host or the machines that measure."""
+    """Raise UsageError for an option without effect on the host or machines."""
     option = next((name for name in BUILTIN_ONLY if options[name]), None)
     tool = next((name for name in options["costs"] if name in PROFILERS), None)
     if on_tritonbench and (option or tool):
@@ -204,7 +204,7 @@ def _run_tritonbench(options: dict[str, Any]) -> int:
 
 
 def _run_builtin(options: dict[str, Any], session: Any) -> int:
-    """Measure on the first GPU or the CPU; measure a plan on all GPUs of this machine."""
+    """Measure on the first GPU or the CPU; measure a plan on all local GPUs."""
     from groupbench.operators.hosts import builtin
     from groupbench.operators.measure import profiler
     from groupbench.operators.measure.environment import resolve_device
@@ -223,7 +223,7 @@ def _run_builtin(options: dict[str, Any], session: Any) -> int:
 
 
 def _list(options: dict[str, Any], lists: tuple[str, ...]) -> None:
-    """Print the requested lists, from TritonBench for operators that groupbench does not have."""
+    """Print the requested lists, from TritonBench for operators unknown to groupbench."""
     if options["rest"]:
         raise UsageError(f"unknown option or argument: {' '.join(options['rest'])}")
     from groupbench.operators import listing
@@ -255,7 +255,7 @@ def _run_fleet(options: dict[str, Any], session: Any) -> int:
 
 
 def _on_command_line(context: click.Context) -> list[str]:
-    """Return the names of the parameters that are set on the command line."""
+    """Return the parameters set on the command line."""
     names = [parameter.name or "" for parameter in context.command.params]
     return [name for name in names if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
 
@@ -265,7 +265,7 @@ def _flags(context: click.Context) -> list[str]:
 
 
 def _check_plan_alone(context: click.Context) -> None:
-    """Raise UsageError for an option that a plan would silently ignore."""
+    """Raise UsageError for an option ignored by a plan."""
     names, plan = _on_command_line(context), Path(context.params["plan"])
     for parameter in context.command.params:
         if parameter.name in names and parameter.name in SET_BY_PLAN:
@@ -383,12 +383,8 @@ _SESSIONS: list[Any] = []
 """The session of this process, once there is one."""
 
 
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def _interrupt_reporting(owner: int) -> Callable[[int, FrameType | None], None]:
-    """Return a handler that first prints the number of kept cells, since ending the processes takes a while."""
+    """Return a handler to first print how many cells were kept, since ending the processes takes a while."""
 
     def handle(number: int, frame: FrameType | None) -> None:
         if os.getpid() == owner:  # and not a child that inherited the handler
@@ -405,6 +401,4 @@ def main() -> None:
     signal.signal(signal.SIGTERM, reporting)  # `groupbench night` passes Ctrl-C on as this, and has SIGINT ignored
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, reporting)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored by nohup
-        signal.signal(signal.SIGHUP, _interrupt)
     shell.run("tritonbench", command, GroupbenchError)

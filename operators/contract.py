@@ -1,6 +1,6 @@
 """Describe the arguments and the result of an operator's backends from the operator's declarations.
 
-The fields are those of the class that `make_inputs` is annotated to return; their meaning is the comment on each line.
+The fields come from the class annotated as `make_inputs`' result; the comment on each line explains them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FIELD = re.compile(r"^    (\w+): [^#]+?(?:  # (.*))?$", re.MULTILINE)
 
 
 def lines(operator: Operator) -> Iterator[str]:
-    """Yield, for each mode, a line on the result of `prepare(x)` and a line for each field of x."""
+    """Yield, for each mode, a line on the result of `prepare(x)` and one for each x field."""
     described = None
     for mode in operator.modes:
         measured = operator.in_mode(mode)
@@ -38,7 +38,7 @@ def lines(operator: Operator) -> Iterator[str]:
 
 
 def inputs_class(make_inputs: Callable[..., Any]) -> type:
-    """Return the class of an operator's inputs."""
+    """Return an operator's inputs class."""
     function: Any = make_inputs.func if isinstance(make_inputs, partial) else make_inputs
     inputs = function.__globals__[function.__annotations__["return"]]
     assert isinstance(inputs, type)
@@ -46,7 +46,7 @@ def inputs_class(make_inputs: Callable[..., Any]) -> type:
 
 
 def fields(inputs: type, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name, comment) of each field of a dataclass, and of the fields of nested dataclasses."""
+    """Yield (name, comment) for each dataclass field, nested ones included."""
     comments = dict(FIELD.findall(inspect.getsource(inputs)))
     for field in dataclasses.fields(inputs):
         of = vars(inspect.getmodule(inputs)).get(str(field.type))

@@ -1,20 +1,20 @@
-"""Define an operator with plain functions: one that makes inputs of named sizes, a reference, and backends.
+"""Define an operator with plain functions: one for inputs with named sizes, a reference, and backends.
 
     @operator(shapes={"smoke": ["M=3,N=100"], "rows": ["M=4096,N=4096", "M=128,N=131072"]})
-    def row_softmax(M, N, dtype, device):
+    def row_log_softmax(M, N, dtype, device):
         return torch.randn(M, N, dtype=dtype, device=device)
 
-    @row_softmax.reference
+    @row_log_softmax.reference
     def exact(x):
-        return torch.softmax(x, -1)
+        return torch.log_softmax(x, -1)
 
-    @row_softmax.backend
-    def torch_softmax(x):
-        return torch.softmax(x, -1)
+    @row_log_softmax.backend
+    def torch_log_softmax(x):
+        return torch.log_softmax(x, -1)
 
-`tritonbench --plugin FILE.py --op row_softmax` measures it. The defaults follow from these functions: a shape's text
-from the names of the sizes, the bytes from inputs and output, tolerances from the dtype. The reference gets its inputs
-in fp32 (fp64 for fp32).
+`tritonbench --plugin FILE.py --op row_log_softmax` measures it. The defaults follow from these functions: a shape's
+text from the names of the sizes, the bytes from inputs and output, tolerances from the dtype. The reference gets its
+inputs in fp32 (fp64 for fp32).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ INTEGERS = ("int8", "int32", "int64", "bool")
 
 
 class Definition:
-    """The result of decorating a function with `operator`: an operator, completed by its methods."""
+    """A function decorated with `operator`: an operator, completed by methods."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Definition:
         return f"<operator {self.name}>"
 
     def reference(self, function: F) -> F:
-        """Name the function that computes the right output. It gets the inputs in higher precision."""
+        """Name the reference function for the right output. It gets the inputs in higher precision."""
         self._reference = function
         return function
 
     def backend(self, function: Any = None, **facts: Any) -> Any:
-        """Add a function that takes the inputs and returns the output. The whole function is timed.
+        """Add a function from inputs to output. The whole function is timed.
 
         Use it as a decorator, with or without arguments, or call it with a function. The first backend is the baseline.
 
@@ -88,9 +88,9 @@ class Definition:
         return self._added(function, facts, lambda f: lambda inputs: _bound(f, inputs))
 
     def prepare(self, function: Any = None, **facts: Any) -> Any:
-        """Add a function that takes the inputs and returns a callable. Only the callable is timed.
+        """Add a function from inputs to a callable. Only the callable is timed.
 
-        The callable has no arguments and returns the output. The arguments of `prepare` are those of `backend`.
+        The callable has no arguments and returns the output. The arguments of `prepare` are the same as `backend`'s.
         """
         return self._added(function, facts, lambda f: lambda inputs: _bound(f, inputs)())
 
@@ -117,7 +117,7 @@ class Definition:
 
     @cached_property
     def operator(self) -> Operator:
-        """The operator in the form that hosts use. Raises ValueError if its reference is missing."""
+        """The operator in the hosts' form. Raises ValueError without a reference."""
         if self._reference is None:
             raise ValueError(f"{self.name} has no reference: name one by @{self.name}.reference")
         facts = self._facts
@@ -149,9 +149,9 @@ class Definition:
     # --- inputs and output ---
 
     def make_inputs(self, shape: Sizes, dtype: str, device: str, seed: int) -> Any:
-        """Return the inputs, each under the name of the reference's parameter for it.
+        """Return the inputs, each under the reference's parameter name.
 
-        Seeds the global generators of torch, NumPy and Python first; `seed` is for any other generator.
+        Seeds the global generators in torch, NumPy and Python first; `seed` is for any other generator.
         """
         seed_generators(seed)
         return self._named(self._call(shape, dtype, device, seed))
@@ -177,7 +177,7 @@ class Definition:
         return torch_dtype(name)
 
     def _names(self, count: int | None = None) -> list[str]:
-        """Return the names of the inputs, which are those of the reference's parameters."""
+        """Return the input names: the reference's parameters."""
         assert self._reference is not None
         try:
             parameters = inspect.signature(self._reference).parameters.values()
@@ -213,7 +213,7 @@ class Definition:
         return out
 
     def _decode(self, out: Any) -> Any:
-        """Return an output of integers as fp64, which the judge can compare. Raises TypeError for another output."""
+        """Return an integer output as fp64, which the judge can compare. Raises TypeError for another output."""
         if isinstance(out, (tuple, list)):
             return tuple(map(self._decode, out))
         expected = torch_dtype(self._facts["output"])
@@ -228,7 +228,7 @@ class Definition:
         return _of_sizes(flops, shape) if flops else 0
 
     def _least_bytes(self, shape: Sizes, dtype: str) -> int:
-        """Return `min_bytes`, or the bytes of each input and output once; 0 if these cannot be determined."""
+        """Return `min_bytes`, or each input's and output's bytes once; 0 if these cannot be determined."""
         if self._facts["min_bytes"]:
             return _of_sizes(self._facts["min_bytes"], shape, dtype=dtype)
         key = (shape.text, dtype)
@@ -262,20 +262,21 @@ def operator(
     tolerances: Mapping[str, Tolerance] | None = None,
     moves: Iterable[str] = (),
 ) -> Callable[[Callable[..., Any]], Definition]:
-    """Define an operator by decorating the function that makes its inputs.
+    """Define an operator by decorating the function for inputs.
 
     The function's parameters are the sizes, which are ints unless their default has another type. It may also take
-    `dtype` (torch's, or NumPy's if annotated `np.dtype`), `device` and `seed`. It returns a tensor, a tuple of inputs
-    or a dict of them; NumPy arrays work like tensors. An operator whose function takes no `device` runs only on a CPU.
+    `dtype` (torch's, or NumPy's if annotated `np.dtype`), `device` and `seed`. It returns a tensor, a tuple or a dict;
+    NumPy arrays work like tensors. An operator whose function takes no `device` runs only on a CPU.
 
-    shapes      shapes such as `M=8,N=100`, in one suite or in several by name; a CPU measures suite `smoke` by default
-    name        name of the operator [the function's]
-    dtypes      dtypes to measure [bf16, fp16 and fp32 if the function takes a dtype, otherwise fp32]
-    output      dtype of the output: fp32, int64, bool, ... [the cell's]
-    flops       function of the sizes in its signature: operations of a call, for TFLOP/s
-    min_bytes   function of the sizes and `dtype`: bytes of a call [inputs and output, each once]
-    tolerances  by dtype, instead of those in operators/tolerances.py
-    moves       names of the inputs that get new values between calls [all with floating-point values]
+    Args:
+        shapes: Shapes such as `M=8,N=100`, in one suite or in several by name; a CPU measures suite `smoke` by default.
+        name: Name of the operator [the function's].
+        dtypes: Dtypes to measure [bf16, fp16 and fp32 if the function takes a dtype, otherwise fp32].
+        output: Dtype of the output: fp32, int64, bool, ... [the cell's].
+        flops: Function of the sizes in its signature: operations of a call, for TFLOP/s.
+        min_bytes: Function of the sizes and `dtype`: bytes of a call [inputs and output, each once].
+        tolerances: By dtype, instead of those in operators/tolerances.py.
+        moves: Names of the inputs that get new values between calls [all with floating-point values].
 
     Raises ValueError for an invalid shape.
     """
@@ -299,7 +300,7 @@ def operator(
 
 
 def _bound(function: Callable[..., Any], inputs: Any, change: Callable[[Any], Any] = lambda value: value) -> Run:
-    """Bind the inputs to the function. Inputs that were made as a dict are passed by name."""
+    """Bind the inputs to the function. Dict inputs are passed by name."""
     by_name = {field.name: change(getattr(inputs, field.name)) for field in dataclasses.fields(inputs)}
     if inputs._by_keyword:
         return lambda: function(**by_name)
@@ -324,7 +325,7 @@ def _of_sizes(function: Callable[..., int], shape: Sizes, **more: Any) -> int:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed Python's random generator, and those of torch and NumPy if they are imported."""
+    """Seed Python's random generator, and those in torch and NumPy if imported."""
     random.seed(seed)
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
@@ -333,7 +334,7 @@ def seed_generators(seed: int) -> None:
 
 
 def widened(value: Any) -> Any:
-    """Return `value` with its floating-point tensors and arrays, at any depth, in higher precision."""
+    """Return `value` with all floating-point tensors and arrays, at any depth, in higher precision."""
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
         return type(value)(map(widened, value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Convert between names of dtypes, as in options and records, and torch's dtypes."""
+"""Convert between dtype names, as in options and records, and torch's dtypes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
-    """Return the name of a floating-point dtype, or None if groupbench's operators do not take it."""
+    """Return a floating-point dtype's name, or None if groupbench's operators do not take it."""
     return next((name for name, value in _dtypes().items() if value == dtype), None)
 
 

@@ -1,4 +1,4 @@
-"""Errors of the measuring program. Each ends a command with one line and its exit code."""
+"""The measuring program's errors. Each ends a command with one line and an exit code."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from groupbench.tracker.facts.exits import ExitCode
 
 
 class GroupbenchError(Exception):
-    """The base of all errors that a user can act on. The command prints the message and exits with `exit_code`."""
+    """The base for all errors a user can act on. The command prints the message and exits with `exit_code`."""
 
     exit_code: ExitCode = ExitCode.USAGE
 
@@ -20,9 +20,9 @@ class UsageError(GroupbenchError):
 
 
 class PlanError(UsageError):
-    """An entry of a groupbench.toml is invalid, or names something unknown. The message begins with its place.
+    """A groupbench.toml entry is invalid, or names something unknown. The message begins with the place.
 
-    Reported under the name of the file's program, since most plans are measured by `groupbench night`.
+    Reported under the tracker program's name, since most plans are measured by `groupbench night`.
     """
 
     program = "groupbench"

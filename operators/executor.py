@@ -1,12 +1,12 @@
-"""Run jobs and yield their records, with one process per backend and the backends of a problem side by side.
+"""Run jobs and yield records, with one process per backend and a problem's backends side by side.
 
-The backends of one problem are alive together so that their bursts can alternate. Each round visits all of them and
-starts one backend later than the previous round; the GPU idles before every burst. A backend keeps its process for the
-next problem, which saves the imports. After a failed cell it gets a new process, so that a failure affects no other
-cell. A cell that cannot run also yields a record, with its status and the reason.
+A problem's backends are alive together so their bursts can alternate. Each round visits all backends and starts one
+later than the previous round; the GPU idles before every burst. A backend keeps the process for the next problem, which
+saves the imports. After a failed cell it gets a new process, so a failure affects no other cell. A cell unable to run
+also yields a record, with a status and the reason.
 
-The results of a backend's process are checked. A process without any backend compares the output of a timed call in
-every burst, on inputs that this process draws after the backend is prepared. This process's clock bounds the times.
+The backend process's results are checked. A process without any backend compares a timed call's output in every burst,
+on inputs drawn by this process after the backend is prepared. This process's clock bounds the times.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Any
 
 from groupbench.operators.errors import WorkerLost
-from groupbench.operators.measure import environment, machine_code, seal
+from groupbench.operators.measure import environment, machine_code, seal, servers
 from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.further import (
     begin_analysis,
     describe_kernels,
     find_costs,
     find_profile,
-    find_routing,
+    find_properties,
     wants_first_result,
 )
-from groupbench.operators.measure.live import Live, adopted, cool, drawn, new_secret, settle
+from groupbench.operators.measure.live import Live, adopted, cool, drawn, fingerprint_of, new_secret, settle
 from groupbench.operators.measure.selection import imports_of, why_unavailable
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
@@ -45,6 +45,7 @@ from groupbench.tracker.facts.record import (
     Environment,
     Kernel,
     Latency,
+    Loaded,
     Record,
     Run,
     Status,
@@ -58,7 +59,7 @@ MEMORY_SHARE = 0.8
 
 @dataclass(frozen=True)
 class Machine:
-    """The facts about the device that the parent process knows without opening it."""
+    """Device facts known to the parent process without opening the device."""
 
     environment: Environment
     capability: tuple[int, int] | None
@@ -66,11 +67,12 @@ class Machine:
 
 @dataclass
 class Progress:
-    """Callbacks for the progress of a run; by default they do nothing.
+    """Callbacks for a run's progress; by default they do nothing.
 
-    printed   gets each record with the output of its process, including tracebacks
-    finished  gets each record after it is written
-    missed    gets the text about something that was asked for and that a record lacks
+    Attributes:
+        printed: Gets each record with the output of its process, including tracebacks.
+        finished: Gets each record after it is written.
+        missed: Gets the text about something that was asked for and that a record lacks.
     """
 
     describe: Callable[[str], None] = lambda text: None
@@ -81,10 +83,10 @@ class Progress:
 
 
 class Workers:
-    """The worker processes: one for each backend, started when it is first needed, and one that judges."""
+    """The worker processes: one per backend, started when first needed, and one judge."""
 
     def __init__(self, timeout_s: float, judge: Judge | None = None, spares: Iterable[Worker] = ()) -> None:
-        """Take the judging process, and processes for cells of backends without plugins, if they have been started."""
+        """Take the judging process, and processes for cells without plugins, if they have been started."""
         self.timeout_s = timeout_s
         self.idle_w: float | None = None  # power of the GPU at rest, once a cell has measured it
         self.reasons: dict[tuple[Any, ...], str | None] = {}  # answers of plugins to whether a backend can run
@@ -95,7 +97,7 @@ class Workers:
             started.timeout_s = timeout_s
 
     def judge(self, device: str) -> Judge:
-        """Return the process that checks results, restarted if it has died."""
+        """Return the process for checking results, restarted if it has died."""
         if self._judge is not None and self._judge.over:
             self._judge.close()
             self._judge = None
@@ -110,13 +112,13 @@ class Workers:
         return self._alive[key]
 
     def retire(self, worker: Worker) -> None:
-        """End a process that has failed. The next cell of its backend gets a new one."""
+        """End a failed process. The backend's next cell gets a new one."""
         self._alive = {key: alive for key, alive in self._alive.items() if alive is not worker}
         worker.kill()
         worker.close()
 
     def end_spares(self) -> None:
-        """End the processes that no cell has needed."""
+        """End the processes no cell has needed."""
         while self._spares:
             self._spares.pop().close()
 
@@ -134,7 +136,7 @@ class Workers:
 
 
 def imports(jobs: list[Job]) -> tuple[str, ...]:
-    """Return the modules that the processes of these jobs will import: of all operators, if a plugin is checked."""
+    """Return the modules to import for these jobs: all operators, if a plugin is checked."""
     has_plugins, own = any(job.plugins for job in jobs), {job.operator for job in jobs}
     operators = [name for name in CATALOG if has_plugins or name in own]
     cells = {(job.operator, job.plugins, job.mode, job.backend) for job in jobs}
@@ -145,7 +147,9 @@ def imports(jobs: list[Job]) -> tuple[str, ...]:
 
 def probe(device: str) -> Machine:
     """Return the machine for "cuda" or "cpu". Raises GroupbenchError."""
-    return Machine(*call(environment.examine, device))
+    servers.begin()
+    examined = tuple[Environment, tuple[int, int] | None]
+    return Machine(*call(environment.examine, device, returns=examined, server=servers.JUDGES))
 
 
 def execute(
@@ -157,10 +161,11 @@ def execute(
     budget_s: float = math.inf,
     workers: Workers | None = None,
 ) -> Iterator[Record]:
-    """Yield the record of every job when it is finished, in the order of the jobs within each problem.
+    """Yield every job's record when finished, in job order within each problem.
 
-    budget_s  seconds after which no further problem is started; the jobs of the others yield `skipped` records
-    workers   processes to use, which stay alive for the caller's next jobs unless this run is interrupted
+    Args:
+        budget_s: Seconds after which no further problem is started; the jobs of the others yield `skipped` records.
+        workers: Processes to use, which stay alive for the caller's next jobs unless this run is interrupted.
 
     After a KeyboardInterrupt, each unfinished job yields a `skipped` record, and then the interrupt is raised again.
     """
@@ -194,13 +199,13 @@ def execute(
 
 
 def first_of(jobs: list[Job], urgent: Callable[[Job], bool]) -> list[Job]:
-    """Return the jobs with those problems first that have an urgent job. The order is unchanged otherwise."""
+    """Return the jobs, those problems with an urgent job first. The order is unchanged otherwise."""
     problems = {problem_of(job) for job in jobs if urgent(job)}
     return sorted(jobs, key=lambda job: problem_of(job) not in problems)
 
 
 def problem_of(job: Job) -> tuple[Any, ...]:
-    """Return the facts that cells of backends which are timed together share."""
+    """Return the facts shared by cells timed together."""
     return (job.operator, job.shape, job.dtype, job.mode, job.seed, job.protocol, job.device)
 
 
@@ -238,7 +243,7 @@ def _why_unavailable(
     question = (job.operator, job.backend, job.plugins, job.mode, target)
     if question not in answers:
         try:
-            answers[question] = call(_ask_plugin, job, target)
+            answers[question] = call(_ask_plugin, job, target, returns=str | None)
         except WorkerLost as error:
             answers[question] = f"its `unavailable` ended its process: {error}"
     return answers[question]
@@ -251,7 +256,7 @@ def _ask_plugin(job: Job, target: Target) -> str | None:
 def _batch_records(
     jobs: list[Job], size: int, machine: Machine, run: Run, workers: Workers, progress: Progress
 ) -> Iterator[tuple[Record, Job]]:
-    """Yield the records of jobs whose processes fit into memory together, where `size` such processes fit."""
+    """Yield the records for jobs whose processes fit into memory together, `size` at once."""
     cells = [Live(job, workers.get(job), partial(workers.judge, job.device)) for job in jobs]
     workers.judge(jobs[0].device)  # opens the GPU while the others do
     progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
@@ -277,7 +282,7 @@ def _batch_records(
     for cell in cells:
         cell.finish(secret)
         cell.repeat(bursts)
-        sound = find_costs(cell, workers.idle_w) and find_routing(cell)
+        sound = find_costs(cell, workers.idle_w) and find_properties(cell)
         workers.idle_w = cell.metrics.get("idle_w", workers.idle_w)
         for problem in find_profile(cell):
             progress.missed(f"{_name(cell.job)} has no profile. {problem}")
@@ -289,7 +294,7 @@ def _batch_records(
 
 
 def _load(cells: list[Live]) -> None:
-    """Start the processes and import in all of them at the same time, before any cell's time limit begins."""
+    """Start the processes and import in all at the same time, before any cell's time limit begins."""
     for verb in ("adopt", "load"):
         ready = [cell for cell in cells if cell.failure is None]
         for cell in ready:
@@ -300,7 +305,7 @@ def _load(cells: list[Live]) -> None:
 
 
 def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress: Progress) -> None:
-    """Time the first results of new processes for the cells that want it, before anything is timed."""
+    """Time the first results in new processes for the cells with this cost, before anything is timed."""
     wanting = [cell for cell in cells if wants_first_result(cell)]
     if wanting:
         progress.describe(f"{_name(wanting[0].job)}: first results of new processes")
@@ -310,7 +315,7 @@ def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress
 
 
 def _wants_burst(cell: Live, number: int) -> bool:
-    """Return the number of bursts: one for an interpreted kernel, whose time is meaningless, otherwise all."""
+    """Return the burst count: one for an interpreted kernel, whose time is meaningless, otherwise all."""
     return cell.going and (not cell.interpreted or number == 0)
 
 
@@ -325,18 +330,21 @@ def _name(job: Job) -> str:
 
 def _finished(cell: Live, machine: Machine, run: Run) -> Record:
     prepared, failure = cell.prepared, cell.failure
-    extra: dict[str, Any] = {"duration_s": round(time.monotonic() - cell.started, 3)}
+    extra: dict[str, Any] = {
+        "duration_s": round(time.monotonic() - cell.started, 3),
+        "loaded": fingerprint_of(cell.worker),
+    }
     if prepared is not None:
         kernels = describe_kernels(cell)
         metrics = machine_code.metrics_of(kernels) | cell.metrics
         if cell.launched is not None:
             metrics["kernels"] = float(len(cell.launched))
             kernels = machine_code.with_launched(kernels, cell.launched)
-        if cell.dynamic is not None:
-            metrics["dynamic_routing"] = float(cell.dynamic)
+        metrics |= {name: float(holds) for name, holds in cell.properties.items()}
         extra |= {"accuracy": cell.accuracy, "kernels": kernels, "code": prepared.code, "metrics": metrics}
         if cell.bursts:
             extra["latency"] = _latency(prepared, cell.bursts)
+        machine = replace(machine, environment=environment.with_variables(machine.environment, prepared.variables))
     if failure is not None:
         return _record(cell.job, machine, run, _status(failure), failure.message, **extra)
     if cell.problem:
@@ -362,7 +370,7 @@ def _latency(prepared: Prepared, bursts: list[Burst]) -> Latency:
 
 
 def unmeasured(job: Job, machine: Machine, run: Run, status: Status, message: str) -> Record:
-    """Return the record of a cell that was not measured; `message` is the reason."""
+    """Return a record for a cell not measured; `message` is the reason."""
     return _record(job, machine, run, status, message)
 
 
@@ -378,6 +386,7 @@ def _record(
     duration_s: float | None = None,
     metrics: Mapping[str, float] = MappingProxyType({}),
     code: tuple[Code, ...] = (),
+    loaded: Loaded | None = None,
 ) -> Record:
     operator = get_operator(job.operator, job.plugins, job.mode)
     shape = job.shape_of(operator)
@@ -409,13 +418,14 @@ def _record(
         duration_s=duration_s,
         metrics=dict(metrics),
         code=code,
+        loaded=loaded,
     )
 
 
 def _batch_size(operator: Operator, job: Job, environment: Environment) -> int:
-    """Return the number of processes of this problem that fit in memory at once.
+    """Return how many processes for this problem fit in memory at once.
 
-    Each keeps its inputs and may pack them again; one at a time also holds the reference and the check's temporaries.
+    Each keeps the inputs and may pack them again; one at a time also holds the reference and the check's temporaries.
     """
     problem_mib = operator.min_bytes(job.shape_of(operator), job.dtype) / 2**20
     have_mib = environment.gpu_memory_mib if job.device == "cuda" else environment.memory_mib

@@ -1,4 +1,4 @@
-"""Translate TritonBench's flags to options of the built-in host.
+"""Translate TritonBench's flags to built-in host options.
 
 Sources: TritonBench's utils/parser.py (10b14473).
 """
@@ -44,7 +44,7 @@ INSTEAD = {
 
 
 def unknown(words: Sequence[str], options: Iterable[str]) -> str:
-    """Return the error for words on the command line that are neither options nor flags, with the likely one."""
+    """Return the error for unknown words on the command line, with the likely option or flag."""
     flag = next((word.partition("=")[0] for word in words if word.startswith("--")), None)
     meant = closest(flag, [*options, *SWITCHES, *ALWAYS, *VALUES, *IN_MS]) if flag is not None else None
     return f"unknown option or argument: {' '.join(words)}" + (f" (did you mean {meant}?)" if meant else "")
@@ -53,7 +53,8 @@ def unknown(words: Sequence[str], options: Iterable[str]) -> str:
 def translated(rest: Sequence[str], host_options: Iterable[str] = ()) -> dict[str, Any]:
     """Return this host's options for TritonBench's flags.
 
-    host_options  this host's own options, to suggest one for an unknown flag
+    Args:
+        host_options: This host's own options, to suggest one for an unknown flag.
 
     Raises UsageError for an unknown flag or a bad value.
     """

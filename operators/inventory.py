@@ -1,7 +1,7 @@
 """List what this machine can measure, as JSON on standard output: `python -m groupbench.operators.inventory`.
 
-`groupbench doctor` calls this module in a process of its own, because the tracker does not import torch. Each package
-is imported, since incompatible versions show in no other way. A failing import is reported and does not stop the list.
+`groupbench doctor` calls this module in a separate process, because the tracker does not import torch. Each package is
+imported, since incompatible versions show in no other way. A failing import is reported and does not stop the list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Package(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Backends(msgspec.Struct, frozen=True):
-    """The backends of an operator that can run on this device in its first dtype, and why the others cannot."""
+    """The operator's backends able to run on this device in the first dtype, and why the others cannot."""
 
     operator: str
     dtype: str
@@ -38,11 +38,12 @@ class Backends(msgspec.Struct, frozen=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of inspecting a machine.
+    """A machine's inspection.
 
-    device      cuda or cpu, as `tritonbench --device auto` chooses it
-    cuda        CUDA version that torch was built for, or None
-    capability  compute capability of the GPU
+    Attributes:
+        device: Cuda or cpu, as `tritonbench --device auto` chooses it.
+        cuda: CUDA version that torch was built for, or None.
+        capability: Compute capability of the GPU.
     """
 
     device: str
@@ -115,7 +116,8 @@ def _reason(backend: Any, target: Any) -> str | None:
     try:
         if backend.kind != "torch":
             importlib.import_module(backend.kind)
-        return backend.unavailable(target)
+        reason: str | None = backend.unavailable(target)
+        return reason
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 

@@ -1,6 +1,6 @@
-"""List the products of public models' layers, as JSON on standard output: `python -m groupbench.operators.layers`.
+"""List the products in public models' layers, as JSON on standard output: `python -m groupbench.operators.layers`.
 
-`groupbench gains --layer` calls this module in a process of its own, because the tracker does not import operators.
+`groupbench gains --layer` calls this module in a separate process, because the tracker does not import operators.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PARTS = ("gu", "dn")
 
 
 def layers() -> dict[str, list[str]]:
-    """Return the shapes of the products of each layer, by its name: `qwen3_30b_prefill`, `qwen30b`."""
+    """Return each layer's product shapes, by name: `qwen3_30b_prefill`, `qwen30b`."""
     from groupbench.operators.catalog.models import PHASES
     from groupbench.operators.catalog.shapes import SUITES
 

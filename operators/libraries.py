@@ -1,4 +1,4 @@
-"""Recognise errors of libraries that do not load, which a build of the checkout may repair."""
+"""Recognise errors from libraries that do not load, which building the checkout may repair."""
 
 from __future__ import annotations
 
@@ -15,5 +15,5 @@ BUILD = "if it needs a build, set `setup` in groupbench.toml to the command that
 
 
 def does_not_load(message: str) -> bool:
-    """Return whether a message, of a record or a plugin, is about a module or a library that could not be loaded."""
+    """Return whether a message, from a record or a plugin, is about a module or library not loading."""
     return _NOT_LOADED.search(message) is not None

@@ -1,4 +1,4 @@
-"""Print lists of operators, suites, backends and metrics, without importing torch."""
+"""Print lists: operators, suites, backends and metrics, without importing torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from groupbench.tracker.text.wording import counted
 
 
 def foreign(ops: tuple[str, ...], plugins: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the operators that neither groupbench nor a plugin has."""
+    """Return the operators unknown to groupbench and plugins."""
     return tuple(op for op in ops if not has_operator(op, plugins))
 
 
 def show(options: dict[str, Any]) -> None:
-    """Print the lists that the flags ask for."""
+    """Print the requested lists."""
     plugins = tuple(options["plugins"])
     operators = [get_operator(name, plugins) for name in options["ops"] or operator_names(plugins)]
     if options["list_operators"]:
@@ -56,7 +56,7 @@ def _show_backends(operator: Operator, missing: dict[tuple[str, str], str]) -> N
 
 
 def _missing(operators: Iterable[Operator]) -> dict[tuple[str, str], str]:
-    """Return, by operator and backend, how to install the package that it needs, in brackets."""
+    """Return, by operator and backend, how to install the required package, in brackets."""
     from groupbench.operators.catalog import rivals
 
     return {

@@ -1,4 +1,4 @@
-"""Keep the output of cells, including tracebacks: a file for each failed cell, or for every cell with --logs."""
+"""Keep cell output, including tracebacks: a file for each failed cell, or for every cell with --logs."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ KEPT = ("error", "oom", "timeout", "wrong")
 
 @dataclass(frozen=True)
 class Logs:
-    """The folder of the logs and the rules for keeping them, small enough to send to a worker.
+    """The log folder and the rules for keeping logs, small enough to send to a worker.
 
-    every   also keep the logs of cells with status ok
-    screen  show each log on standard error when its cell is finished
+    Attributes:
+        every: Also keep the logs of cells with status ok.
+        screen: Show each log on standard error when its cell is finished.
     """
 
     folder: Path
@@ -34,7 +35,7 @@ class Logs:
     screen: bool = False
 
     def keep(self, record: Record, text: str) -> None:
-        """Keep and show the output of a cell, unless it is empty. A folder that cannot be written is ignored."""
+        """Keep and show a cell's output, unless it is empty. An unwritable folder is ignored."""
         if not text.strip():
             return
         if self.screen:
@@ -47,12 +48,12 @@ class Logs:
                 (self.folder / file_name(record)).write_text(head + text, errors="backslashreplace")
 
     def written(self, records: Iterable[Record]) -> bool:
-        """Return whether any of the records has a log."""
+        """Return whether any record has a log."""
         return any((self.folder / file_name(record)).exists() for record in records)
 
 
 def logs_for(records: Path | None, run: str, folder: Path | None, screen: bool) -> Logs:
-    """Return the logs of a run: in `folder` if given, else next to its records, else in a new temporary folder."""
+    """Return a run's logs: in `folder` if given, else next to the records, else in a new temporary folder."""
     if folder is not None:
         return Logs(folder, every=True, screen=screen)
     if records is not None:
@@ -61,9 +62,9 @@ def logs_for(records: Path | None, run: str, folder: Path | None, screen: bool) 
 
 
 def own_folder() -> Path:
-    """Return the folder of this user's temporary files, in which no other user can create or replace files.
+    """Return this user's folder for temporary files, in which no other user can create or replace files.
 
-    Its name is known, so another user may have made it, or a link there; then the folder is a new one.
+    The name is known, so another user may have made it, or a link there; then the folder is a new one.
     """
     try:
         user = getpass.getuser()
@@ -81,7 +82,7 @@ def own_folder() -> Path:
 
 
 def file_name(record: Record) -> str:
-    """Return the name of a cell's log: readable, and different for every cell."""
+    """Return a cell's log name: readable, and different for every cell."""
     name = _name(record)
     readable = re.sub(r"[^\w.=,-]+", "-", name)[:120].strip("-")
     return f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:6]}.log"

@@ -1,4 +1,4 @@
-"""Parse shapes made of named sizes, such as `M=8,N=100`, by the parameters of a function."""
+"""Parse shapes with named sizes, such as `M=8,N=100`, by a function's parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALL_DEFAULTS = "default"
 
 @dataclass(frozen=True)
 class Sizes:
-    """One shape: its canonical text, and all sizes by name, including those with their default value."""
+    """One shape: the canonical text, and all sizes by name, including defaults."""
 
     text: str
     values: tuple[tuple[str, Size], ...]
@@ -37,7 +37,7 @@ class Sizes:
 
 
 class NamedSizes:
-    """The sizes that an operator's shapes have.
+    """An operator's sizes.
 
     operator    the operator's name
     parameters  by name; a size with a default may be omitted
@@ -48,7 +48,7 @@ class NamedSizes:
 
     @property
     def help(self) -> str:
-        """The form of a shape's text; optional sizes are in parentheses."""
+        """The shape text's form; optional sizes are in parentheses."""
         parts = [
             f"{name}=.." if parameter.default is parameter.empty else f"({name}={_text(parameter.default)})"
             for name, parameter in self._parameters.items()
@@ -62,7 +62,7 @@ class NamedSizes:
         return self.parse(",".join(f"{name}={_text(value)}" for name, value in shape.items()) or ALL_DEFAULTS)
 
     def parse(self, text: str) -> Sizes:
-        """Parse a shape such as `M=8,N=100`, or `8,100` in the order of the parameters. Raises ValueError."""
+        """Parse a shape such as `M=8,N=100`, or `8,100` in parameter order. Raises ValueError."""
         try:
             parts = [part.strip() for part in text.split(",")]
             if text.strip() == ALL_DEFAULTS:
@@ -93,9 +93,9 @@ class NamedSizes:
         return Sizes(",".join(texts) or ALL_DEFAULTS, tuple(values.items()))
 
     def _value(self, name: str, text: str) -> Size:
-        """Parse a size to the type of its default, or to an int without a default. Raises ValueError.
+        """Parse a size to the default's type, or to an int without a default. Raises ValueError.
 
-        An int may be negative only if the size has a default, as in `dim=-1`. Others are counts of rows, columns, ...
+        An int may be negative only if the size has a default, as in `dim=-1`. Others count rows, columns, ...
         """
         default = self._parameters[name].default if name in self._parameters else inspect.Parameter.empty
         if isinstance(default, bool):

@@ -1,13 +1,13 @@
-"""The dataclasses that describe an operator: facts and plain functions, no base class.
+"""Dataclasses for an operator: facts and plain functions, no base class.
 
-An operator has functions that make the inputs of a shape and compute the reference in higher precision, and backends.
-A backend turns inputs into a callable. Work that a caller does once (packing, compiling, tuning, tables) comes before
-the callable is returned; work that a caller pays for on every step, including the output's allocation, is inside it.
+An operator has functions for a shape's inputs and the reference in higher precision, and backends. A backend turns
+inputs into a callable. One-time work (packing, compiling, tuning, tables) comes before the callable is returned; work
+for every step, including the output's allocation, is inside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """The device, dtype and mode that a backend has to run on; the argument of `unavailable`."""
+    """The device, dtype and mode for a backend; the argument of `unavailable`."""
 
     device: str  # "cuda" or "cpu"
     dtype: str  # "fp16", "bf16", "fp32"
@@ -41,7 +41,16 @@ KINDS = ("torch", "triton", "helion")
 
 
 def runs_everywhere(target: Target) -> None:
-    """Return None, the reason of a backend that runs everywhere."""
+    """Return None: the backend runs everywhere."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A batch of inputs, with the same planted inputs of one row of the output as others."""
+
+    inputs: Any
+    row: int  # of the output; of its first dimension
+    rows: int  # of the output in all
 
 
 Run = Callable[[], Any]  # the output, a tensor; a tuple of them where the reference names several
@@ -51,17 +60,18 @@ Run = Callable[[], Any]  # the output, a tensor; a tuple of them where the refer
 class Backend:
     """One way to compute an operator.
 
-    name         as users type it: `--only name`; printable, without a comma
-    prepare      inputs -> callable without arguments that returns the operator's output, freshly allocated. It is
-                 called with new values in the same inputs; a copy of one in another layout is made by relayout.laid_out
-    source       description, and the origin of the idea
-    kind         "torch" (timed for real on any device), "triton" or "helion" (interpreted without a GPU)
-    unavailable  why it cannot run on a target, or None; asked before anything is made
-    operator     name of its operator; only a plugin needs to set it
-    prepare_bwd, prepare_fwd_bwd  `prepare` for the operator's modes bwd and fwd_bwd, or None
-    tolerance    row of the tolerance table, if not that of the output's dtype; {dtype} in it stands for that dtype
-    packages     distributions, by their pip names, whose code it runs; its records name their versions
-    only_as_baseline  measured by default only on shapes that it is the baseline of
+    Attributes:
+        name: As users type it: `--only name`; printable, without a comma.
+        prepare: Inputs -> callable without arguments that returns the operator's output, freshly allocated. It is
+            called with new values in the same inputs; a copy of one in another layout is made by relayout.laid_out.
+        source: Description, and the origin of the idea.
+        kind: "torch" (timed for real on any device), "triton" or "helion" (interpreted without a GPU).
+        unavailable: Why it cannot run on a target, or None; asked before anything is made.
+        operator: Name of its operator; only a plugin needs to set it.
+        prepare_bwd, prepare_fwd_bwd: `prepare` for the operator's modes bwd and fwd_bwd, or None.
+        tolerance: Row of the tolerance table, if not that of the output's dtype; {dtype} in it stands for that dtype.
+        packages: Distributions, by their pip names, whose code it runs; its records name their versions.
+        only_as_baseline: Measured by default only on shapes that it is the baseline of.
     """
 
     name: str
@@ -94,35 +104,42 @@ class Backward:
     returns: str
     moves: tuple[str, ...] = ()
     reroute: Callable[[Any, Any, int], bool] | None = None
+    placements: Callable[[Any], Iterator[Placement]] | None = None
+    nonfinite: bool = False
+    output_dtype: Callable[[str], str] | None = None  # if not the operator's
 
 
 @dataclass(frozen=True)
 class Operator:
-    """Facts and functions of one benchmarked operation.
+    """One benchmarked operation: facts and functions.
 
-    suites       name -> shapes; the first one is the default
-    parse_shape  canonical text or the `--shapes` spelling -> shape; raises ValueError with the accepted form. A shape's
-                 `str` is its canonical text, its `dims` are its sizes by name
-    make_inputs  (shape, dtype name, device, seed) -> inputs, passed to `prepare` and `reference`; annotated to return a
-                 dataclass with a comment on each field (see contract.py)
-    reference    inputs -> output in fp32 or better; a dict of outputs if backends return a tuple of them
-    returns      description of the result of a backend's callable: sizes, and the dtype if it is not the inputs'
-    flops, min_bytes  of a shape (and dtype): rows in use only; each input read and each output written once; 0 unknown
-    output_dtype  dtype name of a cell -> that of its output, which selects the tolerance
-    decode        output -> its values as a tensor [M, N], or a dict like the reference's, for an output in another
-                  form; raises TypeError
-    from_tritonbench  the example inputs of TritonBench's operator of that name -> Example, or None
-    on_trace      (shape, a step of a routing trace) -> the shape with that step's rows; None without routing. Raises
-                  ValueError for a shape that cannot be routed
-    moves         names of the inputs that get new values between calls (`a`, `x.weights`); all that hold floating-point
-                  values if empty. Tensors saved by the forward pass do not change in a mode that takes them
-    reroute       (shape, inputs, seed) -> whether the routing of the inputs was replaced, in place, by another of as
-                  many rows; None without routing
-    backward      the mode bwd, or None if there is only the forward pass
-    forward_backward  the mode fwd_bwd, a training step, or None
-    suite_baselines  suite -> the baseline of its shapes, if not `baseline`
-    tolerances    additional rows for the tolerance table
-    takes         (name, meaning) of the arguments of backends, if `make_inputs` is not annotated with a class
+    Attributes:
+        suites: Name -> shapes; the first one is the default.
+        parse_shape: Canonical text or the `--shapes` spelling -> shape; raises ValueError with the accepted form. A
+            shape's `str` is its canonical text, its `dims` are its sizes by name.
+        make_inputs: (shape, dtype name, device, seed) -> inputs, passed to `prepare` and `reference`; annotated to
+            return a dataclass with a comment on each field (see contract.py).
+        reference: Inputs -> output in fp32 or better; a dict of outputs if backends return a tuple of them.
+        returns: Description of the result of a backend's callable: sizes, and the dtype if it is not the inputs'.
+        flops, min_bytes: Of a shape (and dtype): rows in use only; each input read and each output written once; 0
+            unknown.
+        output_dtype: Dtype name of a cell -> that of its output, which selects the tolerance.
+        decode: Output -> its values as a tensor [M, N], or a dict like the reference's, for an output in another form;
+            raises TypeError.
+        from_tritonbench: The example inputs of TritonBench's operator of that name -> Example, or None.
+        on_trace: (shape, a step of a routing trace) -> the shape with that step's rows; None without routing. Raises
+            ValueError for a shape that cannot be routed.
+        moves: Names of the inputs that get new values between calls (`a`, `x.weights`); all that hold floating-point
+            values if empty. Tensors saved by the forward pass do not change in a mode that takes them.
+        reroute: (shape, inputs, seed) -> whether the routing of the inputs was replaced, in place, by another of as
+            many rows; None without routing.
+        placements: Inputs -> batches with the same planted row of the output, for the metric batch_invariant, or None.
+        nonfinite: Whether NaN and infinity in the inputs give those of the reference, at the same places.
+        backward: The mode bwd, or None if there is only the forward pass.
+        forward_backward: The mode fwd_bwd, a training step, or None.
+        suite_baselines: Suite -> the baseline of its shapes, if not `baseline`.
+        tolerances: Additional rows for the tolerance table.
+        takes: (name, meaning) of the arguments of backends, if `make_inputs` is not annotated with a class.
     """
 
     name: str
@@ -143,6 +160,8 @@ class Operator:
     on_trace: Callable[[Any, TraceStep], Any] | None = None
     moves: tuple[str, ...] = ()
     reroute: Callable[[Any, Any, int], bool] | None = None
+    placements: Callable[[Any], Iterator[Placement]] | None = None
+    nonfinite: bool = False
     backward: Backward | None = None
     forward_backward: Backward | None = None
     suite_baselines: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +174,7 @@ class Operator:
         return ("fwd", *(mode for mode, measured in further.items() if measured is not None))
 
     def in_mode(self, mode: str) -> Operator:
-        """Return the operator that measures a mode of this one. Raises KeyError for a mode that it does not have."""
+        """Return the operator for one mode. Raises KeyError for an unknown mode."""
         if mode == "fwd":
             return self
         measured = {"bwd": self.backward, "fwd_bwd": self.forward_backward}.get(mode)
@@ -172,12 +191,15 @@ class Operator:
             returns=measured.returns,
             moves=measured.moves,
             reroute=measured.reroute,
+            placements=measured.placements,
+            nonfinite=measured.nonfinite,
+            output_dtype=measured.output_dtype or self.output_dtype,
             from_tritonbench=None,
             suite_baselines={},
         )
 
     def baseline_of(self, shape: Any) -> str:
-        """Return the name of the baseline for a shape, the backend that speed-ups are relative to."""
+        """Return the baseline's name for a shape, the backend speed-ups are relative to."""
         for suite, name in self.suite_baselines.items():
             if str(shape) in map(str, self.suites[suite]):
                 return name
@@ -188,20 +210,20 @@ class Operator:
         return not self.backend(backend).only_as_baseline or backend == self.baseline_of(shape)
 
     def backend(self, name: str) -> Backend:
-        """Return the backend of that name. Raises KeyError."""
+        """Return a backend by name. Raises KeyError."""
         for backend in self.backends:
             if backend.name == name:
                 return backend
         raise KeyError(name)
 
     def with_backends(self, more: tuple[Backend, ...]) -> Operator:
-        """Return the operator with further backends, which replace its backends of the same names."""
+        """Return the operator with further backends, which replace namesakes."""
         by_name = {backend.name: backend for backend in (*self.backends, *more)}
         return replace(self, backends=tuple(by_name.values()))
 
 
 def _in_mode(backend: Backend, mode: str, modes: tuple[str, ...]) -> Backend:
-    """Return the backend in a mode. If it lacks the mode, its reason names the operator's other mode with gradients."""
+    """Return the backend in a mode. If it lacks the mode, the reason names the operator's other mode with gradients."""
     prepares = {"bwd": backend.prepare_bwd, "fwd_bwd": backend.prepare_fwd_bwd}
     prepare = prepares.pop(mode)
     if prepare is not None:

@@ -18,14 +18,13 @@ import click
 from groupbench.tracker.facts import vocabulary
 from groupbench.tracker.facts.metrics import PROFILERS
 from groupbench.tracker.text.wording import no_such
-from groupbench.tracker.tools import completion
 from groupbench.tracker.tools.parameters import Duration
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 SHAPES = vocabulary.SHAPE
 
-COSTS = ("memory", "kernels", "eager", "energy", "cold")
+COSTS = ("memory", "kernels", "eager", "energy", "cold", "invariance")
 """The costs in operators/measure/costs.py, which would be slow to import for a help text."""
 
 PATH = click.Path(path_type=Path)
@@ -49,7 +48,7 @@ class _Finite(click.FloatRange):
 
 
 def _is_flag(arg: str) -> bool:
-    """Return whether `arg` is a flag; a shape with a negative number is not, so that its own error is raised."""
+    """Return whether `arg` is a flag; a shape with a negative number is not, so it gets a more specific error."""
     return arg.startswith("-") and not arg[1:2].isdigit()
 
 
@@ -99,33 +98,14 @@ def _group(*options: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
-def _names(*flags: str, help: str, type: click.ParamType | None = None) -> Callable[[F], F]:
-    return click.option(*flags, type=type, multiple=True, callback=_commas, metavar="NAME,...", help=help)
-
-
-def _catalog_operators(context: click.Context) -> list[str]:
-    """Return groupbench's operators for completion. Those of plugins are omitted, since it would import the plugins."""
-    from groupbench.operators.registry import CATALOG
-
-    return list(CATALOG)
-
-
-def _catalog_backends(context: click.Context) -> list[str]:
-    """Return groupbench's own backends of the operators that the command line names."""
-    from groupbench.operators.registry import CATALOG, catalog_operator
-
-    named = [name for name in completion.operators_of(context) if name in CATALOG]
-    return [backend.name for name in named for backend in catalog_operator(name).backends]
-
-
-OPERATORS = completion.OperatorName(commas=True, further=_catalog_operators)
-BACKENDS = completion.BackendName(commas=True, further=_catalog_backends)
+def _names(*flags: str, help: str) -> Callable[[F], F]:
+    return click.option(*flags, multiple=True, callback=_commas, metavar="NAME,...", help=help)
 
 
 cells = _group(
-    _names(*reversed(vocabulary.OPERATOR), "ops", help="Measure these operators.", type=OPERATORS),
-    _names(*reversed(vocabulary.BACKEND), "only", help="Measure only these backends.", type=BACKENDS),
-    _names("--skip", help="Do not measure these backends.", type=BACKENDS),
+    _names(*reversed(vocabulary.OPERATOR), "ops", help="Measure these operators."),
+    _names(*reversed(vocabulary.BACKEND), "only", help="Measure only these backends."),
+    _names("--skip", help="Do not measure these backends."),
     _names("--suite", "suites", help="Measure the shapes of these suites."),
     click.option(
         *reversed(SHAPES),
@@ -252,21 +232,20 @@ timing = _group(
         show_default=True,
         metavar="NAME,...",
         help="Also measure these costs of a call on a GPU: memory, kernels, eager (a loop without waits), energy, "
-        "cold (compile time with empty caches, at the first shape), or with a profiler: ncu, proton. all: every cost "
-        "that needs no profiler.",
+        "cold (compile time with empty caches, at the first shape), invariance (whether a row's bits depend on its "
+        "batch; on a CPU too), or with a profiler: ncu, proton. all: every cost that needs no profiler.",
     ),
     click.option(
         "--timeout",
         type=Duration(least=0.1, most=1e6),
         default="300s",
         show_default=True,
-        help="Fail a cell that makes no progress within this time. A number without a unit is in seconds.",
+        help="Fail a cell that makes no progress within this time.",
     ),
     click.option(
         "--budget",
         type=Duration(most=6e6, above=True, was_minutes=True),
-        help="Start no further cell after this time; record the rest as skipped. A number without a unit is in "
-        "seconds.",
+        help="Start no further cell after this time; record the rest as skipped.",
     ),
 )
 """Options for the timing protocol and its limits."""
@@ -278,7 +257,7 @@ results = _group(
         metavar="NAME,...",
         help="Show these metrics in the table, with the costs that they need; see --list-metrics.",
     ),
-    click.option("--baseline", type=BACKENDS, metavar="NAME", help="Compute the speed-up over this backend."),
+    click.option("--baseline", metavar="NAME", help="Compute the speed-up over this backend."),
     click.option("--csv", is_flag=True, help="Print TritonBench's CSV instead of the table."),
     click.option("--output", type=PATH, help="Write TritonBench's CSV to this file."),
     click.option("--output-json", type=PATH, help="Write TritonBench's JSON to this file."),

@@ -1,6 +1,6 @@
-"""Select the cells of a run: the product of operators, shapes, backends and dtypes, as a list of jobs.
+"""Select a run's cells: the product of operators, shapes, backends and dtypes, as a job list.
 
-The selection comes from the command line, or from a plan: the `[[measure]]` of a groupbench.toml (tracker/project.py).
+The selection comes from the command line, or from a plan: `[[measure]]` in a groupbench.toml (tracker/project.py).
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ TRACE_STEPS = 16
 
 @dataclass(frozen=True)
 class Plan:
-    """The part of a plan file that applies to one device.
+    """A plan file's part for one device.
 
-    builds  whether it has a `setup`
+    Attributes:
+        builds: Whether it has a `setup`.
     """
 
     name: str
@@ -45,9 +46,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Selection:
-    """The selected cells of one operator; an empty tuple selects the operator's default.
+    """One operator's selected cells; an empty tuple selects the operator's default.
 
-    place  the entry of a plan that selects them, for errors; empty for the command line
+    Attributes:
+        place: The entry of a plan that selects them, for errors; empty for the command line.
     """
 
     operator: str
@@ -73,10 +75,9 @@ class Selection:
 def named(
     ops: tuple[str, ...], only: tuple[str, ...], skip: tuple[str, ...], plugins: tuple[str, ...]
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return, by operator, the names in --only and --skip without those of another operator's backends.
+    """Return, by operator, the names in --only and --skip without other operators' backends.
 
-    A name that no operator has is kept, so that it is reported later. Raises UsageError if --only leaves an operator
-    without a backend.
+    An unknown name is kept and reported later. Raises UsageError if --only leaves an operator without a backend.
     """
     backends = {op: [b.name for b in get_operator(op, plugins).backends] for op in ops}
     of_any = {name for names in backends.values() for name in names}
@@ -91,7 +92,7 @@ def named(
 
 
 def integer(text: str) -> int:
-    """Parse the number of an input. Raises UsageError."""
+    """Parse an input number. Raises UsageError."""
     try:
         return int(text)
     except ValueError:
@@ -99,7 +100,7 @@ def integer(text: str) -> int:
 
 
 def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
-    """Read the part of a plan file for this device, with its plugins and the given ones. Raises UsageError."""
+    """Read a plan file's part for this device, with the plan's plugins and the given ones. Raises UsageError."""
     try:
         loaded = project.load(path)
     except project.ProjectError as error:
@@ -116,7 +117,7 @@ def read_plan(path: Path, device: str, plugins: tuple[str, ...] = ()) -> Plan:
 
 
 def _selection(entry: PlanEntry, plugins: tuple[str, ...], place: str) -> Selection:
-    """Return the cells of an entry. Raises PlanError."""
+    """Return an entry's cells. Raises PlanError."""
     with _placed(place):
         protocol = _protocol(entry)
     return Selection(
@@ -137,7 +138,7 @@ def _selection(entry: PlanEntry, plugins: tuple[str, ...], place: str) -> Select
 
 @contextmanager
 def _placed(place: str) -> Iterator[None]:
-    """Put the place of a plan's entry, if there is one, in front of a UsageError."""
+    """Put the place in the plan, if any, in front of a UsageError."""
     try:
         yield
     except UsageError as error:
@@ -157,7 +158,7 @@ def _protocol(entry: PlanEntry) -> Protocol:
 
 
 def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
-    """Return the cells of a selection by shape, dtype and backend, so that backends of a shape run together.
+    """Return a selection's cells by shape, dtype and backend, so a shape's backends run together.
 
     Raises UsageError for an unknown operator, backend, suite, shape or dtype.
     """
@@ -203,7 +204,7 @@ def _jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:
 def shapes_of(operator: Operator, selection: Selection, device: str) -> list[Any]:
     """Return the shapes selected by suites, --shapes, --input-id and --num-inputs, without duplicates.
 
-    With a routing trace, each shape is replaced by one for every step that has rows for it. Raises UsageError.
+    With a routing trace, each shape is replaced by one for every step with rows for it. Raises UsageError.
     """
     shapes = select_shapes(operator, selection.suites, selection.shapes, device)
     if selection.routing_trace is not None:
@@ -212,7 +213,7 @@ def shapes_of(operator: Operator, selection: Selection, device: str) -> list[Any
 
 
 def _on_trace(operator: Operator, shapes: list[Any], steps: list[trace.TraceStep]) -> list[Any]:
-    """Return the shapes with the rows of each step. Raises UsageError without routing, or if no step has rows."""
+    """Return the shapes with each step's rows. Raises UsageError without routing, or if no step has rows."""
     if operator.on_trace is None:
         raise UsageError(f"--routing-trace: {operator.name} has no routing; remove the option")
     try:
@@ -233,9 +234,9 @@ def _on_trace(operator: Operator, shapes: list[Any], steps: list[trace.TraceStep
 
 
 def input_ids(count: int, ids: tuple[int, ...], number: int | None) -> list[int]:
-    """Return the inputs that --input-id and --num-inputs select: several ids, or a first id and a number of inputs.
+    """Return the inputs selected by --input-id and --num-inputs: several ids, or a first id and a count.
 
-    Raises UsageError for an id out of range, or several ids with a number.
+    Raises UsageError for an id out of range, or several ids with a count.
     """
     bad = [i for i in ids if not 0 <= i < count]
     if bad:

@@ -1,6 +1,6 @@
 """Load plugins: operators, and backends for these or for groupbench's operators.
 
-A plugin is named by an entry point of the groups `groupbench.operators` and `groupbench.backends`, or by `--plugin`:
+A plugin is named by an entry point in the groups `groupbench.operators` and `groupbench.backends`, or by `--plugin`:
 
     module.attribute      an operator, a backend, several of them, or a function that returns backends
     module                all operators and backends that are attributes of the module or in its lists and tuples,
@@ -16,9 +16,10 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -47,7 +48,7 @@ INSTALLED = "groupbench.operators", "groupbench.backends"
 
 @dataclass(frozen=True)
 class Plugin:
-    """The operators and backends of one plugin. `origin` is the plugin's name as users write it."""
+    """One plugin's operators and backends. `origin` is the plugin's name as users write it."""
 
     origin: str
     operators: tuple[Operator, ...] = ()
@@ -56,14 +57,14 @@ class Plugin:
 
 @cache  # reads a file of every installed package: 15 ms with a hundred of them
 def offered() -> dict[str, tuple[EntryPoint, ...]]:
-    """Return the entry points of installed packages by group, without loading them."""
+    """Return the installed packages' entry points by group, without loading them."""
     everything = entry_points()
     return {group: tuple(everything.select(group=group)) for group in INSTALLED}
 
 
 @cache
 def installed(group: str) -> tuple[Plugin, ...]:
-    """Return the plugins of installed packages in a group of entry points. Raises UsageError if one does not load."""
+    """Return the installed packages' plugins in an entry-point group. Raises UsageError if one does not load."""
     plugins = []
     for entry_point in offered()[group]:
         try:
@@ -78,12 +79,12 @@ def installed(group: str) -> tuple[Plugin, ...]:
 
 
 def read(path: str) -> Plugin:
-    """Return the plugin that `--plugin path` names. Raises UsageError."""
+    """Return the plugin named by `--plugin path`. Raises UsageError."""
     return _plugin(load(path), path)
 
 
 def operators_in(path: str) -> tuple[Operator, ...]:
-    """Return the operators that `--plugin path` names. Calls no function, since it may be one for TritonBench.
+    """Return the operators named by `--plugin path`. Calls no function, since it may be one for TritonBench.
 
     Raises UsageError if the plugin does not load.
     """
@@ -94,22 +95,25 @@ def operators_in(path: str) -> tuple[Operator, ...]:
 
 
 def load(path: str) -> Any:
-    """Return the object that `--plugin path` names. Modules in the current folder are found too. Raises UsageError."""
+    """Return the object named by `--plugin path`. Modules in the current folder are found too. Raises UsageError."""
     with _sealed(path):
         return _loaded(path)
 
 
 @contextmanager
 def _sealed(path: str) -> Iterator[None]:
-    """Reject a plugin that replaces parts of groupbench at import, since the judging process imports it too.
+    """Reject a plugin that replaces groupbench's parts at import, since the judging process imports it too.
 
     Raises UsageError.
     """
     seal.close()
-    before, facts = seal.broken(), _catalog_facts()
+    before, facts, environment = seal.broken(), _catalog_facts(), dict(os.environ)
     # Kept here, where the plugin cannot forget them: it may call `seal.renew`, or replace the functions of the seal.
     changed, places = seal.changed, seal.watched() if before else seal.remembered()
-    yield
+    try:
+        yield
+    finally:
+        _keep_variables(environment)
     if (name := changed(places) or seal.broken()) not in (None, before):
         raise UsageError(f"plugin {path!r} replaces {name}, which measures it, when it is imported")
     for name, value in _catalog_facts().items():
@@ -117,8 +121,38 @@ def _sealed(path: str) -> Iterator[None]:
             raise UsageError(f"plugin {path!r} replaces {name} of groupbench when it is imported")
 
 
+variables: dict[str, str | None] = {}
+"""The environment variables that plugins have set when they were imported, or removed (None)."""
+
+
+def _keep_variables(before: Mapping[str, str]) -> None:
+    """Restore the environment, and remember the changes that the import of a plugin has made.
+
+    Only the process of its own backend takes the changes on (`adopt_variables`): all others are to be measured as the
+    user started them.
+    """
+    now = dict(os.environ)
+    for name in {**before, **now}:
+        if now.get(name) != before.get(name):
+            variables[name] = now.get(name)
+            _set(name, before.get(name))
+
+
+def adopt_variables() -> None:
+    """Change the environment of this process as the plugins that it has imported do."""
+    for name, value in variables.items():
+        _set(name, value)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
 def _catalog_facts() -> dict[str, Any]:
-    """Return the fields of groupbench's operators and of their backends, such as `grouped_gemm.flops`."""
+    """Return the fields in groupbench's operators and backends, such as `grouped_gemm.flops`."""
     registry = importlib.import_module("groupbench.operators.registry")
     facts: dict[str, Any] = {}
     for name in registry.CATALOG:
@@ -182,7 +216,7 @@ def _attribute(module: Any, attribute: str, path: str) -> Any:
 
 
 def _existing(file: str, path: str) -> Path:
-    """Return the full path of a plugin's file. Raises UsageError, with the file that a mistyped name probably means."""
+    """Return a plugin file's full path. Raises UsageError, with the probable file for a mistyped name."""
     source = Path(file).resolve()
     if not source.is_file():
         like = source.parent.glob(f"*{source.suffix}") if source.parent.is_dir() else ()
@@ -192,7 +226,8 @@ def _existing(file: str, path: str) -> Path:
 
 
 def _from_file(file: str, path: str) -> ModuleType | TritonBenchFile:
-    """Import a file, under its own name if that name finds this file, so that other modules can import it too.
+    """Import a file, under the file's own name if importing that name finds this file, so other modules can import it
+    too.
 
     More than one folder may have a `softmax.py`, and an `operator.py` exists in Python's library as well.
     """
@@ -232,10 +267,10 @@ def _imported(source: Path, path: str) -> ModuleType | TritonBenchFile:
 
 @contextmanager
 def _changing_code_not_kept(folder: Path) -> Iterator[None]:
-    """Keep no compiled code of modules if one of the folder's files has just been changed.
+    """Keep no compiled module code if a file in the folder has just been changed.
 
-    Python finds compiled code by the size of the source and its time in whole seconds, so the next change could get the
-    code of this one. A loop that writes a candidate and evaluates it is fast enough for that.
+    Python finds compiled code by the source's size and time in whole seconds, so the next change could get this one's
+    code. A loop writing and evaluating candidates is fast enough for this.
     """
     newest = 0.0
     with suppress(OSError):  # a file may be removed at any time
@@ -249,7 +284,7 @@ def _changing_code_not_kept(folder: Path) -> Iterator[None]:
 
 
 def _found_at(module_name: str) -> Path | None:
-    """Return the file that importing a module of that name would run, or has run."""
+    """Return the file that importing a module name would run, or has run."""
     try:
         spec = importlib.util.find_spec(module_name)
     except (ImportError, ValueError):  # a module without a spec, such as __main__
@@ -274,7 +309,7 @@ def _plugin(loaded: Any, origin: str) -> Plugin:
 
 
 def _checked_parts(loaded: Any, origin: str) -> list[Any]:
-    """Return the operators and backends of the loaded object. Raises UsageError for an object without them."""
+    """Return the loaded object's operators and backends. Raises UsageError for an object without them."""
     try:
         parts = _parts(loaded)
     except UsageError:
@@ -291,7 +326,7 @@ def _checked_parts(loaded: Any, origin: str) -> list[Any]:
 
 
 def _parts(loaded: Any) -> list[Any] | None:
-    """Return the operators and backends of the loaded object; None if it cannot have any."""
+    """Return the loaded object's operators and backends; None if it cannot have any."""
     if isinstance(loaded, ModuleType):
         loaded = _parts_of_module(loaded)
     elif callable(loaded) and not isinstance(loaded, (Backend, Operator, *DEFINED)):
@@ -304,7 +339,7 @@ def _parts(loaded: Any) -> list[Any] | None:
 
 
 def _parts_of_module(module: ModuleType) -> list[Any]:
-    """Return the public operators and backends of a module and of its lists and tuples, each once."""
+    """Return the public operators and backends in a module and in lists and tuples there, each once."""
     public = [value for name, value in vars(module).items() if not name.startswith("_")]
     listed = [part for value in public if isinstance(value, (list, tuple)) for part in value]
     parts = (part for part in (*public, *listed) if isinstance(part, (Backend, Operator, *DEFINED)))
@@ -312,7 +347,7 @@ def _parts_of_module(module: ModuleType) -> list[Any]:
 
 
 def _check_operator(operator: Operator, origin: str) -> None:
-    """Raise UsageError for an operator or backend that could not be measured."""
+    """Raise UsageError for an operator or backend that cannot be measured."""
     _check_name(operator.name, "an operator's", "--op", origin)
     names = [backend.name for backend in operator.backends]
     if not names:
@@ -326,7 +361,7 @@ def _check_operator(operator: Operator, origin: str) -> None:
 
 
 def _check_backend(backend: Backend, origin: str) -> None:
-    """Raise UsageError for a name that records, options or processes could not represent."""
+    """Raise UsageError for a name not representable in records, options or processes."""
     _check_name(backend.name, "a backend's", "--only", origin)
     if backend.kind not in KINDS:
         raise UsageError(

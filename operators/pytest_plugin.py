@@ -1,12 +1,12 @@
-"""A fixture of pytest that measures by groupbench's protocol, so that a project's tests become series.
+"""A pytest fixture for measuring by groupbench's protocol: a project's tests become series.
 
     def test_softmax(benchmark_gpu):
         y = benchmark_gpu(softmax, x)
         torch.testing.assert_close(y, torch.softmax(x, -1))
 
-Without --groupbench or --groupbench-records the function is called once, and nothing of groupbench is imported. With
-one of them it is measured where its tensors are, and a record is made of it: its operator is the test, its backend the
-function, its shape the test's parameters. If the test fails, the result counts as wrong.
+Without --groupbench or --groupbench-records the function is called once, and nothing from groupbench is imported. With
+one option it is measured on the tensors' device. In the record, the operator is the test, the backend the function, and
+the shape the test's parameters. If the test fails, the result counts as wrong.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def benchmark_gpu(request: pytest.FixtureRequest) -> Callable[..., Any]:
-    """Call a function with arguments and return its result; with --groupbench, also measure it.
+    """Call a function with arguments and return the result; with --groupbench, also measure it.
 
     The function is called many times with the same arguments, and must not change them.
     """

@@ -20,19 +20,30 @@ from groupbench.operators import alone, table
 from groupbench.operators.dtypes import dtype_name
 from groupbench.operators.measure import compiled, environment
 from groupbench.operators.measure.commit import find_commit
+from groupbench.operators.measure.fingerprint import fingerprints
 from groupbench.operators.measure.given import named_tensors
+from groupbench.operators.measure.loaded import watch
 from groupbench.operators.measure.protocol import Protocol, cooled_bursts, timing_of
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.session import check_writable
 from groupbench.operators.vet import vetted
-from groupbench.tracker.facts.record import SCHEMA, Cell, Environment, Latency, Record, Run, Status, cut, encode
-
-LONGEST = 500
-"""Characters of a name in a record."""
+from groupbench.tracker.facts.loaded import ListsOnce
+from groupbench.tracker.facts.record import (
+    LONGEST_NAME,
+    SCHEMA,
+    Cell,
+    Environment,
+    Latency,
+    Record,
+    Run,
+    Status,
+    cut,
+    encode,
+)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return the name of a function as its backend: `Softmax.forward`, `softmax`, or the class of a callable object."""
+    """Return a function's name as a backend: `Softmax.forward`, `softmax`, or a callable object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
@@ -42,11 +53,13 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 class PytestSession:
-    """One run of pytest. Raises UsageError if its records cannot be written."""
+    """One pytest run. Raises UsageError if records cannot be written."""
 
     def __init__(self, path: Path | None, folder: Path, arguments: Sequence[str]) -> None:
         if path is not None:
             check_writable(path)
+        watch()
+        self._fingerprints = fingerprints()
         self.path = path
         self.records: list[Record] = []
         self._of_test: list[Record] = []  # of the running test, whose outcome decides their status
@@ -59,6 +72,7 @@ class PytestSession:
         )
         self._environments: dict[str, Environment] = {}
         self._names: Counter[tuple[str, str, str]] = Counter()
+        self._lists_once = ListsOnce()
         self.protocol = Protocol()
 
     def measure(
@@ -80,27 +94,29 @@ class PytestSession:
         self._names[test, backend, shape] += 1
         number = self._names[test, backend, shape]
         cell = Cell(
-            operator=storable(test.replace(",", " "))[-LONGEST:],
-            backend=storable(backend.replace(",", " "))[-LONGEST:],
-            shape=storable(shape if number == 1 else f"{shape} #{number}")[:LONGEST],
+            operator=storable(test.replace(",", " "))[-LONGEST_NAME:],
+            backend=storable(backend.replace(",", " "))[-LONGEST_NAME:],
+            shape=storable(shape if number == 1 else f"{shape} #{number}")[:LONGEST_NAME],
             dtype=(dtype_name(floats[0]) or str(floats[0]).removeprefix("torch.")) if floats else "none",
             host="pytest",
             protocol=self.protocol.label,
         )
+        latency = self._latency(run, device, bool(launched))
         record = Record(
             schema=SCHEMA,
             run=self._run,
             environment=where,
             cell=cell,
             status="ok",
-            latency=self._latency(run, device, bool(launched)),
+            latency=latency,
             kernels=tuple(kernels),
             duration_s=round(time.monotonic() - started, 3),
+            loaded=self._fingerprints.of(*watch().loaded()),
         )
         self._of_test.append(record)
 
     def finish_test(self, status: Status, message: str | None) -> None:
-        """Write the records of the test that has ended, with the status that its outcome gives them."""
+        """Write the ended test's records, with statuses by outcome."""
         ended, self._of_test = self._of_test, []
         for record in map(vetted, ended):
             if status != "ok" and record.status == "ok":
@@ -109,7 +125,7 @@ class PytestSession:
             self.records.append(record)
             if self.path is not None:
                 with self.path.open("ab") as file:
-                    file.write(encode(record))
+                    file.write(encode(self._lists_once(record)))
 
     def _latency(self, run: Callable[[], Any], device: str, interpreted: bool) -> Latency:
         bursts, enqueue_ms = cooled_bursts(run, self.protocol, device, interpreted)
@@ -128,7 +144,7 @@ class PytestSession:
         return self._environments[device]
 
     def summary(self) -> str:
-        """Return a table of the measured cells, and the path of their records."""
+        """Return the measured cells as a table, and the record file's path."""
         from rich.console import Console
 
         console = Console(width=200, highlight=False)

@@ -1,6 +1,6 @@
-"""Find operators by name: groupbench's and those of plugins, with the backends that plugins add.
+"""Find operators by name: groupbench's and plugins', with backends added by plugins.
 
-The attribute `operator` of a backend names its operator. plugins.py defines plugins.
+A backend's attribute `operator` names the operator. plugins.py defines plugins.
 """
 
 from __future__ import annotations
@@ -21,16 +21,23 @@ CATALOG = {
     "grouped_gemm": "grouped_gemm",
     "grouped_gemm_dgrad": "grouped_gemm_dgrad",
     "grouped_gemm_wgrad": "grouped_gemm_wgrad",
+    "grouped_gemm_mnk": "grouped_gemm_mnk",
     "grouped_gemm_fp8": "grouped_gemm_fp8",
     "grouped_gemm_fp8_blockwise": "grouped_gemm_fp8",
     "grouped_gemm_bias_add_permute": "grouped_gemm_bias_add_permute",
+    "grouped_gemm_w4a16": "grouped_gemm_w4",
+    "grouped_gemm_w4a8": "grouped_gemm_w4",
     "quantize_fp8": "quantize_fp8",
+    "quantize_w4": "quantize_w4",
     "split_k_matmul": "split_k_matmul",
+    "row_softmax": "row_softmax",
+    "causal_attention": "causal_attention",
     "vector_add": "vector_add",
     "matmul_outer_k": "matmul_outer_k",
     "moe_permute": "moe_permute",
     "moe_unpermute": "moe_unpermute",
     "moe_layer": "moe_layer",
+    "moe_layer_w4a16": "moe_layer_w4",
     "canary": "canary",
 }
 """Each operator's name and its module in catalog/, which defines it under its name in capitals.
@@ -40,7 +47,7 @@ An operator is imported when it is first used.
 
 
 def operator_names(plugins: Iterable[str] = ()) -> list[str]:
-    """Return the names of all operators: groupbench's, then those of installed plugins and of `plugins`.
+    """Return all operator names: groupbench's, then those in installed plugins and in `plugins`.
 
     Raises UsageError if a plugin does not load.
     """
@@ -48,27 +55,27 @@ def operator_names(plugins: Iterable[str] = ()) -> list[str]:
 
 
 def has_operator(name: str, plugins: Iterable[str] = ()) -> bool:
-    """Return whether groupbench or a plugin has an operator of that name. Calls no function named by `plugins`."""
+    """Return whether groupbench or a plugin has this operator. Calls no function named by `plugins`."""
     if name in CATALOG or name in _added_operators(()):
         return True
     return any(operator.name == name for path in plugins for operator in plugin_sources.operators_in(path))
 
 
 def module_name(operator: str) -> str:
-    """Return the full name of the module that defines an operator. Raises UsageError for an unknown operator."""
+    """Return the full module name for an operator. Raises UsageError for an unknown operator."""
     if operator not in CATALOG:
         raise _no_operator(operator)
     return f"groupbench.operators.catalog.{CATALOG[operator]}"
 
 
 def catalog_operator(name: str) -> Operator:
-    """Return the operator of that name with only its own backends. Raises UsageError for an unknown operator."""
+    """Return groupbench's operator with groupbench's backends only. Raises UsageError for an unknown operator."""
     operator: Operator = getattr(importlib.import_module(module_name(name)), name.upper())
     return operator
 
 
 def operator_alone(name: str, plugins: Iterable[str] = ()) -> Operator:
-    """Return the operator of that name without backends of plugins, importing as few plugins as possible.
+    """Return the operator without plugin backends, importing as few plugins as possible.
 
     Raises UsageError for an unknown operator or a plugin that does not load.
     """
@@ -82,9 +89,9 @@ def operator_alone(name: str, plugins: Iterable[str] = ()) -> Operator:
 
 
 def home_of(name: str, plugins: Iterable[str] = ()) -> tuple[str, ...]:
-    """Return the plugin among `plugins` that defines an operator, as a tuple; () if its definition is installed.
+    """Return the plugin defining an operator, as a tuple; () if the definition is installed.
 
-    If no plugin seems to define it, all of `plugins` are returned.
+    If no plugin seems to define it, return all `plugins`.
     """
     plugins = tuple(plugins)
     if name in CATALOG or name in _added_operators(()):
@@ -94,9 +101,9 @@ def home_of(name: str, plugins: Iterable[str] = ()) -> tuple[str, ...]:
 
 
 def plugins_of(name: str, backend: str, plugins: Iterable[str]) -> tuple[str, ...]:
-    """Return those of `plugins` that the process of a backend has to import: none for one of groupbench's own.
+    """Return the plugins to import in a backend's process: none for groupbench's own.
 
-    Otherwise a plugin could slow down the backends with which its own are compared.
+    Otherwise a plugin could slow down the backends it is compared with.
     """
     plugins = tuple(plugins)
     is_own = name in CATALOG and get_operator(name, plugins).backend(backend) in catalog_operator(name).backends
@@ -104,7 +111,7 @@ def plugins_of(name: str, backend: str, plugins: Iterable[str]) -> tuple[str, ..
 
 
 def check_baselines(name: str, plugins: Iterable[str]) -> None:
-    """Raise UsageError if a plugin replaces a backend of groupbench that speed-ups are relative to."""
+    """Raise UsageError if a plugin replaces a groupbench backend used as a baseline."""
     if name not in CATALOG:
         return
     operator = catalog_operator(name)
@@ -118,9 +125,9 @@ def check_baselines(name: str, plugins: Iterable[str]) -> None:
 
 
 def get_operator(name: str, plugins: Iterable[str] = (), mode: str = "fwd") -> Operator:
-    """Return the operator of that name, in a mode, with its own backends, installed plugins' and those of `plugins`.
+    """Return an operator by name, in a mode, with backends from itself, installed plugins and `plugins`.
 
-    Raises UsageError for an unknown operator or a plugin that does not load, KeyError for a mode it does not have.
+    Raises UsageError for an unknown operator or a plugin that does not load, KeyError for an unknown mode.
     """
     return _resolved(name, tuple(plugins), mode)
 
@@ -138,9 +145,9 @@ def _resolved(name: str, plugins: tuple[str, ...], mode: str) -> Operator:
 
 @cache
 def _added_operators(plugins: tuple[str, ...]) -> dict[str, tuple[Operator, str]]:
-    """Return (operator, plugin) for the operators of installed plugins and of `plugins`, by the operator's name.
+    """Return (operator, plugin) for operators from installed plugins and `plugins`, by operator name.
 
-    Raises UsageError if one has the name of another.
+    Raises UsageError for two namesakes.
     """
     added: dict[str, tuple[Operator, str]] = {}
     for plugin in _plugins(plugins):
@@ -172,7 +179,7 @@ def _read(plugins: tuple[str, ...]) -> tuple[Plugin, ...]:
 
 
 def read(path: str) -> Plugin:
-    """Return the plugin that `--plugin path` names, without operators of groupbench that it imports.
+    """Return the plugin named by `--plugin path`, without imported groupbench operators.
 
     Raises UsageError.
     """
@@ -202,7 +209,7 @@ def forget() -> None:
 
 
 def get_backend(operator: Operator, name: str) -> Backend:
-    """Return the backend of that name. Raises UsageError, which lists the operator's backends."""
+    """Return a backend by name. Raises UsageError, which lists the operator's backends."""
     try:
         return operator.backend(name)
     except KeyError:
@@ -211,9 +218,9 @@ def get_backend(operator: Operator, name: str) -> Backend:
 
 
 def plugin_backends(plugins: Iterable[str]) -> list[Backend]:
-    """Return the backends of installed plugins, then those of `plugins`, without backends of a plugin's own operator.
+    """Return backends from installed plugins, then from `plugins`, without those on a plugin's own operator.
 
-    Raises UsageError if one does not load, or is of no operator.
+    Raises UsageError if one does not load or has no operator.
     """
     plugins = tuple(plugins)
     names = operator_names(plugins)

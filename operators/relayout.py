@@ -1,9 +1,9 @@
-"""Register copies of inputs in a layout that a backend needs, such as rows padded to 16 bytes.
+"""Register input copies in a layout for a backend, such as rows padded to 16 bytes.
 
-A caller would have its inputs in that layout from the start, so making the copy is not timed. But the copy must not be
-one of values that have changed since: the harness writes new values into the inputs before every timed call, and
-refreshes each copy that was registered here. A backend that packs an input without registering the copy computes with
-stale values, and its output is wrong.
+A caller would have inputs in the right layout from the start, so making the copy is not timed. But the copy must not
+hold old values: the harness writes new values into the inputs before every timed call, and refreshes each copy
+registered here. A backend packing an input without registering the copy computes with stale values, and the output is
+wrong.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ _copies: list[tuple[Tensor, Tensor]] = []
 
 
 def laid_out(copy: Tensor, source: Tensor) -> Tensor:
-    """Copy `source` into `copy`, both of one shape and dtype, and keep them equal from now on. Returns `copy`.
+    """Copy `source` into `copy`, both with one shape and dtype, and keep them equal from now on. Returns `copy`.
 
-    `source` is an input or a view of one.
+    `source` is an input or a view.
     """
     copy.copy_(source)
     _copies.append((copy, source))

@@ -1,6 +1,6 @@
-"""Resume an interrupted run, and start a nightly run with the cells that the previous one skipped.
+"""Resume an interrupted run, and start a nightly run with the cells skipped by the previous one.
 
-Both are read from record files. A cell with a record is done, whatever its status; a `skipped` cell is not.
+Both are read from record files. A cell with a record is done, whatever the status; a `skipped` cell is not.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Key: TypeAlias = tuple[str | int, ...]
 _KEY = tuple(name for name in IDENTITY if name not in ("host", "hardware"))
 """A run is made by one host on one machine."""
 
-LONGEST = timedelta(hours=24)
+RESUMABLE = timedelta(hours=24)
 """A run that began longer ago belongs to another night; a backfill may take longer."""
 
 
 class CannotResume(GroupbenchError):
-    """The run in the file cannot be resumed: its code, machine, plan or cells differ, or it is too old."""
+    """The run in the file cannot be resumed: code, machine, plan or cells differ, or it is too old."""
 
     exit_code = ExitCode.INCOMPARABLE
 
@@ -46,7 +46,7 @@ def key_of_cell(cell: Cell) -> Key:
 
 
 def read_run(path: Path) -> list[Record]:
-    """Return the records of the last run in a file, in file order; an empty list if there is no file.
+    """Return the last run's records in a file, in file order; an empty list without a file.
 
     An incomplete last line, left by a killed process, is ignored. Raises UsageError for any other invalid line.
     """
@@ -54,7 +54,7 @@ def read_run(path: Path) -> list[Record]:
 
 
 def _split(path: Path) -> tuple[list[bytes], list[Record]]:
-    """Return the lines of earlier runs in a file, and the records of its last run. Raises UsageError, as read_run."""
+    """Return the earlier runs' lines in a file, and the last run's records. Raises UsageError, as read_run."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -74,7 +74,7 @@ def _split(path: Path) -> tuple[list[bytes], list[Record]]:
 
 
 def left_out(path: Path) -> frozenset[Key]:
-    """Return the cells that the last run in a file skipped. Raises UsageError."""
+    """Return the cells skipped by the last run in a file. Raises UsageError."""
     return frozenset(key_of_cell(record.cell) for record in read_run(path) if record.status == "skipped")
 
 
@@ -86,11 +86,11 @@ def go_on(
     fleet: bool = False,
     planned: Iterable[Job] | None = None,  # the cells of this invocation, which must include those of the run
 ) -> tuple[Run, list[Record]] | None:
-    """Return the interrupted run in a file and its records without the skipped cells; None without a run.
+    """Return the interrupted run in a file and the records without the skipped cells; None without a run.
 
-    Rewrites the file without the skipped cells, so that a cell measured now has only one record of this run. Earlier
-    runs in the file stay as they are. The GPUs and hosts of a `fleet` may have changed since, but not its software.
-    Raises CannotResume, UsageError.
+    Rewrites the file without the skipped cells, so a cell measured now has only one record in this run. Earlier runs in
+    the file stay as they are. A `fleet`'s GPUs and hosts may have changed since, but not the software. Raises
+    CannotResume, UsageError.
     """
     earlier, records = _split(path)
     if not records:
@@ -111,7 +111,7 @@ def go_on(
 def _why_another(
     run: Run, measured_on: Environment, commit: Commit, environment: Environment, plan: str | None
 ) -> str | None:
-    """Return why this invocation would be another run: the end of a sentence that begins with the run. None if not."""
+    """Return why this invocation would be another run: a sentence end after the run. None if not."""
     if run.commit.hash != commit.hash or run.commit.dirty or commit.dirty:  # uncommitted changes may differ
         text = f" at commit {named(run.commit)}; this is {named(commit)}"
         if run.commit.dirty or commit.dirty:
@@ -122,13 +122,13 @@ def _why_another(
     if _alike(measured_on) != _alike(environment):
         unlike = [f for f in environment.__struct_fields__ if getattr(measured_on, f) != getattr(environment, f)]
         return f" in another environment: {', '.join(unlike)} changed"
-    if run.trigger != "backfill" and datetime.now(UTC) - run.started > LONGEST:
-        return f", more than {LONGEST.total_seconds() / 3600:.0f} hours ago"
+    if run.trigger != "backfill" and datetime.now(UTC) - run.started > RESUMABLE:
+        return f", more than {RESUMABLE.total_seconds() / 3600:.0f} hours ago"
     return None
 
 
 def _other_cells(run: Run, records: Iterable[Record], planned: Iterable[Job]) -> str | None:
-    """Return the end of a sentence, as `_why_another`, if the run has cells that are not planned now."""
+    """Return a sentence end, as `_why_another`, if the run has cells not planned now."""
     others = {key_of_cell(record.cell) for record in records} - {key_of_job(job) for job in planned}
     if not others:
         return None
@@ -150,19 +150,19 @@ def named(commit: Commit) -> str:
 
 
 def _alike(environment: Environment) -> Environment:
-    """Return the environment without the machine's name and the packages of single backends, which may differ."""
+    """Return the environment without the machine's name and single backends' packages, which may differ."""
     return msgspec.structs.replace(without_packages(environment), host=None)
 
 
 def _software(measured_on: Environment, environment: Environment) -> Environment:
-    """Return `environment` with the software of `measured_on`, for the fields that both have."""
+    """Return `environment` with `measured_on`'s software, for the fields in both."""
     names = ("device", "driver", "cuda", "python", "torch", "triton", "helion", "tritonbench", "settings")
     both = [name for name in names if getattr(measured_on, name) and getattr(environment, name)]
     return msgspec.structs.replace(environment, **{name: getattr(measured_on, name) for name in both})
 
 
 def _rewrite(path: Path, earlier: list[bytes], records: list[Record]) -> None:
-    """Replace the contents of a file. Raises UsageError."""
+    """Replace a file's contents. Raises UsageError."""
     with whole_file(path, UsageError) as file:
         file.writelines(line + b"\n" for line in earlier)
         file.writelines(map(encode, records))

@@ -1,4 +1,4 @@
-"""Handle one invocation in both hosts: write its records, show progress and the table, and choose the exit code."""
+"""Handle one invocation in both hosts: write records, show progress and the table, and choose the exit code."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ from groupbench.operators.vet import vetted
 from groupbench.tracker.facts.bursts import Bursts
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.kernel_files import FOLDER, KernelFolder
+from groupbench.tracker.facts.loaded import ListsOnce
+from groupbench.tracker.facts.physics import unusual
 from groupbench.tracker.facts.record import (
     UNKNOWN_COMMIT,
     Commit,
@@ -55,7 +57,7 @@ LONG_LINE = 200
 
 @dataclass
 class Session:
-    """The records of an invocation so far, and its options other than the choice of cells."""
+    """An invocation's records so far, and options other than the cell selection."""
 
     records_path: Path | None = None
     csv: bool = False
@@ -87,10 +89,10 @@ class Session:
     def open(
         self, host: str, environment: Environment, fleet: bool = False, planned: Iterable[Job] | None = None
     ) -> None:
-        """Print the environment, and check before anything is measured that the results can be written.
+        """Print the environment, and check before measuring whether results can be written.
 
         With `resume`, `records` then holds the cells measured before, which must be among the `planned` ones. For a
-        `fleet`, `environment` is that of one of its GPUs. Raises UsageError, CannotResume.
+        `fleet`, `environment` comes from one GPU. Raises UsageError, CannotResume.
         """
         commit = find_commit(self.commit)
         if self.branch:
@@ -116,7 +118,7 @@ class Session:
             self.say(f"resuming the run of {self.run.started:%H:%M} UTC: {done} already measured{began}")
 
     def _check_files(self) -> None:
-        """Raise UsageError for a file that cannot be written, or whose content is not records."""
+        """Raise UsageError for an unwritable file, or one with other content than records."""
         for path in (self.records_path, self.output, self.output_json):
             if path is not None:
                 check_writable(path)
@@ -135,7 +137,7 @@ class Session:
 
     @property
     def logs(self) -> Logs:
-        """The folder for the output of cells, and the rules for keeping it."""
+        """The folder for cell output, and the rules for keeping it."""
         assert self.run is not None
         return logs_for(self.records_path, self.run.id, self.logs_path, self.show_output)
 
@@ -187,9 +189,9 @@ class Session:
         print(storable(f"tritonbench: {text}"), file=sys.stderr)
 
     def _keep_code(self, record: Record) -> Record:
-        """Keep the code of a record's kernels in a folder next to the records. Return the record without it.
+        """Keep a record's kernel code in a folder next to the records. Return the record without it.
 
-        A folder that cannot be written is reported once: the measurement is worth more than the kernels.
+        An unwritable folder is reported once: the measurement is worth more than the kernels.
         """
         if record.code and self.records_path is not None and not self.unkept:
             folder = os.environ.get("GROUPBENCH_KERNELS") or self.records_path.parent / FOLDER
@@ -202,7 +204,7 @@ class Session:
         return msgspec.structs.replace(record, code=())
 
     def show(self) -> None:
-        """Print the table in the requested formats, and a line of counts."""
+        """Print the table in the requested formats, and a line with counts."""
         if self.shows_table:
             self._show_table()
         if self.plot:
@@ -221,6 +223,10 @@ class Session:
                 f"too noisy to use: {counted(restless, 'cell')} (bursts vary by more than {100 * table.RESTLESS:.0f} %)"
                 "; is another process using this machine? Check with `groupbench doctor`"
             )
+        for record in self.records:
+            if (warning := _unusual(record)) is not None:
+                yield warning
+                break
         unloaded = next((record for record in self.records if libraries.does_not_load(record.message or "")), None)
         if unloaded is not None and not self.builds:
             yield f"{unloaded.cell.backend} cannot load a module or a library: {libraries.BUILD}"
@@ -277,7 +283,16 @@ class Session:
             yield lambda record: None
             return
         with self.records_path.open("ab", buffering=0) as file:
-            yield lambda record: _append(file, encode(record))
+            lists_once = ListsOnce()
+            yield lambda record: _append(file, encode(lists_once(record)))
+
+
+def _unusual(record: Record) -> str | None:
+    if record.status != "ok" or record.latency is None:
+        return None
+    cell, latency = record.cell, record.latency
+    amounts = (cell.flops, cell.min_bytes, cell.dtype)
+    return unusual(table.median_ms(latency), *amounts, latency.timing, record.environment.gpu)
 
 
 def _command() -> str:
@@ -301,7 +316,7 @@ def _append(file: FileIO, line: bytes) -> None:
 
 
 def _named(environment: Environment) -> list[str]:
-    """Return the device and the versions of installed packages, for the first line."""
+    """Return the device and the installed packages' versions, for the first line."""
     cpu = f"CPU ({environment.cpu})" if environment.cpu else "CPU"
     device = environment.gpu or ("GPU" if environment.device == "cuda" else cpu)
     versions = {name: getattr(environment, name) for name in ("torch", "triton", "helion", "tritonbench")}
@@ -325,7 +340,7 @@ def _problems(records: list[Record]) -> str:
 
 
 def check_writable(path: Path) -> None:
-    """Raise UsageError if `path` cannot be written. Creates its folder."""
+    """Raise UsageError if `path` cannot be written. Creates the folder."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         existed = path.exists()
@@ -395,18 +410,18 @@ def _progress(total: int, quiet: bool) -> Iterator[Progress]:
 
 
 class _Rows:
-    """Make lines of progress: the number of finished cells, the result of the last one, and the time left."""
+    """Make progress lines: finished cells, the last result, and the time left."""
 
     def __init__(self, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._total, self._clock = total, clock
         self._began, self._finished, self._worked = clock(), 0, 0.0
 
     def advance(self, cells: float) -> None:
-        """Count finished work in cells. Cells of a problem finish together, so parts of cells are counted as well."""
+        """Count finished work in cells. A problem's cells finish together, so parts of cells are counted as well."""
         self._worked += cells
 
     def of(self, record: Record) -> str | None:
-        """Return the line of a cell; None if it was skipped after an interrupt or at the end of the budget."""
+        """Return a cell's line; None if it was skipped after an interrupt or at the budget's end."""
         if record.status == "skipped":
             return None
         self._finished += 1

@@ -7,7 +7,7 @@ DIGITS = 30
 
 
 def whole(name: str, text: str) -> int:
-    """Parse an integer of any sign. Raises ValueError with the name and the text."""
+    """Parse a signed integer. Raises ValueError with the name and the text."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal()):
         raise ValueError(f"{name}={text[:DIGITS]} is not an integer")

@@ -1,4 +1,4 @@
-"""Named suites of shapes, made when they are first read: a cell of one suite needs none of the others."""
+"""Named shape suites, made when first read: a cell from one suite needs no other suite."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ W = TypeVar("W")
 
 
 class Suites(Mapping[str, V]):
-    """A mapping from a suite's name to its shapes. Each value is made once, when it is first read."""
+    """A mapping from suite names to shapes. Each value is made once, when it is first read."""
 
     def __init__(self, makers: Mapping[str, Callable[[], V]]) -> None:
         self._makers = dict(makers)
@@ -31,11 +31,11 @@ class Suites(Mapping[str, V]):
         return len(self._makers)
 
     def each(self, function: Callable[[V], W]) -> Suites[W]:
-        """Return the suites of the same names whose values are `function` of these."""
+        """Return suites with the same names, whose values are `function` of these."""
         return Suites({name: _applied(function, self, name) for name in self})
 
     def without(self, *names: str) -> Suites[V]:
-        """Return the suites without those of these names."""
+        """Return the suites without these names."""
         return Suites({name: _applied(_same, self, name) for name in self if name not in names})
 
 

@@ -1,4 +1,4 @@
-"""Show records as a table on the screen, and write them as TritonBench's CSV and JSON for tools that parse these."""
+"""Show records as a table on the screen, and write them as TritonBench's CSV and JSON."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RESTLESS = 0.5
 
 
 def median_ms(latency: Latency) -> float:
-    """Return the median over the bursts of each burst's median, in ms."""
+    """Return the median over bursts of each burst's median, in ms."""
     return Bursts.of(latency.bursts_ms).median
 
 
 def spread(latency: Latency) -> float:
-    """Return half the range of the bursts' medians, relative to the median."""
+    """Return half the burst medians' range, relative to the median."""
     return Bursts.of(latency.bursts_ms).half_spread
 
 
@@ -57,7 +57,7 @@ def _latency(name: str) -> Callable[[Record, Record | None], Value]:
 
 
 def _interpreted(record: Record) -> bool:
-    """Return whether the time is that of Triton's interpreter, which is never shown as the kernel's."""
+    """Return whether the time comes from Triton's interpreter, which is never shown as the kernel's."""
     return record.latency is not None and record.latency.timing == "interpreted"
 
 
@@ -123,14 +123,18 @@ DEFAULT_METRICS = ("latency", "speedup", "tflops", "rms")
 _COST_OF_OWN = {"compile_time": "cold", "gpu_peak_mem": "memory"}
 
 
+LIMITS = {"dynamic_routing": "fixed", "fresh_output": "reuses output", "special_values": "fragile"}
+"""What a backend does not do that a caller may rely on, by metric: its speed-up is over backends that do more."""
+
+
 def costs_of(metrics: Iterable[str]) -> set[str]:
-    """Return the names of the costs that must be measured for these metrics."""
+    """Return the costs to measure for these metrics."""
     costs = {_COST_OF_OWN.get(name) or (STORED[name].cost if name in STORED else "") for name in metrics}
     return costs - {"", *PROFILERS}
 
 
 def metrics_of_tables() -> dict[str, tuple[str, Callable[[Record, Record | None], Value]]]:
-    """Return METRICS, and those that records carry by name."""
+    """Return METRICS, and those carried by name in records."""
     return METRICS | {metric.name: (_meaning(metric), _carried(metric.name)) for metric in carried()}
 
 
@@ -142,7 +146,7 @@ _SHAPE = OF_PROBLEM.index("shape")
 
 
 def baselines(records: Iterable[Record], name: str | None = None) -> dict[tuple[str, ...], Record]:
-    """Return the baseline's record of each problem: the operator's default baseline, or the backend called `name`."""
+    """Return each problem's baseline record: the operator's default baseline, or the backend called `name`."""
     return {_problem(r): r for r in records if (r.cell.backend == name if name else r.baseline)}
 
 
@@ -187,7 +191,7 @@ def screen_table(records: list[Record], metrics: tuple[str, ...], baseline: str 
 
 
 def _known(records: list[Record], metrics: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the columns: by default GB/s instead of TFLOP/s if no operator defines its work, or neither."""
+    """Return the columns: by default GB/s instead of TFLOP/s if no operator defines the work, or neither."""
     if metrics != DEFAULT_METRICS or any(record.cell.flops for record in records):
         return metrics
     instead = ["gbps"] if any(record.cell.min_bytes for record in records) else []
@@ -210,8 +214,8 @@ def _shown(name: str, record: Record, baseline: Record | None) -> str:
         return f"{value:.4f} [dim]±{100 * spread(record.latency):4.1f}%[/dim]"
     if isinstance(value, bool):
         return "yes" if value else "[red]no[/red]"
-    if name == "speedup" and record.metrics.get("dynamic_routing") == 0:
-        return f"{value:.2f} [dim]fixed[/dim]"  # compiled for one routing: less work
+    if name == "speedup" and (limits := [text for metric, text in LIMITS.items() if record.metrics.get(metric) == 0]):
+        return f"{value:.2f} [dim]{', '.join(limits)}[/dim]"
     if isinstance(value, float):
         speedup = f"{value:.2f}" if value >= 0.095 else f"{value:.2g}"
         return {"speedup": speedup, "tflops": f"{value:.3g}", "rms": f"{value:.1e}"}.get(name, f"{value:.4g}")
@@ -229,9 +233,9 @@ def _status_text(record: Record) -> str:
 
 
 def panels(records: list[Record], metric: str, baseline: str | None) -> list[ValueTable]:
-    """Return a metric of all backends, with a panel for each operator, mode and dtype.
+    """Return a metric for all backends, with a panel per operator, mode and dtype.
 
-    A cell without a number has a note that gives the reason. An interpreted latency is not a number.
+    A cell without a number has a note with the reason. An interpreted latency is not a number.
     """
     base = baselines(records, baseline)
     of: dict[str, dict[str, dict[str, Record]]] = {}
@@ -268,7 +272,7 @@ def _why_not(record: Record) -> str:
 def write_csv(records: list[Record], metrics: tuple[str, ...], baseline: str | None, file: IO[str]) -> None:
     """Write TritonBench's CSV: `;`, a row per shape, a column per `backend-metric`, averages last.
 
-    Values that were not measured are empty.
+    Values not measured are empty.
     """
     headers, rows, _ = _wide(records, metrics, baseline)
     writer = csv.writer(file, delimiter=";", lineterminator="\n")
@@ -297,7 +301,7 @@ def write_json(records: list[Record], metrics: tuple[str, ...], baseline: str | 
 def _wide(
     records: list[Record], metrics: tuple[str, ...], baseline: str | None
 ) -> tuple[list[str], list[list[Any]], list[tuple[str, ...]]]:
-    """Return headers, rows, and each row's problem. A row's name is its shape and the other fields that differ."""
+    """Return headers, rows, and each row's problem. A row's name is the shape and other differing fields."""
     base = baselines(records, baseline)
     backends = list(dict.fromkeys(record.cell.backend for record in records))
     cells: dict[tuple[str, ...], dict[str, Record]] = {}

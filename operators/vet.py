@@ -10,7 +10,7 @@ from groupbench.tracker.facts.record import Record, RecordError, decode, encode
 
 
 def vetted(record: Record) -> Record:
-    """Return the record; with status `wrong` if its latency is not plausible, `error` if readers would reject it."""
+    """Return the record; with status `wrong` for an implausible latency, `error` if readers would reject it."""
     try:
         decode(encode(msgspec.structs.replace(record, code=())))
         reason = implausible(record) if record.status == "ok" else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 
@@ -40,6 +41,16 @@ def test_sentences_are_short(folder: str) -> None:
     report = language.check([path for path in FOLDERS[folder] if path.suffix == ".md"])
     assert report.median() <= language.MEDIAN_WORDS
     assert report.p90() <= language.P90_WORDS
+
+
+@pytest.mark.parametrize("folder", ["kernels", "operators", "tracker"])
+def test_docstrings_have_no_chains_of_genitives(folder: str) -> None:
+    """Limits per 1,000 words, from the most frequent of asv, sqlite-utils, Helion, pytest and SQLAlchemy's orm."""
+    texts = [text.body for path in language.files([ROOT / folder]) for text in language.texts(path)
+             if text.kind == "docstring"]  # fmt: skip
+    words = re.findall(r"[a-z']+", " ".join(texts).lower())
+    often = {word: 1000 * words.count(word) / len(words) for word in language.CHAINS}
+    assert {word: rate for word, rate in often.items() if rate > language.CHAINS[word]} == {}
 
 
 def hits(tmp_path: Path, name: str, text: str) -> list[tuple[int, str]]:

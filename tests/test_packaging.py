@@ -74,8 +74,8 @@ def test_kernels_is_not_a_top_level_package() -> None:
 def test_both_commands_are_installed(wheel: zipfile.ZipFile) -> None:
     (name,) = [name for name in wheel.namelist() if name.endswith("entry_points.txt")]
     text = wheel.read(name).decode()
-    assert "groupbench = groupbench.tracker.cli:main" in text
-    assert "tritonbench = groupbench.operators.cli:main" in text
+    assert "groupbench = groupbench.tracker.__main__:main" in text
+    assert "tritonbench = groupbench.operators.__main__:main" in text
 
 
 def modules_after(code: str) -> set[str]:

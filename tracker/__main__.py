@@ -1,5 +1,15 @@
-"""`python -m groupbench.tracker` is the `groupbench` command."""
+"""The `groupbench` command, also as `python -m groupbench.tracker`."""
 
-from groupbench.tracker.cli import main
+from groupbench.tracker.tools import signals
 
-main()
+
+def main() -> None:
+    """Run the command."""
+    signals.end_at_once()  # while modules are imported
+    from groupbench.tracker.cli import main as command
+
+    command()
+
+
+if __name__ == "__main__":
+    main()

@@ -150,12 +150,12 @@ class Tracker:
     def environments(
         self, *, since: When | None = None, until: When | None = None, **where: Words
     ) -> Rows[EnvironmentSummary]:
-        """Return the environments, each with its differences from the one before on its hardware."""
+        """Return the environments, each with differences from the one before on the same hardware."""
         with self._store.read() as session:
             return Rows(EnvironmentSummary, listing.environments(session, _filter(where, since, until)))
 
     def point(self, id: str) -> PointDetail:
-        """Return one point with its samples. The id is `row.point.id` of a history row."""
+        """Return one point with samples. The id is `row.point.id` of a history row."""
         with self._store.read() as session:
             return find_point(session, id)
 

@@ -1,7 +1,7 @@
 """Read `groupbench.toml`: the cells to measure in a repository, the plugins, and where to store results.
 
-Both programs use it. They look for it in the current folder and above, up to the top of the git repository. Paths in it
-are relative to its folder.
+Both programs use it. They look for it in the current folder and above, up to the top of the git repository. Paths are
+relative to the file's folder.
 
     plugins = ["bench_softmax.BACKENDS"]   # as `tritonbench --plugin` takes them
     setup = "make"                         # builds a checkout, if necessary
@@ -79,14 +79,15 @@ class Post(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """The fields of a groupbench.toml.
 
-    name        name of the plan, without @; the gate reports cells that its previous run measured and this one lacks
-    plugins     modules of operators and backends, as for `--plugin`
-    pythonpath  folders to search for modules, before the file's folder and its `src`
-    setup       shell command that builds a checkout, run in the file's folder of every commit that is measured
-    benchmarks  files and folders to copy from this checkout into commits that predate them
-    budget      time for measuring; confirm: time for suspects; wait: time to wait for another run on the device
-    database    a file or a URL; records and artifacts are folders; report is a file
-    toolchains  requirement files (*.txt) and interpreters by name, for `night --toolchain` and `confirm`
+    Attributes:
+        name: Name of the plan, without @; the gate reports cells that its previous run measured and this one lacks.
+        plugins: Modules of operators and backends, as for `--plugin`.
+        pythonpath: Folders to search for modules, before the file's folder and its `src`.
+        setup: Shell command that builds a checkout, run in the file's folder of every commit that is measured.
+        benchmarks: Files and folders to copy from this checkout into commits that predate them.
+        budget: Time for measuring; confirm: time for suspects; wait: time to wait for another run on the device.
+        database: A file or a URL; records and artifacts are folders; report is a file.
+        toolchains: Requirement files (*.txt) and interpreters by name, for `night --toolchain` and `confirm`.
     """
 
     measure: tuple[PlanEntry, ...] = ()
@@ -109,7 +110,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 @dataclass(frozen=True)
 class Project:
-    """A groupbench.toml and its folder. Without a file: the current folder and the defaults."""
+    """A groupbench.toml and the folder around it. Without a file: the current folder and the defaults."""
 
     settings: ProjectSettings = field(default_factory=ProjectSettings)
     folder: Path = field(default_factory=Path.cwd)
@@ -132,7 +133,7 @@ class Project:
         return tuple(dict.fromkeys((*self.settings.plugins, *further)))
 
     def placed_plugins(self, further: Iterable[str] = ()) -> tuple[str, ...]:
-        """Return the plugins; the file's own Python and JSON files are relative to its folder."""
+        """Return the plugins; the file's own Python and JSON files are relative to the folder."""
         own = (self.place(name) if ".py" in name or name.endswith(".json") else name for name in self.settings.plugins)
         return tuple(dict.fromkeys((*own, *further)))
 
@@ -150,7 +151,7 @@ class Project:
 
 
 def import_folders(tree: Path, pythonpath: Iterable[str]) -> list[str]:
-    """Return the module folders of a checkout: `pythonpath`, then its `src`, then the checkout itself."""
+    """Return the module folders of a checkout: `pythonpath`, then `src`, then the checkout itself."""
     folders = [*(tree / path for path in pythonpath), tree / "src", tree]
     return [str(folder) for folder in folders if folder.is_dir()]
 

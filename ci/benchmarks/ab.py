@@ -175,7 +175,7 @@ def compare(options: argparse.Namespace) -> None:
         with Bench(
             base,
             head,
-            AbSettings(budget_s=options.budget),
+            AbSettings(budget_s=options.budget, times_same_code=True),
             seed=1_000_000 * len(done) + sum(done.values()),
             records=records,
         ) as bench:

@@ -2,7 +2,7 @@
 
 `--only A,B` shows only these operators. `--write PAGE` writes the tables between the markers of a page. `--brief`
 prints one table of grouped_gemm by backend. If a cell was measured twice, its last record counts. A latency is the
-median over bursts of their medians, followed by the fastest and the slowest burst. Failed cells are listed, and shapes
+median over bursts of their medians. Failed cells are listed, and shapes
 for which torch is faster count in the mean.
 """
 
@@ -43,8 +43,6 @@ class CellLatency:
 
     record: Record
     ms: float
-    low: float
-    high: float
 
     @property
     def backend(self) -> str:
@@ -118,14 +116,6 @@ DECODE_SHARE = 0.95
 
 LONGEST_NAME = 64
 
-LEGEND = """\
-Milliseconds are the median over bursts of their medians, with the fastest and the slowest burst. A row is from one
-GPU. *Best ours* is the fastest correct backend in Triton or Helion. *Over* is another backend's latency divided by it;
-torch's best is the fastest torch backend in the table. *% of cuBLAS* is TFLOP/s relative to one dense 8192³ product.
-*% of copy* is min_bytes over time, relative to torch's copy of 512 MiB. Both are from the same GPU, and blank without
-such a measurement or for another dtype. More than 100 % of cuBLAS is possible: smaller products draw less power, and a
-shared B stays in L2. *RMS* is the relative error of the best of ours, divided by the baseline's."""
-
 Shapes = dict[str, dict[str, CellLatency]]  # shape text -> backend -> cell
 
 
@@ -180,7 +170,7 @@ def tables(
     command = ["python -m ci.benchmarks kernels", *files]
     command += ["--only", ",".join(operators)] if operators else []
     command += ["--write", str(page)] if page else []
-    parts = [f"Made by `{' '.join(command)}`.", "\n".join(_provenance([*timed, *canaries])), LEGEND]
+    parts = [f"Made by `{' '.join(command)}`.", "\n".join(_provenance([*timed, *canaries]))]
     groups: dict[tuple[str, str, str, str], list[Record]] = {}
     for r in timed:
         groups.setdefault((r.cell.operator, r.cell.mode, r.cell.dtype, _protocol(r)), []).append(r)
@@ -225,7 +215,7 @@ def brief(records: Sequence[Record]) -> str:
     rows = [["shape", *backends, "gain"], ["---"] * (len(backends) + 2)]
     for text, cells in shapes.items():
         gain = cells["torch_grouped_mm"].ms / cells["triton_flat"].ms
-        rows.append([_name(text), *(_milliseconds(cells.get(name)).split(" (")[0] for name in backends), f"{gain:.2f}"])
+        rows.append([_name(text), *(_milliseconds(cells.get(name)) for name in backends), f"{gain:.2f}"])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -252,7 +242,7 @@ def _provenance(records: Sequence[Record]) -> list[str]:
 def _cell(record: Record) -> CellLatency:
     assert record.latency is not None
     medians = [statistics.median(burst) for burst in record.latency.bursts_ms]
-    return CellLatency(record, statistics.median(medians), min(medians), max(medians))
+    return CellLatency(record, statistics.median(medians))
 
 
 def _by_shape(records: Iterable[Record]) -> Shapes:
@@ -293,28 +283,21 @@ def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, 
     baseline = TORCH.get(operator, "torch_grouped_mm")
     backends = list(dict.fromkeys(name for cells in shapes.values() for name in cells))
     backends.sort(key=lambda name: (name != baseline, not name.startswith("torch")))  # torch's first
-    dense = any(_dense(cell, canaries) for cells in shapes.values() for cell in cells.values())
-    head = [
-        "shape",
-        *backends,
-        *(["dense cuBLAS"] if dense else []),
-        "best ours",
-        f"over {baseline}",
-        "over torch's best",
-    ]
-    head += ["TFLOP/s", "% of cuBLAS", "TB/s", "% of copy", "RMS over torch's"]
+    head = ["shape", *backends, "dense cuBLAS", "best ours", f"over {baseline}", "over torch's best"]
+    head += ["TFLOP/s", "% of copy"]
     rows = []
     for text, cells in shapes.items():
         ours = [cell for cell in cells.values() if cell.kind in ("triton", "helion") and cell.right]
         best = min(ours, key=lambda cell: cell.ms, default=None)
         row = [_name(text), *(_milliseconds(cells.get(name)) for name in backends)]
-        if dense:
-            row.append(_milliseconds(_dense(next(iter(cells.values())), canaries)))
+        row.append(_milliseconds(_dense(next(iter(cells.values())), canaries)))
         rows.append([*row, *_verdict(best, cells, cells.get(baseline), canaries)])
     if not rows:
         return ""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
+    columns = list(zip(head, *rows, strict=True))
+    shown = [column for n, column in enumerate(columns) if any(column[1:]) and column[1:] != columns[n - 1][1:]]
+    lines = list(zip(*shown, strict=True))
+    return "\n".join("| " + " | ".join(row) + " |" for row in [lines[0], ["---"] * len(shown), *lines[1:]])
 
 
 def _verdict(
@@ -324,23 +307,16 @@ def _verdict(
     canaries: dict[tuple[str | None, str, str], CellLatency],
 ) -> list[str]:
     if best is None:
-        return [""] * 8
-    cell, card = best.record.cell, best.record.environment.gpu_uuid
+        return [""] * 5
+    cell = best.record.cell
     torches = [c.ms for c in cells.values() if c.kind == "torch" and c.right]
-    same = [c for (uuid, _, dtype), c in canaries.items() if (uuid, dtype) == (card, cell.dtype)]
-    tflops, tbytes = (cell.flops or 0) / best.ms / 1e9, (cell.min_bytes or 0) / best.ms / 1e9
-    cublas = _rate(same, lambda r: r.cell.flops)
     copy = _copy_share(best, canaries)
-    rms = _over(best.rms or None, baseline.rms if baseline else None)
     return [
         best.backend,
         _digits(_over(baseline.ms if baseline else None, best.ms), ".2f"),
         _digits(_over(min(torches, default=None), best.ms), ".2f"),
-        f"{tflops:.0f}",
-        _digits(_over(100 * tflops * 1e9, cublas), ".0f"),
-        f"{tbytes:.2f}",
+        f"{(cell.flops or 0) / best.ms / 1e9:.0f}",
         _digits(100 * copy if copy else None, ".0f"),
-        _digits(rms, ".2f"),
     ]
 
 
@@ -528,7 +504,7 @@ def _milliseconds(cell: CellLatency | None) -> str:
         return ""
     digits = max(0, 3 - math.floor(math.log10(cell.ms))) if cell.ms < 1000 else 0
     wrong = "**wrong** " if cell.record.status == "wrong" else ""
-    return f"{wrong}{cell.ms:.{digits}f} ({cell.low:.{digits}f}-{cell.high:.{digits}f})"
+    return f"{wrong}{cell.ms:.{digits}f}"
 
 
 def _pass(passed: bool) -> str:

@@ -2,30 +2,30 @@
 
     f = permute((a @ b.T + d) * e)  for each group        maths and layout: problem.py
 
-A program *sweeps*: it takes BLOCK_M rows of one group, looks up that group's addresses, strides and sizes in a table on
-the device (`FIELDS`), and walks tiles of BLOCK_N columns. Operands may be anywhere in memory, and every group has its
-own sizes. The product, the bias and the operand e meet in registers, in fp32, and are rounded once.
+A program *sweeps*: it takes BLOCK_M rows in one group, looks up the group's addresses, strides and sizes in a table on
+the device (`FIELDS`), and walks tiles with BLOCK_N columns. Operands may be anywhere in memory, and every group has
+separate sizes. The product, the bias and the operand e meet in registers, in fp32, and are rounded once.
 
 As long as K is a few hundred, the kernel is bound by memory: with e, it moves 4 bytes of 16-bit traffic for each 2 K
 operations. The layout of f costs nothing: its stores alone run at 0.96 of the bandwidth of a fill, and with e at 0.96
-of a copy's. The cost is waiting, since a tile has only two to four steps of K, and about as much work after them.
+of a copy's. The cost is waiting, since a tile has only two to four K steps, and about as much work after them.
 Hence:
 
 Sweeps. The software pipeline treats the loops over tiles and over K as one (`flatten`), which needs K before the outer
-one begins: a tile's first loads run while the last tile is stored. A sweep reads the table once for all its tiles, and
-computes the divisions that find rows in f once too. A sweep is as long as a program's share of the tiles that are left,
-at most a whole row of tiles: long ones first, and short ones when the last programs wait for each other.
+one begins: a tile's first loads run while the last tile is stored. A sweep reads the table once for all tiles, and
+computes the divisions for rows in f once too. A sweep is as long as a program's share among the remaining tiles, at
+most a whole tile row: long ones first, and short ones when the last programs wait for each other.
 
-Store. f's innermost dimension is M2, that of the rows. The address of an element is the sum of a part by row and a part
-by column, so a tile may extend over any of the five dimensions. If it has M2 rows and columns of one n0, it is one run
-of memory. The product is computed transposed, b @ a.T, so that the order of rows in registers is that of f. The
-compiler then stores 16 bytes per thread along them, and marks them for L2 to drop first, which keeps a and b there.
+Store. f's innermost dimension is M2, that of the rows. An element's address is a row part plus a column part, so a tile
+may extend over any of the five dimensions. If it has M2 rows and columns of one n0, it is one run of memory. The
+product is computed transposed, b @ a.T, so rows in registers have f's order. The compiler then stores 16 bytes per
+thread along them, and marks them for L2 to drop first, which keeps a and b there.
 
 Loads. The tensor memory accelerator (TMA) reads a, b and e if addresses and strides allow it (`tma_reads`), through
-descriptors that a program makes of its table row. TMA needs no registers for addresses, and it puts e into shared
+descriptors made by a program from the table row. TMA needs no registers for addresses, and it puts e into shared
 memory, from which e is read transposed. Making descriptors takes about as long as half a tile. Problems with few tiles
-a program therefore load through pointers, like all operands that TMA cannot read. Pointers have masks at an edge if
-some group's sizes do not divide by the block; with `EVEN_*` all do, and the mask is compiled away.
+a program therefore load through pointers, like all operands TMA cannot read. Pointers have masks at an edge if some
+group's sizes do not divide by the block; with `EVEN_*` all do, and the mask is compiled away.
 
 Two programs run on an SM: one loads or multiplies while the other stores.
 
@@ -88,7 +88,7 @@ TILES_FOR_TMA = 16  # per program: pointers are faster at 8 tiles, by 4 to 10 %,
 
 
 def candidates(op: str) -> list[FusedConfig]:
-    """Return the 16-bit configs that tuning tries: they compile and run in a minute, and none spills (test_compile).
+    """Return the 16-bit tuning candidates: they compile and run in a minute, and none spills (test_compile).
 
     An SM has 65,536 registers. They hold two programs of 4 warps with 255 registers per thread, three with 168, and two
     programs of 8 warps with 128.
@@ -158,7 +158,7 @@ def choose_config(groups: Sequence[Group], op: str, device: Device) -> FusedConf
 
 
 def config_key(groups: Sequence[Group], op: str) -> str:
-    """Return a problem's key in the files: the rows of all groups, the largest N and K.
+    """Return a problem's key in the files: all groups' rows, the largest N and K.
 
     Problems whose groups differ, but whose key is equal, share a config.
     """
@@ -350,8 +350,7 @@ def prepare_fused(
     Each call reads the operands in place. Any strides are correct. The kernel is fast if every a and b has unit stride
     along K, every e along N, and all addresses and strides are multiples of 16 bytes. If TMA reads the operands, a call
     sets Triton's allocator to `torch.empty`, for the descriptors. Without a config, Hopper runs fused_specialized.py if
-    that can take the groups. Raises ValueError if the groups do not fit the op, the device or each other, and for a
-    config that is illegal.
+    the groups fit. Raises ValueError for groups misfitting the op, the device or each other, and for an illegal config.
     """
     require_problem(groups, op)
     device, dtype = device_of(groups[0].a.device), groups[0].a.dtype
@@ -366,7 +365,7 @@ def prepare_fused(
 
 
 def _prepare_with(groups: Sequence[Group], op: str, config: FusedConfig) -> Callable[[], tuple[Tensor, ...]]:
-    """Run `prepare_fused` with this file's kernel, for groups and a config that were checked."""
+    """Run `prepare_fused` with this file's kernel, for checked groups and config."""
     device, dtype = groups[0].a.device, groups[0].a.dtype
     shapes = [group.permuted for group in groups]
     sizes = [prod(shape) for shape in shapes]

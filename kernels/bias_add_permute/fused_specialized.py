@@ -4,21 +4,21 @@
 
 A tile of 128 x 128, with K of 64 to 256, takes about as long to multiply as to store. Two programs on an SM that do one
 after the other, as in fused.py, read 32 KB from the L2 for each 64 of K in addition to their stores, and keep the DRAM
-busy for four fifths of the time. Here one program has an SM to itself, and its warps meet at barriers in shared memory:
+busy for four fifths of the time. Here one program has an SM to itself, and the warps meet at barriers in shared memory:
 
     load a    one warp: takes a sweep, publishes it to the others, and requests its 128 rows of a once for all its tiles
     load b    one warp: requests b's tiles, 128 columns by 64 of K
     load e    one warp: requests e's tiles, each into the buffer through which the output leaves
     multiply  two groups of four warps, which take tiles alternately: multiplies, adds the bias, applies e, stores
 
-One group stores while the other multiplies. Each has all sums of its tile, in 128 registers per thread. A tile reads 16
+One group stores while the other multiplies. Each has all the tile's sums, in 128 registers per thread. A tile reads 16
 KB from the L2 for each 64 of K, since a's rows are in shared memory already.
 
 Sweeps. They are fused.py's, long ones first. Programs take them dynamically, by incrementing a counter. With an equal
 number of tiles assigned to each program beforehand, the first program was done after 0.8 of the last one's time, since
-not all SMs reach the memory equally fast. Which program takes a sweep does not change any bit of the output. A row of
-the table describes a sweep completely. The first warp passes it on through shared memory one sweep ahead, so that no
-warp waits for it.
+not all SMs reach the memory equally fast. Which program takes a sweep does not change any output bit. A table row
+describes a sweep completely. The first warp passes it on through shared memory one sweep ahead, so no warp waits for
+it.
 
 Turns. Both groups wait for the stages of b, each for those of its tiles, and a barrier distinguishes phases by one bit:
 a group that came two phases early would pass. So a group multiplies only after the other one has seen the last stage of
@@ -91,7 +91,7 @@ def _at(name):
 
 @gluon.jit
 def _field(ring, name: gl.constexpr):
-    """Return an int64 of the row in shared memory."""
+    """Return an int64 from the row in shared memory."""
     values = reinterpret(ring, gl.int64, [ring.shape[0], 1], ring.type.layout)
     return gl.max(values.index(_at(name)).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
 
@@ -103,13 +103,13 @@ def _size(ring, name: gl.constexpr):
 
 @gluon.jit
 def _read(row, name: gl.constexpr):
-    """Return an int64 of a row in global memory."""
+    """Return an int64 from a row in global memory."""
     return gl.load(row + _at(name))
 
 
 @gluon.jit
 def _publish(sweeps_ptr, sweep, ring, ring_full):
-    """Copy a row of the table for the other warps; return (row, its group), the group -1 after the last sweep."""
+    """Copy a table row for the other warps; return (row, group), the group -1 after the last sweep."""
     WIDTH: gl.constexpr = ring.shape[0]
     row = sweeps_ptr + sweep * WIDTH
     ring.store(gl.load(row + gl.arange(0, WIDTH, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))))
@@ -119,7 +119,7 @@ def _publish(sweeps_ptr, sweep, ring, ring_full):
 
 @gluon.jit
 def _descriptor(address, rows, columns, stride, smem):
-    """Return a TMA descriptor of a [rows, columns] matrix, read by tiles of smem's shape."""
+    """Return a TMA descriptor for a [rows, columns] matrix, read by tiles with smem's shape."""
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout(128, 16, rank=2)
     ptr = address.to(gl.pointer_type(smem.dtype))
     return tma.make_tensor_descriptor(
@@ -137,7 +137,7 @@ def _await_requested(full, turn, begun):
 
 @gluon.jit
 def _request(desc, row, column, smem, full, empty, turn):
-    """Request a tile as soon as its stage is empty; elements past an edge are zero."""
+    """Request a tile as soon as the stage is empty; elements past an edge are zero."""
     STAGES: gl.constexpr = smem.shape[0]
     stage = turn % STAGES
     mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
@@ -413,7 +413,7 @@ def _fused_specialized_kernel(
 
 
 def unsuitable(groups: Sequence[Group]) -> str | None:
-    """Return why this kernel cannot take groups that `prepare_fused` has checked, or None if it can."""
+    """Return why this kernel cannot take groups checked by `prepare_fused`, or None if it can."""
     a = groups[0].a
     if reason := not_hopper(device_of(a.device)):
         return reason

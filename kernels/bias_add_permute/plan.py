@@ -1,6 +1,6 @@
-"""Divide a problem into sweeps over tiles, and build the table through which the kernels find its operands.
+"""Divide a problem into sweeps over tiles, and build the operand table for the kernels.
 
-fused.py and fused_specialized.py share their config, the rows of the table, the sweeps, and the compile-time constants.
+fused.py and fused_specialized.py share the config, the table rows, the sweeps, and the compile-time constants.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FIELDS = (
 
 @dataclass(frozen=True)
 class FusedConfig:
-    """Tile sizes and launch options of the fused kernels; `fused.illegal` decides which combinations compile."""
+    """The fused kernels' tile sizes and launch options; `fused.illegal` decides which combinations compile."""
 
     block_m: int
     block_n: int
@@ -39,7 +39,7 @@ class FusedConfig:
 
 
 def tma_reads(groups: Sequence[Group]) -> bool:
-    """Return whether TMA can read a, b and e of every group that has an output."""
+    """Return whether TMA can read a, b and e in every group with an output."""
 
     def reads(group: Group) -> bool:
         matrices = {"a": group.a, "b": group.b} | ({} if group.e is None else {"e": group.e})
@@ -50,14 +50,14 @@ def tma_reads(groups: Sequence[Group]) -> bool:
 
 
 def tiles_of(groups: Sequence[Group], config: FusedConfig) -> int:
-    """Return the number of tiles of all groups."""
+    """Return all groups' tiles."""
     return sum(
         triton.cdiv(group.a.size(0), config.block_m) * triton.cdiv(group.b.size(0), config.block_n) for group in groups
     )
 
 
 def sweeps(groups: Sequence[Group], config: FusedConfig, programs: int) -> list[tuple[int, int, int, int]]:
-    """Return (group, first row, first column, end column) of every sweep, in order, for `programs` at a time."""
+    """Return (group, first row, first column, end column) for every sweep, in order, for `programs` at a time."""
     work = []
     left = tiles_of(groups, config)
     for g, group in enumerate(groups):
@@ -71,7 +71,7 @@ def sweeps(groups: Sequence[Group], config: FusedConfig, programs: int) -> list[
 
 
 def table_row(group: Group, offset: int) -> list[int]:
-    """Return the values of one group's `FIELDS`."""
+    """Return one group's values for `FIELDS`."""
     a, b, d, e = group.a, group.b, group.d, group.e
     strides = [*a.stride(), *b.stride(), *d.stride(), *(e.stride() if e is not None else (0, 0))]
     addresses = [a.data_ptr(), b.data_ptr(), d.data_ptr(), e.data_ptr() if e is not None else 0]
@@ -79,7 +79,7 @@ def table_row(group: Group, offset: int) -> list[int]:
 
 
 def constants_of(groups: Sequence[Group], config: FusedConfig) -> dict[str, int | bool]:
-    """Return the kernel's compile-time constants: unit strides, common alignment of addresses and sizes, full tiles."""
+    """Return the kernel's compile-time constants: unit strides, common alignment, full tiles."""
     groups = busy(groups)
     itemsize = groups[0].a.element_size()
 
@@ -113,5 +113,5 @@ def constants_of(groups: Sequence[Group], config: FusedConfig) -> dict[str, int 
 
 
 def busy(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups that have an output, or all groups if all outputs are empty."""
+    """Return the groups with an output, or all groups if all outputs are empty."""
     return [group for group in groups if prod(group.permuted)] or list(groups)

@@ -1,4 +1,4 @@
-"""The problem that this folder's fused kernels solve, its source, and a reference in plain torch.
+"""The problem for this folder's fused kernels, the source, and a reference in plain torch.
 
 For each of G groups of its own sizes, with M = M0 * M1 * M2 rows, N = N0 * N1 columns and a sum over K:
 
@@ -10,8 +10,8 @@ The innermost dimension of the output is the innermost one of the *rows*: neighb
 elements apart in f. M2 rows of one column are neighbours in f, followed by the other columns of the same n0. For each
 (m0, n0, m1) there are N1 * M2 elements in a run, the transpose of an M2 x N1 block of the product.
 
-Source: example 28_grouped_gemm_bias_e_permute of Composable Kernel (ROCm). Its README describes an elementwise
-stage with an operand e. Its code only adds the bias ("E" is the output there), and has packed strides of f as well as
+Source: example 28_grouped_gemm_bias_e_permute of Composable Kernel (ROCm). Its README describes an elementwise stage
+with an operand e. Its code only adds the bias ("E" is the output there), and has packed strides of f as well as
 permuted ones. Here e is multiplied, added, or left out.
 """
 
@@ -54,14 +54,14 @@ class Group:
 
     @property
     def permuted(self) -> tuple[int, int, int, int, int]:
-        """Return the shape of the output."""
+        """Return the output's shape."""
         M0, M1, M2 = self.m
         N0, N1 = self.n
         return M0, N0, M1, N1, M2
 
     @property
     def operands(self) -> tuple[Tensor, ...]:
-        """Return all operands that are present."""
+        """Return all present operands."""
         return (self.a, self.b, self.d) if self.e is None else (self.a, self.b, self.d, self.e)
 
 

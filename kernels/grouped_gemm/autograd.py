@@ -25,11 +25,10 @@ def grouped_gemm(
     reference: bool = False,  # plain torch, in any dtype and on any device
     trusted: bool = False,  # the caller vouches for shapes and offsets; checking them synchronises with the device
 ) -> Tensor:  # [M, N]
-    """Return the product of every group, differentiable once in a and b.
+    """Return every group's product, differentiable once in a and b.
 
     Triton kernels compute it, or torch's own products with `reference`. Without `trusted`, the forward pass reads offs
-    once on the host. Do not change its values before the backward pass. Raises ValueError for operands that the kernels
-    cannot take.
+    once on the host. Do not change its values before the backward pass. Raises ValueError for unsupported operands.
     """
     if not trusted:
         group_ends(a, b, offs)
@@ -38,12 +37,12 @@ def grouped_gemm(
 
 
 def is_nk(b: Tensor) -> bool:
-    """Return whether b [G, K, N] is a view of weights stored as [G, N, K]."""
+    """Return whether b [G, K, N] is a view on weights stored as [G, N, K]."""
     return b.stride(1) == 1 and b.stride(2) != 1
 
 
 class _TritonGroupedGemm(torch.autograd.Function):
-    """Compute the product and its gradients by Triton kernels."""
+    """Compute the product and the gradients by Triton kernels."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -70,7 +69,7 @@ class _TritonGroupedGemm(torch.autograd.Function):
 
 
 class _ReferenceGroupedGemm(torch.autograd.Function):
-    """Compute the same in the operands' dtype, so that numerical differentiation in fp64 can check the formulas."""
+    """Compute the same in the operands' dtype, so numerical differentiation in fp64 can check the formulas."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -93,7 +92,7 @@ class _ReferenceGroupedGemm(torch.autograd.Function):
 
 
 def _save(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> None:
-    """Save only the operands that the requested gradients need: a for b's gradient, b for a's."""
+    """Save only the operands for the requested gradients: a for b's gradient, b for a's."""
     ctx.nk = is_nk(b)
     wants_a, wants_b = ctx.needs_input_grad[:2]
     ctx.save_for_backward(a if wants_b else None, b if wants_a else None, offs)
@@ -112,6 +111,6 @@ def _products(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
 
 
 def _groups(offs: Tensor) -> list[tuple[int, int, int]]:
-    """Return (group, first row, end row) of every group."""
+    """Return (group, first row, end row) for every group."""
     ends = offs.tolist()
     return [(g, start, end) for g, (start, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True))]

@@ -1,13 +1,13 @@
-"""Choose the kernel that computes a product, once for each problem class, and bind its launch.
+"""Choose a product's kernel, once for each problem class, and bind the launch.
 
-A problem class is the device, the dtypes, and the shapes and strides of the operands. The choice is among the flat
-kernel (which has tiles for decoding), the cluster kernel and torch's own. It follows
+A problem class is the device, the dtypes, and the operands' shapes and strides. The choice is between the flat kernel
+(which has tiles for decoding) and the cluster kernel. It follows
 
     1. the files of choices (`configs/choice_<gpu>.json` and the user's, see tuned.py), by `tuning_key`
     2. else a rule from measurements on an H200 (docs/guide/models.md)
 
 A bound launch has its descriptors made and its kernel compiled. Later calls with the same class only pass addresses.
-All of our kernels add in the same order, so a choice does not change a bit of the result.
+Both add in the same order, so a choice does not change any result bit.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from groupbench.kernels.grouped_gemm.support import interpreted, stored_weights,
 from groupbench.kernels.grouped_gemm.tuned import tuned_config, tuning_key
 from groupbench.kernels.launch import Kept
 
-FLAT, CLUSTER, TORCH = "flat", "cluster", "torch"
+FLAT, CLUSTER = "flat", "cluster"
 PRODUCT, GRADIENT = "choice", "choice_wgrad"
 """The files of choices: for products of rows, and for gradients of weights."""
 
@@ -74,7 +74,7 @@ def _interpreted() -> bool:
 
 
 def product(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool = True) -> Tensor:
-    """Return a [M, K] @ b [G, K, N] by groups of rows, for operands that are not `unfit`, in resolved memory.
+    """Return a [M, K] @ b [G, K, N] by row groups, for operands not `unfit`, in resolved memory.
 
     Rows past offs[-1] are zero with `zero_rest`, else not written.
     """
@@ -88,7 +88,7 @@ def product(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool = True) -> Tenso
 
 
 def gradient(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Tensor:
-    """Return a [M, K].T @ dc [M, N] by groups of rows, [G, K, N]; with `nk` stored as [G, N, K]."""
+    """Return a [M, K].T @ dc [M, N] by row groups, [G, K, N]; with `nk` stored as [G, N, K]."""
     if _checking:
         assert_offsets(offs, a.size(0))
     key = (a.shape, a.stride(), dc.shape, dc.stride(), a.dtype, offs.dtype, offs.shape, _place(a, dc), nk)
@@ -129,9 +129,9 @@ def check_offsets(enabled: bool = True) -> Iterator[None]:
 
 
 def choose(M: int, G: int, N: int, K: int, dtype: torch.dtype, nk: bool, device: Device, table: str = PRODUCT) -> str:
-    """Return the kernel for a product of operands that all kernels can take: FLAT, CLUSTER or TORCH."""
+    """Return the kernel for a product with operands both kernels can take: FLAT or CLUSTER."""
     fields = tuned_config(table, tuning_key(M, G, N, K, dtype, nk), device)
-    if fields is not None and fields.get("kernel") in (FLAT, CLUSTER, TORCH):
+    if fields is not None and fields.get("kernel") in (FLAT, CLUSTER):
         return str(fields["kernel"])
     if not device.hopper or dtype.itemsize != 2:
         return FLAT
@@ -154,12 +154,8 @@ def _bind(key: Hashable, a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool) ->
     chosen = FLAT
     if unsuitable(N, G, a=a, b=weights) is None:
         chosen = choose(M, G, N, K, a.dtype, nk, device_of(a.device))
-    binds: dict[str, Callable[[], Bound]] = {
-        FLAT: lambda: bind_flat(a, b, offs, zero_rest=zero_rest),
-        CLUSTER: lambda: bind_cluster(a, b, offs, zero_rest=zero_rest),
-        TORCH: lambda: _by_torch,
-    }
-    return _bound.add(key, binds[chosen]())
+    bind = bind_cluster if chosen == CLUSTER else bind_flat
+    return _bound.add(key, bind(a, b, offs, zero_rest=zero_rest))
 
 
 def _bind_gradient(key: Hashable, a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Bound:
@@ -173,7 +169,3 @@ def _bind_gradient(key: Hashable, a: Tensor, dc: Tensor, offs: Tensor, nk: bool)
         chosen = choose(M, G, N, K, a.dtype, nk, device_of(a.device), GRADIENT)
     bind = bind_cluster_wgrad if chosen == CLUSTER else bind_wgrad
     return _bound.add(key, bind(a, dc, offs, nk))
-
-
-def _by_torch(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-    return torch._grouped_mm(a, b, offs=offs if offs.dtype == torch.int32 else offs.to(torch.int32))

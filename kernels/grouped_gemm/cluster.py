@@ -3,14 +3,14 @@
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
 Power limits a Hopper GPU on large products, so the kernel that moves fewer bytes and issues fewer instructions is
-faster. The two programs of a cluster multiply neighbouring tiles. Each loads half of the operand that both tiles share,
-and TMA multicasts it to both.
+faster. A cluster's two programs multiply neighbouring tiles. Each loads half the shared operand, and TMA multicasts it
+to both.
 
-cluster_tiles.py describes the tiles and the schedules of the groups of warps that multiply.
+cluster_tiles.py describes the tiles and the multiplying warp groups' schedules.
 
 Otherwise it follows flat_specialized.py: persistent programs, one warp that loads, lockstep, serpentine order of tiles,
-and a ragged TMA store, which marks the output as the first to leave L2. Each warp stores its own rows, so no group of
-warps waits for its slowest. The rows at a group's end are shared out in parts of 64, and the tiles of a short last wave
+and a ragged TMA store, which marks the output as the first to leave L2. Each warp stores separate rows, so no warp
+group waits for the slowest. The rows at a group's end are shared out in parts of 64, and the tiles of a short last wave
 are cut in two if there are clusters for all halves. Sums are added in the same order, so results are equal bit by bit.
 
 The kernel is in cluster.cu and tiles.cuh. Without a GPU, tests compile it but cannot run it.
@@ -58,9 +58,10 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
 
 
 def default_config(M: int, G: int, row_bytes: int) -> ClusterConfig:
-    """Return the config of an untuned problem: tiles in turns hide the stores unless K is long.
+    """Return an untuned problem's config: tiles in turns hide the stores unless K is long.
 
-    row_bytes  of K in a row
+    Args:
+        row_bytes: Of K in a row.
     """
     if M < 64 * G:
         return LONG
@@ -77,7 +78,7 @@ def choose_config(M: int, G: int, N: int, K: int, dtype: torch.dtype, device: De
 def named_constants(
     config: ClusterConfig, dtype: torch.dtype, nk: bool, shared: bool, offsets: torch.dtype
 ) -> dict[str, object]:
-    """Return the constants that the kernel needs, by name."""
+    """Return the kernel's constants, by name."""
     return {**constants(config, dtype, True, nk, offsets), "SHARED_B": int(shared)}
 
 
@@ -91,8 +92,8 @@ def prepare_cluster(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Compile the kernel and describe the operands; the returned callable allocates the output and launches once.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. It may be called from any
-    thread. Raises ValueError for operands or a config that the kernel cannot take, OSError without NVRTC.
+    The callable reads `offs` on the device and follows later changes. It may be called from any thread. Raises
+    ValueError for unsupported operands or configs, OSError without NVRTC.
     """
     require_operands(a, b, offs, trusted)
     a, b = a.resolve_neg(), b.resolve_neg()
@@ -107,7 +108,7 @@ def bind_cluster(
     config: ClusterConfig | None = None,
     zero_rest: bool = True,
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Do as `prepare_cluster` for operands that were checked; the callable takes operands like these.
+    """Do as `prepare_cluster` for checked operands; the callable takes operands like these.
 
     Their shapes, strides and dtypes must be equal, and their addresses multiples of 16. It may be called from any
     thread.
@@ -132,9 +133,9 @@ def launcher(
     scales: tuple[Tensor, Tensor] | None = None,  # [M] and [G, N], of fp8
     zero_rest: bool = True,
 ) -> Callable[..., Tensor]:  # of a, weights, offs and the scales, if any; [M, N], in bf16 if scaled
-    """Compile the kernel for operands that were checked; the returned callable allocates the output and launches.
+    """Compile the kernel for checked operands; the returned callable allocates the output and launches.
 
-    It takes operands like these. Raises ValueError for a config that the kernel cannot take.
+    It takes operands like these. Raises ValueError for an unsupported config.
     """
     device = device_of(a.device)
     if reason := illegal(config, a.dtype, device):

@@ -1,13 +1,12 @@
-"""Grouped GEMM of fp8 (e4m3fn) with one scale per row, with clusters of two SMs on Hopper: backend `cuda_cluster_fast`.
+"""Grouped GEMM in fp8 (e4m3fn) with one scale per row, with clusters of two SMs on Hopper: backend `cuda_cluster_fast`.
 
     out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]        m in the rows of g
 
     a [M, K]   b [G, N, K]   out [M, N] in bf16; rows past offs[-1] are zero
 
-It is the kernel of cluster.py with wgmma's products of fp8, whose tiles have as many bytes and twice as much of K. Sums
-stay in the tensor cores (see fp8.py for what that costs), so that a thread has room for as many as in 16 bits. They are
-multiplied by the scales just before they are stored. Results are equal bit by bit to those of fp8.py's plain kernel and
-of torch's `use_fast_accum`.
+It is cluster.py's kernel with wgmma's fp8 products, whose tiles have as many bytes and twice as much K. Sums stay in
+the tensor cores (fp8.py explains the cost), so a thread has room for as many as in 16 bits. They are multiplied by the
+scales just before they are stored. Results equal fp8.py's plain kernel and torch's `use_fast_accum` bit by bit.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def prepare_cluster_fp8(
 ) -> Callable[[], Tensor]:  # [M, N] in bf16; rows past offs[-1] are zero
     """Compile the kernel and describe the operands; the returned callable allocates the output and launches once.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. It may be called from any
-    thread. Raises ValueError for operands or a config that the kernel cannot take, OSError without NVRTC.
+    The callable reads `offs` on the device and follows later changes. It may be called from any thread. Raises
+    ValueError for unsupported operands or configs, OSError without NVRTC.
     """
     require_scaled(a, scale_a, b, scale_b, fast_accum=True, out_dtype=torch.bfloat16)
     require_dense(offs) if trusted else group_ends(a, b.transpose(1, 2), offs)

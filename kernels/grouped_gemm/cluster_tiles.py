@@ -1,15 +1,15 @@
-"""Configs, constants and tensor maps of the kernels in CUDA C++ for grouped products. See tiles.cuh.
+"""Configs, constants and tensor maps for the CUDA C++ kernels computing grouped products. See tiles.cuh.
 
-A product is out = a @ b, with a [M, K] and b [K, N] for each group. Two groups of four warps multiply. There are two
-schedules:
+A product is out = a @ b, with a [M, K] and b [K, N] for each group. Two groups, each with four warps, multiply. There
+are two schedules:
 
     together   the groups share a tile of 128 x 256 or 256 x 192. It reads the fewest bytes per product, which counts if
                K is long
     in turns   each group has a tile of its own, 192 x 128 or 128 x 192, and one stores while the other multiplies. That
                hides the stores, which counts if K is short, and small groups waste fewer rows
 
-A cluster takes its next tile when it is free, so that the last tiles end together even if their costs differ. With
-lockstep, clusters that share operands read them together.
+A cluster takes the next tile when it is free, so the last tiles end together even if costs differ. With lockstep,
+clusters sharing operands read them together.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ STATIC_BYTES = 3 * 1024  # barriers, the plan, two numbers of each group
 
 @dataclass(frozen=True)
 class ClusterConfig:
-    """Launch options of the cluster kernel; `illegal` decides which combinations run."""
+    """The cluster kernel's launch options; `illegal` decides which combinations run."""
 
     rows: int = 128  # of a program's tile
     columns: int = 256
@@ -58,18 +58,18 @@ class ClusterConfig:
 
     @property
     def parts_each(self) -> int:
-        """Parts of 64 rows that a group of warps multiplies."""
+        """Parts with 64 rows per warp group."""
         return self.rows // (PART if self.in_turns else 2 * PART)
 
     @property
     def dynamic_bytes(self) -> int:
-        """Shared memory of the stages and buffers."""
+        """Shared memory for the stages and buffers."""
         stage = (self.rows + self.columns) * STEP_BYTES
         return self.stages * stage + 8 * self.buffers * BUFFER_ROWS * BUFFER_COLUMNS * 2
 
     @property
     def tiles_along(self) -> tuple[int, int]:
-        """Tiles of a cluster along the rows and along the columns."""
+        """A cluster's tiles along the rows and along the columns."""
         return (2, 1) if self.shared == "columns" else (1, 2)
 
 
@@ -81,7 +81,7 @@ TILES = (LONG, LONGEST, SHORT, NARROW)
 
 
 def candidates() -> list[ClusterConfig]:
-    """Return the configs that tuning tries."""
+    """Return the tuning candidates."""
     orders = ((LONG, (8,)), (LONGEST, (8, 12)), (SHORT, (8, 16)), (NARROW, (8, 12)))
     return [
         replace(tile, group_m=group_m, lockstep=lockstep)
@@ -115,15 +115,16 @@ def illegal(config: ClusterConfig, dtype: torch.dtype, device: Device) -> str | 
 
 
 def block_k(dtype: torch.dtype) -> int:
-    """Return the elements of K in a step."""
+    """Return K's elements per step."""
     return STEP_BYTES // dtype.itemsize
 
 
 def unsuitable(columns: int, G: int, dtypes: Sequence[torch.dtype] = DTYPES, **operands: Tensor) -> str | None:
-    """Return why a kernel cannot take these operands of G groups, or None if it can.
+    """Return why a kernel cannot take these operands with G groups, or None if it can.
 
-    columns  of the output, which has 16 bits
-    dtypes   that the kernel takes
+    Args:
+        columns: Of the output, which has 16 bits.
+        dtypes: That the kernel takes.
     """
     some = next(iter(operands.values()))
     if some.dtype not in dtypes:
@@ -136,7 +137,7 @@ def unsuitable(columns: int, G: int, dtypes: Sequence[torch.dtype] = DTYPES, **o
 
 
 def source(name: str, columns: int) -> str:
-    """Return the CUDA C++ of a kernel, a file of this folder, for tiles of a number of columns."""
+    """Return a kernel's CUDA C++, a file in this folder, for tiles with this many columns."""
     here = Path(__file__)
     return instructions(range(BOX, columns + 1, BOX)) + "".join(
         here.with_name(file).read_text() for file in ("tiles.cuh", name)
@@ -146,10 +147,11 @@ def source(name: str, columns: int) -> str:
 def constants(
     config: ClusterConfig, dtype: torch.dtype, a_is_mk: bool, b_is_nk: bool, offsets: torch.dtype
 ) -> dict[str, object]:
-    """Return the constants that every kernel needs, by name.
+    """Return every kernel's constants, by name.
 
-    a_is_mk, b_is_nk  whether K is contiguous in the operand
-    offsets           dtype of the end offsets
+    Args:
+        a_is_mk, b_is_nk: Whether K is contiguous in the operand.
+        offsets: Dtype of the end offsets.
     """
     along_m, along_n = config.tiles_along
     return {
@@ -172,12 +174,13 @@ def constants(
         "STAGES": config.stages,
         "BUFFERS": config.buffers,
         "MOST_GROUPS": MOST_GROUPS,
+        "WARPS_STORE": 0,
         **{name: getattr(lockstep_counter, name) for name in ("LEAD", "ARRIVALS", "POLLS")},
     }
 
 
 def kernel(name: str, function: str, config: ClusterConfig, named: Mapping[str, object]) -> CudaKernel:
-    """Return a kernel of a file with its constants, compiled once per process and loaded once per device."""
+    """Return a kernel from a file with constants, compiled once per process and loaded once per device."""
     return _kernel(name, function, config, tuple(named.items()), torch.cuda.current_device())
 
 
@@ -194,10 +197,10 @@ def _cubin(name: str, columns: int, named: tuple[tuple[str, object], ...]) -> by
 
 
 def launch_counters(device: torch.device) -> Tensor:
-    """Return the counters of a launch on the current stream, [2], int64: of tiles, and of steps for lockstep.
+    """Return a launch's counters on the current stream, [2], int64: tiles, and steps for lockstep.
 
-    They are 0 before and after a launch. Launches that may overlap must not share them: each stream has its own, and
-    each launch that is captured or is on the stream of its thread, a handle that stands for many streams.
+    They are 0 before and after a launch. Launches that may overlap must not share them: each stream has a pair, and so
+    has each launch captured or on the thread's stream, a handle for many streams.
     """
     stream = current_stream(device)
     if stream == STREAM_PER_THREAD or torch.cuda.is_current_stream_capturing():
@@ -206,7 +209,7 @@ def launch_counters(device: torch.device) -> Tensor:
 
 
 def current_stream(device: torch.device) -> int:
-    """Return the handle of a device's current stream."""
+    """Return a device's current stream handle."""
     return int(torch._C._cuda_getCurrentRawStream(device.index))
 
 
@@ -216,12 +219,13 @@ def _counters(device: torch.device, stream: int) -> Tensor:
 
 
 def ragged_map(tensor: Tensor, columns: int, stride: int, box: Sequence[int]) -> TensorMap:
-    """Return the map of rows of groups: [rows, columns], `stride` elements from row to row.
+    """Return the map for grouped rows: [rows, columns], `stride` elements from row to row.
 
-    box  columns and rows of an access
+    Args:
+        box: Columns and rows of an access.
 
-    An access names the end of a group's rows and the place before it, so that the hardware reads zeros for rows past
-    the end and does not write them: (column, BILLION - rows of the group + row, end, BILLION).
+    An access names the end of a group's rows and the place before it: the hardware reads zeros for rows past the end
+    and does not write them: (column, BILLION - rows of the group + row, end, BILLION).
     """
     sizes = [columns, BILLION, BILLION, BILLION + 1]
     return tensor_map(tensor, sizes, [stride, stride, (1 << 34) - stride], [*box, 1, 1])

@@ -1,16 +1,16 @@
-"""Gradient of a grouped GEMM's weights with clusters of two SMs, in CUDA C++ for Hopper: backend `cuda_cluster`.
+"""A grouped GEMM's weight gradient with clusters of two SMs, in CUDA C++ for Hopper: backend `cuda_cluster`.
 
     a [M, K]   dc [M, N]   ->   db [G, K, N]        stored as [G, K, N], or as [G, N, K] if the weights are
 
-With weights stored as [G, N, K] the operands change places, as in wgrad.py. In the kernel they are x [M, P] and
-y [M, Q], and out[g] = x^T @ y. cluster_tiles.py describes the tiles and their schedules. A gradient is summed over the
-rows of a group, a few hundred in fine-grained experts. Then a tile takes as long to write as to compute, and groups of
-warps that take turns hide one behind the other.
+With weights stored as [G, N, K] the operands change places, as in wgrad.py. In the kernel they are x [M, P] and y [M,
+Q], and out[g] = x^T @ y. cluster_tiles.py describes the tiles and their schedules. A gradient is summed over a group's
+rows, a few hundred in fine-grained experts. Then a tile takes as long to write as to compute, and warp groups in turns
+hide one behind the other.
 
-Both operands are read through maps that are ragged along M: rows past a group's last are read as zeros, and the last
-step multiplies only the 16s of rows that the group has. Tiles follow each other group by group, large groups first, so
-that small tiles fill the gaps at the end. If some clusters start at the end of the order, small groups, whose tiles
-wait for stores, are computed next to large ones, which wait for products.
+Both operands are read through maps ragged along M: rows past a group's last are read as zeros, and the last step
+multiplies only the group's 16s of rows. Tiles follow each other group by group, large groups first, so small tiles fill
+the gaps at the end. If some clusters start at the end of the order, small groups, whose tiles wait for stores, are
+computed next to large ones, which wait for products.
 
 The kernel is in cluster_wgrad.cu and tiles.cuh. Without a GPU, tests compile it but cannot run it.
 docs/notes/kernels/clusters.md has measurements.
@@ -50,7 +50,7 @@ from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal,
 
 
 def candidates() -> list[ClusterConfig]:
-    """Return the configs that tuning tries."""
+    """Return the tuning candidates."""
     mixed = ((LONG, (1,)), (SHORT, (1,)), (NARROW, (1, 2, 3)))
     return [
         *cluster_tiles.candidates(),
@@ -59,7 +59,7 @@ def candidates() -> list[ClusterConfig]:
 
 
 def default_config(M: int, G: int) -> ClusterConfig:
-    """Return the config of an untuned problem: tiles in turns hide the stores unless groups have many rows."""
+    """Return an untuned problem's config: tiles in turns hide the stores unless groups have many rows."""
     return LONGEST if M > 2048 * G else NARROW
 
 
@@ -79,9 +79,8 @@ def prepare_cluster_wgrad(
 ) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
     """Compile the kernel and describe the operands; the returned callable allocates the output and launches once.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. Rows past offs[-1] are not read.
-    It may be called from any thread. Raises ValueError for operands or a config that the kernel cannot
-    take, OSError without NVRTC.
+    The callable reads `offs` on the device and follows later changes. Rows past offs[-1] are not read. It may be called
+    from any thread. Raises ValueError for unsupported operands or configs, OSError without NVRTC.
     """
     require_gradient_operands(a, dc, offs, trusted=False)
     a, dc = a.resolve_neg(), dc.resolve_neg()
@@ -96,7 +95,7 @@ def bind_cluster_wgrad(
     nk: bool = False,
     config: ClusterConfig | None = None,
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Do as `prepare_cluster_wgrad` for operands that were checked; the callable takes operands like these.
+    """Do as `prepare_cluster_wgrad` for checked operands; the callable takes operands like these.
 
     Their shapes, strides and dtypes must be equal, and their addresses multiples of 16. It may be called from any
     thread.

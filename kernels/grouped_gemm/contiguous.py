@@ -1,10 +1,10 @@
-"""Grouped GEMM over blocks of rows that belong to one expert each: backend `triton_contiguous`.
+"""Grouped GEMM over row blocks with one expert each: backend `triton_contiguous`.
 
     out[r] = a[r] @ w[e(r)].T        a [M, K]   w [E, N, K]   out [M, N]
 
-The row space is cut into blocks of `group_size_m` rows, and a block names the expert of all its rows. A tile fits
-into a block, so it needs one weight matrix and finds it with a single load. A program takes every `num_programs`-th
-tile of one flat list, in super-grouped order.
+The row space is cut into `group_size_m` rows a block, and a block names the expert for all rows. A tile fits into a
+block, so it needs one weight matrix and finds it with a single load. A program takes every `num_programs`-th tile from
+one flat list, in super-grouped order.
 
 Ragged groups do not end at block borders. Preparation pads each group to whole blocks without copying the data: it
 builds a row map, padded row -> row of `a` and `out`, with -1 for padding.
@@ -12,24 +12,25 @@ builds a row map, padded row -> row of `a` and `out`, with -1 for padding.
     group sizes 3, 0, 5;  group_size_m = 4:     block experts   0        2        2
                                                 row map         0 1 2 -  3 4 5 6  7 - - -
 
-A is loaded through the map and the result is stored through it. A padded copy of A would cost a write and a read of all
-rows on every step. The map costs four bytes per row, read once per tile. These loads compute an address for every row
-anyway. Padding rows load zeros and store nothing. The output is therefore dense, and padding neither produces nor
-receives a NaN. If all groups fill their blocks, there is no map, and its code is compiled away.
+A is loaded through the map and the result is stored through it. A padded copy would write and read all of A's rows on
+every step. The map costs four bytes per row, read once per tile. These loads compute an address for every row anyway.
+Padding rows load zeros and store nothing. The output is therefore dense, and padding neither produces nor receives a
+NaN. If all groups fill their blocks, there is no map, and the code for it is compiled away.
 
-The weights are addressed by their strides: [E, N, K] as checkpoints store them, or a transposed view of [E, K, N], both
+The weights are addressed by strides: [E, N, K] as checkpoints store them, or a transposed view on [E, K, N], both
 without copies.
 
-The design is that of gpu-mode/triton-tutorials, lesson 5, by Less Wright (Meta) and Adnan Hoque (IBM). Changes: the
-expert is loaded once per tile instead of in each step over K; sizes are run-time values, so a new row count needs no
+The design follows gpu-mode/triton-tutorials, lesson 5, by Less Wright (Meta) and Adnan Hoque (IBM). Changes: the expert
+is loaded once per tile instead of in each step over K; sizes are run-time values, so a new row count needs no
 compilation; strides; the row map; and a tile order that starts every column of tiles at its first row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from math import gcd
 
 import torch
 import triton
@@ -45,7 +46,7 @@ from groupbench.kernels.variants import by_config, first_that_runs
 
 @dataclass(frozen=True)
 class ContiguousConfig:
-    """Tile sizes and launch options of the contiguous kernel. Raises ValueError unless block_m divides group_size_m."""
+    """The contiguous kernel's tile sizes and launch options. Raises ValueError unless block_m divides group_size_m."""
 
     block_m: int
     block_n: int
@@ -188,10 +189,10 @@ def grouped_gemm_contiguous(
     expert_indices: Tensor,  # [M], int32 or int64; all rows of a block name the same expert
     config: ContiguousConfig | None = None,
 ) -> Tensor:  # [M, N]
-    """Return every row of a times its expert's weights: the tutorial's interface.
+    """Return every row of a times the expert's weights: the tutorial's interface.
 
-    Only the expert index of each block's first row is read. Raises ValueError for shapes that do not fit together, rows
-    that do not fill whole blocks, and operands or a config that the kernel cannot take.
+    Only the expert index of each block's first row is read. Raises ValueError for misfitting shapes, rows not filling
+    whole blocks, and unsupported operands or configs.
     """
     config = _legal(a, w, config)
     if a.ndim != 2 or w.ndim != 3 or a.size(1) != w.size(2):
@@ -212,8 +213,8 @@ def prepare_contiguous(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Cut the groups into blocks; the returned callable allocates the output and launches once.
 
-    `offs` is read here, on the host: later changes to it have no effect. Raises ValueError for operands or a config
-    that the kernel cannot take.
+    `offs` is read here, on the host: later changes to it have no effect. Raises ValueError for unsupported operands or
+    configs.
     """
     is_default, config = config is None, _legal(a, w, config)
     if not is_default:
@@ -225,8 +226,27 @@ def prepare_contiguous(
     )
 
 
+def prepare_blocks(
+    a: Tensor,  # [M, K]
+    w: Tensor,  # [E, N, K], any strides
+    experts: Sequence[int],  # of each block of rows
+    rows: int,  # of a block, M in all
+    config: ContiguousConfig | None = None,
+) -> Callable[[], Tensor]:  # [M, N]
+    """Return the call for rows whose blocks are of any experts, such as `block % E`: no map, no padding.
+
+    Raises ValueError for operands, blocks or a config that the kernel cannot take.
+    """
+    if len(experts) * rows != a.size(0):
+        raise ValueError(f"{len(experts)} blocks of {rows} rows are not the {a.size(0)} rows of a")
+    config = config or default_config(device_of(a.device), a.dtype)
+    config = _legal(a, w, replace(config, block_m=gcd(config.block_m, rows), group_size_m=rows))
+    block_experts = torch.tensor(experts, dtype=torch.int32, device=a.device)
+    return lambda: launch_contiguous(a, w, block_experts, None, config)
+
+
 def _prepare_with(a: Tensor, w: Tensor, offs: Tensor, config: ContiguousConfig) -> Callable[[], Tensor]:
-    """Run `prepare_contiguous` with a config that is known to be legal."""
+    """Run `prepare_contiguous` with a legal config."""
     ends = group_ends(a, w.transpose(1, 2) if w.ndim == 3 else w, offs)
     size = config.group_size_m
     experts: list[int] = []

@@ -1,7 +1,7 @@
-"""Find the expert of a tile on the device, from the offsets alone, at every call.
+"""Find a tile's expert on the device, from the offsets alone, at every call.
 
-The tiles of every expert are counted once per program, and a tile's expert is the number of experts whose tiles end
-before it (a sum over G, no search).
+Every expert's tiles are counted once per program, and a tile's expert is the number of experts whose tiles end before
+it (a sum over G, no search).
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import triton.language as tl
 
 
 def of_groups(G: int) -> dict[str, int]:
-    """Return the constants G and G_POW2 of a kernel that finds experts."""
+    """Return the constants G and G_POW2 for a kernel finding experts."""
     return {"G": G, "G_POW2": triton.next_power_of_2(G)}
 
 
 @triton.jit
 def expert_tiles(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return (first row, end row, tile rows, tile rows of all experts before it) of every expert, each [G_POW2]."""
+    """Return (first row, end row, tile rows, tile rows before it) for every expert, each [G_POW2]."""
     experts = tl.arange(0, G_POW2)
     real = experts < G
     ends = tl.load(offs_ptr + experts, mask=real, other=0).to(tl.int32)
@@ -28,7 +28,7 @@ def expert_tiles(offs_ptr, G: tl.constexpr, G_POW2: tl.constexpr, BLOCK_M: tl.co
 
 @triton.jit
 def expert_of(tile_m, starts, ends, counts, before, G_POW2: tl.constexpr, BLOCK_M: tl.constexpr):
-    """Return (expert, its first row, its number of rows, row within them) of tile row `tile_m`."""
+    """Return tile row `tile_m`'s (expert, first row, row count, row within them)."""
     g = tl.sum((before + counts <= tile_m).to(tl.int32), 0)
     is_owner = tl.arange(0, G_POW2) == g
     start = tl.sum(tl.where(is_owner, starts, 0), 0)

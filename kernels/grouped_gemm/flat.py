@@ -1,26 +1,25 @@
-"""Grouped GEMM as one flat loop over the tiles of all groups: backend `triton_flat`.
+"""Grouped GEMM as one flat loop over all groups' tiles: backend `triton_flat`.
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-One launch, no host sync. There are as many programs as SMs. Each takes every NUM_PROGRAMS-th tile and finds the expert
-of its rows from the offsets alone: the tiles of every expert are counted once, and a tile's expert is the number of
-experts whose tiles end before it (a sum over G, no search). Offsets may change between calls, and between replays of a
-CUDA graph.
+One launch, no host sync. There are as many programs as SMs. Each takes every NUM_PROGRAMS-th tile and finds the rows'
+expert from the offsets alone: every expert's tiles are counted once, and a tile's expert is the number of experts whose
+tiles end before it (a sum over G, no search). Offsets may change between calls, and between CUDA-graph replays.
 
-A and B are read by the tensor memory accelerator (TMA) through descriptors that are made once. A's tile may run into
-the next expert's rows. B's is clipped at its own expert's N and K, since the descriptor has the expert as a dimension
-of its own. A *ragged* descriptor of the output drops the results for rows of other experts, so the hardware masks and
-no instruction does. The hardware fills the K tail of both with zeros.
+A and B are read by the tensor memory accelerator (TMA) through descriptors made once. A's tile may run into the next
+expert's rows. B's is clipped at each expert's N and K, since the expert is a separate dimension. A *ragged* output
+descriptor drops the results for other experts' rows, so the hardware masks and no instruction does. The hardware fills
+both K tails with zeros.
 
 Tiles of half the rows (`halves`) avoid work on rows past an expert's last one, which is up to a third of all work with
-a hundred small experts. They also spread a last wave that would keep less than half of the SMs busy.
+a hundred small experts. They also spread a last wave with less than half the SMs busy.
 
-With few rows per expert, the kernel swaps the operands. out.T = b.T @ a.T puts N on the 64 rows that wgmma needs at
-least, and lets a tile have as few as 16 rows of A.
+With few rows per expert, the kernel swaps the operands. out.T = b.T @ a.T puts N on wgmma's 64 rows, and lets a tile
+have as few as 16 rows of A.
 
-flat_pointers.py has the same loop with pointers, for operands that TMA cannot read: on a GPU before Hopper, or with
-addresses or strides that are not multiples of 16 bytes. With many rows per expert, on Hopper, configs are
-`specialized`: flat_specialized.py computes the same tiles with specialised warps.
+flat_pointers.py has the same loop with pointers, for operands TMA cannot read: on a GPU before Hopper, or with
+addresses or strides other than multiples of 16 bytes. With many rows per expert, on Hopper, configs are `specialized`:
+flat_specialized.py computes the same tiles with specialised warps.
 
 Sources: the persistent matmul with flattened loop and ragged store of triton_kernels (triton-lang/triton); the order of
 tiles, Triton's tutorial 03; swapped operands for small M, as DeepGEMM and FlashInfer have for Hopper.
@@ -91,7 +90,7 @@ CONFIGS = {
 
 
 def candidates(mean_rows: float) -> list[FlatConfig]:
-    """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of an expert."""
+    """Return the tuning candidates for 16-bit dtypes, by an expert's mean rows."""
     if mean_rows <= 16:
         tiles = [(16, 128, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 256, 64, 8, 4)]
         return [FlatConfig(*tile, group_m=1, swap=True) for tile in tiles]
@@ -139,7 +138,7 @@ def _illegal_specialized(config: FlatConfig, dtype: torch.dtype, device: Device)
 
 
 def default_config(M: int, G: int, dtype: torch.dtype, device: Device) -> FlatConfig:
-    """Return the config for the mean rows per expert, or the nearest one that fits the GPU's shared memory."""
+    """Return the config for the mean rows per expert, or the nearest one fitting the GPU's shared memory."""
     if device.vendor == "cpu":
         return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
     if dtype == torch.float32:
@@ -254,7 +253,7 @@ def _whole_tile(
     B_IS_NK: tl.constexpr, PRECISION: tl.constexpr, DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, SWAP: tl.constexpr, SPLIT_STORE: tl.constexpr,
 ):  # fmt: skip
-    """Compute and write the tile at `row` of an expert's rows."""
+    """Compute and write the tile at an expert's `row`."""
     acc = _product(a_desc, b_desc, start + row, matrix, column, steps,
                    B_IS_NK, PRECISION, BLOCK_M, BLOCK_N, BLOCK_K, SWAP)  # fmt: skip
     store_tile(out_desc, start, size, row, column, acc, DTYPE, BLOCK_M, BLOCK_N, SWAP, SPLIT_STORE)
@@ -339,9 +338,8 @@ def prepare_flat(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Make the descriptors; the returned callable allocates the output and launches once.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. If TMA cannot read the operands,
-    the same loop reads by pointers (flat_pointers.py) and ignores `config`. Raises ValueError for operands or a config
-    that the kernel cannot take.
+    The callable reads `offs` on the device and follows later changes. If TMA cannot read the operands, the same loop
+    reads by pointers (flat_pointers.py) and ignores `config`. Raises ValueError for unsupported operands or configs.
     """
     require_operands(a, b, offs, trusted)
     a, b = a.resolve_neg(), b.resolve_neg()
@@ -356,7 +354,7 @@ def bind_flat(
     config: FlatConfig | None = None,
     zero_rest: bool = True,
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Do as `prepare_flat` for operands that were checked; the callable takes operands like these.
+    """Do as `prepare_flat` for checked operands; the callable takes operands like these.
 
     Their shapes, strides and dtypes must be equal, and their addresses multiples of 16 if these are. It may be called
     from any thread.
@@ -401,7 +399,7 @@ def _prepare_tma(
     shared: bool,
     zero_rest: bool,
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:  # of operands like these
-    """Make the descriptors, for operands that TMA can read."""
+    """Make the descriptors, for operands TMA can read."""
     (M, K), G, N = a.shape, offs.numel(), weights.size(1 if nk else 2)
     block_b = [1, config.block_n, config.block_k] if nk else [1, config.block_k, config.block_n]
     a_desc = described(TensorDescriptor.from_tensor, a, [config.block_m, config.block_k])

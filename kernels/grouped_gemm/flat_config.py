@@ -1,4 +1,4 @@
-"""The config of both kernels: flat.py, which chooses between them, and flat_specialized.py."""
+"""The config for both kernels: flat.py, which chooses between them, and flat_specialized.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class FlatConfig:
-    """Tile sizes and launch options of the flat kernel; `flat.illegal` decides which combinations compile."""
+    """The flat kernel's tile sizes and launch options; `flat.illegal` decides which combinations compile."""
 
     block_m: int
     block_n: int

@@ -1,9 +1,9 @@
-"""The loop of flat.py with pointers instead of TMA: any strides, any alignment, any GPU that Triton supports.
+"""flat.py's loop with pointers instead of TMA: any strides, any alignment, any GPU with Triton.
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-Sizes are read on the device at every call, as there. Loads mask the rows of the next expert and all elements past N and
-K: memory behind a row may contain anything if rows are not multiples of 16 bytes.
+Sizes are read on the device at every call, as there. Loads mask the next expert's rows and all elements past N and K:
+memory behind a row may contain anything if rows are not multiples of 16 bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 def choose_config(mean_rows: float, dtype: torch.dtype, device: Device) -> PointerConfig:
     """Return the config for the mean rows per expert, shrunk until it fits the device.
 
-    Few rows get tiles of few rows. Element-wise loads and stores keep their addresses in registers: with odd strides,
+    Few rows get tiles with few rows. Element-wise loads and stores keep their addresses in registers: with odd strides,
     twice as many columns would spill 368 bytes per thread (sm_90, Triton 3.7.1).
     """
     if device.vendor == "cpu" or dtype == torch.float32:
@@ -98,7 +98,7 @@ def grouped_gemm_pointers(
     zero_rest: bool = True,  # else rows past offs[-1] stay uninitialised
     config: PointerConfig | None = None,
 ) -> Tensor:  # [M, N]
-    """Allocate the output and launch, for operands that were checked already."""
+    """Allocate the output and launch, for checked operands."""
     (M, K), (G, _, N) = a.shape, b.shape
     config = config or choose_config(M / G, a.dtype, device_of(a.device))
     out = torch.empty(M, N, dtype=a.dtype, device=a.device)

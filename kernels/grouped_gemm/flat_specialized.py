@@ -1,19 +1,18 @@
-"""Grouped GEMM in 16 bits with specialised warps, on Hopper: the kernel of flat.py's configs with `specialized`.
+"""Grouped GEMM in 16 bits with specialised warps, on Hopper: the kernel for flat.py's `specialized` configs.
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-Power limits a Hopper GPU on large products: with tensor cores busy 96 % of the time, the kernel that moves fewer bytes
-runs at higher clocks and ends first. This kernel computes flat.py's tiles and saves bytes in two ways.
+Power limits a Hopper GPU on large products: with tensor cores busy 96 % of the time, the kernel moving fewer bytes runs
+at higher clocks and ends first. This kernel computes flat.py's tiles and saves bytes in two ways.
 
-**Lockstep.** Every `lockstep` steps of K the programs wait for each other, so that one read of DRAM serves all of them
-(lockstep.py).
+**Lockstep.** Every `lockstep` K steps the programs wait for each other, so one DRAM read serves all (lockstep.py).
 
-**Order of tiles.** tile_order.serpentine walks blocks of an expert's tile rows, left to right and back, so that the
-programs that run together cover a block that is nearly square in bytes.
+**Tile order.** tile_order.serpentine walks blocks of an expert's tile rows, left to right and back, so programs running
+together cover a block nearly square in bytes.
 
-The roles are those of fp8_specialized.py. One warp requests tiles by TMA. Two or three groups of four warps multiply,
-each 64 rows of a tile of 128 or 192 rows. A group skips its product if an expert ends before its rows. The tiles of a
-short last wave are cut into parts of 64 rows if there are SMs for all parts.
+The roles follow fp8_specialized.py. One warp requests tiles by TMA. Two or three groups of four warps multiply, each 64
+rows in a tile with 128 or 192 rows. A group skips its product if an expert ends before its rows. The tiles of a short
+last wave are cut into parts of 64 rows if there are SMs for all parts.
 
     load      finds a tile's expert; waits for an empty stage; describes the tile in shared memory at its first stage;
               requests a [64, 64] for each group and b [64, columns of a tile]
@@ -29,8 +28,8 @@ sums and wgmmas.
 
 The kernel is written in Gluon, which has no interpreter: without a GPU, tests compile it but cannot run it.
 
-Sources: CUTLASS's cooperative warp-specialised kernels; Triton's Gluon tutorials for the language. The measurements
-that led to lockstep are in docs/notes/kernels/grouped-gemm.md.
+Sources: CUTLASS's cooperative warp-specialised kernels; Triton's Gluon tutorials for the language.
+docs/notes/kernels/grouped-gemm.md has the measurements behind lockstep.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ _serpentine = gluon.jit(tile_order.serpentine.fn)
 
 @gluon.jit
 def _tile(item, whole, tiles_n, last_items, offs_ptr, GROUPS: gl.constexpr, GROUP_M: gl.constexpr):
-    """Return (expert, its first row, its number of rows, row within them, tile column, groups that have rows)."""
+    """Return (expert, first row, row count, row within them, tile column, groups with rows)."""
     part = gl.where(item < whole, 0, (item - whole) % GROUPS)
     tile = gl.where(item < whole, item, whole + (item - whole) // GROUPS)
     last = last_items.load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
@@ -102,7 +101,7 @@ def _tile(item, whole, tiles_n, last_items, offs_ptr, GROUPS: gl.constexpr, GROU
 
 @gluon.jit
 def _load_b(desc, smem, ready, matrix, column, at_k, B_IS_NK: gl.constexpr):
-    """Request a tile of an expert's weights."""
+    """Request a tile from an expert's weights."""
     tile = smem.reshape([1, smem.shape[0], smem.shape[1]])
     if B_IS_NK:
         async_load(desc, [matrix, column, at_k], ready, tile)
@@ -197,7 +196,7 @@ def _store(
     BUFFERS: gl.constexpr,
     SIDE: gl.constexpr,
 ):
-    """Store a group's rows of a tile in parts of as many columns as a buffer has."""
+    """Store a group's tile rows in parts with as many columns as a buffer has."""
     WIDTH: gl.constexpr = out_smem.shape[2]
     PARTS: gl.constexpr = acc.shape[1] // WIDTH
     SECOND: gl.constexpr = FIRST + BUFFERS - 1

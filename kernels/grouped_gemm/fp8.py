@@ -1,13 +1,13 @@
-"""Grouped GEMM of scaled fp8 (e4m3fn), the flat persistent kernel of flat.py with scales: backend `triton_flat`.
+"""Grouped GEMM in scaled fp8 (e4m3fn), flat.py's persistent kernel with scales: backend `triton_flat`.
 
     row-wise     out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]                   m in the rows of g
     block-wise   out[m, n] = sum_j scale_a[m, j] scale_b[g, n/128, j]  sum_k a[m, k] b[g, n, k]   k in block j of 128
 
     a [M, K]   b [G, N, K]   out [M, N] in bf16 or fp16; rows past offs[-1] are zero
 
-Schedule, TMA loads and the ragged store are those of flat.py: one launch, offsets read on the device. wgmma takes fp8
-only with K innermost in both operands, so weights are [G, N, K]. N and K may be any size: TMA fills elements past them
-with zeros, and the output's rows are padded to 16 bytes.
+Schedule, TMA loads and the ragged store follow flat.py: one launch, offsets read on the device. wgmma takes fp8 only
+with K innermost in both operands, so weights are [G, N, K]. N and K may be any size: TMA fills elements past them with
+zeros, and the output's rows are padded to 16 bytes.
 
 Row-wise scales are applied in the epilogue, by one multiplication of the finished tile. Block-wise scales change every
 128 of K. Each block's product is computed separately, scaled, and added by FMA units. That takes a second set of
@@ -18,8 +18,8 @@ Accumulation. Hopper's tensor cores align the products of 32 of K and the sum so
 each and truncate the rest (DeepSeek-V3 report, section 3.5.2). In a model of that, the product of standard normal
 values is off by 0.13 % RMS at K = 4096 and 0.3 % at 16384, compared with 0.17 % for the rounding to bf16. The product
 of uniform values in [0, 1), whose sums only grow, is off by 7 and 25 %. `fast_accum=True` accepts this error, as
-torch's flag of that name does. By default, as in torch, CUTLASS and DeepGEMM, the sum of each 128 of K is added in
-fp32 (0.01 and 0.06 %). That again takes twice the accumulators. Block-wise scaling always does so.
+torch's flag does. By default, as in torch, CUTLASS and DeepGEMM, the sum of each 128 of K is added in fp32 (0.01 and
+0.06 %). This again takes twice the accumulators. Block-wise scaling always does so.
 
 With many rows per expert, on Hopper, configs are `specialized`: fp8_specialized.py computes the same product with
 specialised warps, so that the tensor cores multiply while sums are promoted.
@@ -96,7 +96,7 @@ CPU_SWAP = Fp8Config(16, 128, 128, num_warps=4, num_stages=1, group_m=2, swap=Tr
 
 
 def candidates(mode: str, mean_rows: float) -> list[Fp8Config]:
-    """Return the configs that tuning tries, by the mean rows of an expert."""
+    """Return the tuning candidates, by an expert's mean rows."""
     if mean_rows <= 32:
         rows = 16 if mean_rows <= 16 else 32
         tiles = [(rows, 128, 128, 4, 6), (rows, 64, 128, 4, 8)]
@@ -251,9 +251,9 @@ def prepare_fp8(
 ) -> Callable[[], Tensor]:  # [M, N]; rows are padded to 16 bytes, so it may be a view
     """Make the descriptors; the returned callable allocates the output and launches once.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. The number of the scales'
-    dimensions selects the recipe. Raises ValueError if an operand is not as above, or if TMA cannot read it: rows must
-    start at multiples of 16 bytes, see `quantize.empty_fp8`.
+    The callable reads `offs` on the device and follows later changes. The scales' dimensions select the recipe. Raises
+    ValueError if an operand is not as above, or if TMA cannot read it: rows must start at multiples of 16 bytes, see
+    `quantize.empty_fp8`.
     """
     mode = require_scaled(a, scale_a, b, scale_b, fast_accum, out_dtype)
     require_dense(offs) if trusted else group_ends(a, b.transpose(1, 2), offs)
@@ -293,7 +293,7 @@ def _prepare_plain(
     out_dtype: torch.dtype,
     config: Fp8Config,
 ) -> Callable[[], Tensor]:
-    """Run `prepare_fp8` with this file's kernel, for operands and a config that were checked."""
+    """Run `prepare_fp8` with this file's kernel, for checked operands and config."""
     (M, K), (G, N, _) = a.shape, b.shape
     a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k])
     b_desc = TensorDescriptor.from_tensor(b, [1, config.block_n, config.block_k])
@@ -321,7 +321,7 @@ def _prepare_plain(
 def grouped_gemm_fp8_reference(
     a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, offs: Tensor
 ) -> Tensor:  # [M, N] fp32
-    """Return the scaled product of the same fp8 values in fp32, so that quantisation does not count as an error."""
+    """Return the same fp8 values' scaled product in fp32, so quantisation does not count as an error."""
     out = torch.zeros(a.size(0), b.size(1), dtype=torch.float32, device=a.device)
     start = 0
     with without_tf32():
@@ -333,9 +333,9 @@ def grouped_gemm_fp8_reference(
 
 
 def _for_tma(name: str, x: Tensor) -> Tensor:
-    """Return `x` with strides that TMA accepts; raise ValueError if its rows are not aligned.
+    """Return `x` with TMA's strides; raise ValueError if rows are not aligned.
 
-    The stride of a dimension of size 1 is arbitrary in torch, but TMA checks it.
+    A size-1 dimension's stride is arbitrary in torch, but TMA checks it.
     """
     *outer, inner = x.stride()
     outer = [TMA_BYTES if size == 1 else stride for size, stride in zip(x.shape, outer, strict=False)]
@@ -350,9 +350,9 @@ def _for_tma(name: str, x: Tensor) -> Tensor:
 def require_scaled(
     a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, fast_accum: bool, out_dtype: torch.dtype
 ) -> str:
-    """Return the mode of the operands; raise ValueError if they do not fit together.
+    """Return the operands' mode; raise ValueError if they do not fit together.
 
-    Raises TypeError for an operand that is not a tensor.
+    Raises TypeError for anything but tensors.
     """
     require_tensors(a=a, scale_a=scale_a, b=b, scale_b=scale_b)
     if a.dtype != E4M3 or b.dtype != E4M3 or scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32:
@@ -373,7 +373,7 @@ def require_scaled(
 
 
 def _recipe(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor) -> str:
-    """Return ROWWISE or BLOCKWISE, from the shapes of the scales; raise ValueError if they are neither's."""
+    """Return ROWWISE or BLOCKWISE, from the scales' shapes; raise ValueError for neither."""
     (M, K), (G, N, _) = a.shape, b.shape
     blocks_n, blocks_k = triton.cdiv(N, SCALE_BLOCK), triton.cdiv(K, SCALE_BLOCK)
     recipes = {ROWWISE: ((M,), (G, N)), BLOCKWISE: ((M, blocks_k), (G, blocks_n, blocks_k))}

@@ -1,4 +1,4 @@
-"""The config of both fp8 kernels: fp8.py, which chooses between them, and fp8_specialized.py."""
+"""The config for both fp8 kernels: fp8.py, which chooses between them, and fp8_specialized.py."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fp8Config:
-    """Tile sizes and launch options of the fp8 kernels; `fp8.illegal` decides which combinations compile."""
+    """The fp8 kernels' tile sizes and launch options; `fp8.illegal` decides which combinations compile."""
 
     block_m: int
     block_n: int

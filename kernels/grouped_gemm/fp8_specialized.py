@@ -1,13 +1,13 @@
-"""Grouped GEMM of scaled fp8 with specialised warps, on Hopper: the kernel of fp8.py's configs with `specialized`.
+"""Grouped GEMM in scaled fp8 with specialised warps, on Hopper: the kernel for fp8.py's `specialized` configs.
 
     row-wise     out[m, n] = scale_a[m] scale_b[g, n]  sum_k a[m, k] b[g, n, k]                   m in the rows of g
     block-wise   out[m, n] = sum_j scale_a[m, j] scale_b[g, n/128, j]  sum_k a[m, k] b[g, n, k]   k in block j of 128
 
     a [M, K]   b [G, N, K]   out [M, N] in bf16 or fp16; rows past offs[-1] are zero
 
-While sums of 128 of K are promoted to fp32 (fp8.py explains why), FMA units add and the tensor cores rest. If all warps
-of a program do the same, that is a quarter to a third of the time. Here two groups of four warps multiply, each its 64
-rows of a tile of 128 x 256, and meet only at a stage's barrier: while one adds, the other multiplies. One more warp
+While sums of 128 of K are promoted to fp32 (fp8.py explains why), FMA units add and the tensor cores rest. If all a
+program's warps do the same, this is a quarter to a third of the time. Here two groups of four warps multiply, each its
+64 rows of a tile of 128 x 256, and meet only at a stage's barrier: while one adds, the other multiplies. One more warp
 only requests tiles by TMA, and requests those of the next output tile while this one is stored.
 
     load      waits for an empty stage; requests a [128, 128] and b [256, 128]
@@ -15,8 +15,8 @@ only requests tiles by TMA, and requests those of the next output tile while thi
               any, and adds; multiplies the right half, gives the stage back, scales and adds
 
 Registers limit the tile. A multiplying thread has 240, since the loading warp gives most of its own away
-(`setmaxnreg`). The thread's share of 64 x 256 sums takes 128, and the product of one half takes 64 more. The product of
-both halves at once would need 256.
+(`setmaxnreg`). The thread's share of 64 x 256 sums takes 128, and the product of one half takes 64 more. Both halves'
+product at once would need 256.
 
 The output leaves by quarters of a tile's columns, through 8 KB of shared memory for each group and flat.py's ragged TMA
 store; four stages of 48 KB take the rest. b is read as one matrix of all experts' rows. Columns of a tile past its
@@ -24,7 +24,7 @@ expert's N belong to the next expert, and the store cuts them off.
 
 The kernel is written in Gluon, Triton's language below the tile, since Triton 3.6's `warp_specialize=True` cannot have
 two multiplying groups on Hopper. Gluon has no interpreter: without a GPU, tests compile the kernel but cannot run it.
-Its reference is that of fp8.py.
+The reference is fp8.py's.
 
 Sources: CUTLASS's cooperative warp-specialised kernels; two groups of warps that take turns to promote, DeepSeek-V3
 (section 3.5.2) and DeepGEMM; Triton's Gluon tutorials for the language.
@@ -74,7 +74,7 @@ _super_grouped = gluon.jit(tile_order.super_grouped.fn)
 
 @gluon.jit
 def _tile(tile, tiles_m, tiles_n, last_tiles, offs_ptr, BLOCK_M: gl.constexpr, GROUP_M: gl.constexpr):
-    """Return (expert, its first row, its number of rows, row within them, tile column), as experts.py finds them."""
+    """Return (expert, first row, row count, row within them, tile column), as experts.py finds them."""
     tile_m, tile_n = _super_grouped(tile, tiles_m, tiles_n, GROUP_M)
     last = last_tiles.load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     done = last <= tile_m
@@ -130,7 +130,7 @@ def _store_half(out_desc, smem, start, size, row, column, half):
 
 @gluon.jit
 def _block_scales(scale_a_ptr, scale_b_ptr, at_a, at_left, at_right, row_ok, block_ok):
-    """Return the scales of one block of K: of the rows, of the left half of the columns, of the right half."""
+    """Return one K block's scales: for the rows, the left half and the right half of the columns."""
     of_rows = gl.load(scale_a_ptr + at_a, mask=row_ok & block_ok, other=0.0)
     of_left = gl.load(scale_b_ptr + at_left, mask=block_ok, other=0.0)
     return of_rows, of_left, gl.load(scale_b_ptr + at_right, mask=block_ok, other=0.0)
@@ -319,7 +319,7 @@ def _fp8_specialized_kernel(
 
 
 def unsuitable(b: Tensor) -> str | None:
-    """Return why this kernel cannot take weights [G, N, K] that `prepare_fp8` has checked, or None if it can."""
+    """Return why this kernel cannot take weights [G, N, K] checked by `prepare_fp8`, or None if it can."""
     if b.size(0) > MOST_GROUPS:
         return f"{b.size(0)} groups are more than {MOST_GROUPS}"
     if b.size(0) > 1 and b.stride(0) % b.stride(1):

@@ -1,4 +1,4 @@
-"""Parts that the Gluon kernels share: how roles talk in shared memory, how a tile leaves, and which rows are zero."""
+"""Shared parts of the Gluon kernels: how roles talk in shared memory, how a tile leaves, and which rows are zero."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add(x, y):
 
 @gluon.jit
 def next_stage(stage, phase, STAGES: gl.constexpr):
-    """Return the stage after this one, and the phase of its barriers."""
+    """Return the stage after this one, and the barriers' phase."""
     stage += 1
     wrapped = stage == STAGES
     return gl.where(wrapped, 0, stage), phase ^ wrapped.to(gl.int32)
@@ -33,7 +33,7 @@ def next_stage(stage, phase, STAGES: gl.constexpr):
 
 @gluon.jit
 def barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Return mbarriers in shared memory, each of which completes a phase after so many arrivals."""
+    """Return mbarriers in shared memory, each with so many arrivals per phase."""
     made = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(NUMBER):
         mbarrier.init(made.index(i), count=ARRIVALS)
@@ -42,7 +42,7 @@ def barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def tile_rows(offs_ptr, G: gl.constexpr, G_POW2: gl.constexpr, BLOCK_M: gl.constexpr):
-    """Return the number of tile rows of every expert, [G_POW2]."""
+    """Return every expert's tile rows, [G_POW2]."""
     experts = gl.arange(0, G_POW2, gl.BlockedLayout([1], [32], [gl.num_warps()], [0]))
     real = experts < G
     ends = gl.load(offs_ptr + experts, mask=real, other=0).to(gl.int32)
@@ -52,7 +52,7 @@ def tile_rows(offs_ptr, G: gl.constexpr, G_POW2: gl.constexpr, BLOCK_M: gl.const
 
 @gluon.jit
 def running_sums(counts):
-    """Return the inclusive sums of `counts` in shared memory, for warps of all roles."""
+    """Return inclusive sums over `counts` in shared memory, for all roles' warps."""
     sums = gl.allocate_shared_memory(gl.int32, counts.shape, gl.SwizzledSharedLayout(1, 1, 1, [0]))
     sums.store(gl.associative_scan(counts, 0, add))
     return sums
@@ -80,7 +80,8 @@ def halves(x):
 def store_rows(out_desc, smem, PENDING: gl.constexpr, start, size, row, column, tile):
     """Write a tile through `smem` at `row` of an expert's rows; the hardware drops those past them, as in flat.py.
 
-    PENDING  stores that may still read other buffers
+    Args:
+        PENDING: Stores that may still read other buffers.
     """
     tma.store_wait(PENDING)
     smem.store(tile.to(smem.dtype))

@@ -1,14 +1,14 @@
-"""Grouped GEMM in Helion, a loop over the rows of each group: backend `helion_jagged`.
+"""Grouped GEMM in Helion, a loop over each group's rows: backend `helion_jagged`.
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-One program computes one column of tiles of one group. It reads the group's borders from the device and walks down its
-rows, so the grid (G x N tiles) is known on the host while group sizes stay on the device. A group without rows is a
-loop without steps. Uneven groups give programs uneven work; `helion_persistent` distributes it evenly.
+One program computes one tile column in one group. It reads the group's borders from the device and walks down the rows,
+so the grid (G x N tiles) is known on the host while group sizes stay on the device. A group without rows is a loop
+without steps. Uneven groups give programs uneven work; `helion_persistent` distributes it evenly.
 
 b may have any strides: weights stored as [G, N, K] come as a transposed view, and one matrix shared by all groups as an
-expanded view (stride 0), through the same kernel. K and N belong to the layer and are compile-time constants, so that
-tiles which divide them need no mask. M and G are run-time values, since routing changes them at every step.
+expanded view (stride 0), through the same kernel. K and N belong to the layer and are compile-time constants, so tiles
+dividing them need no mask. M and G are run-time values, since routing changes them at every step.
 
 From Helion's examples/grouped_gemm.py, first kernel. There the grid is the group count alone, and four groups leave all
 but four SMs of a GPU idle; there B is one [K, N] matrix for all groups.
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
 from groupbench.kernels.grouped_gemm.support import past_int32
-from groupbench.kernels.helion_configs import Choices, prepare_forward
+from groupbench.kernels.helion_configs import Choices, compile_for, prepare_forward
 
 # block_sizes has the sizes of tile_n, tile_m and tile_k, in the order in which the kernel names them. A program walks
 # all rows of its group, so tall tiles mean fewer iterations: on an H100 at 4 x 4096^3 in bf16 0.75 ms with 256 rows,
@@ -68,17 +68,16 @@ def prepare_helion_jagged(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Check the operands and compile, without tuning; the returned callable allocates the output and launches.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
-    that the kernel cannot take.
+    The callable reads `offs` on the device and follows later changes. Raises ValueError for unsupported operands.
     """
     return prepare_forward("helion_jagged", CHOICES, _prepare_with, a, b, offs, config)
 
 
 def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: helion.Config) -> Callable[[], Tensor]:
-    """Run `prepare_helion_jagged` with a config, for operands that were checked."""
+    """Run `prepare_helion_jagged` with a config, for checked operands."""
     M, N = a.size(0), b.size(2)
     table = empty_table(offs, past_int32(a, b))
-    compiled = grouped_gemm_jagged.bind((a, b, table, a.new_empty(M, N))).compile_config(config)
+    compiled = compile_for(grouped_gemm_jagged, (a, b, table, a.new_empty(M, N)), config)
 
     def run() -> Tensor:
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)

@@ -2,14 +2,14 @@
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-The tiles of all groups are numbered consecutively, and worker w of W computes tiles w, w + W, w + 2W, ... Group sizes
-stay on the device. Each worker walks the groups and computes its first tile in each from that in the previous one:
+All groups' tiles are numbered consecutively, and worker w of W computes tiles w, w + W, w + 2W, ... Group sizes stay on
+the device. Each worker walks the groups and computes the first tile in each from the previous one:
 
     first = w                          in group 0
     first = (first - tiles_g) mod W    from group g to group g + 1
 
-Groups with fewer tiles than workers therefore go to different workers, and the numbers of tiles of any two workers
-differ by at most one. Inside a group the tiles go down the rows first: workers that run together share columns of b.
+Groups with fewer tiles than workers therefore go to different workers, and any two workers' tile counts differ by at
+most one. Inside a group the tiles go down the rows first: workers running together share columns of b.
 
 b may have any strides: weights stored as [G, N, K] come as a transposed view, and one matrix shared by all groups as an
 expanded view (stride 0), through the same kernel. K, N and the worker count are compile-time constants. M and G are
@@ -36,7 +36,7 @@ from groupbench.kernels.grouped_gemm.support import (
     without_ones,
     worker_count,
 )
-from groupbench.kernels.helion_configs import Choices, prepare_forward
+from groupbench.kernels.helion_configs import Choices, compile_for, prepare_forward
 
 # block_sizes has the tile's sizes in M, N and K.
 CHOICES = Choices(
@@ -97,8 +97,7 @@ def prepare_helion_persistent(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Check the operands and compile, without tuning; the returned callable allocates the output and launches.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
-    that the kernel cannot take.
+    The callable reads `offs` on the device and follows later changes. Raises ValueError for unsupported operands.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"workers={workers}: must be at least 1")
@@ -108,13 +107,13 @@ def prepare_helion_persistent(
 def _prepare_with(
     workers: int | None, a: Tensor, b: Tensor, offs: Tensor, config: helion.Config
 ) -> Callable[[], Tensor]:
-    """Run `prepare_helion_persistent` with a config, for operands that were checked."""
+    """Run `prepare_helion_persistent` with a config, for checked operands."""
     workers = workers or worker_count(a.device)
     M, N = a.size(0), b.size(2)
     a, b = without_ones(a, b)
     rows, columns = a.size(0), b.size(2)
     table = empty_table(offs, past_int32(a, b))
-    compiled = grouped_gemm_persistent.bind((a, b, table, a.new_empty(rows, columns), workers)).compile_config(config)
+    compiled = compile_for(grouped_gemm_persistent, (a, b, table, a.new_empty(rows, columns), workers), config)
 
     def run() -> Tensor:
         out = torch.empty(rows, columns, dtype=a.dtype, device=a.device)

@@ -1,10 +1,10 @@
-"""Gradient of a grouped GEMM's weights in Helion, one program for each tile of each group: backend `helion_jagged`.
+"""A grouped GEMM's weight gradient in Helion, one program for each group's tile: backend `helion_jagged`.
 
     db[g] = a[rows of g].T @ dc[rows of g]        a [M, K]   dc [M, N]   db [G, K, N]
 
 The grid is groups times tiles, known on the host. The reduction walks the group's rows, whose number each program reads
-from the offsets. Its last tile is masked in both operands, so that rows of the next group, or of no group, never enter.
-A group without rows gets zeros. For weights stored as [G, N, K] the operands change places.
+from the offsets. The last tile is masked in both operands, so rows outside the group never enter. A group without rows
+gets zeros. For weights stored as [G, N, K] the operands change places.
 
 K and N are compile-time constants. M and G are run-time values, since routing changes them at every step. After
 Helion's examples/jagged_dense_bmm.py, whose inner loop also runs from one offset to the next.
@@ -22,7 +22,7 @@ from torch import Tensor
 from groupbench.kernels.grouped_gemm.offsets import empty_table, tabulate
 from groupbench.kernels.grouped_gemm.support import group_ends, require_runnable, require_tensors, require_within_int32
 from groupbench.kernels.grouped_gemm.tuned import tuning_key
-from groupbench.kernels.helion_configs import Choices, first_that_compiles
+from groupbench.kernels.helion_configs import Choices, compile_for, first_that_compiles
 
 # block_sizes has the output tile's rows and columns, and the rows of a step through the group.
 CHOICES = Choices(
@@ -69,8 +69,7 @@ def prepare_helion_wgrad(
 ) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
     """Check the operands and compile, without tuning; the returned callable allocates the output and launches.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
-    that the kernel cannot take.
+    The callable reads `offs` on the device and follows later changes. Raises ValueError for unsupported operands.
     """
     require_tensors(a=a, dc=dc, offs=offs)
     require_runnable(a, dc)
@@ -93,10 +92,10 @@ def prepare_helion_wgrad(
 
 
 def _prepare_with(a: Tensor, dc: Tensor, offs: Tensor, nk: bool, config: helion.Config) -> Callable[[], Tensor]:
-    """Run `prepare_helion_wgrad` with a config, for operands that were checked."""
+    """Run `prepare_helion_wgrad` with a config, for checked operands."""
     K, N = a.size(1), dc.size(1)
     x, y, table = _arguments(a, dc, offs, nk)
-    compiled = _kernel(x, y, table).bind((x, y, table)).compile_config(config)
+    compiled = compile_for(_kernel(x, y, table), (x, y, table), config)
     P, Q = (N, K) if nk else (K, N)
 
     def run() -> Tensor:
@@ -110,7 +109,7 @@ def _prepare_with(a: Tensor, dc: Tensor, offs: Tensor, nk: bool, config: helion.
 
 
 def _kernel(x: Tensor, y: Tensor, table: Tensor) -> helion.Kernel:
-    """Return the kernel whose index type reaches every element of the output [G, P, Q]."""
+    """Return the kernel whose index type reaches every output element [G, P, Q]."""
     elements = (table.numel() - 1) * x.size(1) * y.size(1)
     return grouped_gemm_wgrad_wide if elements >= 2**31 else grouped_gemm_wgrad
 
@@ -124,8 +123,8 @@ def _arguments(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> tuple[Tensor, T
 def _wide_enough(x: Tensor) -> Tensor:
     """Return x [M, columns] with at least two rows and columns.
 
-    Helion 1.5.0 drops the index of a dimension of one element. A second row belongs to no group. A second column
-    repeats the first one, and the caller cuts it off.
+    Helion 1.5.0 drops a one-element dimension's index. A second row belongs to no group. A second column repeats the
+    first one, and the caller cuts it off.
     """
     if x.size(0) == 1:
         x = x.expand(2, -1)

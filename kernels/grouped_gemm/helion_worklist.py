@@ -1,23 +1,22 @@
-"""Grouped GEMM in Helion over a list of tiles that is made on the GPU: backend `helion_worklist`.
+"""Grouped GEMM in Helion over a tile list made on the GPU: backend `helion_worklist`.
 
     out[start_g:end_g] = a[start_g:end_g] @ b[g]        a [M, K]   b [G, K, N]   out [M, N]
 
-Two launches, no host sync. The first, a tiny Triton kernel, writes for each tile of block_m rows its group, its first
-row and the group's end. The number of tiles stays on the device; the host allocates the list by an upper bound (M /
-block_m + G). In the second, written in Helion, each of as many workers as there are SMs takes every W-th tile of the
-list times the columns. Offsets may change between calls, and between replays of a CUDA graph.
+Two launches, no host sync. The first, a tiny Triton kernel, writes the group, first row and group end for each tile
+with block_m rows. The tile count stays on the device; the host allocates the list by an upper bound (M / block_m + G).
+In the second, written in Helion, each of as many workers as there are SMs takes every W-th tile of the list times the
+columns. Offsets may change between calls, and between CUDA-graph replays.
 
 The main loop is fast because it has no mask. wgmma reads its operands from shared memory, where the tensor memory
 accelerator (TMA) puts them, and a mask would take them through registers first. A's tile may run into the next group's
-rows, and the results for these rows are not stored. TMA itself clips the tail of K and N, since B's descriptor has the
-group as a dimension of its own.
+rows, and the results for these rows are not stored. TMA itself clips the K and N tails, since the group is a separate
+dimension in B's descriptor.
 
-Helion masks the operands of a product along K unless it sees that a load is masked already. It also turns a load whose
-rows start at a number from the device into a gather. Two measures prevent both, in Helion 1.5.0 and 1.5.1: an identity
-between load and product, which Helion does not look through, and a loop over K that ends at a multiple of its tile.
+Helion masks a product's operands along K unless it sees an existing mask. It also turns a load whose rows start at a
+number from the device into a gather. Two measures prevent both, in Helion 1.5.0 and 1.5.1: an identity between load and
+product, which Helion does not look through, and a loop over K that ends at a multiple of its tile.
 
-With few rows per group, the kernel swaps the operands: out.T = b.T @ a.T puts N on the 64 rows that wgmma needs at
-least.
+With few rows per group, the kernel swaps the operands: out.T = b.T @ a.T puts N on wgmma's 64 rows.
 
 The same kernel loads by masked pointers if TMA cannot read the operands: on a GPU before Hopper, with addresses or
 strides that are not multiples of 16 bytes, with matrices smaller than a tile, and in the interpreter.
@@ -75,9 +74,10 @@ IDENTITY = "{0}"
 
 @dataclass(frozen=True)
 class WorklistConfig:
-    """Settings of the tile list (block_m), the tile order (group_m) and Helion (all others).
+    """Settings for the tile list (block_m), the tile order (group_m) and Helion (all others).
 
-    helion  further settings for helion.Config, e.g. those that its autotuner chose; they override the fields above
+    Attributes:
+        helion: Further settings for helion.Config, e.g. those that its autotuner chose; they override the fields above.
     """
 
     block_m: int
@@ -123,7 +123,7 @@ CONFIGS = {
 
 
 def candidates(mean_rows: float, K: int) -> list[WorklistConfig]:
-    """Return the configs that tuning tries for 16-bit dtypes, by the mean rows of a group."""
+    """Return the tuning candidates for 16-bit dtypes, by a group's mean rows."""
     if mean_rows <= 16:
         tiles = [(16, 128, 128, 4, 4), (16, 64, 128, 4, 5), (16, 128, 64, 4, 5), (16, 256, 64, 8, 4)]
         configs = [WorklistConfig(*tile, group_m=1, swap=True) for tile in tiles]
@@ -146,7 +146,7 @@ def illegal(config: WorklistConfig, dtype: torch.dtype, device: Device = INTERPR
 
 
 def default_config(M: int, G: int, N: int, dtype: torch.dtype, device: Device) -> WorklistConfig:
-    """Return the config for the mean rows per group, or the nearest one that fits the GPU's shared memory."""
+    """Return the config for the mean rows per group, or the nearest one fitting the GPU's shared memory."""
     if device.vendor == "cpu":
         return CONFIGS["cpu_swap" if M <= 8 * G else "cpu"]
     if dtype == torch.float32:
@@ -162,7 +162,7 @@ def default_config(M: int, G: int, N: int, dtype: torch.dtype, device: Device) -
 def configs_for(
     M: int, G: int, N: int, K: int, dtype: torch.dtype, device: Device, nk: bool
 ) -> list[tuple[str, WorklistConfig, str | None]]:
-    """Return (name, config, why it is illegal here) of this problem's tuned config, if any, and of the default."""
+    """Return (name, config, why it is illegal here) for this problem's tuned config, if any, and the default."""
     default = default_config(M, G, N, dtype, device)
     if device.vendor == "cpu" or dtype == torch.float32:
         return [("default", default, None)]
@@ -178,7 +178,7 @@ def choose_config(
 
 
 def config_from(values: dict[str, Any]) -> WorklistConfig:
-    """Return the config from JSON of its `dataclasses.asdict`. Raises TypeError if a field is unknown."""
+    """Return the config from the JSON for `dataclasses.asdict`. Raises TypeError if a field is unknown."""
     return WorklistConfig(**{**values, "helion": tuple((key, value) for key, value in values.get("helion", ()))})
 
 
@@ -197,7 +197,7 @@ def _list_tiles(
     BLOCK_M: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write the tiles of group g (program g) after those of all earlier groups, and their total (program 0).
+    """Write group g's tiles (program g) after those of all earlier groups, and their total (program 0).
 
     With SHARED_B all groups have matrix 0.
     """
@@ -311,8 +311,8 @@ def prepare_helion_worklist(
 ) -> Callable[[], Tensor]:  # [M, N]; rows past offs[-1] are zero
     """Compile, without tuning; the returned callable allocates the list and the output and launches both kernels.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. Raises ValueError for operands
-    or a config that the kernel cannot take, and RuntimeError if Helion compiles TMA loads to something else.
+    The callable reads `offs` on the device and follows later changes. Raises ValueError for unsupported operands or
+    configs, and RuntimeError if Helion compiles TMA loads to something else.
     """
     require_runnable(a, b)
     group_ends(a, b, offs)
@@ -335,7 +335,7 @@ def prepare_helion_worklist(
 
 
 def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tma: bool | None) -> Callable[[], Tensor]:
-    """Run `prepare_helion_worklist` with a config, for operands that were checked."""
+    """Run `prepare_helion_worklist` with a config, for checked operands."""
     M, N = a.size(0), b.size(2)
     if tma is None:
         tma = without_tma(a, b, config) is None
@@ -360,7 +360,7 @@ def _prepare_with(a: Tensor, b: Tensor, offs: Tensor, config: WorklistConfig, tm
 
 @dataclass(frozen=True)
 class Problem:
-    """Operands and config of a call."""
+    """A call's operands and config."""
 
     a: Tensor  # [M, K]
     weights: Tensor  # [G, K, N], or [G, N, K] with `nk`; G is 1 with `shared`
@@ -371,7 +371,7 @@ class Problem:
     shared: bool
 
     def arguments(self) -> tuple[Any, ...]:
-        """Return the Helion kernel's arguments; allocate output and list, and launch the kernel that fills the list."""
+        """Return the Helion kernel's arguments; allocate output and list, and launch the list kernel."""
         a, config = self.a, self.config
         (M, K), N, G = a.shape, self.weights.size(1 if self.nk else 2), self.offs.numel()
         out = torch.empty(M, N, dtype=a.dtype, device=a.device)

@@ -1,15 +1,15 @@
-"""Lockstep: the programs of a launch wait for each other, so that one read of DRAM serves all.
+"""Lockstep: a launch's programs wait for each other, so one DRAM read serves all.
 
-Programs that compute neighbouring tiles read the same rows and columns of the operands. If they read them at about the
-same time, one read of DRAM serves all. Left alone, programs drift apart by whole tiles. So they wait for each other
-every few steps: each adds 1 to a counter in global memory, some steps before it polls the sum.
+Programs computing neighbouring tiles read the same operand rows and columns. If they read them at about the same time,
+one DRAM read serves all. Left alone, programs drift apart by whole tiles. So they wait for each other every few steps:
+each adds 1 to a counter in global memory, some steps before it polls the sum.
 
-The wait is a hint, not a barrier. A program that polls in vain, since another kernel occupies an SM, goes on and never
+The wait is a hint, not a barrier. A program polling in vain, since another kernel occupies an SM, goes on and never
 waits again in this launch. The counter is never reset: every program of every launch adds ARRIVALS in all, so the sum
 of the launches before is known if all of them have the same number of programs. Launches that share a counter at the
 same time disturb each other's waits, not their results.
 
-The measurements that led to it are in docs/notes/kernels/grouped-gemm.md.
+docs/notes/kernels/grouped-gemm.md has the measurements behind it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ POLLS = gl.constexpr(lockstep_counter.POLLS)
 
 @gluon.jit
 def arrivals_before(arrivals_ptr, NUM_PROGRAMS: gl.constexpr):
-    """Return the sum of the arrivals of all earlier launches."""
+    """Return all earlier launches' arrivals."""
     LAUNCH: gl.constexpr = ARRIVALS * NUM_PROGRAMS
     return gl.load(arrivals_ptr, volatile=True) // LAUNCH * LAUNCH
 

@@ -1,4 +1,4 @@
-"""The counter of lockstep.py, and the numbers that kernels in lockstep share, in Triton and in CUDA C++."""
+"""lockstep.py's counter, and numbers shared by kernels in lockstep, in Triton and in CUDA C++."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ POLLS = 32  # about 1 us each; then another kernel occupies an SM
 
 
 def arrivals(device: torch.device, programs: int) -> Tensor:
-    """Return the counter of a device's launches with so many programs, [1], int64.
+    """Return a device's launch counter for so many programs, [1], int64.
 
     While a CUDA graph is captured, it belongs to the graph.
     """

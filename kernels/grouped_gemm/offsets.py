@@ -1,7 +1,7 @@
-"""Make the table of offsets that Helion's kernels read: starts and ends of all groups, on the GPU, by each call.
+"""Make the offset table for Helion's kernels: all groups' starts and ends, on the GPU, by each call.
 
-One launch writes the table and zeros the rows that belong to no group. A callable, or a CUDA graph of it, therefore
-follows the offsets' values when it runs. The host reads none of them.
+One launch writes the table and zeros the rows without a group. A callable, or a CUDA graph, therefore follows the
+offsets' values when it runs. The host reads none of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _tabulate(
 
 
 def empty_table(offs: Tensor, wide: bool) -> Tensor:  # [G + 1]
-    """Return an uninitialised table for `tabulate`. Row indices get its dtype: int64 with `wide`, else int32."""
+    """Return an empty table for `tabulate`. Row indices get the table's dtype: int64 with `wide`, else int32."""
     return torch.empty(offs.numel() + 1, dtype=torch.int64 if wide else torch.int32, device=offs.device)
 
 

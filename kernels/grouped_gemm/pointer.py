@@ -1,18 +1,18 @@
-"""Grouped GEMM over G separate matrices, found through a table of pointers: backend `triton_pointer`.
+"""Grouped GEMM over G separate matrices, found through a pointer table: backend `triton_pointer`.
 
     C_g = A_g @ B_g        A_g [M_g, K_g]   B_g [K_g, N_g]   C_g [M_g, N_g]     g = 0..G-1
 
-Every group has its own M, N and K, and its matrices may be anywhere in memory, so nothing is packed or copied. A table
-on the device holds one row per group. The schedule is static and made on the device. The tiles of all groups
-are numbered consecutively, and a program takes tile `program_id`, then every `num_programs`-th tile. It finds a tile's
-group by walking the table, and never has to walk back.
+Every group has separate M, N and K, and matrices may be anywhere in memory, so nothing is packed or copied. A table on
+the device holds one row per group. The schedule is static and made on the device. All groups' tiles are numbered
+consecutively, and a program takes tile `program_id`, then every `num_programs`-th tile. It finds a tile's group by
+walking the table, and never has to walk back.
 
 Layout. A and B may have any leading dimension. The direction of unit stride is the same for all A (and for all B) and
 is a compile-time constant, since the compiler can vectorise loads only along a stride that it knows to be 1. B may be
 [N, K] weights seen through a transpose. The outputs follow each other in one buffer, and the table holds element
 offsets into it: a call allocates once and launches once, and copies nothing to the device.
 
-The schedule is that of Triton's tutorial 08-grouped-gemm. Beyond it: masks at every edge (the tutorial takes full tiles
+The schedule follows Triton's tutorial 08-grouped-gemm. Beyond it: masks at every edge (the tutorial takes full tiles
 only), strides and transposed B, a super-grouped tile order, 64-bit addresses, alignment that is measured instead of
 asserted.
 """
@@ -45,7 +45,7 @@ AT_A, AT_B, AT_C, AT_M, AT_N, AT_K, AT_LDA, AT_LDB = (tl.constexpr(place) for pl
 
 @dataclass(frozen=True)
 class PointerConfig:
-    """Tile sizes and launch options of the pointer kernels."""
+    """The pointer kernels' tile sizes and launch options."""
 
     block_m: int
     block_n: int
@@ -74,7 +74,7 @@ def illegal(config: PointerConfig, dtype: torch.dtype, device: Device = INTERPRE
 
 
 def fit(config: PointerConfig, dtype: torch.dtype, device: Device) -> PointerConfig:
-    """Return the config, or the nearest one that fits the GPU's shared memory."""
+    """Return the config, or the nearest one fitting the GPU's shared memory."""
     return fitted(config, lambda smaller: illegal(smaller, dtype, device))
 
 
@@ -168,7 +168,7 @@ def prepare_pointer(
 ) -> Callable[[], list[Tensor]]:  # G of [M_g, N_g], views of one buffer
     """Build the table and compile; the returned callable allocates the output buffer and launches once.
 
-    Raises ValueError for groups that do not fit together, and for operands or a config that the kernel cannot take.
+    Raises ValueError for misfitting groups, and for unsupported operands or configs.
     """
     run = _prepare(group_a, group_b, config)
     shapes = [(a.size(0), b.size(1)) for a, b in zip(group_a, group_b, strict=True)]
@@ -181,7 +181,7 @@ def prepare_pointer_packed(
     group_b: Sequence[Tensor],  # G of [K_g, N], one N for all
     config: PointerConfig | None = None,
 ) -> Callable[[], Tensor]:  # [sum(M_g), N]
-    """Run `prepare_pointer` for groups of equal N; their outputs are the rows of one matrix.
+    """Run `prepare_pointer` for groups with equal N; their outputs are one matrix's rows.
 
     Raises ValueError as `prepare_pointer` does, and if N differs between groups.
     """
@@ -216,7 +216,7 @@ def _prepare(
 
 
 def _prepare_with(group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: PointerConfig) -> Callable[[], Tensor]:
-    """Run `_prepare` for groups and a config that were checked."""
+    """Run `_prepare` for checked groups and config."""
     device, dtype = group_a[0].device, group_a[0].dtype
     matrices_a, a_k_unit = _one_direction(group_a)
     matrices_b, b_n_unit = _one_direction(group_b)

@@ -8,12 +8,15 @@ Two recipes. *Row-wise*: one scale per row, of activations [M] and of weights [G
 per 128 columns of a row of activations, [M, K/128], and one per 128 x 128 of weights, [G, N/128, K/128]. Scales of
 activations are stored column by column (strides 1, M): a tile of the GEMM reads 128 rows of one column.
 
-A value that is not finite affects its own row (or block) only: NaN makes the scale NaN, infinity makes it infinite, and
-the quantised values are 0 or NaN, so the whole row dequantises to NaN. Nothing overflows: the rounding of scale and
+A non-finite value affects only its row (or block): NaN makes the scale NaN, infinity makes it infinite, and the
+quantised values are 0 or NaN, so the whole row dequantises to NaN. Nothing overflows: the rounding of scale and
 quotient exceeds 448 by at most 2^-22 of it, which rounds back. (From 464 on, torch gives NaN or 448, by version and
 device.)
 
 Rounding is to nearest, ties to even: |q * scale - x| <= 2^-4 |x|, and 2^-10 scale for subnormal q (below 2^-6).
+
+The gradient of weights sums over rows: for it, x is stored transposed, [K, P], with each group's rows from a multiple
+of 128 on and one scale per 128 rows of a column, [P/128, K] (`quantize_groups_reference`; kernels in moe/quantize.py).
 
 Rows of q start at multiples of 16 bytes for any K, as TMA requires, so q may be a view of a wider tensor.
 
@@ -131,7 +134,7 @@ def _quantize_blocks_kernel(
 def prepare_quantize(x: Tensor, blockwise: bool) -> Callable[[], tuple[Tensor, Tensor]]:  # x [M, K] in fp32, bf16, fp16
     """Check x; the returned callable allocates and returns (q [M, K], scale [M] or, with `blockwise`, [M, K/128]).
 
-    Raises TypeError for an x that is not a tensor, ValueError for a shape, stride, dtype or device that cannot run.
+    Raises TypeError for anything but a tensor, ValueError for an unsupported shape, stride, dtype or device.
     """
     require_tensors(x=x)
     if x.ndim != 2 or x.stride(1) != 1 or x.dtype not in DTYPES:
@@ -164,6 +167,57 @@ def prepare_quantize(x: Tensor, blockwise: bool) -> Callable[[], tuple[Tensor, T
     return run_blocks if blockwise else run_rows
 
 
+def padded_rows(M: int, G: int) -> int:
+    """Return the columns of a transposed operand: enough for M rows in G groups, each in whole blocks of 128."""
+    return (triton.cdiv(M, SCALE_BLOCK) + G) * SCALE_BLOCK
+
+
+@triton.jit
+def _quantize_weights_kernel(
+    w_ptr,  # [G, N, K]
+    q_ptr,  # [G, N, K], and q_t_ptr [G, K, N]
+    q_t_ptr,
+    scale_ptr,  # [G, N/BLOCK, K/BLOCK], and scale_t_ptr [G, K/BLOCK, N/BLOCK]
+    scale_t_ptr,
+    N,
+    K,
+    q_stride,  # of rows of q and of q_t: a multiple of 16
+    q_t_stride,
+    BLOCK: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    EMULATED: tl.constexpr,
+):
+    g = tl.program_id(2).to(tl.int64)
+    block_n, block_k = tl.program_id(0), tl.program_id(1)
+    n = block_n * BLOCK + tl.arange(0, BLOCK)
+    k = block_k * BLOCK + tl.arange(0, BLOCK)
+    inside = (n < N)[:, None] & (k < K)[None, :]
+    w = tl.load(w_ptr + (g * N + n[:, None]) * K + k[None, :], mask=inside, other=0.0).to(tl.float32)
+    scale, inverse = _scale(_amax(tl.reshape(w, (BLOCK * BLOCK,)), 0), SMALLEST)
+    y = _e4m3(w * inverse, EMULATED)
+    tl.store(q_ptr + (g * N + n[:, None]) * q_stride + k[None, :], y, mask=inside)
+    tl.store(q_t_ptr + (g * K + k[None, :]) * q_t_stride + n[:, None], y, mask=inside)
+    blocks_n, blocks_k = tl.num_programs(0), tl.num_programs(1)
+    tl.store(scale_ptr + (g * blocks_n + block_n) * blocks_k + block_k, scale)
+    tl.store(scale_t_ptr + (g * blocks_k + block_k) * blocks_n + block_n, scale)
+
+
+def quantize_weights(
+    w: Tensor,  # [G, N, K] contiguous
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # q [G, N, K], scale [G, N/128, K/128]; both again for [G, K, N]
+    """Return the weights in fp8 with one scale per 128 x 128 values, and the same values transposed, for dgrad."""
+    G, N, K = w.shape
+    blocks_n, blocks_k = triton.cdiv(N, SCALE_BLOCK), triton.cdiv(K, SCALE_BLOCK)
+    q, q_t = empty_fp8(G * N, K, w.device).unflatten(0, (G, N)), empty_fp8(G * K, N, w.device).unflatten(0, (G, K))
+    scale = torch.empty(G, blocks_n, blocks_k, dtype=torch.float32, device=w.device)
+    scale_t = torch.empty(G, blocks_k, blocks_n, dtype=torch.float32, device=w.device)
+    _quantize_weights_kernel[(blocks_n, blocks_k, G)](
+        w, q, q_t, scale, scale_t, N, K, q.stride(1), q_t.stride(1), BLOCK=SCALE_BLOCK, SMALLEST=SMALLEST_AMAX,
+        EMULATED=interpreted(), num_warps=8,
+    )  # fmt: skip
+    return q, scale, q_t, scale_t
+
+
 # --- the same in torch ------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +245,48 @@ def dequantize(q: Tensor, scale: Tensor) -> Tensor:
     if scale.ndim == 1:
         return q.float() * scale[:, None]
     return q.float() * _spread(scale, q.shape, 1 if scale.size(0) == q.size(0) else SCALE_BLOCK)
+
+
+def quantize_groups_reference(
+    x: Tensor,  # [M, K]
+    offs: Tensor,  # [G]
+    blockwise: bool = True,
+) -> tuple[Tensor, Tensor]:  # q [K, P]; scale [P/128, K], or with one per column of a group [G, K]
+    """Return x transposed, its groups padded to blocks of 128 rows, with scales per block or, row-wise, per group."""
+    (M, K), G = x.shape, offs.numel()
+    P = padded_rows(M, G)
+    padded = x.new_zeros(P, K, dtype=torch.float32)
+    scale = torch.ones(P // SCALE_BLOCK if blockwise else G, K, dtype=torch.float32, device=x.device)
+    q = torch.zeros(K, P, dtype=torch.float32, device=x.device)
+    first, start = 0, 0
+    for g, end in enumerate(offs.tolist()):
+        blocks = triton.cdiv(end - start, SCALE_BLOCK)
+        rows, places = slice(first, first + blocks), slice(first * SCALE_BLOCK, (first + blocks) * SCALE_BLOCK)
+        padded[places.start : places.start + end - start] = x[start:end].float()
+        amax = padded[places].unflatten(0, (blocks, SCALE_BLOCK)).abs().amax(1)
+        if blockwise:
+            scale[rows] = _scale_of(amax)
+            inverse = (1 / scale[rows]).repeat_interleave(SCALE_BLOCK, 0)
+        else:
+            scale[g] = _scale_of(amax.amax(0) if blocks else amax.new_zeros(K))
+            inverse = 1 / scale[g]
+        q[:, places] = (padded[places] * inverse).T
+        first, start = first + blocks, end
+    return q.to(E4M3), scale
+
+
+def dequantize_groups(q: Tensor, scale: Tensor, offs: Tensor) -> list[Tensor]:  # G of [K, padded rows] fp32
+    """Return each group's part of q [K, P] times its scales, [P/128, K] or [G, K]."""
+    groups, first, start = [], 0, 0
+    for g, end in enumerate(offs.tolist()):
+        last = first + triton.cdiv(end - start, SCALE_BLOCK)
+        part = q[:, first * SCALE_BLOCK : last * SCALE_BLOCK].float()
+        blockwise = scale.size(0) * SCALE_BLOCK == q.size(1)
+        groups.append(
+            part * (scale[first:last].T.repeat_interleave(SCALE_BLOCK, 1) if blockwise else scale[g][:, None])
+        )
+        first, start = last, end
+    return groups
 
 
 def empty_fp8(rows: int, columns: int, device: torch.device | str) -> Tensor:

@@ -1,10 +1,10 @@
-"""Grouped GEMM in plain torch: the reference that every kernel of this folder is compared with.
+"""Grouped GEMM in plain torch: the reference for every kernel in this folder.
 
     out[offs[g-1]:offs[g]] = a[offs[g-1]:offs[g]] @ b[g]        g = 0..G-1, with offs[-1] read as 0 for g = 0
 
-Inputs are widened before the product (fp32 and fp64 to fp64, halves to fp32), and the result stays wide. Its own
-rounding is therefore far below a kernel's tolerance. TF32 is disabled during the product: it keeps 10 bits of mantissa,
-no more than fp16.
+Inputs are widened before the product (fp32 and fp64 to fp64, halves to fp32), and the result stays wide. The
+reference's rounding is therefore far below a kernel's tolerance. TF32 is disabled during the product: it keeps 10 bits
+of mantissa, no more than fp16.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def grouped_gemm_wgrad_reference(
     dc: Tensor,  # [M, N], the gradient of the output
     offs: Tensor,  # [G], int32 or int64 end offsets
 ) -> Tensor:  # [G, K, N], fp64 or fp32: the gradient of b; zero for a group without rows
-    """Return a[rows of g].T @ dc[rows of g] of every group; rows past offs[-1] are ignored."""
+    """Return a[rows of g].T @ dc[rows of g] for every group; rows past offs[-1] are ignored."""
     wide = _wide(a.dtype)
     out = torch.zeros(offs.numel(), a.size(1), dc.size(1), dtype=wide, device=a.device)
     start = 0
@@ -52,7 +52,7 @@ def reference_list(
     group_a: Sequence[Tensor],  # G of [M_g, K_g]
     group_b: Sequence[Tensor],  # G of [K_g, N_g]
 ) -> list[Tensor]:  # G of [M_g, N_g], fp64 or fp32
-    """Return the products of groups that are separate tensors, each of its own size."""
+    """Return products for separate tensors, each with a size."""
     with without_tf32():
         return [a.to(_wide(a.dtype)) @ b.to(_wide(b.dtype)) for a, b in zip(group_a, group_b, strict=True)]
 

@@ -1,6 +1,6 @@
-"""Check the operands of the grouped-GEMM kernels: the first step of every `prepare_*`.
+"""Check the grouped-GEMM kernels' operands: the first step in every `prepare_*`.
 
-Letters, here and in every kernel of this folder:
+Letters, here and in every kernel in this folder:
 
     G   groups (experts)                 a     [M, K]      rows of all groups, one group after the other
     M   rows of all groups together      b     [G, K, N]   one matrix per group, any strides
@@ -83,7 +83,7 @@ def illegal_lockstep(lockstep: int) -> str | None:
 
 
 def require_tensors(**operands: object) -> None:
-    """Raise TypeError with the name of the first operand that is not a tensor: a list or an array would fail later."""
+    """Raise TypeError with the first non-tensor operand's name: a list or an array would fail later."""
     for name, operand in operands.items():
         if not isinstance(operand, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(operand).__name__}")
@@ -106,7 +106,7 @@ def require_runnable(*operands: Tensor) -> None:
 
 
 def require_device(device: torch.device) -> None:
-    """Raise ValueError unless a kernel that is launched now runs on this device."""
+    """Raise ValueError unless a kernel launched now runs on this device."""
     if device.type == "cpu" and not interpreted():
         raise ValueError("CPU tensors need Triton's interpreter: set TRITON_INTERPRET=1 before triton is imported")
     if device.type == "cuda" and device.index != (current := torch.cuda.current_device()):
@@ -123,7 +123,7 @@ def group_ends(
 ) -> list[int]:
     """Return the end offsets on the host (one device sync); raise ValueError if shapes and offsets do not fit together.
 
-    Raises TypeError for an operand that is not a tensor.
+    Raises TypeError for anything but tensors.
     """
     require_tensors(a=a, b=b, offs=offs)
     if a.ndim != 2 or b.ndim != 3 or a.size(1) != b.size(1):
@@ -150,7 +150,7 @@ def require_operands(
     offs: Tensor,  # [G], int32 or int64
     trusted: bool,  # leave out shapes and offsets, whose check synchronises with the device
 ) -> None:
-    """Raise ValueError or TypeError unless a kernel that reads `offs` on the device can run with these operands."""
+    """Raise ValueError or TypeError unless a kernel reading `offs` on the device can run with these operands."""
     require_runnable(a, b)
     if trusted:
         require_dense(offs)
@@ -164,7 +164,7 @@ def require_gradient_operands(
     offs: Tensor,  # [G], int32 or int64
     trusted: bool,  # leave out the offsets, whose check synchronises with the device
 ) -> None:
-    """Raise ValueError or TypeError unless a kernel that sums over the rows of groups can run with these operands."""
+    """Raise ValueError or TypeError unless a kernel summing over groups' rows can run with these operands."""
     if not trusted:
         require_tensors(a=a, dc=dc, offs=offs)
         group_ends(a, a.new_empty(offs.numel(), *a.shape[-1:], 0), offs)
@@ -181,7 +181,7 @@ def require_dense(offs: Tensor) -> None:
 
 
 def no_tma(columns: int, **operands: Tensor) -> str | None:
-    """Return why TMA cannot read these operands or write rows of `columns` elements like theirs, or None if it can."""
+    """Return why TMA cannot read these operands or write rows with `columns` such elements, or None if it can."""
     for name, x in operands.items():
         if not device_of(x.device).tma:
             return "this GPU has no TMA"
@@ -204,14 +204,14 @@ def stored_weights(b: Tensor) -> tuple[Tensor, bool, bool]:
 
 
 def past_int32(a: Tensor, b: Tensor) -> bool:
-    """Return whether a [M, K] or the output [M, N] has elements past 2**31, so that row indices need int64."""
+    """Return whether a [M, K] or the output [M, N] has elements past 2**31, so row indices need int64."""
     return a.size(0) * max(a.stride(0), b.size(2)) >= 2**31
 
 
 def require_within_int32(**operands: Tensor) -> None:
     """Raise ValueError for views whose last element is past 2**31, if all have few elements, as a slice of a stack.
 
-    Helion 1.5 chooses the type of its indices by the number of elements, and would read elsewhere.
+    Helion 1.5 chooses the index type by the element count, and would read elsewhere.
     """
     if any(x.numel() >= 2**31 for x in operands.values()):
         return
@@ -225,10 +225,10 @@ def require_within_int32(**operands: Tensor) -> None:
 
 
 def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a [M, K] and b [G, K, N] with M and N of at least two, for kernels that Helion generates.
+    """Return a [M, K] and b [G, K, N] with M and N at least two, for Helion's kernels.
 
-    Helion 1.5.0 drops the index of a dimension of one element, and the mask that goes with it does not fit any more. A
-    copy of the first row or column keeps the dimension; the caller cuts it off.
+    Helion 1.5.0 drops a one-element dimension's index, and the mask no longer fits. A copy of the first row or column
+    keeps the dimension; the caller cuts it off.
     """
     if a.size(0) == 1:
         a = a.expand(2, -1)
@@ -238,11 +238,11 @@ def without_ones(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def can_chain(device: torch.device) -> bool:
-    """Return whether a launch may begin before the previous one has ended, and wait for that on the device."""
+    """Return whether a launch may begin before the previous one's end, and wait for it on the device."""
     return not interpreted() and device_of(device).chains
 
 
 def worker_count(device: torch.device, per_sm: int = 1) -> int:
-    """Return the number of programs of a persistent grid: `per_sm` per SM of a GPU, a few in the interpreter."""
+    """Return a persistent grid's program count: `per_sm` per SM of a GPU, a few in the interpreter."""
     facts = device_of(device)
     return facts.sms if facts.vendor == "cpu" else per_sm * facts.sms

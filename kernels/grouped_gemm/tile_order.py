@@ -1,14 +1,14 @@
-"""Choose the order in which a persistent Triton kernel walks the tiles of a matrix.
+"""Choose the order in which a persistent Triton kernel walks a matrix's tiles.
 
-Column after column through a *super-group* of GROUP_M tile rows, then the next super-group:
+Column after column through a *super-group* with GROUP_M tile rows, then the next super-group:
 
     GROUP_M = 2     tiles_n ->      0  2  4
                     tiles_m         1  3  5
                       |             6  7  8      (the last super-group has one row only)
 
-Programs that run together then use a block of about GROUP_M rows of A and as few columns of B as possible, which stay
-in L2. Row by row they would sweep all of B for each row of A. The idea is that of Triton's matrix multiplication
-tutorial (03-matrix-multiplication).
+Programs running together then use about GROUP_M rows of A and as few columns of B as possible, which stay in L2. Row by
+row they would sweep all of B for each row of A. The idea is from Triton's matrix multiplication tutorial
+(03-matrix-multiplication).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def super_grouped(tile, tiles_m, tiles_n, GROUP_M: tl.constexpr):
 def serpentine(inside, tiles_m, tiles_n, GROUP_M: tl.constexpr):
     """Return (tile row, tile column) of the `inside`-th tile of one expert, 0 <= inside < tiles_m * tiles_n.
 
-    The expert's tile rows are split into blocks of about GROUP_M rows, as equal as possible. Each is walked column
-    after column, even blocks from left to right and odd ones back, so that two blocks meet at columns that are in L2:
+    The expert's tile rows are split into blocks with about GROUP_M rows, as equal as possible. Each is walked column
+    after column, even blocks from left to right and odd ones back, so two blocks meet at columns in L2:
 
         GROUP_M = 2     tiles_n ->      0  2  4
                         tiles_m         1  3  5

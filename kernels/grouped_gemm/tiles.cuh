@@ -23,6 +23,7 @@
 //     LEAD, ARRIVALS, POLLS   the constants of lockstep.py
 //     OFFSET             type of the groups' end offsets: int or long long
 //     MOST_GROUPS        that fit in shared memory
+//     WARPS_STORE        1 if whole warps store the output, 0 if TMA does
 
 constexpr int ROWS = 64;                    // of a part: the least that wgmma multiplies
 constexpr int STEP_BYTES = 128;             // of K in a row or column, the widest swizzle
@@ -409,9 +410,14 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
       __syncwarp();
 #pragma unroll
       for (int j = 0; j < 4; ++j) write_sums(buffer + line * 128 + ((2 * j + lane / 16 ^ line & 7) << 4), from + j * 8);
-      publish_to_tma();
-      __syncwarp();
-      if (elected()) product.store(tile, row, column, buffer, policy);
+      if constexpr (WARPS_STORE) {
+        __syncwarp();
+        product.store_rows(tile, row, column, buffer, lane);
+      } else {
+        publish_to_tma();
+        __syncwarp();
+        if (elected()) product.store(tile, row, column, buffer, policy);
+      }
     }
   }
   if (elected()) wait_for_stores();
@@ -422,7 +428,8 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
 //     items                              of all clusters
 //     tile_of(item, g, place)            this program's tile; g is a group not after the item's, and becomes it
 //     load_a, load_b(tile, step, place, to, ready)   load this program's share of an operand
-//     store(tile, row, column, from, policy)         store OUT_ROWS x OUT_COLUMNS from shared memory
+//     store(tile, row, column, from, policy)         store OUT_ROWS x OUT_COLUMNS from shared memory, by one thread
+//     store_rows(tile, row, column, from, lane)      the same by a warp; with WARPS_STORE, instead of `store`
 //     scale(tile, row, column, sums)                 scale a thread's sums of OUT_ROWS x OUT_COLUMNS; of fp8 alone
 //     policy()                           the stores' policy for L2
 template <class Product>

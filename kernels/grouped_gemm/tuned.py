@@ -56,7 +56,8 @@ def tuned_config(kernel: str, key: str, device: Device) -> dict[str, Any] | None
 def tuned_configs(kernel: str, gpu: str, any_triton: bool = True) -> dict[str, dict[str, Any]]:
     """Return the fields of every config tuned for a GPU of this name, by problem; empty without a file.
 
-    any_triton  also take configs that the user tuned with another Triton than this one
+    Args:
+        any_triton: Also take configs that the user tuned with another Triton than this one.
     """
     configs: dict[str, dict[str, Any]] = {}
     for path in [*_user_files(kernel, gpu, any_triton), *_shipped_files(kernel, gpu)]:

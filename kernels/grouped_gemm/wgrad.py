@@ -2,9 +2,10 @@
 
     a [M, K]   dc [M, N]   ->   db [G, K, N]        stored as [G, K, N], or as [G, N, K] if the weights are
 
-Every group has the same number of tiles, and the reduction runs over its rows. A tile costs as much as its group has
-rows, and nothing for an empty group, whose gradient is zero. One matrix product serves both layouts: with weights
-stored as [G, N, K] the operands change places. In the kernel they are x [M, P] and y [M, Q], and out[g] = x^T @ y.
+Every group has the same number of tiles, and the reduction runs over the group's rows. A tile costs as much as the
+group has rows, and nothing for an empty group, whose gradient is zero. One matrix product serves both layouts: with
+weights stored as [G, N, K] the operands change places. In the kernel they are x [M, P] and y [M, Q], and out[g] = x^T @
+y.
 
 The last block of a group's rows runs into the next group's, and rows past offs[-1] may hold anything, NaN included.
 Both operands are therefore read through *ragged* descriptors, which the hardware clips at the group's last row and
@@ -355,8 +356,8 @@ def prepare_wgrad(
 ) -> Callable[[], Tensor]:  # [G, K, N], a transposed view with `nk`; zero for a group without rows
     """Check the operands and make the descriptors; the returned callable allocates the output and launches.
 
-    The callable reads `offs` on the device, so it follows later changes of its values. Rows past offs[-1] are not read.
-    Raises ValueError for operands or a config that the kernel cannot take.
+    The callable reads `offs` on the device and follows later changes. Rows past offs[-1] are not read. Raises
+    ValueError for operands or a config that the kernel cannot take.
     """
     require_gradient_operands(a, dc, offs, trusted=False)
     return wgrad_launcher(a, dc, offs, nk, config)

@@ -158,7 +158,8 @@ def _load(
 def _store(out_desc, smem, PENDING: gl.constexpr, g, row, column, tile):
     """Write some columns of a group of warps' rows through `smem`.
 
-    PENDING  stores that may still read other buffers
+    Args:
+        PENDING: Stores that may still read other buffers.
     """
     tma.store_wait(PENDING)
     smem.store(tile.to(smem.dtype))

@@ -1,1 +1,1 @@
-"""Kernels of a mixture-of-experts layer around its grouped GEMMs."""
+"""Kernels for a mixture-of-experts layer around the grouped GEMMs."""

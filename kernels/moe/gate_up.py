@@ -1,13 +1,13 @@
-"""First half of an expert, act = silu(x @ gate) * (x @ up), as one grouped GEMM with its activation inside.
+"""An expert's first half, act = silu(x @ gate) * (x @ up), as one grouped GEMM with the activation inside.
 
     gate, up = a[rows of g] @ w[g, :F].T, a[rows of g] @ w[g, F:].T        a [M, H]   w [G, 2F, H]   act [M, F]
     act = gate / (1 + exp(-gate)) * up
 
 The loop over the tiles of all experts is that of flat.py, with another epilogue. The weights are seen as [G, 2, F, H],
 so that one TMA box holds BLOCK_F columns of the gate and the same columns of up, and one wgmma multiplies them both. A
-tile has its gate on the left and its up on the right, and no weights need to be interleaved beforehand. Products stay
-in fp32 until they are multiplied. In inference they never leave registers: a separate product would write 2F columns
-for another kernel to read, and this kernel writes F. With `save` both are written too, for the backward pass.
+tile has the gate on the left and up on the right, and no weights need to be interleaved beforehand. Products stay in
+fp32 until they are multiplied. In inference they never leave registers: a separate product would write 2F columns for
+another kernel to read, and this kernel writes F. With `save` both are written too, for the backward pass.
 
 If the operands are swapped (few rows per expert, see flat.py), gate and up are two products, because wgmma cannot read
 a box of more than 128 bytes per row once it is reshaped: the data would go through registers.

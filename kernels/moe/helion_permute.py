@@ -7,9 +7,9 @@ These are permute.py's two kernels, written in Helion. A tile of tokens and colu
 or k rows are summed in fp32. H and k are compile-time constants, the number of tokens is not. Positions come from
 routing.py.
 
-Offsets of rows may exceed 2**31 elements, and Helion 1.5 chooses its index type by the sizes of its inputs alone. It
-ignores strides, and the tensors that it allocates. For such operands there are kernels with int64 indices, and their
-positions are int64, so that offsets computed from these are too.
+Row offsets may exceed 2**31 elements, and Helion 1.5 chooses the index type by the input sizes alone. It ignores
+strides, and the tensors that it allocates. For such operands there are kernels with int64 indices, and their positions
+are int64, so that offsets computed from these are too.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ def prepare_helion_permute(
 ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:  # rows [T*k, H], offs [G], position [T, k]
     """Compile, without tuning; the returned callable routes, allocates and copies.
 
-    The callable reads `ids` on the device, so it follows later changes of its values. Raises ValueError for operands
-    that the kernels cannot take.
+    The callable reads `ids` on the device and follows later changes. Raises ValueError for operands that the kernels
+    cannot take.
     """
     require_runnable(x)
     check_ids(ids, G)

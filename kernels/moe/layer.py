@@ -23,7 +23,7 @@
 The backward pass needs `both` and `rows`. It does not need y (swiglu.py explains why), and computes act again while it
 reads both. With `recompute` it also gathers the rows again: that saves M*H values and costs one more permutation.
 
-A choice whose id is not in 0..G-1 adds nothing to the output, and its weight's gradient is zero.
+A choice with an id outside 0..G-1 adds nothing to the output, and the weight's gradient is zero.
 
 If H or F is not a multiple of 16 bytes, every call pads all operands with zeros, weights included: correct, but slow.
 

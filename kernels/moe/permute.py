@@ -3,7 +3,7 @@
     permute     out[position[t, j]] = x[t]                        x [T, H]   out [T*k, H]
     unpermute   out[t] = sum over j of weights[t, j] * y[position[t, j]]      y [T*k, H]   out [T, H]
 
-Positions come from routing.py. A choice without a row (-1) is written nowhere and adds nothing, whatever its weight.
+Positions come from routing.py. A choice without a row (-1) is written nowhere and adds nothing, whatever the weight.
 Rows of `out` from offs[-1] on belong to no choice and are not written. The sum is taken in fp32, j after j: the same
 bits in every call, which atomic additions by row would not give.
 
@@ -256,7 +256,8 @@ def spread_rows(
 def _spread(x: Tensor, position: Tensor, config: RowConfig | None, chained: bool) -> Tensor:
     """Run `spread_rows`.
 
-    chained  the previous launches are those of `route`, which do not write x, so that it may be read early
+    Args:
+        chained: The previous launches are those of `route`, which do not write x, so that it may be read early.
     """
     (T, H), k = x.shape, position.size(1)
     position = position.contiguous()
@@ -301,8 +302,8 @@ def prepare_permute(
 ) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:  # rows [T*k, H], offs [G], position [T, k]
     """Check the operands; the returned callable routes, allocates and copies.
 
-    The callable reads `ids` on the device, so it follows later changes of its values. Raises ValueError for operands
-    that do not fit together or cannot run.
+    The callable reads `ids` on the device and follows later changes. Raises ValueError for operands that do not fit
+    together or cannot run.
     """
     require_runnable(x)
     check_ids(ids, G)

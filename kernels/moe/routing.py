@@ -16,11 +16,11 @@ comparing all pairs of them. If there are few choices, one program counts and pl
 copied next, permute_fused.py does the third launch's work itself.
 
 Every program does one short thing, and latency is most of the cost of these launches. On Hopper each is launched while
-the previous one still runs, and waits for its end on the device (programmatic dependent launch).
+the previous one still runs, and waits on the device for the previous end (programmatic dependent launch).
 
-Work is by choice, not by choice and expert: a histogram counts, and a choice looks up the next row of its expert. A
-matrix of choices x experts instead cost 29 us more on an H100 (65,536 choices, 128 experts). Pairs are summed down the
-columns of their matrix, which a thread holds. Sums along its rows go through all threads of a warp.
+Work is by choice, not by choice and expert: a histogram counts, and a choice looks up the expert's next row. A matrix
+of choices x experts instead cost 29 us more on an H100 (65,536 choices, 128 experts). Pairs are summed down the columns
+of their matrix, which a thread holds. Sums along its rows go through all threads of a warp.
 
 Sources: megablocks' and SonicMoE's histogram and cumulative sum over tokens. Ranks by pairs instead of a sort are our
 own.

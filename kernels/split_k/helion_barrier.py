@@ -26,7 +26,7 @@ from helion.autotuner import PowerOfTwoFragment
 from torch import Tensor
 
 from groupbench.kernels.device import Device, device_of
-from groupbench.kernels.helion_configs import first_that_compiles
+from groupbench.kernels.helion_configs import compile_for, first_that_compiles
 from groupbench.kernels.split_k import tiled
 from groupbench.kernels.split_k.problem import require_product
 from groupbench.kernels.split_k.tiled import config_key
@@ -104,7 +104,7 @@ def prepare_barrier(
 def _prepare_with(a: Tensor, b: Tensor, config: helion.Config) -> Callable[[], Tensor]:
     """Run `prepare_barrier` with a config, for operands that were checked."""
     M, N = a.size(0), b.size(1)
-    compiled = split_k_matmul_barrier.bind(without_ones(a, b)).compile_config(config)
+    compiled = compile_for(split_k_matmul_barrier, without_ones(a, b), config)
 
     def run() -> Tensor:
         out: Tensor = compiled(*without_ones(a, b))

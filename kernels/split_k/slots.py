@@ -7,7 +7,7 @@ each: in the order of the slots, so that sums are the same to the bit. They have
 element of a slot is EMPTY, a NaN that no sum gives, until its value replaces it. An adder reads until no element is
 EMPTY, and writes EMPTY back for the next call, or the next replay of a CUDA graph. A counter would cost a fence, an
 atomic and one more round trip to the L2 after the last store (on an H100, 1 us of 7). Here every 4-byte element signals
-its own arrival, so their order does not matter. NCCL's LL protocol sends a flag with each word in the same way.
+arrival, so the order does not matter. NCCL's LL protocol sends a flag with each word in the same way.
 
 A program writes EMPTY to its slot as soon as it begins, although the slot is EMPTY already. Otherwise an adder's first
 read of it goes to DRAM if other stores have displaced it from the L2, and the whole tile waits for that read. A thread
@@ -77,7 +77,7 @@ def store_sum(
     PART: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Write PART elements of a tile of the output, from the tile's element `first` on: the sum of its slots.
+    """Write PART elements of an output tile, from element `first` on: the sum over slots.
 
     CHUNK slots are added at a time, in an order that depends on their number alone. With WAIT, read until they have
     arrived, and write EMPTY back.

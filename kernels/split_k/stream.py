@@ -25,7 +25,7 @@ Values wait in registers as pairs, in int32. Triton 3.6 and 3.7 unpack and repac
 which waits for loads too early.
 
 The kernel is written in Gluon, Triton's language below the tile, which can specify layouts of registers. Gluon has no
-interpreter: without a GPU, tests compile the kernel but cannot run it. Its reference is problem.split_k_reference.
+interpreter: without a GPU, tests compile the kernel but cannot run it. The reference is problem.split_k_reference.
 
 Sources: the free order of K is that of Marlin and of FlashInfer's decoding kernels; slots and adders are slots.py's.
 """
@@ -58,10 +58,11 @@ ALIGNED = 16  # bytes; addresses and strides must be multiples of it
 class StreamConfig:
     """A tile of 16 rows, and the division of K.
 
-    block_n   columns of a tile: 16 or 32
-    warp_k    elements of K that a warp reads at once: LINE_K or twice that
-    splits    programs per tile
-    adders    programs of a tile that add a slice of it each: a power of two; a slice has at least 4 elements
+    Attributes:
+        block_n: Columns of a tile: 16 or 32.
+        warp_k: Elements of K that a warp reads at once: LINE_K or twice that.
+        splits: Programs per tile.
+        adders: Programs of a tile that add a slice of it each: a power of two; a slice has at least 4 elements.
     """
 
     block_n: int

@@ -15,7 +15,7 @@ One main loop, and three ways to add the partials:
   two_launches  partials by one kernel, sums by another, in a fixed order too. The second launch costs 1 to 2 us while
                 the whole product takes 6, though it is launched early (programmatic dependent launch).
   atomic        partials are added in fp32, in the order of their arrival, to an output of zeros. It needs no workspace,
-                but its last bits differ from run to run.
+                but the last bits differ from run to run.
 
 slots.py explains how an adder knows that a partial has arrived, and how it waits.
 
@@ -65,10 +65,11 @@ from groupbench.kernels.variants import Gluon, Variant, first_that_runs
 class SplitKConfig:
     """A tile, the number of programs that share one, and how many of them add the partials.
 
-    splits    programs per tile; at most as many as K has blocks (legal_splits)
-    adders    programs of a tile that add a slice of it each: a power of two. With more than one, all programs have to
-              be on the GPU at once
-    streamed  B goes through registers, not through num_stages buffers, and is marked for the L2 to drop first
+    Attributes:
+        splits: Programs per tile; at most as many as K has blocks (legal_splits).
+        adders: Programs of a tile that add a slice of it each: a power of two. With more than one, all programs have to
+            be on the GPU at once.
+        streamed: B goes through registers, not through num_stages buffers, and is marked for the L2 to drop first.
     """
 
     block_m: int
@@ -346,7 +347,7 @@ def prepare_fixup(
 ) -> Callable[[], Tensor]:  # [M, N]
     """Allocate the workspace; the returned callable allocates the output and launches once, in the mode fixup.
 
-    Calls of one callable share its workspace: make them on one stream. Raises ValueError for operands or a config that
+    Calls on one callable share a workspace: make them on one stream. Raises ValueError for operands or a config that
     cannot run. A call raises RuntimeError if several adders need more programs at once than the GPU holds.
     """
     M, N, chosen = _checked(a, b, config)
@@ -432,7 +433,7 @@ def prepare_atomic(
 ) -> Callable[[], Tensor]:  # [M, N]
     """Prepare a call with atomic adds: the returned callable adds all partials to an fp32 output of zeros.
 
-    It returns the output in a's dtype. Its last bits differ from run to run. Raises ValueError for operands or a config
+    It returns the output in a's dtype. The last bits differ from run to run. Raises ValueError for operands or a config
     that cannot run.
     """
     M, N, config = _checked(a, b, config)
@@ -508,7 +509,7 @@ def default_config(M: int, N: int, K: int, dtype: torch.dtype, device: Device) -
         return interpreter_config(M, K)
 
     def fit(config: SplitKConfig) -> SplitKConfig:
-        """Return the config with as many splits and adders as its tile may have."""
+        """Return the config with as many splits and adders as the tile may have."""
         splits = legal_splits(config.splits, K, config.block_k)
         adders = min(config.adders, most_adders(config.block_m * config.block_n, splits))
         return replace(config, splits=splits, adders=adders)

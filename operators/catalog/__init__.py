@@ -1,1 +1,1 @@
-"""The operators: inputs, shapes, reference and backends of each."""
+"""The operators: inputs, shapes, reference and backends."""

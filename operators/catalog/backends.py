@@ -1,4 +1,4 @@
-"""Declare backends: kernels that are imported when they are prepared, and reasons why one cannot run."""
+"""Declare backends: kernels imported when prepared, and reasons why one cannot run."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def lazy(
-    kernel: str, inputs: str, change: Mapping[str, Callable[[Tensor], Tensor]] | None = None, **constants: Any
+    kernel: str, inputs: str, change: Mapping[str, Callable[[Any], Any]] | None = None, **constants: Any
 ) -> Callable[[Any], Run]:
-    """Return the `prepare` of a kernel, which is imported at the first call, so listing backends needs no torch.
+    """Return a kernel's `prepare`, imported at the first call, so listing backends needs no torch.
 
     Args:
         kernel: "module:function" below `groupbench.kernels`.
@@ -40,9 +40,9 @@ def lazy(
 
 
 def aligned(x: Tensor) -> Tensor:
-    """Return `x`, or a copy of it, with the 16-byte strides that torch's grouped GEMM requires, stride 0 included.
+    """Return `x`, or a copy with the 16-byte strides required by torch's grouped GEMM, stride 0 included.
 
-    The copy follows the values of `x`. Making it is not timed: a caller allocates its operands with suitable strides.
+    The copy follows `x`. Making it is not timed: a caller allocates operands with suitable strides.
     """
     step = 16 // x.element_size()
     inner = -1 if x.stride(-1) == 1 or x.stride(-2) != 1 else -2

@@ -1,8 +1,8 @@
 """Canaries: a copy for bandwidth and a cuBLAS product for compute, measured along with everything else.
 
-They show that something is wrong with the machine: a slower copy on the same card is not the fault of a kernel. Do not
-normalise by them, since the noise of different kernels is not correlated. A product of any size is the ceiling for a
-grouped GEMM with the same number of operations: one matrix instead of many.
+They detect a faulty machine: a slower copy on the same card is not a kernel's fault. Do not normalise by them, since
+different kernels' noise is not correlated. A product is the ceiling for a grouped GEMM with the same number of
+operations: one matrix instead of many.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ SHAPES_HELP = "copy,N=SIZE, matmul,N=SIZE or matmul,M=SIZE,N=SIZE,K=SIZE (,W=nk)
 class CanaryShape:
     """A copy of N x N elements, or a product of [M, K] and [K, N].
 
-    M, K  0 means N
-    nk    the second matrix is stored as [N, K], as layers store weights
+    Attributes:
+        M, K: 0 means N.
+        nk: The second matrix is stored as [N, K], as layers store weights.
     """
 
     kind: str
@@ -42,7 +43,7 @@ class CanaryShape:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """M, N, K, with N in place of a missing M or K."""
+        """M, N, K, with N for a missing M or K."""
         return self.M or self.N, self.N, self.K or self.N
 
     def __str__(self) -> str:
@@ -59,7 +60,7 @@ class CanaryInputs:
 
 
 def parse_shape(text: str) -> CanaryShape:
-    """Parse a shape of one of the forms in SHAPES_HELP. Raises ValueError."""
+    """Parse a shape as in SHAPES_HELP. Raises ValueError."""
     kind, *fields = text.split(",")
     nk = fields[-1:] == ["W=nk"]
     pairs = [field.partition("=") for field in (fields[:-1] if nk else fields)]

@@ -1,6 +1,6 @@
-"""Shapes, their text and inputs for operators that compute one matrix product.
+"""Shapes, text and inputs for operators with one matrix product.
 
-out = a @ b with a [M, K] and b [K, N]. The text of a shape names the whole problem; the database stores this text:
+out = a @ b with a [M, K] and b [K, N]. A shape's text names the whole problem; the database stores this text:
 
     M=16,N=4096,K=4096            row-major operands
     M=16,N=4096,K=4096,W=nk       b stored as [N, K], as layers store weights, and passed on transposed
@@ -29,8 +29,9 @@ HELP = "M,N,K (b stored as [N, K]: M=..,N=..,K=..,W=nk; a as [K, M]: ..,A=km)"
 class GemmShape:
     """One product.
 
-    nk  b is stored as [N, K]
-    km  a is stored as [K, M]
+    Attributes:
+        nk: B is stored as [N, K].
+        km: A is stored as [K, M].
     """
 
     M: int
@@ -61,7 +62,7 @@ class GemmInputs:
 
 
 def parser(suites: Mapping[str, tuple[GemmShape, ...]]) -> Callable[[str], GemmShape]:
-    """Return the operator's `parse_shape`. It raises ValueError that names the form of a shape and the suites."""
+    """Return the operator's `parse_shape`. It raises ValueError with the shape's form and the suites."""
 
     def parse(text: str) -> GemmShape:
         try:
@@ -111,7 +112,7 @@ def make_inputs(shape: GemmShape, dtype: str, device: str, seed: int) -> GemmInp
 
 
 def reference(x: GemmInputs) -> Tensor:
-    """Return the product [M, N] in fp64: a long sum in fp32 has errors as large as those of the backends."""
+    """Return the product [M, N] in fp64: a long sum in fp32 has errors as large as the backends'."""
     return x.a.double() @ x.b.double()
 
 
@@ -132,9 +133,9 @@ def prepare_torch_mm(x: GemmInputs) -> Run:
 def product(
     name: str, torch_mm: str, backends: tuple[Backend, ...], suites: dict[str, tuple[GemmShape, ...]]
 ) -> Operator:
-    """Return an operator that computes one product. Its first backend, the baseline, is cuBLAS.
+    """Return an operator for one product. The first backend, the baseline, is cuBLAS.
 
-    torch_mm  describes that baseline
+    torch_mm describes the baseline
     """
     return Operator(
         name=name,

@@ -1,8 +1,7 @@
 """Grouped GEMM: C[rows of g] = A[rows of g] @ B[g], the product in every mixture-of-experts layer.
 
-Inputs are those of a layer: A with the rows of all experts packed, one B for each expert, and the offset at which each
-expert's rows end, on the device. Backends import their kernels when they are prepared, so listing them does not need
-torch.
+Inputs are those of a layer: A with all experts' rows packed, one B for each expert, and each expert's end offset, on
+the device. Backends import their kernels when they are prepared, so listing them does not need torch.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog import placements, shapes
 from groupbench.operators.catalog.backends import aligned, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.dtypes import BYTES, dtype_name, torch_dtype
@@ -28,19 +27,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GroupedInputs:
-    """The operands of a grouped GEMM. `rows` follows from `offs`, on the host; a shared B has stride 0 over groups."""
+    """The operands of a grouped GEMM. `rows` follows from `offs`, on the host; a shared B has stride 0 over groups.
+
+    If the routing is interleaved, `rows` and `offs` are those of blocks of rows, and `experts` names each block's B.
+    """
 
     a: Tensor  # [M, K]
     b: Tensor  # [G, K, N], any strides
     offs: Tensor  # [G] int32, where each group's rows end
     rows: tuple[int, ...]  # M_g on the host
+    experts: tuple[int, ...] = ()  # of each block of rows, if they are interleaved
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> GroupedInputs:
-    """Draw the inputs of a shape: standard normal values, distinct weights for each expert.
+    """Draw a shape's inputs: standard normal values, distinct weights for each expert.
 
-    With `shape.shared` they are those of TritonBench: one B for all groups and uniform values in [0, 1). Positive
-    values draw less power, so the GPU runs at other clocks.
+    With `shape.shared` they match TritonBench: one B for all groups and uniform values in [0, 1). Positive values draw
+    less power, so the GPU runs at other clocks.
     """
     import torch
 
@@ -57,13 +60,17 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> Grou
         b = values(shape.G, shape.N, shape.K).transpose(1, 2)
     else:
         b = values(shape.G, shape.K, shape.N)
+    if shape.block:
+        blocks = shape.M // shape.block
+        rows, experts = (shape.block,) * blocks, tuple(block % shape.G for block in range(blocks))
+        return GroupedInputs(a, b, _ends(rows, device), rows, experts)
     return GroupedInputs(a, b, _ends(shape.rows, device), shape.rows)
 
 
 def from_tritonbench(
     group_a: Sequence[Tensor], group_b: Sequence[Tensor], w: Tensor | None = None, split: Tensor | None = None
 ) -> Example:
-    """Convert TritonBench's lists of matrices to an example: A is packed, a B that repeats is kept once."""
+    """Convert TritonBench's matrix lists to an example: A is packed, a repeated B is kept once."""
     import torch
 
     rows = tuple(a.shape[0] for a in group_a)
@@ -80,17 +87,23 @@ def _ends(rows: tuple[int, ...], device: str) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64).cumsum(0).to(torch.int32).to(device)
 
 
+def groups_of(x: GroupedInputs) -> list[tuple[int, int, int]]:
+    """Return (expert, first row, last row + 1) of each group, or of each block if the rows are interleaved."""
+    bounds = group_bounds(x.rows)
+    return [(e, start, end) for e, (_, start, end) in zip(x.experts or range(len(x.rows)), bounds, strict=True)]
+
+
 def group_bounds(rows: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """Return (g, first row, last row + 1) of each group."""
+    """Return (g, first row, last row + 1) for each group."""
     return [(g, end - row, end) for g, (row, end) in enumerate(zip(rows, accumulate(rows), strict=True))]
 
 
 def reroute(shape: GroupedShape, x: GroupedInputs, seed: int) -> bool:
-    """Write the offsets of another routing of the same number of rows. Return whether they differ from the shape's.
+    """Write another routing's offsets for as many rows. Return whether they differ from the shape's.
 
-    Groups that share one B are not rerouted, since the result would not change.
+    Groups that share one B are not rerouted, since the result would not change; nor are interleaved rows.
     """
-    if shape.shared:
+    if shape.shared or shape.block:
         return False
     rows = other_rows(shape.rows, seed)
     x.offs.copy_(_ends(rows, "cpu"))
@@ -98,18 +111,34 @@ def reroute(shape: GroupedShape, x: GroupedInputs, seed: int) -> bool:
 
 
 def other_rows(rows: tuple[int, ...], seed: int) -> tuple[int, ...]:
-    """Return other group sizes with the same sum: the sizes in another order, part of each moved to the next group."""
-    draw = random.Random(seed)
-    sizes = draw.sample(rows, len(rows))
-    for g in range(len(sizes) - 1):
-        part = draw.randrange(sizes[g] // 4 + 1) if sizes[g] < 4 else draw.randrange(1, sizes[g] // 4 + 1)
-        sizes[g], sizes[g + 1] = sizes[g] - part, sizes[g + 1] + part
+    """Return other group sizes with the same sum.
+
+    An even seed gives an extreme routing: groups of 0 to 7 rows, and all others in one group. An odd one moves a row or
+    two of each of a few groups to the next.
+    """
+    draw, sizes = random.Random(seed), list(rows)
+    if seed % 2 == 0:
+        owner, total = draw.randrange(len(sizes)), sum(sizes)
+        small = [0 if g == owner else draw.randrange(8) for g in range(len(sizes))]
+        left = list(accumulate((-size for size in small), initial=total))  # rows that are left before each group
+        sizes = [min(size, max(rest, 0)) for size, rest in zip(small, left[:-1], strict=True)]
+        sizes[owner] += total - sum(sizes)
+    else:
+        for g in draw.sample(range(len(sizes) - 1), min(3, len(sizes) - 1)):
+            part = min(sizes[g], draw.randrange(1, 3))
+            sizes[g], sizes[g + 1] = sizes[g] - part, sizes[g + 1] + part
     return tuple(sizes)
 
 
 def reference(x: GroupedInputs) -> Tensor:
-    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference
+    import torch
 
+    from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference, reference_list
+
+    if x.experts:
+        return torch.cat(
+            reference_list(*zip(*((x.a[start:end], x.b[e]) for e, start, end in groups_of(x)), strict=True))
+        )
     return grouped_gemm_reference(x.a, x.b, x.offs)
 
 
@@ -118,12 +147,12 @@ def flops(shape: GroupedShape) -> int:
 
 
 def min_bytes(shape: GroupedShape, dtype: str) -> int:
-    """Count A once, B once for each expert that has rows (once in total if it is shared), C once."""
+    """Count A once, B once for each expert with rows (once in total if shared), C once."""
     return (shape.M * shape.K + _weights_read(shape) + shape.M * shape.N) * BYTES[dtype]
 
 
 def _weights_read(shape: GroupedShape) -> int:
-    """Return the number of elements in the matrices of B whose groups have rows."""
+    """Return the element count in the B matrices of groups with rows."""
     active = 1 if shape.shared else sum(row > 0 for row in shape.rows)
     return active * shape.K * shape.N
 
@@ -133,7 +162,7 @@ def _weights_read(shape: GroupedShape) -> int:
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """The tensors saved by the forward pass, and the gradient of its output."""
+    """The tensors saved by the forward pass, and the output's gradient."""
 
     x: GroupedInputs
     dc: Tensor  # [M, N]
@@ -141,9 +170,11 @@ class BackwardInputs:
 
 
 def make_backward_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> BackwardInputs:
-    """Draw the inputs of the forward pass, and a standard normal gradient."""
+    """Draw the inputs of the forward pass, and a standard normal gradient. Raises Unavailable for interleaved rows."""
     import torch
 
+    if shape.block:
+        raise Unavailable(NOT_PACKED)
     x = make_inputs(shape, dtype, device, seed)
     generator = torch.Generator(device).manual_seed(seed + 1)
     dc = torch.randn(shape.M, shape.N, generator=generator, device=device, dtype=torch_dtype(dtype))
@@ -161,13 +192,13 @@ def reference_backward(x: BackwardInputs) -> dict[str, Tensor]:
 
 
 def min_bytes_backward(shape: GroupedShape, dtype: str) -> int:
-    """Count A, dC and the used matrices of B once; dA and every group's dB once."""
+    """Count A, dC and B's used matrices once; dA and every group's dB once."""
     M, N, K = shape.M, shape.N, shape.K
     return (2 * M * K + M * N + _weights_read(shape) + shape.G * K * N) * BYTES[dtype]
 
 
 def prepare_torch_loop_bwd(x: BackwardInputs) -> Run:
-    """Call torch.matmul twice for each group that has rows; the gradients of other groups are zero."""
+    """Call torch.matmul twice for each group with rows; other groups' gradients are zero."""
     import torch
 
     problems = [(g, slice(start, end)) for g, start, end in group_bounds(x.x.rows)]
@@ -217,7 +248,7 @@ def prepare_triton_flat_bwd(x: BackwardInputs) -> Run:
 def prepare_torch_loop(x: GroupedInputs) -> Run:
     import torch
 
-    problems = [(x.a[start:end], x.b[g], start, end) for g, start, end in group_bounds(x.rows) if start < end]
+    problems = [(x.a[start:end], x.b[e], start, end) for e, start, end in groups_of(x) if start < end]
     M, N = x.a.shape[0], x.b.shape[2]
 
     def run() -> Tensor:
@@ -237,7 +268,7 @@ def prepare_torch_grouped_mm(x: GroupedInputs) -> Run:
 
 
 def prepare_aten_grouped_mm(x: GroupedInputs) -> Run:
-    """Pack a list of tensors in each call, as TritonBench's baseline of that name does."""
+    """Pack a tensor list in each call, as TritonBench's baseline does."""
     import torch
     import torch.nn.functional as F
 
@@ -251,7 +282,7 @@ def prepare_aten_grouped_mm(x: GroupedInputs) -> Run:
 
 
 def _padded(x: Tensor) -> Tensor:
-    """Return a contiguous tensor, or a copy of it with rows of a multiple of 16 bytes."""
+    """Return a contiguous tensor, or a copy with rows in multiples of 16 bytes."""
     step, width = 16 // x.element_size(), x.shape[-1]
     if width % step == 0:
         return x
@@ -263,7 +294,29 @@ def prepare_triton_pointer(x: GroupedInputs) -> Run:
 
     from groupbench.kernels.grouped_gemm.pointer import prepare_pointer_packed
 
-    return prepare_pointer_packed(torch.split(x.a, list(x.rows)), x.b.unbind())
+    return prepare_pointer_packed(torch.split(x.a, list(x.rows)), [x.b[e] for e, _, _ in groups_of(x)])
+
+
+def prepare_triton_contiguous(x: GroupedInputs) -> Run:
+    from groupbench.kernels.grouped_gemm.contiguous import prepare_blocks, prepare_contiguous
+
+    w = x.b.transpose(1, 2)
+    return prepare_blocks(x.a, w, x.experts, x.rows[0]) if x.experts else prepare_contiguous(x.a, w, x.offs)
+
+
+NOT_PACKED = "it needs each expert's rows together, and these are interleaved"
+INTERLEAVED = ("torch_loop", "triton_pointer", "triton_contiguous")  # backends that take interleaved rows
+
+
+def _packed_only(backend: Backend) -> Backend:
+    """Return the backend, which refuses interleaved rows unless it takes them."""
+
+    def prepare(x: GroupedInputs) -> Run:
+        if x.experts:
+            raise Unavailable(NOT_PACKED)
+        return backend.prepare(x)
+
+    return backend if backend.name in INTERLEAVED else replace(backend, prepare=prepare)
 
 
 def prepare_cuda_cluster(x: GroupedInputs) -> Run:
@@ -308,78 +361,80 @@ def no_inductor_template(target: Target) -> str | None:
     return None
 
 
+BACKENDS = (
+    Backend(
+        "torch_loop",
+        prepare_torch_loop,
+        "one torch.matmul for each group that has rows, sizes known on the host, into one output",
+        prepare_bwd=prepare_torch_loop_bwd,
+    ),
+    Backend(
+        "torch_grouped_mm",
+        prepare_torch_grouped_mm,
+        "torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device",
+        prepare_bwd=prepare_torch_grouped_mm_bwd,
+    ),
+    Backend(
+        "aten_grouped_mm",
+        prepare_aten_grouped_mm,
+        "torch_grouped_mm with the packing of a list of tensors timed; TritonBench's baseline of grouped_gemm",
+        only_as_baseline=True,
+    ),
+    triton(
+        "groupbench",
+        prepare_groupbench,
+        "groupbench.kernels.ops.grouped_mm: what a model calls, with the kernel that it chooses for the problem",
+        prepare_bwd=prepare_groupbench_bwd,
+    ),
+    Backend(
+        "torch_compile",
+        prepare_torch_compile,
+        "torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem",
+        unavailable=no_inductor_template,
+    ),
+    triton(
+        "triton_pointer",
+        prepare_triton_pointer,
+        "device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm",
+    ),
+    triton(
+        "triton_flat",
+        lazy("grouped_gemm.flat:prepare_flat", "a b offs", {"a": aligned}),
+        "one flat loop over all tiles, TMA loads, ragged TMA store; after triton_kernels' persistent matmul",
+        prepare_bwd=prepare_triton_flat_bwd,
+    ),
+    Backend(
+        "cuda_cluster",
+        prepare_cuda_cluster,
+        "CUDA C++ for Hopper: clusters of two SMs share loads of B by multicast; after CUTLASS",
+        unavailable=no_cluster,
+    ),
+    triton(
+        "triton_contiguous",
+        prepare_triton_contiguous,
+        "one expert per block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
+    ),
+    helion(
+        "helion_jagged",
+        lazy("grouped_gemm.helion_jagged:prepare_helion_jagged", "a b offs"),
+        "one program for each group; after Helion's examples/grouped_gemm.py",
+    ),
+    helion(
+        "helion_persistent",
+        lazy("grouped_gemm.helion_persistent:prepare_helion_persistent", "a b offs"),
+        "persistent workers over the tiles of all groups; after Helion's examples/grouped_gemm.py",
+    ),
+    helion(
+        "helion_worklist",
+        lazy("grouped_gemm.helion_worklist:prepare_helion_worklist", "a b offs", {"a": aligned}),
+        "a list of tiles made on the device, then TMA loads without masks; after Helion's pretuned DeepGEMM kernel",
+    ),
+)
+
 GROUPED_GEMM = Operator(
     name="grouped_gemm",
     baseline="torch_loop",
-    backends=(
-        Backend(
-            "torch_loop",
-            prepare_torch_loop,
-            "one torch.matmul for each group that has rows, sizes known on the host, into one output",
-            prepare_bwd=prepare_torch_loop_bwd,
-        ),
-        Backend(
-            "torch_grouped_mm",
-            prepare_torch_grouped_mm,
-            "torch.nn.functional.grouped_mm: CUTLASS pointer-array kernels on Hopper, offsets on the device",
-            prepare_bwd=prepare_torch_grouped_mm_bwd,
-        ),
-        Backend(
-            "aten_grouped_mm",
-            prepare_aten_grouped_mm,
-            "torch_grouped_mm with the packing of a list of tensors timed; TritonBench's baseline of grouped_gemm",
-            only_as_baseline=True,
-        ),
-        triton(
-            "groupbench",
-            prepare_groupbench,
-            "groupbench.kernels.ops.grouped_mm: what a model calls, with the kernel that it chooses for the problem",
-            prepare_bwd=prepare_groupbench_bwd,
-        ),
-        Backend(
-            "torch_compile",
-            prepare_torch_compile,
-            "torch.compile of grouped_mm with Inductor's Triton template alone, tuned by Inductor for the problem",
-            unavailable=no_inductor_template,
-        ),
-        triton(
-            "triton_pointer",
-            prepare_triton_pointer,
-            "device tables of pointers and sizes, static schedule; after Triton's tutorial 08-grouped-gemm",
-        ),
-        triton(
-            "triton_flat",
-            lazy("grouped_gemm.flat:prepare_flat", "a b offs", {"a": aligned}),
-            "one flat loop over all tiles, TMA loads, ragged TMA store; after triton_kernels' persistent matmul",
-            prepare_bwd=prepare_triton_flat_bwd,
-        ),
-        Backend(
-            "cuda_cluster",
-            prepare_cuda_cluster,
-            "CUDA C++ for Hopper: clusters of two SMs share loads of B by multicast; after CUTLASS",
-            unavailable=no_cluster,
-        ),
-        triton(
-            "triton_contiguous",
-            lazy("grouped_gemm.contiguous:prepare_contiguous", "a b offs", {"b": lambda b: b.transpose(1, 2)}),
-            "one expert per block of rows, super-grouped persistent order; after gpu-mode/triton-tutorials lesson 5",
-        ),
-        helion(
-            "helion_jagged",
-            lazy("grouped_gemm.helion_jagged:prepare_helion_jagged", "a b offs"),
-            "one program for each group; after Helion's examples/grouped_gemm.py",
-        ),
-        helion(
-            "helion_persistent",
-            lazy("grouped_gemm.helion_persistent:prepare_helion_persistent", "a b offs"),
-            "persistent workers over the tiles of all groups; after Helion's examples/grouped_gemm.py",
-        ),
-        helion(
-            "helion_worklist",
-            lazy("grouped_gemm.helion_worklist:prepare_helion_worklist", "a b offs", {"a": aligned}),
-            "a list of tiles made on the device, then TMA loads without masks; after Helion's pretuned DeepGEMM kernel",
-        ),
-    ),
+    backends=tuple(map(_packed_only, BACKENDS)),
     suites=shapes.SUITES.each(lambda suite: tuple(suite.values())),
     suite_baselines={"tritonbench": "aten_grouped_mm"},
     parse_shape=shapes.parse,
@@ -392,6 +447,8 @@ GROUPED_GEMM = Operator(
     from_tritonbench=from_tritonbench,
     on_trace=shapes.on_trace,
     reroute=reroute,
+    placements=placements.of_groups,
+    nonfinite=True,
     backward=Backward(
         make_inputs=make_backward_inputs,
         reference=reference_backward,
@@ -399,6 +456,7 @@ GROUPED_GEMM = Operator(
         min_bytes=min_bytes_backward,
         returns="(dA [M, K], dB [G, K, N])",
         moves=("dc",),  # the rest was saved by the forward pass
+        placements=placements.of_saved,
         suites=shapes.weight_gradient_suites(),
     ),
 )

@@ -1,9 +1,9 @@
 """Grouped GEMM, bias, elementwise operand and permuted output: permute((A @ B.T + D) * E) for groups of any sizes.
 
-The problem of Composable Kernel's example 28_grouped_gemm_bias_e_permute; maths and layout are in
-kernels/bias_add_permute/problem.py. E is multiplied (as in its README), added, or absent (as in its code). The first
-suite has the eight groups of that example, as drawn by `rand()` in glibc; the second draws others by its rules. Inputs
-are standard normal, each operand in its own allocation. The output is one tensor per group.
+The problem from Composable Kernel's example 28_grouped_gemm_bias_e_permute; maths and layout are in
+kernels/bias_add_permute/problem.py. E is multiplied (as in the example's README), added, or absent (as in the code).
+The first suite has the example's eight groups, as drawn by `rand()` in glibc; the second draws others by the same
+rules. Inputs are standard normal, each operand in a separate allocation. The output is one tensor per group.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.backends import lazy, triton
+from groupbench.operators.catalog.inductor import compiled, no_gpu_to_compile_for
 from groupbench.operators.dtypes import BYTES, torch_dtype
-from groupbench.operators.operator import Backend, Operator, Run, Target
+from groupbench.operators.operator import Backend, Operator, Run
 from groupbench.operators.sizes import size, whole
 from groupbench.operators.suites import Suites
 
@@ -42,7 +43,7 @@ HELP = (
 
 @dataclass(frozen=True)
 class GroupSize:
-    """The sizes of one group: A [M0*M1*M2, K], B [N0*N1, K], output [M0, N0, M1, N1, M2]."""
+    """One group's sizes: A [M0*M1*M2, K], B [N0*N1, K], output [M0, N0, M1, N1, M2]."""
 
     m: tuple[int, int, int]
     n: tuple[int, int]
@@ -68,7 +69,7 @@ class GroupSize:
 
 @dataclass(frozen=True)
 class FusedShape:
-    """The sizes of the groups, and the operation on E: "mul", "add" or "none". Raises ValueError."""
+    """The groups' sizes, and the operation on E: "mul", "add" or "none". Raises ValueError."""
 
     groups: tuple[GroupSize, ...]
     op: str = "mul"
@@ -111,7 +112,7 @@ def example_groups() -> tuple[GroupSize, ...]:
 
 
 def parse_shape(text: str) -> FusedShape:
-    """Parse a shape of the form in HELP. Raises ValueError that names the fault and the right form."""
+    """Parse a shape as in HELP. Raises ValueError with the fault and the right form."""
     text = text.strip()
     if text in EXAMPLES:
         return FusedShape(example_groups(), EXAMPLES[text])
@@ -205,8 +206,8 @@ def reference(x: FusedInputs) -> dict[str, Tensor]:
 def decode(output: Any) -> tuple[Tensor, ...]:
     """Return outputs [M0, N0, M1, N1, M2] as matrices [M0 * N0, M1 * N1 * M2]. Raises TypeError for other outputs.
 
-    Errors are judged by row, and a row of M2 elements can be a single element. The mean of so few rounding errors may
-    be far from the expected one, so rows must be longer.
+    Errors are judged by row, and a row with M2 elements can be a single element. The mean over so few rounding errors
+    may be far from the expected one, so rows must be longer.
     """
     import torch
 
@@ -222,13 +223,13 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def flops(shape: FusedShape) -> int:
-    """Count the operations of the product, of the bias and of the elementwise operation, if any."""
+    """Count the operations in the product, the bias and the elementwise operation, if any."""
     after = 1 if shape.op == "none" else 2
     return sum(group.M * group.N * (2 * group.K + after) for group in shape.groups)
 
 
 def min_bytes(shape: FusedShape, dtype: str) -> int:
-    """Count A, B, D, E and the output once for each group that has an output."""
+    """Count A, B, D, E and the output once for each group with an output."""
     matrices = 1 if shape.op == "none" else 2
     elements = 0
     for group in shape.groups:
@@ -275,29 +276,7 @@ def prepare_torch_linear(x: FusedInputs) -> Run:
 
 def prepare_torch_compile(x: FusedInputs, max_autotune: bool = False) -> Run:
     """Compile one function for all groups and these sizes."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    options: dict[str, str | int | bool | Callable[..., Any]] = {"max_autotune": max_autotune}
-    compiled = torch.compile(
-        lambda groups: tuple(steps(group, x.op) for group in groups), options=options, dynamic=False, fullgraph=True
-    )
-    torch._dynamo.reset()  # else compilations for earlier shapes count against the recompilation limit
-    compiled(x.groups)
-
-    def run() -> tuple[Tensor, ...]:
-        # Under a dispatch mode, such as the one that poisons memory, Dynamo would not run its compiled code.
-        with _disable_current_modes():
-            outputs: tuple[Tensor, ...] = compiled(x.groups)
-        return outputs
-
-    return run
-
-
-def no_gpu_to_compile_for(target: Target) -> str | None:
-    if target.device != "cuda":
-        return "torch.compile for a CPU needs a C++ compiler, and its fusions do not predict those on a GPU"
-    return None
+    return compiled(lambda groups: tuple(steps(group, x.op) for group in groups), x.groups, max_autotune=max_autotune)
 
 
 def _listed(*texts: str) -> tuple[GroupSize, ...]:
@@ -333,6 +312,39 @@ def _smoke() -> tuple[FusedShape, ...]:
     return tuple(FusedShape(groups, op) for groups, op in zip(corners().values(), cycle(OPS), strict=False))
 
 
+def _attention() -> tuple[FusedShape, ...]:
+    """Return the projections of attention in one launch: x @ W + bias, written by head.
+
+    Q and V become [B, heads, S, D], and K becomes [B, heads, D, S], as the product with Q reads it. The models are
+    Llama 3 8B and 70B, Qwen3-30B and gpt-oss, with fewer heads of K and V than of Q.
+    """
+    models = ((2, 2048, 4096, 32, 8, 128), (1, 4096, 8192, 64, 8, 128), (2, 4096, 2048, 32, 4, 128))
+    return tuple(
+        FusedShape(
+            (
+                GroupSize((B, S, 1), (heads, D), hidden),
+                GroupSize((B, 1, S), (shared, D), hidden),
+                GroupSize((B, S, 1), (shared, D), hidden),
+            ),
+            "none",
+        )
+        for B, S, hidden, heads, shared, D in (*models, (1, 4096, 2880, 64, 8, 64))
+    )
+
+
+def _depthwise() -> tuple[FusedShape, ...]:
+    """Return depthwise-separable convolutions of 3 x 3 (MobileNetV2's), a group for each block of 32 channels.
+
+    The rows are patches of B images [B * pixels, 9 * 32]. E is the gate of the activation, and the output is [B,
+    channels, pixels], not the product's [B * pixels, channels].
+    """
+    layers = ((96, 56), (192, 28), (384, 14), (576, 14), (960, 7))
+    return tuple(
+        FusedShape((GroupSize((32, 1, side * side), (32, 1), 9 * 32),) * (channels // 32), "mul")
+        for channels, side in layers
+    )
+
+
 GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
     name="grouped_gemm_bias_add_permute",
     baseline="torch_unfused",
@@ -365,7 +377,16 @@ GROUPED_GEMM_BIAS_ADD_PERMUTE = Operator(
             "one launch sweeps over the tiles of all groups; table of pointers, TMA, product transposed for the store",
         ),
     ),
-    suites=Suites({"example": _example, "random": _random, "corners": _corners, "smoke": _smoke}),
+    suites=Suites(
+        {
+            "example": _example,
+            "random": _random,
+            "attention": _attention,
+            "depthwise": _depthwise,
+            "corners": _corners,
+            "smoke": _smoke,
+        }
+    ),
     parse_shape=parse_shape,
     make_inputs=make_inputs,
     reference=reference,

@@ -1,8 +1,8 @@
 """Gradient of a grouped GEMM's rows: dA[rows of g] = dC[rows of g] @ B[g].T.
 
-This is the forward product with the other layout of B, so the forward's backends compute it unchanged, from dC and B
-transposed. Shapes are those of the layer: G=8,M=...,N=...,K=...,W=nk has weights stored as [G, N, K], which the forward
-pass reads along K and this gradient along N.
+This is the forward product with B's other layout, so the forward backends compute it unchanged, from dC and B
+transposed. Shapes are the layer's: G=8,M=...,N=...,K=...,W=nk has weights stored as [G, N, K], which the forward pass
+reads along K and this gradient along N.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from groupbench.operators.catalog import shapes
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM, GroupedInputs, make_backward_inputs
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.operator import Operator
@@ -32,12 +33,13 @@ BACKENDS = (
 
 @dataclass(frozen=True)
 class DgradInputs(GroupedInputs):
-    """The operands of the gradient, under the names of the forward's operands."""
+    """The gradient's operands, under the forward operands' names."""
 
     a: Tensor  # [M, N], dC
     b: Tensor  # [G, N, K], B transposed, any strides
     offs: Tensor  # [G] int32, where each group's rows end
     rows: tuple[int, ...]  # M_g on the host
+    experts: tuple[int, ...] = ()  # empty: the rows of an expert are together
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> DgradInputs:
@@ -51,6 +53,8 @@ GROUPED_GEMM_DGRAD: Operator = replace(
     name="grouped_gemm_dgrad",
     backends=tuple(replace(backend, prepare_bwd=None) for backend in GROUPED_GEMM.backends if backend.name in BACKENDS),
     make_inputs=make_inputs,
+    suites=shapes.packed_suites(),
+    parse_shape=shapes.parse_packed,
     returns="[M, K]",
     from_tritonbench=None,
     backward=None,

@@ -1,10 +1,13 @@
-"""Grouped GEMM of fp8 (e4m3fn) with scales, in the two recipes of kernels/grouped_gemm/quantize.py.
+"""Grouped GEMM in fp8 (e4m3fn) with scales, in the two recipes from kernels/grouped_gemm/quantize.py.
+
+Mode bwd computes both gradients as in training: dA in bf16, and dB added to a buffer in fp32 (`main_grad`). It needs
+operands in further layouts, since fp8 tensor cores sum along the innermost dimension alone: the weights transposed, and
+dC and A transposed with scales along the rows. They are quantised before the clock too.
 
 `grouped_gemm_fp8` has one scale per row of activations and weights, `grouped_gemm_fp8_blockwise` one per 1 x 128 of
 activations and 128 x 128 of weights (DeepSeek-V3). Inputs are quantised before the clock starts, from standard normal
-values; quantize_fp8 is the operator that measures quantising. Outputs are bf16. The reference multiplies the same fp8
-values, so an error comes from the kernel, not from quantisation. Weights are [G, N, K], the only layout that fp8 tensor
-cores take.
+values; quantize_fp8 measures quantising. Outputs are bf16. The reference multiplies the same fp8 values, so an error
+comes from the kernel, not from quantisation. Weights are [G, N, K], the only layout for fp8 tensor cores.
 """
 
 from __future__ import annotations
@@ -13,14 +16,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog import placements, shapes
 from groupbench.operators.catalog.backends import lazy, not_hopper
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
 from groupbench.operators.errors import Unavailable
-from groupbench.operators.operator import Backend, Operator, Run, Target
+from groupbench.operators.operator import Backend, Backward, Operator, Run, Target
 from groupbench.operators.relayout import laid_out
 
 if TYPE_CHECKING:
@@ -43,9 +46,9 @@ class Fp8Inputs:
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwise: bool = False) -> Fp8Inputs:
-    """Draw standard normal values and quantise them; each expert has its own weights.
+    """Draw standard normal values and quantise them; each expert has distinct weights.
 
-    Rows of a and b start at multiples of 16 bytes.
+    Rows in a and b start at multiples of 16 bytes.
     """
     import torch
 
@@ -80,9 +83,48 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwi
     return Fp8Inputs(a, scale_a, b, scale_b, ends, shape.rows)
 
 
+@dataclass(frozen=True)
+class Fp8Step:
+    """The operands of both gradients. P is the number of rows with every group padded to blocks of 128."""
+
+    x: Fp8Inputs
+    dc: Tensor  # [M, N] e4m3fn
+    scale_dc: Tensor  # [M] fp32, or [M, N/128] with strides 1, M
+    bt: Tensor  # [G, K, N] e4m3fn, the weights transposed
+    scale_bt: Tensor  # [G, K] fp32, or [G, K/128, N/128]
+    dct: Tensor  # [N, P] e4m3fn, dc transposed
+    scale_dct: Tensor  # [G, N] fp32, or [P/128, N]
+    at: Tensor  # [K, P] e4m3fn, a transposed
+    scale_at: Tensor  # [G, K] fp32, or [P/128, K]
+    main_grad: Tensor  # [G, N, K] fp32, to which the gradient of the weights is added
+
+
+def make_step(shape: GroupedShape, dtype: str, device: str, seed: int, blockwise: bool = False) -> Fp8Step:
+    """Draw the inputs of the forward pass, and standard normal gradients. `main_grad` has the size of a sum of rows."""
+    import torch
+
+    from groupbench.kernels.grouped_gemm import quantize as q
+
+    x = make_inputs(shape, dtype, device, seed, blockwise)
+    generator = torch.Generator(device).manual_seed(seed + 1)
+    dc = torch.randn(shape.M, shape.N, generator=generator, device=device, dtype=torch.bfloat16)
+    rows = q.quantize_blocks_reference(dc) if blockwise else q.quantize_rows_reference(dc)
+    weights = [q.dequantize(b, scale) for b, scale in zip(x.b, x.scale_b, strict=True)]
+    bt = q.empty_fp8(shape.G * shape.K, shape.N, device).unflatten(0, (shape.G, shape.K))
+    by_group = []
+    for values, w in zip(bt, weights, strict=True):
+        quantized, scale = (q.quantize_weight_blocks_reference if blockwise else q.quantize_rows_reference)(w.T)
+        values.copy_(quantized)
+        by_group.append(scale)
+    a = q.dequantize(x.a, x.scale_a)
+    columns = (*q.quantize_groups_reference(dc, x.offs, blockwise), *q.quantize_groups_reference(a, x.offs, blockwise))
+    main_grad = torch.randn(shape.G, shape.N, shape.K, generator=generator, device=device)
+    return Fp8Step(x, *rows, bt, torch.stack(by_group), *columns, main_grad.mul_((shape.M / shape.G) ** 0.5))
+
+
 def parse_shape(text: str) -> GroupedShape:
     """Parse a shape as grouped_gemm does, always with W=nk. Raises ValueError."""
-    shape = shapes.parse(text)
+    shape = shapes.parse_packed(text)
     if shape.shared:
         raise ValueError(f"shape {text!r}: fp8 weights differ by expert; omit B=shared")
     return replace(shape, nk=True)
@@ -95,7 +137,7 @@ def reference(x: Fp8Inputs) -> Tensor:
 
 
 def min_bytes(shape: GroupedShape, dtype: str, blockwise: bool = False) -> int:
-    """Count a once, b once for each expert that has rows, their scales, and the output in bf16 once."""
+    """Count a once, b once for each expert with rows, their scales, and the bf16 output once."""
     active = sum(row > 0 for row in shape.rows)
     M, N, K = shape.M, shape.N, shape.K
     blocks = math.ceil(K / BLOCK)
@@ -103,11 +145,42 @@ def min_bytes(shape: GroupedShape, dtype: str, blockwise: bool = False) -> int:
     return M * K + active * N * K + 4 * scales + 2 * M * N
 
 
+def reference_backward(step: Fp8Step) -> dict[str, Tensor]:
+    """Return {"dA": [M, K], "dB": [G, N, K]} of the same fp8 values in fp32."""
+    from groupbench.kernels.grouped_gemm.fp8 import grouped_gemm_fp8_reference
+    from groupbench.kernels.grouped_gemm.fp8_wgrad import fp8_wgrad_reference
+
+    wgrad = (step.dct, step.scale_dct, step.at, step.scale_at, step.x.offs, step.main_grad)
+    return {
+        "dA": grouped_gemm_fp8_reference(step.dc, step.scale_dc, step.bt, step.scale_bt, step.x.offs),
+        "dB": fp8_wgrad_reference(*wgrad),
+    }
+
+
+def decode_outputs(output: Any) -> Any:
+    """Return the outputs; raise TypeError unless dB, the last one of a gradient, is in fp32 and the others in bf16."""
+    import torch
+
+    parts = list(output) if isinstance(output, (tuple, list)) else [output]
+    expected = [torch.float32 if part == len(parts) - 1 and part else torch.bfloat16 for part in range(len(parts))]
+    found = [getattr(part, "dtype", None) for part in parts]
+    if found != expected:
+        raise TypeError(f"the backend returned {found}, expected {expected}")
+    return output
+
+
+def min_bytes_backward(shape: GroupedShape, dtype: str) -> int:
+    """Count dc, the used weights, dA; dc and a again as they are stored transposed; `main_grad` read and written."""
+    active = sum(row > 0 for row in shape.rows)
+    M, N, K = shape.M, shape.N, shape.K
+    return 2 * M * N + active * N * K + 2 * M * K + M * K + 8 * shape.G * N * K
+
+
 # --- backends ---------------------------------------------------------------------------------------------------------
 
 
 def prepare_torch_loop(x: Fp8Inputs) -> Run:
-    """Call cuBLASLt for each group, on a copy of its scales: they have to start at a multiple of 16 bytes."""
+    """Call cuBLASLt for each group, on copied scales: they have to start at a multiple of 16 bytes."""
     import torch
 
     _require_multiples_of_16(x)
@@ -161,7 +234,7 @@ def prepare_torch_scaled_grouped_mm(x: Fp8Inputs, fast_accum: bool = False) -> R
 
 
 def prepare_torch_loop_blockwise(x: Fp8Inputs) -> Run:
-    """Call cuBLASLt for each group, on copies in its layout: separate scales, rows padded to a multiple of 4."""
+    """Call cuBLASLt for each group, on copies in cuBLASLt's layout: separate scales, rows padded to a multiple of 4."""
     import torch
     import torch.nn.functional as F
 
@@ -205,8 +278,72 @@ def prepare_cuda_cluster(x: Fp8Inputs) -> Run:
     return prepare_cluster_fp8(x.a, x.scale_a, x.b, x.scale_b, x.offs)
 
 
+def prepare_torch_bwd(step: Fp8Step, fast_accum: bool = True) -> Run:
+    """Call torch's row-wise scaled_grouped_mm twice; the second product has ragged sums, and fp32 is added after it."""
+    import torch
+
+    x, needs = step.x, replace(step.x, a=step.dc, b=step.bt)
+    _require_multiples_of_16(needs)
+    bt, at = step.bt.transpose(1, 2), step.at.t()
+    # Ends of the padded groups, and scales of all columns of a group, [G * N] and [G * K].
+    ends = torch.tensor([math.ceil(rows / BLOCK) for rows in x.rows], device=x.offs.device).cumsum(0) * BLOCK
+    ends = ends.to(torch.int32)
+    scales = step.scale_dct.flatten(), step.scale_at.flatten()
+
+    def run() -> tuple[Tensor, Tensor]:
+        multiply = partial(torch._scaled_grouped_mm, out_dtype=torch.bfloat16, use_fast_accum=fast_accum)
+        da = multiply(step.dc, bt, step.scale_dc, step.scale_bt, offs=x.offs)
+        db = multiply(step.dct, at, *scales, offs=ends)
+        return da, step.main_grad + db
+
+    return run
+
+
+def prepare_torch_loop_bwd(step: Fp8Step) -> Run:
+    """Call cuBLASLt's row-wise product for each group and gradient, and add in fp32."""
+    import torch
+
+    dgrad = prepare_torch_loop(replace(step.x, a=step.dc, scale_a=step.scale_dc, b=step.bt, scale_b=step.scale_bt))
+    problems, first = [], 0
+    for g, rows in enumerate(step.x.rows):
+        last = first + math.ceil(rows / BLOCK) * BLOCK
+        if rows:
+            dct, at = step.dct[:, first:last], step.at[:, first:last]
+            problems.append((g, dct, at.t(), step.scale_dct[g][:, None], step.scale_at[g][None]))
+        first = last
+
+    def run() -> tuple[Tensor, Tensor]:
+        da, db = dgrad(), step.main_grad.clone()
+        for g, dct, at, scale_dct, scale_at in problems:
+            db[g] += torch._scaled_mm(dct, at, scale_dct, scale_at, out_dtype=torch.bfloat16)
+        return da, db
+
+    return run
+
+
+def prepare_triton_bwd(step: Fp8Step, fast_accum: bool = False) -> Run:
+    from groupbench.kernels.grouped_gemm.fp8 import prepare_fp8
+    from groupbench.kernels.grouped_gemm.fp8_wgrad import prepare_fp8_wgrad
+
+    offs, blockwise = step.x.offs, step.scale_dc.ndim == 2
+    dgrad = prepare_fp8(step.dc, step.scale_dc, step.bt, step.scale_bt, offs, fast_accum)
+    columns = step.dct, step.scale_dct, step.at, step.scale_at
+    wgrad = prepare_fp8_wgrad(*columns, offs, blockwise, step.main_grad, fast_accum=fast_accum)
+    return lambda: (dgrad(), wgrad())
+
+
+def _with_forward(prepare: Callable[[Fp8Inputs], Run], prepare_bwd: Callable[[Fp8Step], Run]) -> dict[str, Any]:
+    """Return the `prepare_bwd` and `prepare_fwd_bwd` of a backend."""
+
+    def both(step: Fp8Step) -> Run:
+        forward, backward = prepare(step.x), prepare_bwd(step)
+        return lambda: (forward(), *backward())
+
+    return {"prepare_bwd": prepare_bwd, "prepare_fwd_bwd": both}
+
+
 def _groups(x: Fp8Inputs) -> list[tuple[int, int, int]]:
-    """Return (g, first row, last row + 1) of each group that has rows."""
+    """Return (g, first row, last row + 1) for each group with rows."""
     return [(g, start, end) for g, start, end in group_bounds(x.rows) if start < end]
 
 
@@ -223,10 +360,11 @@ def _require_multiples_of_16(x: Fp8Inputs) -> None:
 
 
 def _needs(low: tuple[int, int], high: tuple[int, int], need: str, cpu: bool = False) -> Callable[[Target], str | None]:
-    """Return the `unavailable` of a backend for GPUs of capability low up to, not including, high.
+    """Return a backend's `unavailable` for GPUs from capability low up to, not including, high.
 
-    need  the reason, a clause that begins the message
-    cpu   the backend runs on a CPU as well
+    Args:
+        need: The reason, a clause that begins the message.
+        cpu: The backend runs on a CPU as well.
     """
 
     def reason(target: Target) -> str | None:
@@ -246,11 +384,40 @@ _TORCH_GROUPED = _needs((9, 0), (11, 0), "scaled_grouped_mm is for Hopper and Bl
 _TORCH_BLOCKWISE = _needs((9, 0), (10, 0), "cuBLASLt's 1x128 and 128x128 scales are for Hopper (9.0)")
 _FAST = "bf16_fast_accum"
 _OPERANDS = "a scale_a b scale_b offs"
+_FORWARD = lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS)
+_FORWARD_FAST = lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS, fast_accum=True)
 
 
 def _rowwise(suite: dict[str, GroupedShape]) -> tuple[GroupedShape, ...]:
     """Return grouped_gemm's shapes with weights [G, N, K], not shared."""
-    return tuple(dict.fromkeys(replace(shape, nk=True, shared=False) for shape in suite.values()))
+    return tuple(dict.fromkeys(replace(shape, nk=True, shared=False) for shape in suite.values() if not shape.block))
+
+
+def _trainable(suite: dict[str, GroupedShape]) -> tuple[GroupedShape, ...]:
+    """Return the shapes without those whose weights' gradient is too large to check."""
+    return tuple(shape for shape in _rowwise(suite) if shape.G * shape.K * shape.N <= shapes.MAX_WEIGHTS)
+
+
+def _gradients(blockwise: bool) -> dict[str, Any]:
+    """Return the modes bwd and fwd_bwd of a recipe."""
+    backward = Backward(
+        make_inputs=partial(make_step, blockwise=blockwise),
+        reference=reference_backward,
+        flops=lambda shape: 2 * flops(shape),
+        min_bytes=min_bytes_backward,
+        returns="(dA [M, K] bf16, dB [G, N, K] fp32)",
+        moves=("dc", "dct", "main_grad"),  # the rest was saved by the forward pass
+        suites=shapes.SUITES.each(_trainable),
+    )
+    both = replace(
+        backward,
+        reference=lambda step: {"out": reference(step.x), **reference_backward(step)},
+        flops=lambda shape: 3 * flops(shape),
+        min_bytes=lambda shape, dtype: min_bytes_backward(shape, dtype) + min_bytes(shape, dtype, blockwise),
+        returns="(out [M, N] bf16, dA [M, K] bf16, dB [G, N, K] fp32)",
+        moves=("x.a", "dc", "dct", "main_grad"),
+    )
+    return {"backward": backward, "forward_backward": both}
 
 
 GROUPED_GEMM_FP8 = Operator(
@@ -262,12 +429,14 @@ GROUPED_GEMM_FP8 = Operator(
             prepare_torch_loop,
             "one row-wise torch._scaled_mm for each group that has rows, sizes known on the host, into one output",
             unavailable=_TORCH_LOOP,
+            **_with_forward(prepare_torch_loop, prepare_torch_loop_bwd),
         ),
         Backend(
             "torch_scaled_grouped_mm",
             prepare_torch_scaled_grouped_mm,
             "torch.nn.functional.scaled_grouped_mm, sums promoted to fp32: CUTLASS pointer-array kernels on Hopper",
             unavailable=_TORCH_GROUPED,
+            **_with_forward(prepare_torch_scaled_grouped_mm, partial(prepare_torch_bwd, fast_accum=False)),
         ),
         Backend(
             "torch_scaled_grouped_mm_fast",
@@ -275,21 +444,24 @@ GROUPED_GEMM_FP8 = Operator(
             "the same with use_fast_accum: sums stay in the tensor cores",
             unavailable=_TORCH_GROUPED,
             tolerance=_FAST,
+            **_with_forward(partial(prepare_torch_scaled_grouped_mm, fast_accum=True), prepare_torch_bwd),
         ),
         Backend(
             "triton_flat",
-            lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS),
+            _FORWARD,
             "grouped_gemm's triton_flat with scales in the epilogue, sums promoted to fp32 every 128 of K",
             kind="triton",
             unavailable=_TRITON,
+            **_with_forward(_FORWARD, prepare_triton_bwd),
         ),
         Backend(
             "triton_flat_fast",
-            lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS, fast_accum=True),
+            _FORWARD_FAST,
             "the same with sums that stay in the tensor cores",
             kind="triton",
             unavailable=_TRITON,
             tolerance=_FAST,
+            **_with_forward(_FORWARD_FAST, partial(prepare_triton_bwd, fast_accum=True)),
         ),
         Backend(
             "cuda_cluster_fast",
@@ -311,6 +483,9 @@ GROUPED_GEMM_FP8 = Operator(
     shapes_help=shapes.HELP,
     on_trace=shapes.on_trace,
     reroute=reroute,
+    placements=placements.of_groups,
+    decode=decode_outputs,
+    **_gradients(blockwise=False),
 )
 
 GROUPED_GEMM_FP8_BLOCKWISE = replace(
@@ -325,12 +500,14 @@ GROUPED_GEMM_FP8_BLOCKWISE = replace(
         ),
         Backend(
             "triton_flat",
-            lazy("grouped_gemm.fp8:prepare_fp8", _OPERANDS),
+            _FORWARD,
             "grouped_gemm's triton_flat, each product of 128 of K scaled and added in fp32; recipe of DeepSeek-V3",
             kind="triton",
             unavailable=_TRITON,
+            **_with_forward(_FORWARD, prepare_triton_bwd),
         ),
     ),
     make_inputs=partial(make_inputs, blockwise=True),
     min_bytes=partial(min_bytes, blockwise=True),
+    **_gradients(blockwise=True),
 )

@@ -1,7 +1,7 @@
-"""Gradient of a grouped GEMM's weights: dB[g] = A[rows of g].T @ dC[rows of g], in the layout of B.
+"""A grouped GEMM's weight gradient: dB[g] = A[rows of g].T @ dC[rows of g], in B's layout.
 
-Shapes are those of the layer, as in grouped_gemm. The sum runs over each group's rows, so tiles of different groups
-differ in cost. The output has a matrix for each group, those without rows included.
+Shapes are the layer's, as in grouped_gemm. The sum runs over each group's rows, so tiles in different groups differ in
+cost. The output has a matrix for each group, those without rows included.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from groupbench.operators.catalog import shapes
+from groupbench.operators.catalog import placements, shapes
 from groupbench.operators.catalog.backends import aligned, helion, lazy, no_cluster, triton
 from groupbench.operators.catalog.grouped_gemm import flops, group_bounds, make_backward_inputs, reroute
 from groupbench.operators.catalog.shapes import GroupedShape
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WgradInputs:
-    """The operands of the gradient. `rows` follows from `offs`, on the host."""
+    """The gradient's operands. `rows` follows from `offs`, on the host."""
 
     a: Tensor  # [M, K]
     dc: Tensor  # [M, N]
@@ -33,7 +33,7 @@ class WgradInputs:
 
 
 def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int) -> WgradInputs:
-    """Draw the forward's A, and a standard normal gradient of the output."""
+    """Draw the forward's A, and a standard normal output gradient."""
     y = make_backward_inputs(shape, dtype, device, seed)
     return WgradInputs(y.x.a, y.dc, y.x.offs, y.x.rows, y.nk)
 
@@ -94,7 +94,7 @@ def prepare_cuda_cluster(x: WgradInputs) -> Run:
 
 
 def _by_layout(x: WgradInputs, a: Tensor, dc: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (left, right), such that left.T @ right is the gradient as it is stored."""
+    """Return (left, right), with left.T @ right as the stored gradient."""
     return (dc, a) if x.nk else (a, dc)
 
 
@@ -130,7 +130,7 @@ GROUPED_GEMM_WGRAD = Operator(
         ),
     ),
     suites=shapes.weight_gradient_suites(),
-    parse_shape=shapes.parse,
+    parse_shape=shapes.parse_packed,
     make_inputs=make_inputs,
     reference=reference,
     flops=flops,
@@ -139,4 +139,6 @@ GROUPED_GEMM_WGRAD = Operator(
     shapes_help=shapes.HELP,
     on_trace=shapes.on_trace,
     reroute=reroute,
+    placements=placements.of_sums,
+    nonfinite=True,
 )

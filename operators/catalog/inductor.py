@@ -1,8 +1,9 @@
-"""grouped_mm through torch.compile: Inductor's Triton template, tuned for the problem, with proof that it ran.
+"""Backends by torch.compile. `compiled` takes any function.
 
-Inductor has two choices for grouped_mm, torch's own kernel and a Triton template. If it may tune, it takes the faster
-one; here it may take the template alone. The options are passed with the one function that is compiled. A patch around
-the call would end before compiling starts, at the first call, or would affect other functions of the process.
+grouped_mm is compiled to Inductor's Triton template, tuned for the problem, with proof that it ran. Inductor has two
+choices for grouped_mm, torch's own kernel and a Triton template. If it may tune, it takes the faster one; here it may
+take the template alone. The options are passed with the one function that is compiled. A patch around the call would
+end before compiling starts, at the first call, or would affect other functions of the process.
 
 Conditions as in torch/_inductor/kernel/mm_grouped.py (torch 2.11): max_autotune, backend TRITON, Hopper or newer.
 """
@@ -11,18 +12,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from groupbench.operators.errors import Unavailable
+from groupbench.operators.operator import Target
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
 OPTIONS: dict[str, str | int | bool | Callable[..., Any]] = {
     "max_autotune": True,
     "max_autotune_gemm_backends": "TRITON",
 }
 TEMPLATE = re.compile(r"triton_tem_\w*grouped_mm\w*")
+
+
+def no_gpu_to_compile_for(target: Target) -> str | None:
+    if target.device != "cuda":
+        return "torch.compile for a CPU needs a C++ compiler, and its fusions do not predict those on a GPU"
+    return None
+
+
+def compiled(function: Callable[..., T], *operands: Any, **options: Any) -> Callable[[], T]:
+    """Compile a function for these operands and sizes; return the call."""
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    run_compiled = torch.compile(function, options=options or None, dynamic=False, fullgraph=True)
+    torch._dynamo.reset()  # else compilations for earlier shapes count against the recompilation limit
+    run_compiled(*operands)
+
+    def run() -> T:
+        # Under a dispatch mode, such as the one that poisons memory, Dynamo would not run its compiled code.
+        with _disable_current_modes():
+            return run_compiled(*operands)
+
+    return run
 
 
 def prepare_grouped_mm(
@@ -70,7 +96,7 @@ def _untraceable(a: Tensor, b: Tensor, offs: Tensor) -> str | None:
 
 
 def launched(source: str) -> list[str]:
-    """Return the kernels that Inductor's code calls: its own by name, others as extern_kernels.x or torch.ops.x."""
+    """Return the kernels in Inductor's code: own ones by name, others as extern_kernels.x or torch.ops.x."""
     names = re.findall(r"^\s+(?:\w+\s*=\s*)?((?:extern_kernels|torch\.ops)\.[\w.]+)\(", source, re.M)
     names += re.findall(r"^\s+(\w+)\.run\(", source, re.M)
     names += re.findall(r"^\s+(cpp_fused_\w+)\(", source, re.M)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def make(
     experts: int, k: int, tokens: int, steps: int, routing: str, drift: float, seed: int
 ) -> np.ndarray:  # [steps, T, k] int32
-    """Return the experts of every token at every step. Equal arguments give equal traces."""
+    """Return every token's experts at every step. Equal arguments give equal traces."""
     import numpy as np
 
     random = np.random.RandomState(seed)

@@ -1,6 +1,6 @@
 """One matrix product, out = a @ b, by plain tiled code (kernels/outer_k.py) and by cuBLAS.
 
-A canary for compute: the speed of a simple kernel changes with the compiler and the clocks, not with our own code.
+A compute canary: a simple kernel's speed changes with the compiler and the clocks, not with our own code.
 """
 
 from __future__ import annotations

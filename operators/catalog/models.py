@@ -1,8 +1,7 @@
-"""Mixture-of-experts models as published, and the traffic of serving and training them.
+"""Mixture-of-experts models as published, with serving and training traffic.
 
-Sizes come from each model's config.json, whose source is named with it. The number of ranks is our choice: the weights
-of one rank fit on a GPU of 80 GB. A rank has the first experts in the drawn order; its number of rows varies with the
-routing.
+Sizes come from each model's config.json, whose source is named with it. The rank count is our choice: one rank's
+weights fit on a GPU with 80 GB. A rank has the first experts in the drawn order; the row count varies with the routing.
 """
 
 from __future__ import annotations
@@ -12,12 +11,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Model:
-    """One model's layer of experts.
+    """One model's expert layer.
 
-    experts, k  number of experts in total, and per token
-    H, F        hidden size, expert size
-    ranks       number of ranks; each has experts / ranks of the experts
-    source      page that publishes the sizes
+    Attributes:
+        experts, k: Number of experts in total, and per token.
+        H, F: Hidden size, expert size.
+        ranks: Number of ranks; each has experts / ranks of the experts.
+        source: Page that publishes the sizes.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Model:
 
     @property
     def local(self) -> int:
-        """Number of experts on one rank."""
+        """Experts on one rank."""
         return self.experts // self.ranks
 
 
@@ -46,10 +46,20 @@ MODELS = (
     Model("llama4_mav", 128, 1, 5120, 8192, 16, "huggingface.co/meta-llama/Llama-4-Maverick-17B-128E"),
 )
 
+FOUR_BIT = {
+    Model("gptoss20b", 32, 4, 2880, 2880, 1, "huggingface.co/openai/gpt-oss-20b"): "mxfp4",
+    Model("gptoss120b", 128, 4, 2880, 2880, 1, "huggingface.co/openai/gpt-oss-120b"): "mxfp4",
+    Model("dsv4_flash", 256, 6, 4096, 2048, 4, "huggingface.co/deepseek-ai/DeepSeek-V4-Flash"): "mxfp4",
+    Model("dsv4_pro", 384, 6, 7168, 3072, 8, "huggingface.co/deepseek-ai/DeepSeek-V4-Pro"): "mxfp4",
+    Model("kimi_k3", 896, 16, 3584, 3072, 16, "huggingface.co/moonshotai/Kimi-K3"): "mxfp4",
+    Model("kimi_k2", 384, 8, 7168, 2048, 16, "huggingface.co/moonshotai/Kimi-K2-Thinking"): "int4(32)",
+}
+"""Models whose experts are served with four-bit weights, and the format."""
+
 
 @dataclass(frozen=True)
 class Phase:
-    """Number of tokens of each rank in one step, and how they are routed to experts (routing.py)."""
+    """Tokens per rank in one step, and how they are routed to experts (routing.py)."""
 
     tokens: int
     routing: str

@@ -1,11 +1,11 @@
-"""Problems of a mixture-of-experts layer: shapes, their text, and which experts each token goes to.
+"""Mixture-of-experts problems: shapes, text, and which experts each token goes to.
 
     T=8192,k=8,G=128,H=2048,F=768,routing=zipf(1.2)    T tokens, each to k of G experts; hidden size H, expert size F
     T=8192,k=8,G=32,H=7168,F=2048,E=256,...            expert parallelism: G of E experts are local; a choice of
                                                        another expert has the id -1 and no row
     T=8192,k=8,G=128,H=2048,routing=balanced           permutations have no F
 
-The experts of a token are all different. The ids depend on the text alone: the same text gives the same ids.
+A token's experts are all different. The ids depend on the text alone: the same text gives the same ids.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ MAX_SIZE = 1 << 20
 
 @dataclass(frozen=True)
 class MoeShape:
-    """A layer, or only its permutation if F is 0.
+    """A layer, or only the permutation if F is 0.
 
-    T, k     number of tokens, and of experts per token
-    G, E     number of local experts, and of all experts
-    H, F     hidden size, expert size
-    routing  how often each of the E experts is chosen (routing.py); balanced is exact
+    Attributes:
+        T, k: Number of tokens, and of experts per token.
+        G, E: Number of local experts, and of all experts.
+        H, F: Hidden size, expert size.
+        routing: How often each of the E experts is chosen (routing.py); balanced is exact.
     """
 
     T: int
@@ -66,6 +67,8 @@ class MoeShape:
         if not 0 <= self.T * self.k <= MAX_CHOICES:
             raise ValueError(f"T={self.T}, k={self.k}: the number of choices, T·k, must be 0 to {MAX_CHOICES}")
         routings.check(self.routing, self.experts)
+        if routings.interleaved(self.routing):
+            raise ValueError("interleaved rows are an input of grouped_gemm alone")
 
     @property
     def experts(self) -> int:
@@ -73,12 +76,12 @@ class MoeShape:
 
     @property
     def choices(self) -> int:
-        """T * k, the number of allocated rows: only the device knows how many choices have a local expert."""
+        """T * k, the allocated rows: only the device knows how many choices have a local expert."""
         return self.T * self.k
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """Number of rows of each of the G experts."""
+        """Rows for each of the G experts."""
         import numpy as np
 
         ids = choose(self)
@@ -86,7 +89,7 @@ class MoeShape:
 
     @property
     def M(self) -> int:
-        """Total number of rows."""
+        """Total rows."""
         return sum(self.rows)
 
     @property
@@ -100,10 +103,10 @@ class MoeShape:
 
 @cache
 def choose(shape: MoeShape) -> np.ndarray:  # [T, k] int64, -1 for an expert that is not among the first G
-    """Return the experts of every token. NEP 19 promises that the stream of numpy's legacy generator does not change.
+    """Return every token's experts. NEP 19 promises that numpy's legacy generator does not change.
 
-    A token's k experts are the k largest of log(load) + Gumbel noise. That is a choice in proportion to the loads,
-    without replacement. With routing `balanced`, the tokens take the experts in turn, in a random order.
+    A token's k experts have the k largest log(load) + Gumbel noise. This chooses in proportion to the loads, without
+    replacement. With routing `balanced`, the tokens take the experts in turn, in a random order.
     """
     import numpy as np
 
@@ -127,29 +130,39 @@ def choose(shape: MoeShape) -> np.ndarray:  # [T, k] int64, -1 for an expert tha
 
 
 def ids_of(shape: MoeShape, device: str) -> Tensor:
-    """Return the experts of every token, [T, k] int64, as torch.topk does."""
+    """Return every token's experts, [T, k] int64, as torch.topk does."""
     import torch
 
     return torch.from_numpy(choose(shape).copy()).to(device)
 
 
 def reroute_ids(ids: Tensor, G: int, seed: int) -> bool:
-    """Permute the experts among tokens, and their numbers, in place. Return whether any id changed.
+    """Give tokens other experts, in place. Return whether any id changed.
 
-    The number of choices with a local expert stays the same, and the experts of a token stay different.
+    The number of choices with a local expert stays the same, and the experts of a token stay different. An even seed
+    gives an extreme routing, in which all tokens with as many local experts choose the same ones. An odd one gives a
+    few tokens another expert.
     """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
     before = ids.cpu().clone()
-    numbers = torch.cat([torch.randperm(G, generator=generator), torch.tensor([-1])])  # -1 stays
-    after = numbers[before[torch.randperm(len(before), generator=generator)]]
+    if seed % 2 == 0:
+        local, numbers = before >= 0, torch.randperm(G, generator=generator)
+        after = torch.where(local, numbers[local.cumsum(1).clamp_min(1) - 1], -1)
+    else:
+        after = before.clone()
+        for token in torch.randperm(len(before), generator=generator)[:3].tolist():
+            others = [g for g in torch.randperm(G, generator=generator).tolist() if g not in before[token].tolist()]
+            at = torch.nonzero(before[token] >= 0).flatten().tolist()
+            if others and at:
+                after[token, at[0]] = others[0]
     ids.copy_(after)
     return not torch.equal(before, after)
 
 
 def reroute(shape: MoeShape, x: Any, seed: int) -> bool:
-    """Reroute the tokens of inputs with a field `ids`, in place. Return whether any id changed."""
+    """Reroute the tokens in inputs with a field `ids`, in place. Return whether any id changed."""
     return reroute_ids(x.ids, shape.G, seed)
 
 
@@ -179,10 +192,10 @@ def _decode() -> dict[str, MoeShape]:
 
 
 def on_trace(shape: MoeShape, step: TraceStep) -> MoeShape:
-    """Return the shape with the number of tokens and the loads of a step.
+    """Return the shape with a step's token count and loads.
 
-    The number of choices is that of the step, but they are drawn again in proportion to its loads, so the choices of
-    one token differ from the trace. The shape's k is used for a step with loads alone.
+    The number of choices is the step's, but they are drawn again in proportion to the loads, so one token's choices
+    differ from the trace. The shape's k is used for a step with loads alone.
     """
     experts = max(shape.experts, len(step.rows), step.experts)
     k = step.k or shape.k
@@ -192,7 +205,7 @@ def on_trace(shape: MoeShape, step: TraceStep) -> MoeShape:
 
 
 def _phase(name: str) -> dict[str, MoeShape]:
-    """Return one step of each published model, on a rank that has the tokens of all ranks."""
+    """Return one step for each published model, on a rank with all ranks' tokens."""
     phase = models.PHASES[name]
     return {
         f"{m.name}_{name}": MoeShape(phase.tokens * m.ranks, m.k, m.local, m.H, m.F, E=m.experts, routing=phase.routing)
@@ -217,11 +230,12 @@ def _smoke() -> dict[str, MoeShape]:
         "odd": MoeShape(9, 2, 5, 45, 33, routing="multinomial"),
         "one_token": MoeShape(1, 1, 1, 64, 48),
         "no_token": MoeShape(0, 2, 4, 64, 48),
+        "for_fp8": MoeShape(21, 2, 4, 128, 128, routing="multinomial+empty(0.25)"),
     }
 
 
 def without_f(shapes: Mapping[str, MoeShape]) -> dict[str, MoeShape]:
-    """Return the permutations of the layers, each once."""
+    """Return the layers' permutations, each once."""
     permutations: dict[str, MoeShape] = {}
     for name, shape in shapes.items():
         permutation = MoeShape(shape.T, shape.k, shape.G, shape.H, E=shape.E, routing=shape.routing)
@@ -244,7 +258,7 @@ PERMUTE_SUITES = LAYER_SUITES.each(without_f)
 
 
 def shape_fields(layer: bool) -> dict[str, Any]:
-    """Return the fields of an Operator that concern shapes: of layers, or of their permutations."""
+    """Return an Operator's fields for shapes: layers, or permutations."""
     return {
         "suites": (LAYER_SUITES if layer else PERMUTE_SUITES).each(lambda suite: tuple(suite.values())),
         "parse_shape": partial(parse, layer=layer),
@@ -259,7 +273,7 @@ def help_text(layer: bool) -> str:
 
 
 def parse(text: str, layer: bool) -> MoeShape:
-    """Parse a shape's text or name. Raises ValueError that names the fault and the right form."""
+    """Parse a shape's text or name. Raises ValueError with the fault and the right form."""
     text = text.strip()
     try:
         if "=" not in text:

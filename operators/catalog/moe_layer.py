@@ -6,6 +6,9 @@
 
 Modes: fwd without gradients; bwd, the gradients of x, weights and both matrices, from tensors saved by the forward
 pass; fwd_bwd, both together as in a training step.
+
+Precision fp8: inputs and outputs are in bf16, and the products' operands are quantised inside the call, in
+DeepSeek-V3's recipe (kernels/moe/layer_fp8.py). The reference has the values in bf16, so the error is quantisation's.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from groupbench.operators.catalog import moe
+from groupbench.operators.catalog import moe, placements
 from groupbench.operators.catalog.backends import triton
 from groupbench.operators.catalog.moe import MoeShape
 from groupbench.operators.catalog.moe_unpermute import routing_weights
@@ -34,7 +37,7 @@ GRADIENTS = ("dx", "dweights", "dw_gate_up", "dw_down")
 
 @dataclass(frozen=True)
 class LayerInputs:
-    """The tensors of a layer and of one step of its training."""
+    """A layer's tensors for one training step."""
 
     x: Tensor  # [T, H]
     ids: Tensor  # [T, k] int64, -1 for an expert elsewhere
@@ -43,18 +46,20 @@ class LayerInputs:
     w_down: Tensor  # [G, H, F]
     dout: Tensor  # [T, H], the gradient of the output
     rows: int  # number of choices with a local expert, on the host
+    fp8: bool = False  # the products are in fp8; every operand is quantised in each call
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The tensors that have gradients, in the order of GRADIENTS."""
+        """The tensors with gradients, in GRADIENTS order."""
         return self.x, self.weights, self.w_gate_up, self.w_down
 
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> LayerInputs:
-    """Draw standard normal rows and gradients, and weights of deviation 1/sqrt(H) and 1/sqrt(F), as in new layers."""
+    """Draw standard normal rows and gradients, and weights with deviation 1/sqrt(H) and 1/sqrt(F), as in new layers."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
+    fp8, dtype = dtype == "fp8", "bf16" if dtype == "fp8" else dtype
 
     def normal(*size: int, scale: float = 1.0) -> Tensor:
         values = torch.randn(*size, generator=generator, device=device, dtype=torch_dtype(dtype))
@@ -68,6 +73,7 @@ def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> LayerInp
         normal(shape.G, shape.H, shape.F, scale=shape.F**-0.5),
         normal(shape.T, shape.H),
         shape.M,
+        fp8,
     )
 
 
@@ -77,7 +83,7 @@ def reference(x: LayerInputs) -> Tensor:
 
 
 def reference_backward(x: LayerInputs) -> dict[str, Tensor]:
-    """Return the gradients by name, in the form that `decode` returns."""
+    """Return the gradients by name, in `decode`'s form."""
     outputs = _reference(x, gradients=True)
     return {name: outputs[name] for name in GRADIENTS}
 
@@ -123,10 +129,10 @@ def _reference(x: LayerInputs, gradients: bool) -> dict[str, Tensor]:
 def decode(output: Any) -> Any:
     """Return the output, or several outputs in a form whose rows can be compared. Raises TypeError.
 
-    The accuracy check judges every row and every block of 64 x 64 separately. All gradients of a token's few routing
-    weights may be close to zero, in particular if most of its experts are on other ranks. dweights is therefore
-    reshaped to 64 long rows, or fewer if 64 does not divide its size. A row of dw_gate_up may be close to zero too if
-    its expert has a single token, so dw_gate_up is transposed.
+    The accuracy check judges every row and every 64 x 64 block separately. All gradients for a token's few routing
+    weights may be close to zero, in particular if most experts are on other ranks. dweights is therefore reshaped to 64
+    long rows, or fewer if 64 does not divide the size. A dw_gate_up row may be close to zero too if the expert has a
+    single token, so dw_gate_up is transposed.
     """
     import torch
 
@@ -145,8 +151,12 @@ def decode(output: Any) -> Any:
 
 
 def flops(shape: MoeShape) -> int:
-    """Count the operations of three products of [M, H] with [H, F], or their transposes."""
+    """Count the operations in three products [M, H] x [H, F], or transposed."""
     return 6 * shape.M * shape.H * shape.F
+
+
+def _bytes(dtype: str) -> int:
+    return BYTES["bf16" if dtype == "fp8" else dtype]
 
 
 def _weights_read(shape: MoeShape) -> int:
@@ -154,20 +164,20 @@ def _weights_read(shape: MoeShape) -> int:
 
 
 def min_bytes(shape: MoeShape, dtype: str) -> int:
-    """Count x, ids, routing weights, the weights of experts that have rows, and the output once; no intermediates."""
+    """Count x, ids, routing weights, the weights for experts with rows, and the output once; no intermediates."""
     elements = 2 * shape.T * shape.H + _weights_read(shape) + shape.choices
-    return elements * BYTES[dtype] + 8 * shape.choices
+    return elements * _bytes(dtype) + 8 * shape.choices
 
 
 def min_bytes_backward(shape: MoeShape, dtype: str) -> int:
-    """Count x, dout and the used weights once; dx and the gradients of all experts once."""
+    """Count x, dout and the used weights once; dx and all experts' gradients once."""
     elements = 3 * shape.T * shape.H + _weights_read(shape) + 3 * shape.G * shape.H * shape.F + 2 * shape.choices
-    return elements * BYTES[dtype] + 8 * shape.choices
+    return elements * _bytes(dtype) + 8 * shape.choices
 
 
 def min_bytes_both(shape: MoeShape, dtype: str) -> int:
     """Count the bytes of the backward pass, and the output."""
-    return min_bytes_backward(shape, dtype) + shape.T * shape.H * BYTES[dtype]
+    return min_bytes_backward(shape, dtype) + shape.T * shape.H * _bytes(dtype)
 
 
 # --- torch ------------------------------------------------------------------------------------------------------------
@@ -176,8 +186,8 @@ def min_bytes_both(shape: MoeShape, dtype: str) -> int:
 def torch_layer(x: LayerInputs) -> Layer:
     """Build a layer from torch's operations, with torch's derivatives and no host sync.
 
-    It sorts the ids (stable), selects rows, calls grouped_mm twice with SwiGLU in between, selects rows in the order of
-    tokens, multiplies and sums. The derivative of index_select uses atomic adds; that of x[...] would sort.
+    It sorts the ids (stable), selects rows, calls grouped_mm twice with SwiGLU in between, selects rows in token order,
+    multiplies and sums. The derivative of index_select uses atomic adds; that of x[...] would sort.
     """
     import torch
     import torch.nn.functional as F
@@ -222,7 +232,14 @@ def compiled_layer(x: LayerInputs) -> Layer:
 
 def triton_layer(x: LayerInputs, recompute: bool = False) -> Layer:
     from groupbench.kernels.moe.layer import moe_layer
+    from groupbench.kernels.moe.layer_fp8 import moe_layer_fp8
 
+    if x.fp8:
+        if recompute:
+            raise Unavailable("in fp8 it has no recomputation")
+        if x.x.size(1) % 128 or x.w_down.size(2) % 128 or not x.x.numel():
+            raise Unavailable("in fp8 it needs tokens, and H and F in multiples of 128")
+        return lambda tokens, weights, w_gate_up, w_down: moe_layer_fp8(tokens, x.ids, weights, w_gate_up, w_down)
     return lambda tokens, weights, w_gate_up, w_down: moe_layer(
         tokens, x.ids, weights, w_gate_up, w_down, recompute=recompute
     )
@@ -271,7 +288,13 @@ def _leaves(x: LayerInputs) -> tuple[Tensor, ...]:
     return tuple(operand.detach().requires_grad_() for operand in x.leaves)
 
 
+def not_in_fp8(target: Target) -> str | None:
+    return "torch has no layer in fp8; compare with precision bf16" if target.dtype == "fp8" else None
+
+
 def no_compiler(target: Target) -> str | None:
+    if reason := not_in_fp8(target):
+        return reason
     return "torch.compile of the layer needs a GPU" if target.device != "cuda" else None
 
 
@@ -291,6 +314,7 @@ MOE_LAYER = Operator(
             "torch",
             partial(forward, torch_layer),
             "sort, index_select, grouped_mm, silu * up, grouped_mm, index_select, multiply, sum; torch's derivatives",
+            unavailable=not_in_fp8,
             prepare_bwd=partial(backward, torch_layer),
             prepare_fwd_bwd=partial(both, torch_layer),
         ),
@@ -321,14 +345,17 @@ MOE_LAYER = Operator(
     min_bytes=min_bytes,
     returns="[T, H]",
     output_dtype=lambda dtype: f"{dtype}_layer",
+    dtypes=("bf16", "fp16", "fp32", "fp8"),
     decode=decode,
     reroute=moe.reroute,
+    placements=placements.of_tokens,
     backward=Backward(
         make_inputs=make_inputs,
         reference=reference_backward,
         flops=lambda shape: 2 * flops(shape),
         min_bytes=min_bytes_backward,
         moves=("dout",),  # the rest was saved by the forward pass
+        placements=placements.of_tokens,
         returns="(dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
         suites=TRAINING_SUITES,
     ),
@@ -338,6 +365,7 @@ MOE_LAYER = Operator(
         flops=lambda shape: 3 * flops(shape),
         min_bytes=min_bytes_both,
         reroute=moe.reroute,
+        placements=placements.of_tokens,
         returns="(out [T, H], dx [T, H], dweights [T, k], dw_gate_up [G, 2F, H], dw_down [G, H, F])",
         suites=TRAINING_SUITES,
     ),

@@ -1,8 +1,8 @@
-"""Permutation of tokens into the order of their experts, the first step of a mixture-of-experts layer.
+"""Permute tokens into expert order, the first step in a mixture-of-experts layer.
 
     x [T, H], ids [T, k]  ->  rows [T*k, H], offs [G], position [T, k]
 
-`position[t, j]` is the row of token t's choice j, or -1 if its id is not in 0..G-1. Rows are sorted by expert, and
+`position[t, j]` is the row for token t's choice j, or -1 if the id is not in 0..G-1. Rows are sorted by expert, and
 within an expert by token and choice, so there is exactly one right result. Rows from offs[-1] on belong to no choice;
 they are not compared, and a backend may leave them out. A layer needs all three outputs to compute with the rows and to
 return them to their tokens.
@@ -32,7 +32,7 @@ class PermuteInputs:
 
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> PermuteInputs:
-    """Draw standard normal rows and the experts of every token."""
+    """Draw standard normal rows and every token's experts."""
     import torch
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -48,9 +48,9 @@ def reference(x: PermuteInputs) -> dict[str, Tensor]:
 
 
 def decode(output: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (rows, offs as bits, position as bits); rows that belong to no choice are zero.
+    """Return (rows, offs as bits, position as bits); rows without a choice are zero.
 
-    Raises TypeError if the output does not consist of these three tensors, or its indices are not int32.
+    Raises TypeError if the output is not these three tensors, or the indices are not int32.
     """
     import torch
 
@@ -66,7 +66,7 @@ def decode(output: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def as_bits(numbers: Tensor) -> Tensor:
-    """Return the 32 bits of each number, [n, 32] fp32 of 0 and 1: a tolerance must not accept a wrong index."""
+    """Return each number's 32 bits, [n, 32] fp32 with 0 and 1: a tolerance must not accept a wrong index."""
     import torch
 
     shifts = torch.arange(32, device=numbers.device)

@@ -1,8 +1,8 @@
-"""Weighted sum of expert rows for each token, the last step of a mixture-of-experts layer.
+"""Weighted sum over each token's expert rows, the last step in a mixture-of-experts layer.
 
     out[t] = sum over j of weights[t, j] * y[position[t, j]]       y [T*k, H]   position, weights [T, k]   out [T, H]
 
-A choice at position -1 adds nothing. Rows that belong to no choice are NaN, so a backend that reads them is wrong.
+A choice at position -1 adds nothing. Rows without a choice are NaN, so a backend reading them is wrong.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class UnpermuteInputs:
 
 
 def make_inputs(shape: MoeShape, dtype: str, device: str, seed: int) -> UnpermuteInputs:
-    """Draw standard normal rows, and weights that sum to 1 over a token's choices."""
+    """Draw standard normal rows, and weights summing to 1 over a token's choices."""
     import torch
 
     from groupbench.kernels.moe.routing import route_reference
@@ -58,7 +58,7 @@ def reroute(shape: MoeShape, x: UnpermuteInputs, seed: int) -> bool:
 
 
 def routing_weights(shape: MoeShape, dtype: str, device: str, generator: object) -> Tensor:  # [T, k]
-    """Return the softmax of standard normal scores."""
+    """Return the softmax over standard normal scores."""
     import torch
 
     scores = torch.randn(shape.T, shape.k, generator=generator, device=device)  # type: ignore[call-overload]
@@ -84,7 +84,7 @@ def min_bytes(shape: MoeShape, dtype: str) -> int:
 
 
 def prepare_torch(x: UnpermuteInputs) -> Run:
-    """Prepare a gather of rows in the order of tokens, their product with the weights, and a sum over k."""
+    """Prepare a row gather in token order, a product with the weights, and a sum over k."""
     T, k = x.position.shape
     at = x.position.flatten().clamp_min(0)
     without_row = (x.position < 0).view(T, k, 1) if x.rows < at.numel() else None
@@ -99,7 +99,7 @@ def prepare_torch(x: UnpermuteInputs) -> Run:
 
 
 def prepare_torch_index_add(x: UnpermuteInputs) -> Run:
-    """Prepare an index_add of weighted rows: atomic adds in any order, with rounding at each addition."""
+    """Prepare an index_add over weighted rows: atomic adds in any order, with rounding at each addition."""
     T, k = x.position.shape
     token = x.order // k
 

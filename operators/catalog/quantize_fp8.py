@@ -1,7 +1,7 @@
 """Quantisation to fp8 (e4m3fn), the step before a scaled grouped GEMM, measured separately.
 
-Recipes `rowwise` and `blockwise` (1 x 128) of kernels/grouped_gemm/quantize.py. The reference is the input itself.
-Rounding to 3 bits of mantissa has an error of 2.7 % RMS for normal values; a kernel that truncates has twice that.
+Recipes `rowwise` and `blockwise` (1 x 128) from kernels/grouped_gemm/quantize.py. The reference is the input itself.
+Rounding to 3 mantissa bits has a 2.7 % RMS error for normal values; a truncating kernel has twice as much.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HELP = "rowwise,M=ROWS,K=COLUMNS or blockwise,M=ROWS,K=COLUMNS"
 
 @dataclass(frozen=True)
 class QuantizeShape:
-    """A matrix [M, K], with one scale per row or per 128 columns of a row."""
+    """A matrix [M, K], with one scale per row or per 128 columns in a row."""
 
     recipe: str
     M: int
@@ -46,7 +46,7 @@ class QuantizeInputs:
 
 
 def parse_shape(text: str) -> QuantizeShape:
-    """Parse a shape of one of the forms in HELP. Raises ValueError."""
+    """Parse a shape as in HELP. Raises ValueError."""
     recipe, *parts = text.strip().split(",")
     fields = dict(part.partition("=")[::2] for part in parts)
     if recipe not in RECIPES or len(parts) != 2 or fields.keys() != {"M", "K"}:
@@ -70,7 +70,7 @@ def reference(inputs: QuantizeInputs) -> Tensor:
 
 
 def decode(output: Any) -> Tensor:
-    """Return the values that the pair (q, scale) represents. Raises TypeError for any other output."""
+    """Return the values represented by (q, scale). Raises TypeError for any other output."""
     import torch
 
     from groupbench.kernels.grouped_gemm.quantize import dequantize

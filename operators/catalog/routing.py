@@ -1,9 +1,9 @@
-"""Rows per expert: the loads of a mixture-of-experts router, as a function of a text.
+"""Rows per expert: a mixture-of-experts router's loads, as a function of a text.
 
 A routing is text, so that a shape can contain it: `balanced`, `uniform(0.7,1.3)`, `zipf(1.2)` or `multinomial`.
 `+empty(0.1)` may follow each of these: then a tenth of the experts get no rows. `loads(5|0|3)` gives the loads
-themselves. The same text, G and M always give the same rows: NEP 19 promises that the stream of numpy's legacy
-generator does not change, unlike that of the newer one.
+themselves. `interleaved(128)` deals blocks of 128 rows to the experts in turn. The same text, G and M always give the
+same rows: NEP 19 promises that the stream of numpy's legacy generator does not change, unlike that of the newer one.
 """
 
 from __future__ import annotations
@@ -23,30 +23,44 @@ _TEXT = re.compile(
     r"(?:\+empty\((?P<empty>0?\.[0-9]+|0)\))?"
 )
 _LOADS = re.compile(r"loads\((?P<loads>[0-9]{1,15}(?:\|[0-9]{1,15})*)\)")
+_INTERLEAVED = re.compile(r"interleaved\(([1-9][0-9]{0,8})\)")
 _ARGS = {"balanced": 0, "multinomial": 0, "uniform": 2, "zipf": 1}
 MAX_ARGUMENT = 1000
-HELP = "balanced, uniform(LOW,HIGH), zipf(S), multinomial; optionally +empty(SHARE); or loads(5|0|3)"
+HELP = "balanced, uniform(LOW,HIGH), zipf(S), multinomial; optionally +empty(SHARE); or loads(5|0|3), interleaved(ROWS)"
+
+
+def interleaved(text: str) -> int:
+    """Return the rows of the blocks that a routing deals to the experts in turn; 0 for another routing."""
+    match = _INTERLEAVED.fullmatch(text)
+    return int(match[1]) if match else 0
 
 
 def check(text: str, groups: int | None = None) -> None:
     """Check that `text` is a routing, and its loads, if any, are those of `groups` experts. Raises ValueError."""
+    if interleaved(text):
+        return
     name, args, _ = _parse(text)
     if name == "loads" and groups not in (None, len(args)):
         raise ValueError(f"routing loads(...) has {counted(len(args), 'expert')}, and the shape {groups}")
 
 
 def rows(text: str, groups: int, total: int) -> tuple[int, ...]:
-    """Return the number of rows of each of `groups` experts; they sum to `total`. Raises ValueError.
+    """Return the rows for each of `groups` experts; they sum to `total`. Raises ValueError.
 
     balanced       total / groups, the remainder over the first experts
     uniform(a,b)   loads drawn from U(a, b) times the mean
     zipf(s)        each row goes to the expert of rank r with probability ~ r^-s; ranks are shuffled over experts
     multinomial    each row goes to any expert with the same probability
     loads(a|b|c)   in proportion to a, b and c
+    interleaved(b) blocks of b rows, of which expert g gets those with number % groups == g
     +empty(share)  that share of the experts, chosen at random, get no row
     """
     import numpy as np
 
+    if block := interleaved(text):
+        ends = [min(total, start + block) for start in range(0, total, block)]
+        sizes = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+        return tuple(sum(sizes[g::groups]) for g in range(groups))
     name, args, empty = _parse(text)
     if name == "loads":
         check(text, groups)
@@ -87,7 +101,7 @@ def _parse(text: str) -> tuple[str, tuple[float, ...], float]:
 
 
 def _apportion(weights: np.ndarray, total: int) -> np.ndarray:
-    """Return whole numbers in proportion to the weights that sum to `total`: the largest remainders are rounded up."""
+    """Return whole numbers in proportion to the weights, summing to `total`: the largest remainders are rounded up."""
     import numpy as np
 
     exact = weights / weights.sum() * total

@@ -1,11 +1,12 @@
 """Grouped-GEMM problems, their text, and the named suites.
 
-C[rows of g] = A[rows of g] @ B[g] for g in 0..G-1, with A [M, K], B [G, K, N], C [M, N]. M is the sum of all groups'
-rows M_g. The text of a shape names the whole problem; the database stores this text:
+C[rows of g] = A[rows of g] @ B[g] for g in 0..G-1, with A [M, K], B [G, K, N], C [M, N]. M is the sum over all groups'
+rows M_g. A shape's text names the whole problem; the database stores this text:
 
     G=4,M_g=1024,N=1024,K=1024,B=shared           TritonBench's: four equal groups, one B for all
     G=3,M_g=0|1|129,N=96,K=64                     rows listed
     G=8,M=32768,N=4096,K=7168,routing=zipf(1.2),W=nk   rows drawn; weights stored as [G, N, K]
+    G=4,M=4096,N=512,K=256,routing=interleaved(128)    rows in whole blocks; block i is of expert i % 4
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ HELP = (
 class GroupedShape:
     """One grouped GEMM.
 
-    G, M, N, K  groups, total rows, columns, reduction
-    routing     distribution of rows over groups (routing.py), if `listed` is empty
-    listed      rows of each group, or () if the routing determines them
-    nk          weights are stored as [G, N, K], not [G, K, N], and passed on as a transposed view
-    shared      TritonBench's inputs: one B for all groups, uniform values in [0, 1)
+    Attributes:
+        G, M, N, K: Groups, total rows, columns, reduction.
+        routing: Distribution of rows over groups (routing.py), if `listed` is empty.
+        listed: Rows of each group, or () if the routing determines them.
+        nk: Weights are stored as [G, N, K], not [G, K, N], and passed on as a transposed view.
+        shared: TritonBench's inputs: one B for all groups, uniform values in [0, 1).
     """
 
     G: int
@@ -70,6 +72,10 @@ class GroupedShape:
             )
         if not self.listed:
             routings.check(self.routing, self.G)
+            if self.block and self.shared:
+                raise ValueError("interleaved rows need one B per expert")
+            if self.block:  # whole blocks: one text for one problem
+                object.__setattr__(self, "M", -(-self.M // self.block) * self.block)
         elif self.routing != "balanced":
             raise ValueError("M_g lists the rows: leave routing out")
         if len(str(self)) > MAX_TEXT:
@@ -77,8 +83,13 @@ class GroupedShape:
 
     @cached_property
     def rows(self) -> tuple[int, ...]:
-        """Number of rows M_g of each group."""
+        """Each group's rows M_g."""
         return self.listed or routings.rows(self.routing, self.G, self.M)
+
+    @property
+    def block(self) -> int:
+        """Rows of a block, if blocks of rows take the experts in turn; 0 if each expert's rows are together."""
+        return routings.interleaved(self.routing)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -101,17 +112,17 @@ class GroupedShape:
 
 
 def uniform(G: int, M_g: int, N: int, K: int, **options: Any) -> GroupedShape:
-    """Return the shape of G groups of M_g rows each."""
+    """Return a shape with G groups and M_g rows each."""
     return GroupedShape(G, G * M_g, N, K, listed=(M_g,) * min(G, MAX_GROUPS), **options)
 
 
 def listed(rows: tuple[int, ...], N: int, K: int, **options: Any) -> GroupedShape:
-    """Return the shape of groups with these numbers of rows."""
+    """Return a shape with these rows per group."""
     return GroupedShape(len(rows), sum(rows), N, K, listed=rows, **options)
 
 
 def of_rank(G: int, E: int, rank: int, M: int, N: int, K: int, routing: str, **options: Any) -> GroupedShape:
-    """Return the shape of one rank of E / G, with G experts. The routing spreads M rows over all E experts."""
+    """Return one rank's shape out of E / G, with G experts. The routing spreads M rows over all E experts."""
     if E % G or not 1 <= G <= E <= MAX_GROUPS:
         raise ValueError(f"E={E}: the number of all experts must be a multiple of G={G}, at most {MAX_GROUPS}")
     if not 0 <= rank < E // G:
@@ -120,7 +131,7 @@ def of_rank(G: int, E: int, rank: int, M: int, N: int, K: int, routing: str, **o
 
 
 def on_trace(shape: GroupedShape, step: TraceStep) -> GroupedShape:
-    """Return the shape with the rows of a step's first G experts: one rank's, if the trace has more experts.
+    """Return the shape with the rows for a step's first G experts: one rank's, if the trace has more experts.
 
     Raises ValueError if the shape has one B for all groups.
     """
@@ -189,8 +200,19 @@ def _tritonbench() -> dict[str, GroupedShape]:
     return {f"n{n}": uniform(4, n, n, n, shared=True) for n in (1024, 2048, 4096, 8192)}
 
 
+def _seed() -> dict[str, GroupedShape]:
+    """Return the problems of Helion's example (one B for all) and of gpu-mode's lesson 5, packed and interleaved."""
+    lesson = {
+        f"lesson5_g{G}_n{N}_{name}": GroupedShape(G, G * rows, N, K, routing=routing, nk=True)
+        for G, rows in ((4, 8192), (8, 4096))
+        for N, K in ((4096, 7168), (7168, 2048))
+        for name, routing in (("packed", "balanced"), ("interleaved", "interleaved(128)"))
+    }
+    return {"helion_example": listed((64, 128, 192, 256), 128, 256, shared=True), **lesson}
+
+
 def _phase(name: str) -> dict[str, GroupedShape]:
-    """Return one step of each model: the gate-up (`gu`) and down (`dn`) projections of the first rank."""
+    """Return one step for each model: the first rank's gate-up (`gu`) and down (`dn`) projections."""
     phase = models.PHASES[name]
     by_name = {}
     for model in models.MODELS:
@@ -202,12 +224,12 @@ def _phase(name: str) -> dict[str, GroupedShape]:
 
 
 def _sweep_batch() -> dict[str, GroupedShape]:
-    """Return the gate-up projection of Qwen3-30B for 1 to 65,536 tokens."""
+    """Return Qwen3-30B's gate-up projection for 1 to 65,536 tokens."""
     return {f"tokens{T}": _moe(128, 8 * T, 1536, 2048, "multinomial") for T in models.SWEEP_TOKENS}
 
 
 def _sweep_skew() -> dict[str, GroupedShape]:
-    """Return the gate-up projection of Qwen3-30B for 4096 tokens, from balanced to most rows on one expert."""
+    """Return Qwen3-30B's gate-up projection for 4096 tokens, from balanced to most rows on one expert."""
     return {f"skew_{routing}": _moe(128, 32768, 1536, 2048, routing) for routing in models.SWEEP_SKEW}
 
 
@@ -220,6 +242,7 @@ SUITES: Suites[dict[str, GroupedShape]] = Suites(
         **{name: partial(_phase, name) for name in models.PHASES},
         "sweep_batch": _sweep_batch,
         "sweep_skew": _sweep_skew,
+        "seed": _seed,
     }
 )
 """Shapes by suite and name. A name contains no `=` and is no number, unlike a shape's full and short text."""
@@ -231,7 +254,13 @@ MAX_WEIGHTS = 2_000_000_000
 
 
 def _with_checked_gradient(suite: dict[str, GroupedShape]) -> tuple[GroupedShape, ...]:
-    return tuple(shape for shape in suite.values() if shape.G * shape.K * shape.N <= MAX_WEIGHTS)
+    packed = (shape for shape in suite.values() if not shape.block)
+    return tuple(shape for shape in packed if shape.G * shape.K * shape.N <= MAX_WEIGHTS)
+
+
+def packed_suites() -> Suites[tuple[GroupedShape, ...]]:
+    """Return the suites without shapes whose rows are interleaved."""
+    return SUITES.each(lambda suite: tuple(shape for shape in suite.values() if not shape.block))
 
 
 def weight_gradient_suites() -> Suites[tuple[GroupedShape, ...]]:
@@ -240,7 +269,7 @@ def weight_gradient_suites() -> Suites[tuple[GroupedShape, ...]]:
 
 
 def parse(text: str) -> GroupedShape:
-    """Parse a shape of one of the forms in HELP. Raises ValueError that names the fault and the right form."""
+    """Parse a shape as in HELP. Raises ValueError with the fault and the right form."""
     text = text.strip()
     try:
         if "=" in text:
@@ -258,6 +287,14 @@ def parse(text: str) -> GroupedShape:
         return uniform(G, within("M", M_g, MAX_SIZE, 0), N, K)
     except (ValueError, OverflowError) as error:
         raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
+
+
+def parse_packed(text: str) -> GroupedShape:
+    """Parse a shape as `parse` does, of rows that are together for each expert. Raises ValueError."""
+    shape = parse(text)
+    if shape.block:
+        raise ValueError(f"shape {text!r}: interleaved rows are an input of grouped_gemm alone")
+    return shape
 
 
 def _parse_fields(text: str) -> GroupedShape:
@@ -281,7 +318,7 @@ def _parse_fields(text: str) -> GroupedShape:
 
 
 def _fields_of(text: str) -> dict[str, str]:
-    """Return the fields of a shape by name. Raises ValueError for an unknown field, and if one is missing."""
+    """Return a shape's fields by name. Raises ValueError for an unknown field, and if one is missing."""
     fields: dict[str, str] = {}
     for part in _split(text):
         key, _, value = part.partition("=")
@@ -295,7 +332,7 @@ def _fields_of(text: str) -> dict[str, str]:
 
 
 def _listed_rows(text: str, G: int) -> tuple[int, ...]:
-    """Return the rows of each group that M_g lists: one number is every group's. Raises ValueError."""
+    """Return each group's rows in M_g: one number is every group's. Raises ValueError."""
     rows = tuple(size("M_g", row, MAX_SIZE, least=0) for row in text.split("|"))
     if len(rows) not in (1, G):
         raise ValueError(f"M_g lists {len(rows)} groups, and G is {G}")

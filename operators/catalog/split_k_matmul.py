@@ -1,8 +1,8 @@
 """Products with few rows and columns and a long K: out = a @ b, split along K (kernels/split_k).
 
-Every decoding step computes such products: M tokens, often fewer than the rows of a tensor core, times weights that are
-read once. The variants differ in `repeatable` of the record: sums in a fixed order give the same bits in every run,
-atomic adds do not. In bf16 and fp16 most elements lose the last bits of the fp32 sum, so compare variants in fp32.
+Every decoding step computes such products: M tokens, often fewer than a tensor core's rows, times weights read once.
+The variants differ in the record's `repeatable`: sums in a fixed order give the same bits in every run, atomic adds do
+not. In bf16 and fp16 most elements lose the fp32 sum's last bits, so compare variants in fp32.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Routing of real traffic: read the loads of experts over time from dumps of the experts chosen for tokens.
+"""Real routing traffic: read expert loads over time from dumps with the tokens' experts.
 
     .npy    [T, k] or [steps, T, k] integers: topk_ids as in vLLM and SGLang; -1 is padding
     .jsonl  one step per line: a list of each token's experts, or an object with that list as `topk_ids` (or
@@ -6,8 +6,8 @@
             is optional. A workload of a FlashInfer trace is such a line too; its input is a safetensors file next to it
     .csv    columns step, token, expert, with one line per choice; or step, expert, rows
 
-A step is one layer of one forward pass: tokens, choices per token, and the number of rows of every expert. A shape of a
-grouped GEMM takes the loads directly; the tokens of a layer are drawn in proportion to them (catalog/moe.py).
+A step is one layer in one forward pass: tokens, choices per token, and every expert's rows. A grouped GEMM's shape
+takes the loads directly; a layer's tokens are drawn in proportion to them (catalog/moe.py).
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ _SAFETENSORS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1"}
 
 @dataclass(frozen=True)
 class TraceStep:
-    """One layer of one forward pass in a routing trace.
+    """One layer in one forward pass in a routing trace.
 
-    tokens, k  number of tokens, and of choices per token; 0 if only loads are known
-    rows       number of rows of each expert, at least up to the last expert that has any
-    experts    number of all experts, 0 if the file does not contain it
+    Attributes:
+        tokens, k: Number of tokens, and of choices per token; 0 if only loads are known.
+        rows: Number of rows of each expert, at least up to the last expert that has any.
+        experts: Number of all experts, 0 if the file does not contain it.
     """
 
     tokens: int
@@ -46,14 +47,14 @@ class TraceStep:
     experts: int = 0
 
     def loads(self, experts: int) -> tuple[int, ...]:
-        """Return the rows of each of `experts` experts. Raises ValueError if the step has more experts."""
+        """Return each expert's rows, for `experts` experts. Raises ValueError if the step has more experts."""
         if len(self.rows) > experts:
             raise ValueError(f"the trace has expert {len(self.rows) - 1}, and the shape has {experts} experts")
         return self.rows + (0,) * (experts - len(self.rows))
 
 
 def read(path: Path) -> list[TraceStep]:
-    """Return the steps of a file that have a row. Raises UsageError that names the wrong place."""
+    """Return a file's steps with a row. Raises UsageError with the wrong place."""
     readers = {".npy": _npy, ".jsonl": _jsonl, ".csv": _csv}
     reader = readers.get(path.suffix)
     if reader is None:
@@ -73,7 +74,7 @@ def read(path: Path) -> list[TraceStep]:
 
 
 def spread(steps: Sequence[TraceStep], most: int) -> list[TraceStep]:
-    """Return at most `most` of the steps, evenly spread over time, with the first and the last."""
+    """Return at most `most` steps, evenly spread over time, with the first and the last."""
     if len(steps) <= most:
         return list(steps)
     if most == 1:
@@ -82,7 +83,7 @@ def spread(steps: Sequence[TraceStep], most: int) -> list[TraceStep]:
 
 
 def of_ids(ids: Any, experts: int = 0) -> TraceStep:
-    """Return the step of expert numbers [T, k]; a negative number means no expert. Raises ValueError."""
+    """Return the step from expert numbers [T, k]; a negative number means no expert. Raises ValueError."""
     import numpy as np
 
     ids = np.asarray(ids)
@@ -98,7 +99,7 @@ def of_ids(ids: Any, experts: int = 0) -> TraceStep:
 
 
 def _trimmed(rows: Iterable[Any]) -> tuple[int, ...]:
-    """Return whole numbers, without the experts after the last one that has a row. Raises ValueError."""
+    """Return whole numbers, without the experts after the last one with a row. Raises ValueError."""
     counts = [int(row) for row in rows]
     if len(counts) > MAX_EXPERTS or any(row < 0 for row in counts):
         raise ValueError(f"rows must not be negative, and there may be at most {MAX_EXPERTS} experts")
@@ -145,7 +146,7 @@ def _object(step: Any, folder: Path) -> TraceStep:
 
 
 def _workload(workload: dict[str, Any], folder: Path) -> TraceStep:
-    """Return the step of a FlashInfer trace's workload, from its safetensors input of one of the names."""
+    """Return a FlashInfer workload's step, from the first safetensors input with such a name."""
     experts = int(workload.get("axes", {}).get("num_experts", 0))
     for name, source in workload.get("inputs", {}).items():
         if name in IDS and source.get("type") == "safetensors":
@@ -154,7 +155,7 @@ def _workload(workload: dict[str, Any], folder: Path) -> TraceStep:
 
 
 def _tensor(path: Path, key: str) -> np.ndarray:
-    """Return one tensor of a safetensors file: 8 bytes of length, a JSON header, the data. Raises ValueError."""
+    """Return one tensor from a safetensors file: 8 length bytes, a JSON header, the data. Raises ValueError."""
     import numpy as np
 
     try:

@@ -1,13 +1,13 @@
-"""Sum of two tensors, element by element (kernels/elementwise.py): a canary for bandwidth.
+"""Sum two tensors, element by element (kernels/elementwise.py): a bandwidth canary.
 
-Two reads and a write per element and almost no arithmetic: it is as fast as a copy of the same number of bytes, or
-something is wrong with the kernel, compiler or memory. The text of a shape:
+Two reads and a write per element and almost no arithmetic: it is as fast as a copy with as many bytes, or something is
+wrong with the kernel, compiler or memory. A shape's text:
 
     N=1000003               vectors
     N=1000003,stride=3      every third element of longer vectors
     M=1000,N=3000,y=t       matrices, y stored as [N, M] and passed on transposed
 
-TritonBench has its own vector_add; under TritonBench, these backends are added to it (hosts/tritonbench.py).
+TritonBench also has a vector_add; under TritonBench, these backends are added to it (hosts/tritonbench.py).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class VectorInputs:
 
 
 def parse_shape(text: str) -> VectorShape:
-    """Parse a shape of one of the forms in HELP. Raises ValueError."""
+    """Parse a shape as in HELP. Raises ValueError."""
     parts = text.strip().split(",")
     turned = parts[-1:] == ["y=t"]
     pairs = [part.partition("=") for part in (parts[:-1] if turned else parts)]

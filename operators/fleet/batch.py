@@ -1,8 +1,8 @@
-"""Batches of a fleet: all cells of one operator and shape, how a worker measures them, and the choice of cards.
+"""Fleet batches: all cells with one operator and shape, how a worker measures them, and the card choice.
 
-A shape's backends take turns on one card, and its dtypes and modes follow each other there, so comparisons are always
-on the same silicon. A history's environment includes the card, so a shape goes back to the card of the previous night,
-unless the cards' loads drift apart.
+A shape's backends take turns on one card, where dtypes and modes follow each other, so comparisons are always on the
+same silicon. A history's environment includes the card, so a shape goes back to the previous night's card, unless the
+cards' loads drift apart.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.judge import Examined
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.wire import Job, Request
-from groupbench.operators.measure.worker import Judge, Spare, Worker
+from groupbench.operators.measure.worker import Judge, Spare, Worker, preload
 from groupbench.operators.registry import plugin_backends
 from groupbench.tracker.facts.record import Environment, Record, Run
 
@@ -51,16 +51,17 @@ IDLE_S = 20.0
 
 
 class OtherCode(GroupbenchError):
-    """A worker runs different code than the client, so its records would name the wrong commit."""
+    """A worker runs different code than the client, so the records would name the wrong commit."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Cells of one operator and shape, small enough to send anywhere.
+    """Cells with one operator and shape, small enough to send anywhere.
 
-    code      digest of the client's code; the worker must have the same
-    hardware  pattern of the card's model; None matches any card
-    logs      storage for the output of cells on the worker
+    Attributes:
+        code: Digest of the client's code; the worker must have the same.
+        hardware: Pattern of the card's model; None matches any card.
+        logs: Storage for the output of cells on the worker.
     """
 
     jobs: tuple[Job, ...]
@@ -80,10 +81,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU that a fleet measures on, or a CPU in its place.
+    """A GPU in a fleet, or a CPU in place of one.
 
-    name     the engine's name of its worker; only one worker at a time has it
-    machine  the machine as the worker's process sees it
+    Attributes:
+        name: The engine's name of its worker; only one worker at a time has it.
+        machine: The machine as the worker's process sees it.
     """
 
     name: str
@@ -96,7 +98,7 @@ class Card:
 
 
 def hardware(environment: Environment) -> str:
-    """Return the model of the GPU, or of the CPU if the device is the CPU."""
+    """Return the GPU's model, or the CPU's if the device is the CPU."""
     return (environment.gpu if environment.device == "cuda" else environment.cpu) or f"unknown {environment.device}"
 
 
@@ -121,9 +123,9 @@ def batches(
 
 
 def measure(batch: Batch) -> list[Record]:
-    """Measure every job on the card of this process and return the records. A failing cell does not affect others.
+    """Measure every job on this process's card and return the records. A failing cell does not affect others.
 
-    Backends keep their processes from one batch of a run to the next, as on a single GPU from problem to problem.
+    Backends keep their processes between batches, as on a single GPU between problems.
 
     Raises OtherCode, and GroupbenchError if this process has no such card or cannot load a plugin.
     """
@@ -140,7 +142,7 @@ def measure(batch: Batch) -> list[Record]:
 
 
 class _KeptWorkers:
-    """The backends' processes of one run. They end when another run begins, or after `IDLE_S` without a batch."""
+    """One run's backend processes. They end when another run begins, or after `IDLE_S` without a batch."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -154,7 +156,7 @@ class _KeptWorkers:
         with self._guard:
             self._judge = Judge(device, OPENING_S)
             self._judge.send(Request("examine", arguments=(device,)))
-            executor.preload(*executor.imports(list(jobs)))
+            preload(*executor.imports(list(jobs)))
             self._spares = [Spare(device, OPENING_S) for _ in jobs]
             examined = self._judge.receive()
             if isinstance(examined, Examined):
@@ -200,12 +202,13 @@ _MACHINES: dict[str, Machine] = {}
 
 
 def start(device: str, jobs: Sequence[Job] = ()) -> Machine:
-    """Start the processes of the first batch, and return the machine. The GPU must be locked.
+    """Start the first batch's processes, and return the machine. The GPU must be locked.
 
-    The driver opens GPUs for one process after another. So the process that judges also examines the GPU, and those of
-    backends open it before they get a cell.
+    The driver opens GPUs for one process after another. So the judging process also examines the GPU, and the backends'
+    processes open it before they get a cell.
 
-    jobs  cells without plugins, for each of which a process is started
+    Args:
+        jobs: Cells without plugins, for each of which a process is started.
 
     Raises GroupbenchError.
     """
@@ -214,7 +217,7 @@ def start(device: str, jobs: Sequence[Job] = ()) -> Machine:
 
 
 def together(jobs: Sequence[Job]) -> tuple[Job, ...]:
-    """Return the cells that are measured together at first, one of each backend; none if they import plugins."""
+    """Return the cells measured together at first, one per backend; none if they import plugins."""
     first = [job for job in jobs if executor.problem_of(job) == executor.problem_of(jobs[0])]
     return () if any(job.plugins for job in first) else tuple({job.backend: job for job in first}.values())
 
@@ -232,7 +235,7 @@ def plugin_fault(plugins: Sequence[str]) -> str | None:
 
 
 def machine_here(device: str) -> Machine:
-    """Return the machine of this process, which is examined only once. Raises GroupbenchError."""
+    """Return this process's machine, examined only once. Raises GroupbenchError."""
     if device not in _MACHINES:
         _MACHINES[device] = executor.probe(resolve_device(device))
     return _MACHINES[device]
@@ -240,7 +243,7 @@ def machine_here(device: str) -> Machine:
 
 @cache
 def code() -> str:
-    """Return the digest of the code that measures (kernels, operators, the record), as it was at the first call."""
+    """Return the measuring code's digest (kernels, operators, the record) at the first call."""
     digest = hashlib.sha256()
     for package in ("groupbench.kernels", "groupbench.operators"):
         spec = importlib.util.find_spec(package)
@@ -263,18 +266,18 @@ def code() -> str:
 
 @dataclass(frozen=True)
 class Before:
-    """The card of a problem's last measurement, and its duration."""
+    """A problem's last card and duration."""
 
     gpu_uuid: str | None
     seconds: float
 
 
 def before(records: Iterable[Record]) -> dict[Problem, Before]:
-    """Return the card and duration of each problem in an earlier run.
+    """Return each problem's card and duration in an earlier run.
 
-    The backends of one dtype and mode are timed together, so their duration counts once. The duration of a card's first
-    problem includes starting the processes and opening the GPU, which is not counted: it is taken to be as long as the
-    longest other problem, unless starting cannot explain the difference.
+    Backends with one dtype and mode are timed together, so their duration counts once. A card's first problem includes
+    starting the processes and opening the GPU, which is not counted: it is taken to be as long as the longest other
+    problem, unless starting cannot explain the difference.
     """
     together: dict[tuple[Problem, object], float] = {}
     cards: dict[Problem, str | None] = {}
@@ -297,9 +300,9 @@ def before(records: Iterable[Record]) -> dict[Problem, Before]:
 
 
 def assign(work: Sequence[Batch], cards: Sequence[Card], history: Mapping[Problem, Before] | None = None) -> list[int]:
-    """Return the index of the card for each batch.
+    """Return each batch's card index.
 
-    A batch goes to the card that measured its problem before. The others go to the card with the least load, the
+    A batch goes to the card that measured the problem before. The others go to the card with the least load, the
     longest first. If a load exceeds `UNEVEN` times the mean, batches move until every load is within `EVEN`.
     """
     history = history or {}
@@ -322,7 +325,7 @@ def assign(work: Sequence[Batch], cards: Sequence[Card], history: Mapping[Proble
 
 
 def _expected_seconds(work: Sequence[Batch], history: Mapping[Problem, Before]) -> list[float]:
-    """Return the time of each batch: its problem's earlier time, or the mean time per cell of the known problems."""
+    """Return each batch's time: the problem's earlier time, or the known problems' mean time per cell."""
     cells = sum(len(batch.jobs) for batch in work if batch.problem in history)
     taken = sum(history[batch.problem].seconds for batch in work if batch.problem in history)
     each = taken / cells if cells and taken else 1.0

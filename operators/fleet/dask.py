@@ -1,7 +1,7 @@
 """A fleet of hosts behind a Dask scheduler, with one worker for each GPU. Batches find workers by their resources.
 
 Dask keeps the workers and notices when one dies; this module assigns the batches. A card has one task at a time, so a
-worker that dies loses one batch. That batch is tried once more, on any worker of the same kind.
+dying worker loses one batch. The batch is tried once more, on any worker with the same hardware.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Measure = Callable[[Batch], list[Record]]
 
 
 class ScheduledFleet(Fleet):
-    """Workers of a Dask scheduler, to which `client` is connected."""
+    """A Dask scheduler's workers, with `client` connected."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class ScheduledFleet(Fleet):
         self._deserted = False
 
     def run_on(self, card: Card, batch: Batch) -> list[Record]:
-        from distributed.client import CancelledError
-        from distributed.comm import CommClosedError
+        from distributed import CancelledError
+        from distributed.comm.core import CommClosedError
 
         self._check_connected()
         try:
@@ -75,7 +75,7 @@ class ScheduledFleet(Fleet):
             raise
 
     def _try_twice(self, card: Card, batch: Batch) -> list[Record]:
-        """Measure the batch on its card, or on another of its kind if that dies or is gone."""
+        """Measure the batch on the chosen card, or on another with the same hardware if the card dies or is gone."""
         from distributed import KilledWorker
         from distributed.scheduler import NoValidWorkerError, NoWorkerError
 
@@ -159,8 +159,8 @@ class DaskFleet(ScheduledFleet):
             patience_s: Seconds that a batch waits for a worker.
             settings: Those of `ScheduledFleet`.
 
-        Raises UsageError if the scheduler does not answer, if it has no worker for the device, or if its workers have
-        several kinds of hardware, different code or a plugin that does not load.
+        Raises UsageError if the scheduler does not answer, without a worker for the device, and if workers have several
+        kinds of hardware, different code or a plugin that does not load.
         """
         client = connect(address)
         try:

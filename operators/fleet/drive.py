@@ -1,6 +1,6 @@
 """Run a night on a fleet: queue batches for cards, and yield their records. Local processes, Dask and SLURM share this.
 
-Only the client writes records. If a batch does not come back, its cells are recorded with the reason: `error` if two
+Only the client writes records. If a batch does not come back, the cells are recorded with the reason: `error` if two
 workers tried it, `skipped` if no worker was left.
 """
 
@@ -36,8 +36,8 @@ class NotReached(GroupbenchError):
 class Fleet(ABC):
     """Cards that take batches from queues. An engine only implements `run_on` and `close`.
 
-    A batch waits in the queue of its card. Without cards at the start, all batches wait in one queue, from which the
-    cards that join later take them.
+    A batch waits in a card's queue. Without cards at the start, all batches wait in one queue, from which the cards
+    that join later take them.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Fleet(ABC):
 
     @abstractmethod
     def run_on(self, card: Card, batch: Batch) -> list[Record]:
-        """Measure a batch on its card, or on another if that is gone. Raises WorkerDied, NotReached."""
+        """Measure a batch on the card, or on another if the card is gone. Raises WorkerDied, NotReached."""
 
     @abstractmethod
     def close(self, at_once: bool = False) -> None:
@@ -76,7 +76,7 @@ class Fleet(ABC):
         return futures
 
     def join(self, card: Card, queue: deque[tuple[Batch, Future[list[Record]]]] | None = None) -> None:
-        """Let a card take batches: its own, then those of the common queue."""
+        """Let a card take batches: from its queue, then from the common one."""
         thread = threading.Thread(target=self._serve, args=(card, queue or deque()), name=card.name, daemon=True)
         self._threads[card.name] = thread
         thread.start()

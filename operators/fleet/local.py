@@ -18,16 +18,16 @@ from groupbench.operators.fleet import slots
 from groupbench.operators.fleet.batch import Batch, Before, Card, Problem
 from groupbench.operators.fleet.drive import Fleet, NotReached, WorkerDied
 from groupbench.operators.fleet.slots import Slot
-from groupbench.operators.measure.warden import end_with_parent
 from groupbench.operators.measure.wire import Job
 from groupbench.tracker.facts.record import Record
 from groupbench.tracker.tools import logs
+from groupbench.tracker.tools.parent import end_with_parent
 
 log = logging.getLogger(__name__)
 
 
 class LocalFleet(Fleet):
-    """A process for each slot. If a process dies, its batch is measured once more, on another."""
+    """A process for each slot. If a process dies, the batch is measured once more, on another."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ def _kill(processes: Sequence[_Process]) -> None:
 
 
 def _opening(process: _Process, look: Callable[[Slot], Card] | None, planned: Sequence[Job]) -> Future[Card]:
-    """Return the card, once the slot's process has opened it. The GPU is locked first, if its UUID is known."""
+    """Return the card, once the slot's process has opened it. The GPU is locked first, if the UUID is known."""
     if look is not None:
         return process.pool.submit(look, process.slot)
     try:

@@ -30,8 +30,9 @@ UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 class Slot:
     """The device and environment of one queue's process.
 
-    variables   environment variables, set before the process imports anything
-    processors  CPUs that the process may use; an empty tuple means all
+    Attributes:
+        variables: Environment variables, set before the process imports anything.
+        processors: CPUs that the process may use; an empty tuple means all.
     """
 
     name: str
@@ -112,7 +113,7 @@ def _share(chosen: list[Slot]) -> list[Slot]:
 
 
 def prepare_process(slot: Slot) -> None:
-    """Give this process its slot's processors, and keep its GPU's driver open. It must not have imported torch."""
+    """Give this process the slot's processors, and keep the GPU's driver open. It must not have imported torch."""
     os.environ.update(slot.variables)
     if slot.processors:
         os.sched_setaffinity(0, slot.processors)

@@ -1,6 +1,6 @@
 """Use a SLURM cluster: submitit starts the workers of a Dask scheduler in a job array, one GPU a job.
 
-The scheduler runs in this process and ends with it. The cards are not known in advance: a card takes batches when its
+The scheduler runs in this process and ends with it. The cards are not known in advance: a card takes batches when the
 job starts. Scheduler and workers authenticate each other by a key that is made for the run, since other users of the
 cluster can reach the scheduler's port.
 """
@@ -178,7 +178,7 @@ class SlurmFleet(ScheduledFleet):
 
 
 def _scheduler(interface: str | None, local: bool) -> tuple[Any, Any]:
-    """Return a Dask scheduler in this process, and the keys for its workers. Raises UsageError."""
+    """Return a Dask scheduler in this process, and the workers' keys. Raises UsageError."""
     try:
         from distributed import LocalCluster
         from distributed.security import Security

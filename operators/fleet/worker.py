@@ -1,9 +1,9 @@
 """Run a Dask worker on each GPU of this host: `python -m groupbench.operators.fleet.worker tcp://SCHEDULER:8786`.
 
-Each worker sees only its own GPU and takes one batch at a time. Batches find it by its resources: GPU=1, one named
-like its model, and one named like the worker. This process holds the GPUs' locks while it runs, so no nightly run of
-this host measures at the same time. A worker that dies is restarted. When the scheduler ends, all workers end, and a
-service manager can start them again.
+Each worker sees only one GPU and takes one batch at a time. Batches find it by resources: GPU=1, one named like the
+model, and one named like the worker. This process holds the GPUs' locks while it runs, so no nightly run of this host
+measures at the same time. A worker that dies is restarted. When the scheduler ends, all workers end, and a service
+manager can start them again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Messages between the launcher and the process that runs TritonBench: its setup, and its events as JSON lines."""
+"""Messages between the launcher and the process running TritonBench: the setup, and events as JSON lines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from groupbench.operators.measure.protocol import Protocol
+from groupbench.operators.measure.wire import Seen
 from groupbench.tracker.facts.record import Accuracy, Cell, Code, Kernel, Latency, Status
 
 
@@ -22,10 +23,11 @@ class Finished(msgspec.Struct, frozen=True):
 class Setup(msgspec.Struct, frozen=True):
     """The child's settings in addition to TritonBench's own flags.
 
-    own     the operator is ours, not TritonBench's of that name
-    mode    fwd; also bwd or fwd_bwd if the operator is ours and has that mode
-    alone   this is the only selected operator, so a backend that it lacks is an error
-    lists   print these facts about the operator (operators, backends, metrics) and measure nothing
+    Attributes:
+        own: The operator is ours, not TritonBench's of that name.
+        mode: Fwd; also bwd or fwd_bwd if the operator is ours and has that mode.
+        alone: This is the only selected operator, so a backend that it lacks is an error.
+        lists: Print these facts about the operator (operators, backends, metrics) and measure nothing.
     """
 
     op: str
@@ -44,9 +46,11 @@ class Setup(msgspec.Struct, frozen=True):
 class Event(msgspec.Struct, frozen=True):
     """A cell began (`begun`) or finished (`cell`). Neither is set for a cell with a record that ran again.
 
-    left      number of inputs after this one
-    strays    selected backends that this operator lacks, sent before the first cell
-    refused   why nothing more is measured; the last event
+    Attributes:
+        left: Number of inputs after this one.
+        strays: Selected backends that this operator lacks, sent before the first cell.
+        refused: Why nothing more is measured; the last event.
+        seen: Files and libraries that the process has loaded so far.
     """
 
     input_id: int = -1
@@ -65,6 +69,7 @@ class Event(msgspec.Struct, frozen=True):
     code: tuple[Code, ...] = ()
     duration_s: float | None = None
     metrics: bytes | None = None
+    seen: Seen | None = None
 
 
 def send(setup: Setup, event: Event) -> None:

@@ -1,7 +1,8 @@
-"""Measure with TritonBench as the host: its flags, inputs and table, our backends added, and a record of every cell.
+"""Measure with TritonBench as the host: TritonBench's flags, inputs and table, with our backends added, and a record
+for every cell.
 
-One process runs TritonBench for one operator. If it dies or hangs, the current cell is recorded with that status, and
-a new process continues with the remaining cells.
+One process runs TritonBench for one operator. If it dies or hangs, the current cell is recorded with that status, and a
+new process continues with the remaining cells.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from groupbench.operators.executor import Machine
 from groupbench.operators.flags import MODES
 from groupbench.operators.hosts.journal import Event, Finished, Setup
 from groupbench.operators.measure import machine_code
+from groupbench.operators.measure.fingerprint import fingerprints
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import default_dtypes, select_mode
 from groupbench.operators.measure.texts import storable
@@ -198,9 +200,9 @@ def _own_setup(
 def _is_own(op: str, options: dict[str, Any], device: str) -> bool:
     """Return whether our operator runs, rather than TritonBench's operator of that name with our backends added.
 
-    TritonBench's runs by default, on its inputs and with its timing, and our backends appear in its table. Ours runs
-    if TritonBench's cannot: for our suites or shapes, for mode bwd, on a CPU if its operator needs a GPU, and on inputs
-    that our backends do not support.
+    TritonBench's runs by default, on TritonBench's inputs and with TritonBench's timing, and our backends appear in the
+    table. Ours runs if TritonBench's cannot: for our suites or shapes, for mode bwd, on a CPU if the operator needs a
+    GPU, and on inputs our backends do not support.
     """
     if op not in CATALOG and _is_theirs(op):
         raise UsageError(f"TritonBench has an operator {op} too: rename the plugin's operator, or add --host builtin")
@@ -311,7 +313,7 @@ def _ended(follower: _Follower) -> str:
 
 
 def _start(folder: Path, setup: Setup, arguments: list[str], timeout_s: float) -> _Follower:
-    """Start a child process, with its files in an empty folder."""
+    """Start a child process, with the files in an empty folder."""
     journal, setup_file = folder / "journal.jsonl", folder / "setup.json"
     setup_file.write_bytes(msgspec.json.encode(msgspec.structs.replace(setup, journal=str(journal))))
     module = "groupbench.operators.hosts.tritonbench_adapter"
@@ -340,6 +342,7 @@ def _record(event: Event, machine: Machine, run: Run) -> Record:
         code=event.code,
         duration_s=event.duration_s,
         metrics=machine_code.metrics_of(kernels),
+        loaded=None if event.seen is None else fingerprints().of(event.seen.files, event.seen.libraries),
     )
 
 

@@ -1,8 +1,8 @@
 """Entry points of TritonBench with our operators and backends, and a record of each cell.
 
-Our launcher runs this module as its child process. TritonBench's own run.py calls `plugin`:
+Our launcher runs this module as a child process. TritonBench's own run.py calls `plugin`:
 
-    python run.py --op grouped_gemm --plugin groupbench.operators.hosts.tritonbench_adapter.plugin
+python run.py --op grouped_gemm --plugin groupbench.operators.hosts.tritonbench_adapter.plugin
 
 Code that depends on TritonBench's internals is in adapter/.
 """
@@ -26,7 +26,9 @@ from groupbench.operators.hosts.adapter.internals import PACKAGE, operator_list,
 from groupbench.operators.hosts.adapter.own import add_backends, add_operator, own_operator
 from groupbench.operators.hosts.adapter.recording import recording
 from groupbench.operators.hosts.journal import Event, Setup, send
+from groupbench.operators.measure.confine import confine
 from groupbench.operators.measure.faults import describe
+from groupbench.operators.measure.loaded import watch
 from groupbench.operators.plugins import load, operators_in
 from groupbench.operators.registry import CATALOG, get_operator, has_operator, operator_names
 from groupbench.tracker.facts.exits import ExitCode
@@ -112,8 +114,13 @@ def _module_of(setup: Setup) -> ModuleType:
 
 
 def main() -> None:
-    """Run TritonBench with the arguments after the setup file's name. Report an error as one event."""
+    """Run TritonBench with the arguments after the setup file's name. Report an error as one event.
+
+    Backends run in this process, so it is confined: they cannot signal or trace a process that it did not start.
+    """
+    confine()
     setup = msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=Setup)
+    watch()
     argparse.ArgumentParser.error = refuse  # type: ignore[assignment,method-assign]
     try:
         _run(setup, sys.argv[2:])

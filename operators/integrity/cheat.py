@@ -30,7 +30,11 @@ CATCHERS = {
     "physics": r"^implausible: .* is less than",
     "plain tensor": r"returned .*(class of its own|not in memory|without memory|a tensor on|not a tensor)",
     "tolerance table": r"asks for the tolerance",
-    "isolation": r"the process died|could not be read|no answer within|^(Type|Runtime|Attribute)Error|^StopIteration",
+    "domain": r"^PermissionError",
+    "isolation": (
+        r"the process( died|, or the one above it, was killed)|could not be read|no answer within"
+        r"|^(Type|Runtime|Attribute)Error|^StopIteration"
+    ),
 }
 """Mechanisms by the pattern of a record's message. The first pattern that matches names the mechanism."""
 
@@ -90,7 +94,7 @@ def product(x: Any) -> Tensor:
     """Compute the honest result [M, N], freshly allocated."""
     import torch
 
-    out = x.a.new_empty(x.a.shape[0], x.b.shape[2])
+    out: Tensor = x.a.new_empty(x.a.shape[0], x.b.shape[2])
     for g, start, end in group_bounds(x.rows):
         torch.matmul(x.a[start:end], x.b[g], out=out[start:end])
     return out

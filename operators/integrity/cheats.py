@@ -48,13 +48,14 @@ def side_stream(x: Any) -> Any:
 
 
 def lazy_function(x: Any) -> Any:
-    """Return a tensor subclass with its own `__torch_function__`, which could compute when the tensor is used."""
+    """Return a tensor subclass with a `__torch_function__`, which could compute when the tensor is used."""
     import torch
 
     class Late(torch.Tensor):
         @classmethod
         def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            return super().__torch_function__(function, types, args, kwargs or {})
+            base: Any = super()
+            return base.__torch_function__(function, types, args, kwargs or {})
 
     return lambda: product(x).as_subclass(Late)
 
@@ -101,7 +102,7 @@ def forged_in_frames(x: Any) -> Any:
 
 
 def keeps_one_output(x: Any) -> Any:
-    """Compute in the first timed call of a burst, and let the harness keep its output alone."""
+    """Compute in a burst's first timed call, and let the harness keep only this output."""
     kept: list[Any] = []
 
     def run() -> Any:
@@ -175,10 +176,13 @@ def busy_between_bursts(x: Any) -> Any:
 
 def scheduled_otherwise(x: Any) -> Any:
     """Let the system prefer this process to those of the other backends."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) - 5)
+        os.setpriority(os.PRIO_PROCESS, 0, before - 5)
     except OSError:  # only root may
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if os.getpriority(os.PRIO_PROCESS, 0) >= before and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        raise PermissionError("a change of priority has no effect")
     return lambda: product(x)
 
 
@@ -204,6 +208,6 @@ CHEATS = (
     Cheat("judge", patched_judge, (*ELSEWHERE, "seal")),
     Cheat("judge", loose_tolerance, ("tolerance table",), tolerance="fp16"),
     Cheat("others", busy_between_bursts, ("idle",)),
-    Cheat("others", scheduled_otherwise, ("scheduling",)),
-    Cheat("isolation", signals_parent, ("isolation",)),
+    Cheat("others", scheduled_otherwise, ("scheduling", "domain")),
+    Cheat("isolation", signals_parent, ("isolation", "domain")),
 )

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from groupbench.operators.dtypes import torch_dtype
-from groupbench.operators.measure.arrays import tensor_of
+from groupbench.operators.measure.arrays import size_of, tensor_of
 from groupbench.operators.measure.exchange import plain_parts
 from groupbench.operators.measure.given import Given, place_sums
 from groupbench.operators.operator import Operator
@@ -34,10 +36,44 @@ _EARLIER = {2: 0x7FDA, 4: 0x7FDADADA, 8: 0x7FFDDADADADADADA}
 too few of them. The sum of one and a number may have the same bits, or those of any other NaN."""
 
 
-def rehearse(run: Callable[[], Any], device: str, given: Given) -> tuple[str, list[Tensor], list[Tensor], list[str]]:
-    """Run twice on poisoned memory: (form, the second output's tensors, the first's if unlike, inputs returned).
+View = Callable[["Tensor", "Tensor"], tuple["Tensor", "Tensor"]]
 
-    Raises TypeError if an output is not made of plain tensors.
+
+def as_given(out: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
+    return out, reference
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The outputs of two calls on poisoned memory.
+
+    form      how the tensors of an output are arranged
+    second    tensors of the second output
+    first     those of the first output if they are unlike, else none
+    returned  names of the inputs that share memory with an output
+    fresh     whether outputs that were held at once have memory of their own
+    """
+
+    form: str
+    second: list[Tensor]
+    first: list[Tensor]
+    returned: list[str]
+    fresh: bool
+
+
+HELD, HELD_BYTES, HELD_S = 9, 256 << 20, 0.05
+"""Most outputs that are held at once, their size in bytes together, and the time for these calls in s, to find buffers
+that are used in turns."""
+
+_now = time.perf_counter
+
+
+def rehearse(run: Callable[[], Any], device: str, given: Given, patient: bool = True) -> Rehearsal:
+    """Run twice on poisoned memory, and a few times more to find outputs that share memory.
+
+    patient  whether the callable is fast enough for more than two calls
+
+    Raises TypeError if an output contains anything but plain tensors.
     """
     import torch
 
@@ -46,14 +82,25 @@ def rehearse(run: Callable[[], Any], device: str, given: Given) -> tuple[str, li
         form, parts = plain_parts(first, device)
         kept = [part.detach().clone() for part in parts]
         returned = _spoil(parts, given)
-        del first, parts
         second = plain_parts(run(), device)[1]
+    # Copies, since the backend must not be able to change tensors that another process reads.
+    copies = [part.detach().clone() for part in second]
+    held, until = [parts, second], _now() + HELD_S
+    room = HELD_BYTES // max(size_of(parts), 1) if patient else 0
+    while len(held) < min(HELD, room) and _now() < until:
+        held.append(plain_parts(run(), device)[1])
+    fresh = _are_apart(held)
+    del first, parts, second, held
     if device == "cuda":
         torch.cuda.synchronize()
-    # Copies, since the backend must not be able to change tensors that another process reads.
-    second = [part.detach().clone() for part in second]
-    like = len(kept) == len(second) and all(map(_same_bits, kept, second))
-    return form, second, [] if like else kept, returned
+    like = len(kept) == len(copies) and all(map(_same_bits, kept, copies))
+    return Rehearsal(form, copies, [] if like else kept, returned, fresh)
+
+
+def _are_apart(outputs: Sequence[Sequence[Tensor]]) -> bool:
+    """Return whether no two of these outputs have memory in common."""
+    places = [{part.untyped_storage().data_ptr() for part in parts if part.numel()} for parts in outputs]
+    return len(set().union(*places)) == sum(map(len, places))
 
 
 def _same_bits(x: Tensor, y: Tensor) -> bool:
@@ -69,15 +116,18 @@ def judge(
     dtype: str,
     tolerance: Tolerance,
     local: float = 1.0,
+    view: View = as_given,
 ) -> tuple[Accuracy, str | None]:
-    """Return the errors of an output in a cell of this dtype, and a text that names the exceeded tolerance, or None.
+    """Return an output's errors for a dtype, and a text with the exceeded tolerance, or None.
 
-    local  limit for a row or block, in units of the tolerance's relative RMS
+    Args:
+        local: Limit for a row or block, in units of the tolerance's relative RMS.
+        view: (output, reference) -> the tensors to compare.
     Raises TypeError or ValueError if the output does not have the reference's shape and the operator's dtype.
     """
-    expected = None if operator.decode is not None else torch_dtype(operator.output_dtype(dtype))
+    expected = None if operator.decode is not None else _returned(operator, dtype)
     out = operator.decode(out) if operator.decode is not None else out
-    return _compare_each(_outputs(out, reference, expected), reference, tolerance, local)
+    return _compare_each(_outputs(out, reference, expected), reference, tolerance, local, view)
 
 
 def check(
@@ -88,11 +138,11 @@ def check(
     seen: Seen | None = None,
     given: Given | None = None,
 ) -> tuple[Accuracy, str | None]:
-    """Run twice on poisoned memory and compare each output with its reference.
+    """Run twice on poisoned memory and compare each output with the reference.
 
-    Returns the errors, for several outputs the worst of each number, and the fault as text, or None. A changed or
-    returned input of `given` is reported first, then wrong numbers. Raises TypeError or ValueError if the output is
-    not a tensor of the reference's shape and, if given, of `dtype`.
+    Returns the errors, for several outputs the worst numbers, and the fault as text, or None. A changed or returned
+    input of `given` is reported first, then wrong numbers. Raises TypeError or ValueError if the output is not a tensor
+    with the reference's shape and, if given, `dtype`.
     """
     import torch
 
@@ -127,25 +177,31 @@ def check_backend(
     seen: Seen | None = None,
     given: Given | None = None,
 ) -> tuple[Accuracy, str | None]:
-    """Call `check` with the tolerance of the backend of that name and the dtype of the operator's outputs.
+    """Call `check` with the tolerance for the backend's name and the operator's output dtype.
 
-    rtol, atol  replace those of the tolerance table
+    Args:
+        rtol, atol: Replace those of the tolerance table.
     """
     tolerance = tolerance_of(operator, backend, dtype).with_overrides(rtol, atol)
     decode = operator.decode
     if decode is not None:
         return check(lambda: decode(run()), reference, tolerance, seen=seen, given=given)
-    return check(run, reference, tolerance, torch_dtype(operator.output_dtype(dtype)), seen, given)
+    return check(run, reference, tolerance, _returned(operator, dtype), seen, given)
+
+
+def _returned(operator: Operator, dtype: str) -> torch.dtype:
+    """Return the dtype of an operator's output: bf16 for the row bf16_summed of the tolerance table."""
+    return torch_dtype(operator.output_dtype(dtype).partition("_")[0])
 
 
 class Seen:
-    """Checksums of the outputs that `check` accepted, to compare later runs with.
+    """Checksums over the outputs accepted by `check`, to compare later runs with.
 
-    A kernel that relies on the old contents of a buffer may be right once or twice, and wrong from then on.
+    A kernel relying on a buffer's old contents may be right once or twice, and wrong from then on.
     """
 
     def note(self, reference: Tensor | Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> None:
-        """Keep the checksums of accepted outputs, and the shapes and dtypes of the reference."""
+        """Keep the accepted outputs' checksums, and the reference's shapes and dtypes."""
         self._like: Tensor | Mapping[str, Tensor]
         if isinstance(reference, Mapping):
             self._like = {name: part.to("meta") for name, part in reference.items()}
@@ -160,10 +216,10 @@ class Seen:
 
 
 def _spoil(out: Any, given: Given | None) -> list[str]:
-    """Fill an output with a NaN, and so the block that the allocator is likely to hand out next.
+    """Fill an output with a NaN, and so the block likely to be allocated next.
 
-    `poisoned` does not reach a backend that allocates below Python, or writes into a buffer of its own. An output that
-    is an input is not changed. Returns the names of such inputs.
+    `poisoned` does not reach a backend with allocations below Python, or with private buffers. An output shared with an
+    input is not changed. Returns these inputs' names.
     """
     import torch
 
@@ -179,7 +235,7 @@ def _spoil(out: Any, given: Given | None) -> list[str]:
 
 
 def _fill(x: Tensor, marks: Mapping[int, int]) -> None:
-    """Fill a floating-point tensor with the NaN for its size."""
+    """Fill a floating-point tensor with a NaN by size."""
     mark = None if x.is_neg() else marks.get(x.element_size())
     if mark is None:
         x.fill_(math.nan)
@@ -192,18 +248,22 @@ def _sums(outputs: Mapping[str, Tensor]) -> dict[str, list[int]]:
 
 
 def _compare_each(
-    outputs: Mapping[str, Tensor], reference: Tensor | Mapping[str, Tensor], tolerance: Tolerance, local: float = 1.0
+    outputs: Mapping[str, Tensor],
+    reference: Tensor | Mapping[str, Tensor],
+    tolerance: Tolerance,
+    local: float = 1.0,
+    view: View = as_given,
 ) -> tuple[Accuracy, str | None]:
-    """Compare every output with its own reference. Return the worst of each number, and the first named fault."""
+    """Compare every output with a reference. Return the worst of each number, and the first named fault."""
     if not isinstance(reference, Mapping):
-        return compare(outputs[""], reference, tolerance, local)
-    errors = {name: compare(out, reference[name], tolerance, local) for name, out in outputs.items()}
+        return compare(*view(outputs[""], reference), tolerance, local)
+    errors = {name: compare(*view(out, reference[name]), tolerance, local) for name, out in outputs.items()}
     accuracy = worst_of([accuracy for accuracy, _ in errors.values()])
     return accuracy, next((f"{name}: {problem}" for name, (_, problem) in errors.items() if problem), None)
 
 
 def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
-    """Return the worst of each number over several outputs, and the first bad coordinates."""
+    """Return the worst numbers over several outputs, and the first bad coordinates."""
 
     def worst(field: str) -> float | None:
         values = [getattr(one, field) for one in errors]
@@ -222,8 +282,9 @@ def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
 def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float = 1.0) -> tuple[Accuracy, str | None]:
     """Return the errors of `out` [M, N] from `reference` [M, N], and the exceeded tolerance as text, or None.
 
-    out    any dtype; it is compared in the reference's
-    local  limit for a row or block, in units of the tolerance's relative RMS
+    Args:
+        out: Any dtype; it is compared in the reference's.
+        local: Limit for a row or block, in units of the tolerance's relative RMS.
     """
     import torch
 
@@ -264,7 +325,7 @@ def compare(out: Tensor, reference: Tensor, tolerance: Tolerance, local: float =
 
 
 def _missing(out: Tensor, missing: Tensor) -> str:
-    """Return why elements are NaN: they are those of an earlier output, of fresh memory, or computed."""
+    """Return why elements are NaN: from an earlier output, from fresh memory, or computed."""
     size = out.element_size()
     if size in _FRESH:
         bits = _bits(out)
@@ -280,7 +341,7 @@ def _missing(out: Tensor, missing: Tensor) -> str:
 
 @contextmanager
 def poisoned() -> Iterator[None]:
-    """Fill floating-point tensors that Python code allocates in this context, but does not initialize, with NaN."""
+    """Fill uninitialized floating-point tensors, allocated by Python code in this context, with NaN."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -305,7 +366,7 @@ def poisoned() -> Iterator[None]:
                 _fill(result, _FRESH)
             return result
 
-    with Poison():
+    with Poison():  # type: ignore[no-untyped-call] # untyped in torch
         yield
 
 
@@ -337,14 +398,15 @@ def _output(out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 
 def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
-    """Return the largest relative RMS of any row and any block of 64 x 64, which a mean over everything would hide.
+    """Return the largest relative RMS over rows and 64 x 64 blocks, which a mean over everything would hide.
 
-    error     [M, N] absolute errors
-    expected  [M, N] magnitudes of the reference
-    scale     RMS of the whole reference
+    Args:
+        error: [M, N] absolute errors.
+        expected: [M, N] magnitudes of the reference.
+        scale: RMS of the whole reference.
 
-    A twentieth of the whole output's RMS is added to the denominator, so that a row that cancels to nothing is not
-    divided by nothing.
+    A twentieth of the whole output's RMS is added to the denominator: a row canceling to nothing is not divided by
+    nothing.
     """
     import torch
     import torch.nn.functional as F
@@ -362,12 +424,12 @@ def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
 
 
 def _bits(x: Tensor) -> torch.Tensor:
-    """Return the bits of a tensor as integers of the same size, so that NaN equals NaN and -0 differs from 0."""
+    """Return a tensor's bits as integers with the same size: NaN equals NaN, and -0 differs from 0."""
     return x.detach().contiguous().view(_integers(x))
 
 
 def _integers(x: Tensor) -> torch.dtype:
-    """Return the type of integers that are as large as a tensor's elements."""
+    """Return the integer type as large as a tensor's elements."""
     import torch
 
     return {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()]

@@ -1,4 +1,4 @@
-"""View NumPy arrays as torch tensors of the same memory, so that measuring and checking handle only tensors."""
+"""View NumPy arrays as torch tensors on the same memory, so measuring and checking handle only tensors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def tensor_of(value: Any) -> Tensor | None:
     A read-only array, one with negative strides, and a NumPy scalar are copied.
     """
     if is_tensor(value):
-        return value
+        tensor: Tensor = value
+        return tensor
     if not is_numpy(value):
         return None
     import numpy
@@ -47,9 +48,9 @@ def is_numpy(value: Any) -> bool:
 
 
 def memory_of(value: Any) -> tuple[int, int]:
-    """Return the address of a tensor or array and the bytes of its elements, each counted once.
+    """Return a tensor's or array's address and element bytes, each counted once.
 
-    The address of a tensor without memory is 0. This does not import torch.
+    A tensor without memory has address 0. This does not import torch.
     """
     if is_numpy(value):
         return value.__array_interface__["data"][0], value.nbytes
@@ -59,17 +60,15 @@ def memory_of(value: Any) -> tuple[int, int]:
 
 
 def elements(value: Any) -> int:
-    """Return the number of elements of a tensor or array."""
     return math.prod(value.shape)
 
 
 def size_of(tensors: Iterable[Tensor]) -> int:
-    """Return the bytes of the elements of tensors."""
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def numpy_of(name: str) -> Any:
-    """Return NumPy's dtype of that name. Raises ValueError for an unknown name."""
+    """Return NumPy's dtype by name. Raises ValueError for an unknown name."""
     import numpy
 
     if name not in NUMPY:

@@ -1,9 +1,8 @@
-"""Run one cell at a time in a process of its own: inputs, backend, calls. It does not check or record the results.
+"""Run one cell at a time in a separate process: inputs, backend, calls. It does not check or record the results.
 
 The parent sends one request at a time over a pipe, so several cells can be alive together with interleaved bursts. A
-crash, a hang or a corrupt GPU context in this process does not affect the others. Its replies are data of declared
-types (wire.py). Its outputs are checked in another process (judge.py), and the parent's clock bounds the times that it
-reports (witness.py).
+crash, a hang or a corrupt GPU context in this process does not affect the others. Replies are data with declared types
+(wire.py). Another process checks the outputs (judge.py), and the parent's clock bounds the reported times (witness.py).
 """
 
 from __future__ import annotations
@@ -28,11 +27,13 @@ from typing import Any
 
 import msgspec
 
+from groupbench.operators import plugins
 from groupbench.operators.errors import Unavailable
-from groupbench.operators.measure import accuracy, compiled, costs, exchange, moves, seal, triton_key
+from groupbench.operators.measure import accuracy, compiled, costs, exchange, loaded, moves, seal, specials, triton_key
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.faults import is_oom, located
 from groupbench.operators.measure.given import Given, places
+from groupbench.operators.measure.invariance import batch_invariant
 from groupbench.operators.measure.keeper import Keeper
 from groupbench.operators.measure.protocol import CpuTimer, GpuTimer, Protocol, timer_of, timing_of
 from groupbench.operators.measure.texts import one_line
@@ -44,6 +45,7 @@ from groupbench.operators.measure.wire import (
     Prepared,
     Request,
     Restored,
+    Seen,
     Shown,
     Witnessed,
 )
@@ -59,9 +61,10 @@ _libc = ctypes.CDLL(None)
 
 
 def serve(connection: Connection, file: int, device: str, idle: Callable[[], None] | None = None) -> None:
-    """Answer requests until the pipe closes. `file` is the descriptor of the file for outputs.
+    """Answer requests until the pipe closes. `file` is the descriptor for the output file.
 
-    idle  is called once, as soon as no request waits
+    Args:
+        idle: Is called once, as soon as no request waits.
     """
     answer_requests(
         connection,
@@ -72,7 +75,7 @@ def serve(connection: Connection, file: int, device: str, idle: Callable[[], Non
 
 
 def serve_opened(connection: Connection, file: int, device: str) -> None:
-    """Answer requests as `serve` does, in a process that opens its GPU before it gets a cell."""
+    """Answer requests as `serve` does, in a process with the GPU opened before it gets a cell."""
     serve(connection, file, device, _open_gpu if device == "cuda" else None)
 
 
@@ -122,7 +125,7 @@ def answer_requests(
 
 
 def _flush() -> None:
-    """Flush the standard streams of Python and C. Output of CUDA kernels arrives when the device is synchronized."""
+    """Flush the standard streams of Python and C. CUDA kernels' output arrives when the device is synchronized."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # a backend may have closed it
             stream.flush()
@@ -143,12 +146,13 @@ class _Adopted:
 class _Ready:
     """A prepared backend.
 
-    run          the callable that is timed
-    interpreted  whether its kernels are interpreted
-    held         names of inputs by the address of their memory
-    timer        the timer, and `built` its attributes when it was made
-    given        checksums of the inputs; None where nothing is restored
-    pads         unused allocations
+    Attributes:
+        run: The callable that is timed.
+        interpreted: Whether its kernels are interpreted.
+        held: Names of inputs by the address of their memory.
+        timer: The timer, and `built` its attributes when it was made.
+        given: Checksums of the inputs; None where nothing is restored.
+        pads: Unused allocations.
     """
 
     run: Any
@@ -163,7 +167,7 @@ class _Ready:
 
 
 class CellHandler:
-    """The requests of one cell, each a method. They are asked in the order of the path of a cell (ARCHITECTURE.md)."""
+    """One cell's requests, each a method. They come in the order in which a cell is measured (ARCHITECTURE.md)."""
 
     def __init__(self, job: Job, file: int) -> None:
         self.job = job
@@ -194,6 +198,7 @@ class CellHandler:
         job = self.job
         operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
         self._adopted = _Adopted(operator, get_backend(operator, job.backend))
+        plugins.adopt_variables()
         if self._adopted.backend.kind != "torch":
             importlib.import_module(self._adopted.backend.kind)  # Helion takes 12 s on a machine that has not seen it
         return Done("adopted")
@@ -205,7 +210,7 @@ class CellHandler:
         return Done("loaded")
 
     def unload(self) -> Done:
-        """Drop everything except imported modules, so that other processes can use the device's memory."""
+        """Drop everything except imported modules, so other processes can use the device's memory."""
         self._adopted = self._ready = self.shown = self.kept = None
         self.buffers = []
         gc.collect()
@@ -229,24 +234,25 @@ class CellHandler:
         code: dict[str, Code] = {}
         with compiled.watched(code) as kernels:
             given.register(copies)
-            form, second, first, returned = accuracy.rehearse(run, job.device, given)
-        problem = given.misuse(returned) or seal.problem()
-        sent = exchange.send(form, [*second, *first], self.file, by_handle=True)
-        self.shown = second, first
+            shown = accuracy.rehearse(run, job.device, given, patient=not interpreted)
+        problem = given.misuse(shown.returned) or seal.problem()
+        sent = exchange.send(shown.form, [*shown.second, *shown.first], self.file, by_handle=True)
+        self.shown = shown
         self._ready = self._timed(run, copies, interpreted, given.held, job.protocol)
         self._ready.given = given
         self._ready.nvml = _nvml() if job.device == "cuda" else None
         kernels_and_variants = compiled.with_variants(kernels, chosen)
         return Prepared(
             timing_of(job.device, interpreted), prepare_ms, self._ready.timer.enqueue_ms, kernels_and_variants, sent,
-            not first, problem, tuple(code.values()), spent, self._ready.moves.copied,
+            not shown.first, problem, tuple(code.values()), spent, self._ready.moves.copied, shown.fresh,
+            dict(plugins.variables),
         )  # fmt: skip
 
     def _prepared(self) -> tuple[Any, list[Any], bool]:
         """Prepare the backend and call it once.
 
         Returns:
-            The callable, the pairs (copy, source) of inputs that it reads, and whether its kernels are interpreted.
+            The callable, the input pairs (copy, source) it reads, and whether the kernels are interpreted.
 
         Raises TypeError if `prepare` does not return a callable, or registers a copy of something other than an input.
         """
@@ -279,45 +285,43 @@ class CellHandler:
 
     def costs(self, wanted: tuple[str, ...], call_ms: float) -> Costs:
         """Return the costs of a call other than its latency. Costs that cannot be measured are omitted."""
-        if self.job.device != "cuda":
-            return Costs({})
         ready = self.ready
         ready.moves.set(None)
+        invariance = _invariance(self.adopted, ready) if costs.INVARIANCE in wanted else {}
+        if self.job.device != "cuda":
+            return Costs(invariance)
         enqueue_ms = ready.timer.host_ms() if isinstance(ready.timer, GpuTimer) else None
         measured = costs.of_cuda(ready.run, wanted, call_ms, ready.nvml)
-        return msgspec.structs.replace(measured, enqueue_ms=enqueue_ms)
+        return msgspec.structs.replace(measured, metrics=measured.metrics | invariance, enqueue_ms=enqueue_ms)
 
     def forget(self) -> Done:
-        """Drop the outputs of timed calls, including those that `show` returned."""
+        """Drop the timed calls' outputs, including those returned by `show`."""
         self.shown = self.kept = None
         _release(self.job.device)
         return Done("forgotten")
 
     def restore(self) -> Restored:
-        """Restore the initial values of the inputs, and report any that the backend has changed."""
+        """Restore the inputs' initial values, and report any changed by the backend."""
         assert self.ready.given is not None
         self.ready.moves.set(None)
         changed = self.ready.given.misuse()
         return Restored(f"after its timed runs: {changed}" if changed else seal.problem())
 
     def reroute(self, seed: int, secret: int) -> Shown:
-        """Return the output for other values and another routing of the same number of rows, in the same buffers.
-
-        This must be the cell's last request, because it does not restore the inputs.
-        """
+        """Return the output for other values and another routing of the same number of rows, in the same buffers."""
         cell, ready = self.adopted, self.ready
         ready.moves.set(None)
-        moves.reroute(cell.operator, cell.shape, cell.inputs, seed)
+        held = moves.reroute(cell.operator, cell.shape, cell.inputs, seed)
         ready.moves.set(secret)
-        form, parts = exchange.plain_parts(ready.timer.run(), self.job.device)
-        self.shown = [part.clone() for part in parts]
-        _synchronize(self.job.device)
-        return Shown(exchange.send(form, self.shown, self.file, by_handle=True))
+        shown = _shown_again(self)
+        for tensor, before in held or ():
+            tensor.copy_(before)
+        return shown
 
     def reload(self, seed: int, samples: int) -> Done:
         """Make the inputs again at other addresses, after allocations of random sizes, and prepare the backend.
 
-        The addresses of the inputs change a kernel's time by up to 0.4 % (0.7 % at 13 us), within and across processes.
+        The input addresses change a kernel's time by up to 0.4 % (0.7 % at 13 us), within and across processes.
         Telemetry is not read, because comparisons do not use it.
         """
         job = self.job
@@ -381,6 +385,14 @@ class CellHandler:
         return Witnessed(tuple(samples), keeper.sums())
 
 
+def _special(handler: CellHandler, seed: int) -> Shown:
+    """Return the output for special values. It must be the cell's last request: the inputs are not restored."""
+    handler.ready.moves.set(None)
+    specials.write(handler.adopted.operator, handler.adopted.inputs, seed)
+    handler.ready.moves.refresh()
+    return _shown_again(handler)
+
+
 VERBS: dict[str, Callable[..., Any]] = {
     "adopt": CellHandler.adopt,
     "load": CellHandler.load,
@@ -394,7 +406,9 @@ VERBS: dict[str, Callable[..., Any]] = {
     "restore": CellHandler.restore,
     "costs": CellHandler.costs,
     "reroute": CellHandler.reroute,
+    "special": _special,
     "reload": CellHandler.reload,
+    "loaded": lambda handler: Seen(*loaded.watch().loaded()),
     "unload": CellHandler.unload,
 }
 """The requests that this process answers."""
@@ -406,7 +420,7 @@ def _draw(handler: CellHandler, seed: int) -> Any:
 
 
 def _altered(handler: CellHandler, keeper: Keeper) -> str | None:
-    """Return the part of an object of the harness that the backend has exchanged, or None."""
+    """Return the part exchanged by the backend in a harness object, or None."""
     ready, timer = handler.ready, GpuTimer if handler.job.device == "cuda" else CpuTimer
     objects = (handler, CellHandler), (ready.timer, timer), (ready.moves, moves.Moves), (keeper, Keeper)
     name = seal.exchanged(*objects, (keeper.kept, list))
@@ -414,7 +428,7 @@ def _altered(handler: CellHandler, keeper: Keeper) -> str | None:
 
 
 def _misbehaved(kept: Keeper) -> str | None:
-    """Return what a timed call did that no call may do, or None."""
+    """Return the fault of a timed call, or None."""
     if kept.returned:
         return f"the output of a timed call shares memory with its input {kept.returned[0]}"
     if kept.left_thread:
@@ -427,7 +441,7 @@ def _misbehaved(kept: Keeper) -> str | None:
 
 
 def _choices() -> Any:
-    """Return a context that lists the kernel variants chosen in it. The list stays empty in trees without variants."""
+    """Return a context for listing the kernel variants chosen in it. The list stays empty in trees without variants."""
     try:
         from groupbench.kernels.variants import choices
     except ImportError:
@@ -448,7 +462,7 @@ def _torch_threads() -> int:
 
 @cache
 def _first_threads() -> int:
-    """Return the number of torch's threads before a plugin was imported."""
+    """Return torch's thread count before a plugin was imported."""
     return _torch_threads()
 
 
@@ -467,7 +481,7 @@ def _release(device: str) -> None:
 
 
 def _pads(seed: int, device: str) -> list[Any]:
-    """Return unused allocations that shift the addresses of later ones: up to seven small ones, one of up to 64 MiB."""
+    """Return unused allocations to shift later addresses: up to seven small ones, one up to 64 MiB."""
     import torch
 
     draw = random.Random(seed)
@@ -481,3 +495,20 @@ def _nvml() -> Any:
     from groupbench.operators.measure.telemetry import Nvml
 
     return Nvml(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
+
+
+def _invariance(cell: _Adopted, ready: _Ready) -> dict[str, float]:
+    """Return the metric `batch_invariant`; nothing for interpreted kernels, whose bits are not those of a GPU."""
+    placements = cell.operator.placements
+    if placements is None or ready.interpreted:
+        return {}
+    invariant = batch_invariant(cell.backend.prepare, placements(cell.inputs))
+    return {} if invariant is None else {"batch_invariant": float(invariant)}
+
+
+def _shown_again(handler: CellHandler) -> Shown:
+    """Return the output of one more call."""
+    form, parts = exchange.plain_parts(handler.ready.timer.run(), handler.job.device)
+    handler.shown = [part.clone() for part in parts]
+    _synchronize(handler.job.device)
+    return Shown(exchange.send(form, handler.shown, handler.file, by_handle=True))

@@ -1,8 +1,8 @@
-"""Time the first result of a new process with empty caches, which includes compiling and tuning.
+"""Time the first result in a new process with empty caches, which includes compiling and tuning.
 
-Such a process takes seconds, most of them to compile on one core. So the processes of a problem overlap: while one
-compiles, the next opens the GPU and makes its inputs. Only one of them does that at a time, because the driver makes
-processes wait for each other. Nothing else is measured in this time.
+Such a process takes seconds, most of them to compile on one core. So a problem's processes overlap: while one compiles,
+the next opens the GPU and makes the inputs. Only one opens the GPU at a time, because the driver makes processes wait
+for each other. Nothing else is measured in this time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ MOST_AT_ONCE, CORES_EACH = 3, 4
 
 
 def first_results(jobs: Sequence[Job], timeout_s: float, room: int) -> list[dict[str, float]]:
-    """Return the costs of each job's first result, by metric; none for a job without a result.
+    """Return each job's first-result costs, by metric; none for a job without a result.
 
-    room  number of processes that fit into the memory of the device
+    Args:
+        room: Number of processes that fit into the memory of the device.
     """
     if not jobs:
         return []
@@ -65,6 +66,6 @@ def first_results(jobs: Sequence[Job], timeout_s: float, room: int) -> list[dict
 
 
 def _at_once(device: str, room: int) -> int:
-    """Return the number of processes that may overlap. On a CPU, the calls themselves use all cores."""
+    """Return how many processes may overlap. On a CPU, the calls themselves use all cores."""
     cores = len(os.sched_getaffinity(0))
     return max(1, min(MOST_AT_ONCE, cores // CORES_EACH, room)) if device == "cuda" else 1

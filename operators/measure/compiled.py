@@ -1,8 +1,8 @@
-"""Record the Triton kernels that a call launches, with the compiler's facts about them.
+"""Record the Triton kernels launched by a call, with the compiler's facts about them.
 
-The hash is of each kernel's PTX without line numbers and comments: equal hashes mean that the code did not change,
-even if the latency did. Triton has no hook that passes the compiled kernel at launch, so this module wraps the one
-method that returns it.
+The hash covers each kernel's PTX without line numbers and comments: equal hashes mean unchanged code, even if the
+latency changed. Triton has no hook for the compiled kernel at launch, so this module wraps the one method that returns
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ _CONFIG = ("num_warps", "num_stages", "num_ctas", "maxnreg")
 def watched(code: dict[str, Code] | None = None) -> Iterator[list[Kernel]]:
     """Record every distinct Triton kernel launched in this context; none if Triton interprets.
 
-    code  receives the code of each kernel by its hash
+    Args:
+        code: Receives the code of each kernel by its hash.
     """
     kernels: dict[str, Kernel] = {}
     launched: list[Kernel] = []
@@ -62,8 +63,8 @@ def _replaced(holder: object, name: str, value: object) -> AbstractContextManage
 def _bound_at_every_launch() -> AbstractContextManager[object]:
     """Let our kernels' launches go through `JITFunction.run`.
 
-    The module is not imported: the commit under test may not have it, and if nothing has imported it yet, each kernel's
-    next launch is its first, which is bound anyway.
+    The module is not imported: the commit under test may lack it, and if nothing has imported it yet, each kernel's
+    next launch is the first, which is bound anyway.
     """
     launch = sys.modules.get("groupbench.kernels.launch")
     return nullcontext() if launch is None else _replaced(launch, "through_triton", True)
@@ -72,7 +73,7 @@ def _bound_at_every_launch() -> AbstractContextManager[object]:
 def with_variants(kernels: Iterable[Kernel], chosen: Iterable[Choice]) -> tuple[Kernel, ...]:
     """Return the kernels with the chosen variants in `config`, and why preferred variants did not run.
 
-    `variant` maps each choice to its variant; `passed_over`, if present, maps it to reasons by variant.
+    `variant` maps each choice to a variant; `passed_over`, if present, maps it to reasons by variant.
     """
     choices = list(chosen)
     more: dict[str, Any] = {"variant": {choice.kernel: choice.variant for choice in choices}}
@@ -86,7 +87,7 @@ def with_variants(kernels: Iterable[Kernel], chosen: Iterable[Choice]) -> tuple[
 
 @contextmanager
 def interpreted() -> Iterator[list[str]]:
-    """List the names of the kernels that Triton's interpreter runs in this context."""
+    """List the kernels run by Triton's interpreter in this context."""
     names: list[str] = []
     try:
         from triton.runtime.interpreter import GridExecutor
@@ -122,7 +123,7 @@ def _describe(compiled: Any, kwargs: dict[str, Any]) -> Kernel | None:
 
 
 def _code_of(hash_: str, compiled: Any, function: Any) -> Code:
-    """Return the code of a compiled kernel without line numbers and debug information, which its hash ignores."""
+    """Return a compiled kernel's code without line numbers and debug information, which the hash ignores."""
     asm = compiled.asm
     ptx, ttgir, cubin = asm.get("ptx"), asm.get("ttgir"), asm.get("cubin")
     source = getattr(function, "src", None)
@@ -151,12 +152,12 @@ def _number(compiled: Any, name: str) -> int | None:
 
 
 def code_hash(ptx: str) -> str:
-    """Return the hash of the code that the GPU runs. It does not depend on line numbers of the source."""
+    """Return a hash over the code run by the GPU. It does not depend on source line numbers."""
     return hashlib.sha256("\n".join(instructions(ptx)).encode()).hexdigest()[:16]
 
 
 def instructions(ptx: str) -> list[str]:
-    """Return the lines of PTX without comments, line numbers and debug information."""
+    """Return PTX lines without comments, line numbers and debug information."""
     code = []
     for line in ptx.splitlines():
         stripped = line.split("//")[0].strip()

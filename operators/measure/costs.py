@@ -1,7 +1,7 @@
-"""Measure the costs of a call besides its latency: memory, kernels launched, energy, compile and tuning time.
+"""Measure a call's costs besides latency: memory, kernels launched, energy, compile and tuning time.
 
-They are measured in the cell's process after its bursts, so that they do not affect the latency. Each cost is a metric
-of `tracker/facts/metrics.py`; one that cannot be measured here is omitted.
+They are measured in the cell's process after the bursts, so they do not affect the latency. Each cost is a metric in
+`tracker/facts/metrics.py`; unmeasurable ones are omitted.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ SAMPLED_CALLS = 3
 
 
 class Costs(msgspec.Struct, frozen=True, tag=True):
-    """The costs of a call, by metric, and the kernels that it launches."""
+    """A call's costs, by metric, and the launched kernels."""
 
     metrics: dict[str, float]
     launched: tuple[str, ...] | None = None  # kernels, copies and fills, in order
     enqueue_ms: float | None = None  # host time of a call, later than that of `prepare`
 
 
-MEMORY, KERNELS, EAGER, ENERGY, COLD = "memory", "kernels", "eager", "energy", "cold"
+MEMORY, KERNELS, EAGER, ENERGY, COLD, INVARIANCE = "memory", "kernels", "eager", "energy", "cold", "invariance"
 CHEAP = (MEMORY,)
 """The costs measured by default: they take milliseconds and do not change the process."""
-ALL = (MEMORY, KERNELS, EAGER, ENERGY, COLD)
-"""All costs: energy takes 0.4 s per cell, cold a new process with empty caches."""
+ALL = (MEMORY, KERNELS, EAGER, ENERGY, COLD, INVARIANCE)
+"""All costs: energy takes 0.4 s per cell, cold a new process with empty caches, invariance 70 calls of `prepare`."""
 IDLE = "idle"
 """The power of the GPU at rest, which is measured once per run, with the energy of its first cell."""
 
 
 def of_cuda(run: Callable[[], Any], wanted: Sequence[str], call_ms: float, nvml: Any) -> Costs:
-    """Return the wanted costs of a call on the current CUDA device, without those that cannot be measured."""
+    """Return the wanted costs for a call on the current CUDA device, without unmeasurable ones."""
     import torch
 
     values: dict[str, float] = {}
@@ -97,7 +97,7 @@ class Building:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Return `compile_ms` and `tune_ms`, each only if there was any; tuning without its compiling."""
+        """Return `compile_ms` and `tune_ms`, each only if there was any; tuning without compiling."""
         values = {"compile_ms": self.compiled_ms} if self.compiled else {}
         if self.tuned_ms is not None:
             values["tune_ms"] = max(0.0, self.tuned_ms - self.within_tuning_ms)
@@ -106,9 +106,9 @@ class Building:
 
 @contextmanager
 def building() -> Iterator[Building]:
-    """Add up the time that Triton compiles and tunes in this context. Cached kernels cost nothing and are not counted.
+    """Add up Triton's compile and tuning time in this context. Cached kernels cost nothing and are not counted.
 
-    Triton calls a listener for each kernel that it compiles; its autotuner has no hook, so its method is wrapped.
+    Triton calls a listener for each compiled kernel; the autotuner has no hook, so the method is wrapped.
     """
     total = Building()
     try:
@@ -153,13 +153,13 @@ def building() -> Iterator[Building]:
 
 
 class Memory(Protocol):
-    """The memory counters that `workspace_mib` needs: those of torch's allocator, and the device's free memory."""
+    """The memory counters for `workspace_mib`: torch's allocator, and the device's free memory."""
 
     def allocated(self) -> int:
         """Return the bytes of live tensors."""
 
     def reset_peak(self) -> None:
-        """Set the peak to the current number of bytes."""
+        """Set the peak to the current bytes."""
 
     def peak(self) -> int:
         """Return the peak of `allocated` since `reset_peak`."""
@@ -183,7 +183,7 @@ class Held:
 
 
 def kept(before: Held, after: Held) -> dict[str, float]:
-    """Return the device memory that a backend keeps between two moments, by metric."""
+    """Return the device memory kept by a backend between two moments, by metric."""
     return {
         "kept_mib": max(0, after.tensors - before.tensors) / MIB,
         "kept_outside_mib": max(0, after.outside - before.outside) / MIB,
@@ -191,7 +191,7 @@ def kept(before: Held, after: Held) -> dict[str, float]:
 
 
 def outside(memory: Memory) -> int:
-    """Return the used bytes of the device that torch has not reserved."""
+    """Return the device's used bytes not reserved by torch."""
     return memory.used() - memory.reserved()
 
 
@@ -207,7 +207,7 @@ class CudaMemory:
     def fresh(self) -> Held:
         """Return the memory in use before a backend is prepared.
 
-        cuBLAS's workspaces are freed first: an earlier cell of this process may have allocated them, and they count as
+        cuBLAS's workspaces are freed first: an earlier cell in this process may have allocated them, and they count as
         kept if this cell uses cuBLAS. Do not call this after `prepare`, since a captured graph may use them.
         """
         self._cuda.synchronize()
@@ -215,7 +215,7 @@ class CudaMemory:
         return self.held()
 
     def held(self) -> Held:
-        """Return the memory in use, without what torch only caches."""
+        """Return the memory in use, without torch's cache."""
         self._cuda.synchronize()
         self._cuda.empty_cache()
         return Held(self.allocated(), outside(self))
@@ -241,10 +241,10 @@ class CudaMemory:
 
 
 def workspace_mib(run: Callable[[], Any], memory: Memory) -> float:
-    """Return the peak of device memory during a call beyond its inputs and its output, in MiB.
+    """Return the peak device memory during a call beyond inputs and output, in MiB.
 
-    Torch's allocator counts its own allocations to the byte. Other allocations show in the device's free memory, which
-    a thread reads while calls run; a workspace allocated and freed within one call may be missed there.
+    Torch's allocator counts allocations to the byte. Other allocations show in the device's free memory, which a thread
+    reads while calls run; a workspace allocated and freed within one call may be missed there.
     """
     run()  # ignore allocations that only the first call makes
     memory.synchronize()
@@ -295,10 +295,10 @@ class _KernelNode(ctypes.Structure):
 
 
 def launched(run: Callable[[], Any]) -> tuple[str, ...] | None:
-    """Return the names of the GPU operations of one call, in order: kernels, `[memcpy]`, `[memset]`.
+    """Return one call's GPU operations, in order: kernels, `[memcpy]`, `[memset]`.
 
-    The call is captured into a CUDA graph, which is read and dropped: nothing runs. None if it cannot be captured,
-    such as one that waits for the GPU, or if this torch or driver does not expose the graph.
+    The call is captured into a CUDA graph, which is read and dropped: nothing runs. None if the call cannot be captured
+    (for example, because it waits for the GPU), or if this torch or driver does not expose the graph.
     """
     import torch
 
@@ -358,7 +358,7 @@ FEWEST_CALLS, MOST_CALLS = 10, 500
 
 
 def eager_ms(run: Callable[[], Any], call_ms: float, synchronize: Callable[[], None]) -> float:
-    """Return the time per call in ms of calls that follow each other without waits, the median of a few loops.
+    """Return the time per call in ms for calls without waits between them, the median over a few loops.
 
     A call takes as long as the host needs for it or the GPU, whichever is longer. Inputs are in L2 if they fit.
     """
@@ -396,7 +396,7 @@ BACKLOG = 1
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy and power of a call, from consecutive calls that keep the GPU busy."""
+    """A call's energy and power, from consecutive calls on a busy GPU."""
 
     joules: float
     watts: float
@@ -421,10 +421,10 @@ def energy(
     event: Callable[[], Any],  # records an event, with the methods `query` and `elapsed_time` of torch's
     synchronize: Callable[[], None],
 ) -> Energy | None:
-    """Return the energy of a call, measured by the GPU's counter over consecutive calls.
+    """Return a call's energy, measured by the GPU's counter over consecutive calls.
 
-    The GPU is kept busy. Power is the slope of the counter between its changes; the energy of a call is this power
-    times the mean time from one call to the next, by the GPU's clock. None if the counter does not change.
+    The GPU is kept busy. Power is the counter's slope between changes; a call's energy is this power times the mean
+    time from one call to the next, by the GPU's clock. None if the counter does not change.
     """
     batch = max(1, round(1e3 * BATCH_S / max(call_ms, 1e-3)))
     pending: deque[Any] = deque()
@@ -456,7 +456,7 @@ def energy(
 
 
 class _Ticks:
-    """Readings of a counter at the moments when it changed."""
+    """Counter readings at the moments when it changed."""
 
     def __init__(self, read: Callable[[], float]) -> None:
         self._read = read
@@ -464,7 +464,7 @@ class _Ticks:
         self.at: list[tuple[float, float]] = []
 
     def look(self) -> None:
-        """Read the counter, and note a change at the middle of the time since the last reading."""
+        """Read the counter, and note a change at the middle between the last two readings."""
         value, now = self._read(), _now()
         if value != self._last:
             self.at.append(((self._looked + now) / 2, value))

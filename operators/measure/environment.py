@@ -1,4 +1,4 @@
-"""Detect the environment of a run: device, hardware, driver and versions, as far as they are known."""
+"""Detect a run's environment: device, hardware, driver and versions, as far as they are known."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,8 @@ PLACES = ("_DIR", "_PATH", "_HOME", "_CACHE")
 def resolve_device(requested: str) -> str:
     """Return "cuda" or "cpu" for the requested device or "auto", and set up this process to measure on it.
 
-    A CPU gets Triton's interpreter, and one torch thread unless OMP_NUM_THREADS is set: on a busy machine a
-    product of 0.1 ms took 112 ms with two threads, since each waits for the one that is not scheduled.
+    A CPU gets Triton's interpreter, and one torch thread unless OMP_NUM_THREADS is set: on a busy machine a 0.1 ms
+    product took 112 ms with two threads, since each waits for the unscheduled one.
 
     Raises UsageError if TRITON_INTERPRET contradicts the device.
     """
@@ -67,7 +67,7 @@ def interpreted() -> bool:
 def interpreter_problem() -> str | None:
     """Return why Triton's interpreter cannot run kernels with these packages, or None if it can.
 
-    Triton before 3.7 calls int() on an array of one element for the bounds of a loop. NumPy 2.4 refuses that.
+    Triton before 3.7 calls int() on a one-element array for loop bounds. NumPy 2.4 refuses this.
     """
     from packaging.version import Version
 
@@ -97,8 +97,8 @@ sys.exit(bool(failed) or count.value < 1 or version.value < int(sys.argv[1]))
 def _torch_sees_gpu() -> bool:
     """Return torch.cuda.is_available(), found out in another process: a process that opens the GPU cannot fork.
 
-    If the driver has a GPU and serves the CUDA that torch was built for, torch need not be imported, which takes
-    seconds. In every other case torch is asked.
+    If the driver has a GPU and serves torch's CUDA version, torch need not be imported, which takes seconds. In every
+    other case torch is asked.
     """
     cuda = _cuda_of_torch()
     if cuda is not None and _succeeds("-I", "-S", "-c", _ASK_DRIVER, str(1000 * cuda)):
@@ -107,7 +107,7 @@ def _torch_sees_gpu() -> bool:
 
 
 def _cuda_of_torch() -> int | None:
-    """Return the major version of the CUDA that torch was built for, without importing torch; None if unknown."""
+    """Return the major CUDA version torch was built for, without importing torch; None if unknown."""
     torch = importlib.util.find_spec("torch")
     for folder in (torch and torch.submodule_search_locations) or ():
         with contextlib.suppress(OSError):
@@ -122,7 +122,7 @@ def _succeeds(*arguments: str) -> bool:
 
 
 def examine(device: str) -> tuple[Environment, tuple[int, int] | None]:
-    """Return the environment of this process and the compute capability of its GPU, None for "cpu".
+    """Return this process's environment and the GPU's compute capability, None for "cpu".
 
     Raises UsageError if the device is "cuda" and torch finds no GPU.
     """
@@ -136,7 +136,7 @@ def examine(device: str) -> tuple[Environment, tuple[int, int] | None]:
 
 
 def detect(device: str) -> Environment:
-    """Return the environment of this process. This imports torch, and opens the GPU if the device is "cuda"."""
+    """Return this process's environment. This imports torch, and opens the GPU if the device is "cuda"."""
     facts: dict[str, Any] = {}
     if device == "cuda":
         import torch
@@ -183,20 +183,26 @@ def detect(device: str) -> Environment:
 
 
 def with_packages(detected: Environment, packages: Iterable[str]) -> Environment:
-    """Return the environment with the versions of further packages, of those that are installed, in its settings."""
+    """Return the environment with the installed further packages' versions in the settings."""
     versions = {f"{PACKAGE}{name}": installed_version(name) for name in packages}
     installed = {name: storable(version) for name, version in versions.items() if version}
     return msgspec.structs.replace(detected, settings=detected.settings | installed) if installed else detected
 
 
+def with_variables(detected: Environment, variables: Mapping[str, str | None]) -> Environment:
+    """Return the environment with the variables that a backend's plugin has changed, in its settings."""
+    changed = {storable(name): storable(value or "") for name, value in variables.items()}
+    return msgspec.structs.replace(detected, settings=detected.settings | changed) if changed else detected
+
+
 def without_packages(detected: Environment) -> Environment:
-    """Return the environment as it is for backends that need no further package."""
+    """Return the environment for backends without further packages."""
     settings = {name: value for name, value in detected.settings.items() if not name.startswith(PACKAGE)}
     return msgspec.structs.replace(detected, settings=settings)
 
 
 def tritonbench_version() -> str | None:
-    """Return the version with the commit that pip installed, since the version never changes; "source" for a path."""
+    """Return the version with the commit installed by pip, since the version never changes; "source" for a path."""
     try:
         installed = distribution("tritonbench")
     except PackageNotFoundError:
@@ -215,7 +221,7 @@ def _driver(nvml: Nvml) -> str | None:
 
 
 def cpu_model() -> str | None:
-    """Return the name of this machine's processor, or else of its architecture."""
+    """Return this machine's processor name, or else the architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

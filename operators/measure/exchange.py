@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One tensor: its dtype without `torch.`, its sizes, and its location, either a file offset or a CUDA handle."""
+    """One tensor: dtype without `torch.`, sizes, and location, either a file offset or a CUDA handle."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -37,15 +37,14 @@ class Sent(msgspec.Struct, frozen=True):
 
     @property
     def size(self) -> int:
-        """Return the number of elements of all tensors."""
         return sum(math.prod(part.shape) for part in self.parts)
 
 
 def plain_parts(out: Any, device: str) -> tuple[str, list[Tensor]]:
-    """Return (form, tensors) of a backend's output.
+    """Return (form, tensors) for a backend's output.
 
-    Raises TypeError if it is not a tensor, or a tuple or list of tensors, that are materialised, strided and on the
-    device. Subclasses of Tensor are rejected, since they could defer the work until the output is read.
+    Raises TypeError for anything but materialised, strided tensors on the device, alone or in a tuple or list. Tensor
+    subclasses are rejected, since they could defer the work until the output is read.
     """
     import torch
 
@@ -69,13 +68,13 @@ def _kind(out: Any) -> str:
     return f"{name}, a class of its own" if isinstance(out, torch.Tensor) and type(out) is not torch.Tensor else name
 
 
-def _plain(part: Any, device: str) -> Tensor:
+def _plain(value: Any, device: str) -> Tensor:
     import torch
 
-    if type(part) is not torch.Tensor:
-        raise TypeError(f"the backend returned {_kind(part)}, not a tensor")
+    if type(value) is not torch.Tensor:
+        raise TypeError(f"the backend returned {_kind(value)}, not a tensor")
     # Another object for the same memory: an attribute of this one, such as a `clone` of its own, could compute.
-    part = torch.Tensor.detach(part)
+    part: Tensor = torch.Tensor.detach(value)
     lazy = part.is_conj() or part.is_neg() or torch._C._functorch.is_functorch_wrapped_tensor(part)
     if part.layout != torch.strided or lazy:
         raise TypeError("the backend returned a tensor whose values are not in memory")
@@ -89,7 +88,8 @@ def _plain(part: Any, device: str) -> Tensor:
 def send(form: str, parts: Sequence[Tensor], file: int, by_handle: bool) -> Sent:
     """Make tensors readable by another process: by CUDA's IPC handles if `by_handle` and possible, else in the file.
 
-    file  descriptor of the file, which grows as needed; tensors begin at multiples of 64 bytes
+    Args:
+        file: Descriptor of the file, which grows as needed; tensors begin at multiples of 64 bytes.
 
     Tensors sent by handle must stay alive until the other process has read them.
     """
@@ -116,10 +116,9 @@ def send(form: str, parts: Sequence[Tensor], file: int, by_handle: bool) -> Sent
 
 
 def sums(outputs: Sequence[Sequence[Tensor]]) -> tuple[int, ...]:
-    """Return the sum of the bits of each output, whose tensors may be in the memory of a GPU.
+    """Return each output's bit sum; tensors may be in GPU memory.
 
-    Only a process that has computed an output knows its sum. The order of words does not matter, because `send` may
-    change it.
+    Only a process with the computed output knows the sum. Word order does not matter, because `send` may change it.
     """
     import torch
 
@@ -128,7 +127,7 @@ def sums(outputs: Sequence[Sequence[Tensor]]) -> tuple[int, ...]:
 
 
 def _words(part: Tensor) -> Tensor:
-    """Return the memory of a tensor's values as integers, of 8 bytes each if there is no rest."""
+    """Return a tensor's value memory as integers, 8 bytes each if there is no rest."""
     import torch
 
     memory = part.detach().contiguous().reshape(-1).view(torch.uint8)
@@ -147,7 +146,8 @@ def _by_handle(part: Tensor) -> Part:
 def receive(sent: Sent, path: str, device: str) -> Any:
     """Return the output in this process: a tensor, or a tuple or list of tensors, copied to `device`.
 
-    path  the file of `send`
+    Args:
+        path: The file of `send`.
 
     Raises ValueError if the data does not describe tensors, or if the file is too short for them.
     """

@@ -1,4 +1,4 @@
-"""Describe a backend's exception for its author: type, message, and the line of their file that raised it."""
+"""Describe a backend's exception for the author: type, message, and the raising line in their file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from groupbench.operators.measure.texts import LONGEST, joined_lines, storable
+from groupbench.operators.measure.texts import LONGEST_LINE, joined_lines, storable
 from groupbench.tracker.facts.record import cut
 
 HERE = Path(__file__).parent
@@ -18,8 +18,8 @@ OUT_OF_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "[CUDA]: 
 
 
 def describe(error: BaseException) -> str:
-    """Return an exception in one line of at most `LONGEST` characters."""
-    return _described(error, str(error), LONGEST)
+    """Return an exception in one line, at most `LONGEST_LINE` characters."""
+    return _described(error, str(error), LONGEST_LINE)
 
 
 def _described(error: BaseException, message: str, longest: int) -> str:
@@ -28,7 +28,7 @@ def _described(error: BaseException, message: str, longest: int) -> str:
 
 
 def located(error: BaseException) -> str:
-    """Return an exception in one line, with the line of its author's file: `..., at FILE:LINE in FUNCTION`."""
+    """Return an exception in one line, with the author's file line: `..., at FILE:LINE in FUNCTION`."""
     message, where = str(error), ""
     cause: BaseException | None = error
     while cause is not None:  # Triton raises its own error from that of the kernel
@@ -38,15 +38,16 @@ def located(error: BaseException) -> str:
             where = f", at {shown(cause.filename)}:{cause.lineno}"
             message = str(cause.msg) if cause is error else message  # without the file's name, which lacks its folder
         cause = cause.__cause__
-    return _described(error, message, LONGEST - len(where)) + where
+    return _described(error, message, LONGEST_LINE - len(where)) + where
 
 
 def authors_frame(frames: Sequence[tuple[str, int, str]]) -> str:
-    """Return `, at FILE:LINE in FUNCTION` of the innermost frame outside the harness and libraries, or "".
+    """Return `, at FILE:LINE in FUNCTION` for the innermost frame outside the harness and libraries, or "".
 
-    At the level of a module there is no function.
+    At module level there is no function.
 
-    frames  (file, line, function), innermost first
+    Args:
+        frames: (file, line, function), innermost first.
     """
     libraries = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
     for file, line, function in frames:
@@ -68,8 +69,7 @@ def shown(file: str) -> str:
 def is_oom(error: BaseException) -> bool:
     """Return whether the GPU's or the host's memory ran out.
 
-    torch's CPU allocator reports it in the text of a RuntimeError, as does CUDA for allocations that do not go through
-    torch's allocator.
+    torch's CPU allocator reports it in a RuntimeError's text, as does CUDA for allocations outside torch's allocator.
     """
     import torch
 

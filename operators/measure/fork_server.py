@@ -1,34 +1,38 @@
-"""Prepare the fork server for the processes that it starts. Only the fork server imports this module.
+"""A fork server: a process that imports torch and Triton once, and forks the processes of cells from there.
 
-Before it starts a process, it imports the modules that its client has asked for (`worker.preload`). It looks up the
-entry points of installed packages, which each process needs, and imports groupbench's operators, all of which a process
-that imports a plugin guards against it. It remembers the functions that the seal watches. While its first processes
-open the GPU, it computes Triton's digest of itself for all that follow.
+Only its client can reach it: it has no listener, no folder and no terminal. Requests come through an inherited socket,
+which its children close before anything else. multiprocessing's own fork server listens on a socket in a folder, where
+any process of the user can connect and have a pickle loaded.
 
-It is the parent of processes whose warden was killed, and it keeps quiet about a process that had nothing to do because
-an interrupt came before its client had sent any work. At its end it removes the folder of its socket, which a client
-that was killed could not.
+There are two of them (servers.py): judges are never forked from the server that starts the processes of backends.
+
+Before it answers, it imports groupbench's operators, which a process that imports a plugin guards against it, and looks
+up the entry points of installed packages, which each process needs. It remembers the functions that the seal watches.
+When it is idle for the first time, it computes Triton's digest of itself for all processes that follow.
+
+It adopts the processes of a cell whose warden was killed, and ends them. It ends when its client does, and every warden
+ends with it.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import importlib
 import logging
 import os
+import pickle
+import selectors
 import signal
 import socket
 import sys
 import traceback
-from functools import partial
-from multiprocessing import spawn
-from pathlib import Path
-from pickle import UnpicklingError
-from types import TracebackType
+from collections.abc import Sequence
+from typing import NoReturn
 
 from groupbench.operators import plugins, registry
-from groupbench.operators.measure import environment, seal, triton_key, warden, worker
+from groupbench.operators.measure import environment, seal, triton_key, warden
+from groupbench.operators.measure.servers import LONGEST, MOST_DESCRIPTORS, NUMBER
+from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.tools import logs
 
 log = logging.getLogger(__name__)
@@ -37,74 +41,134 @@ IDLE_S = 0.05
 """Time in s after the first process in which others may be requested, before the server is busy for 0.4 s."""
 
 
-def _print_unless_abandoned(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print a traceback as usual, unless the process ended while it waited for its work."""
-    frames = traceback.extract_tb(trace)
-    abandoned = issubclass(kind, EOFError | UnpicklingError) and frames and frames[-1].filename == spawn.__file__
-    if not abandoned:
-        sys.__excepthook__(kind, error, trace)
+class _Server:
+    """The state of a fork server. `children` are its processes, each with the pipe on which it reports."""
 
+    def __init__(self, control: int) -> None:
+        self._control = socket.socket(fileno=control)
+        self._children: dict[int, int] = {}
+        self._woken, self._wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._imported: set[str] = set()
 
-def _socket() -> Path | None:
-    """Return the file of the socket that this process listens on."""
-    for link in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(OSError):
-            if not link.is_socket():
-                continue
-            with socket.socket(fileno=os.dup(int(link.name))) as listener:
-                name = listener.getsockname()
-                if isinstance(name, str) and name.startswith("/"):
-                    return Path(name)
-    return None
+    def run(self) -> NoReturn:
+        """Answer requests until the client closes its end."""
+        signal.set_wakeup_fd(self._wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)
+        selector = selectors.DefaultSelector()
+        selector.register(self._control, selectors.EVENT_READ)
+        selector.register(self._woken, selectors.EVENT_READ)
+        idle = environment.interpreted()  # an interpreted kernel needs no digest
+        while True:
+            ready = selector.select(IDLE_S if self._children and not idle else None)
+            if not ready:
+                idle = True
+                triton_key.compute()
+            for key, _ in ready:
+                if key.fileobj == self._woken:
+                    os.read(self._woken, LONGEST)
+                    self._reap()
+                else:
+                    self._serve()
 
+    def _serve(self) -> None:
+        message, descriptors, _, _ = socket.recv_fds(self._control, LONGEST, MOST_DESCRIPTORS)
+        if not message and not descriptors:
+            os._exit(ExitCode.OK)
+        if descriptors:
+            self._fork(descriptors)
+        else:
+            self.import_all(message.decode().split())
 
-def _remove(place: Path) -> None:
-    with contextlib.suppress(OSError):
-        place.unlink(missing_ok=True)
-        place.with_name(worker.WANTED).unlink(missing_ok=True)
-        place.parent.rmdir()
-
-
-def _import_wanted(place: Path, server: int, tried: set[str]) -> None:
-    """Import the modules that the client of this server has asked for, each once."""
-    if os.getpid() != server:  # a process that the server started forks
-        return
-    with contextlib.suppress(OSError):
-        for name in place.with_name(worker.WANTED).read_text().split():
-            if name not in tried:
-                tried.add(name)
+    def import_all(self, names: Sequence[str]) -> None:
+        """Import modules, each once. The process that needs one reports why it cannot be imported."""
+        for name in names:
+            if name not in self._imported:
+                self._imported.add(name)
                 log.info("the fork server imports %s", name)
-                with contextlib.suppress(Exception):  # the process that needs it reports the error
+                with contextlib.suppress(Exception):
                     importlib.import_module(name)
 
+    def _fork(self, descriptors: list[int]) -> None:
+        work, report, *inherited = descriptors
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _become(self._control, [self._woken, self._wakes, report, *self._children.values()])
+            _work(work, inherited)
+        self._children[pid] = report
+        _report(report, pid)
+        for descriptor in (work, *inherited):
+            os.close(descriptor)
 
-def _compute_when_idle(server: int, begun: list[bool]) -> None:
-    """Compute Triton's digest of itself, once, when this server has had nothing to do for a moment."""
-    if os.getpid() == server and not begun:
-        begun.append(True)
-        signal.signal(signal.SIGALRM, lambda number, frame: triton_key.compute())
-        signal.setitimer(signal.ITIMER_REAL, IDLE_S)
+    def _reap(self) -> None:
+        """Reap ended processes, end the orphans of killed wardens, and report exit statuses."""
+        ended = {}
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                break
+            if pid:
+                ended[pid] = status
+                continue
+            orphans = [child for child in warden.children(os.getpid()) if child not in self._children]
+            if not orphans:
+                break
+            warden.kill_all(orphans)
+        for pid, status in ended.items():
+            if (report := self._children.pop(pid, None)) is not None:
+                _report(report, os.waitstatus_to_exitcode(status))
+                os.close(report)
 
 
-def _forget_alarm(server: int) -> None:
-    """Give a process of this server, but none that it forks, the usual reaction to an alarm."""
-    if os.getppid() == server:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+def _report(pipe: int, number: int) -> None:
+    with contextlib.suppress(OSError):  # the client has ended, or was interrupted
+        os.write(pipe, NUMBER.pack(number))
 
 
-logs.configure(0)
-warden._prctl(warden.PR_SET_CHILD_SUBREAPER, 1)
-_place = _socket()
-if _place is not None:
-    atexit.register(_remove, _place)
-    os.register_at_fork(before=partial(_import_wanted, _place, os.getpid(), set()))
-if not environment.interpreted():
-    os.register_at_fork(
-        after_in_parent=partial(_compute_when_idle, os.getpid(), []),
-        after_in_child=partial(_forget_alarm, os.getpid()),
-    )
-plugins.offered()
-for _name in registry.CATALOG:
-    registry.catalog_operator(_name)
-seal.close()
-sys.excepthook = _print_unless_abandoned
+def _become(control: socket.socket, others: Sequence[int]) -> None:
+    """Give a forked process the state of one that was started: no descriptor and no handler of the server."""
+    control.close()
+    signal.set_wakeup_fd(-1)
+    for descriptor in others:
+        os.close(descriptor)
+    for number in (signal.SIGCHLD, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _work(file: int, descriptors: list[int]) -> NoReturn:
+    code: int = ExitCode.FAILED
+    try:
+        with os.fdopen(file, "rb") as pickled:
+            pickled.seek(0)
+            sys.path[:], folder = pickle.load(pickled)  # noqa: S301 - of the client, which alone can send it
+            os.chdir(folder)
+            function, arguments = pickle.load(pickled)  # noqa: S301
+        function(*descriptors, *arguments)
+        code = ExitCode.OK
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
+
+
+def main(control: int, modules: Sequence[str]) -> NoReturn:
+    """Run a fork server that imports these modules first."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # the client's to handle
+        signal.signal(number, signal.SIG_IGN)
+    logs.configure(0)
+    warden.adopt_orphans()
+    server = _Server(control)
+    server.import_all(modules)
+    plugins.offered()
+    for name in registry.CATALOG:
+        registry.catalog_operator(name)
+    seal.close()
+    server.run()

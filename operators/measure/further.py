@@ -1,6 +1,6 @@
-"""Find the facts of a record beyond latency and accuracy: costs, kernels, profiles, and whether the routing is fixed.
+"""Find the facts of a record beyond latency and accuracy: costs, kernels, profiles, and properties of the callable.
 
-Each function takes a cell after its bursts. None of them makes it fail: its latency and accuracy are known by then.
+Each function takes a cell after the bursts. None makes the cell fail: latency and accuracy are known by then.
 """
 
 from __future__ import annotations
@@ -18,13 +18,18 @@ from groupbench.operators.measure.wire import Failure, Request, Shown
 from groupbench.tracker.facts.metrics import PROFILERS
 from groupbench.tracker.facts.record import Kernel
 
+ROUTINGS = 2
+"""Routings that are tried: an extreme one, with one owner of most rows and groups of 0 to 7, and one that differs from
+the shape's in a row or two. `reroute` of an operator makes one or the other by its seed."""
+
 _ANALYSES = ThreadPoolExecutor(4, thread_name_prefix="machine code")
 
 
 def find_costs(cell: Live, idle_w: float | None = None) -> bool:
-    """Measure the costs of a call besides its latency. Returns False if the process is unusable afterwards.
+    """Measure a call's costs besides latency. Returns False if the process is unusable afterwards.
 
-    idle_w  power of the GPU at rest; None if it is not known, and is measured before the energy
+    Args:
+        idle_w: Power of the GPU at rest; None if it is not known, and is measured before the energy.
     """
     wanted = tuple(name for name in cell.job.costs if name not in (COLD, *PROFILERS))
     if not wanted or not cell.sound or not cell.bursts:
@@ -41,14 +46,14 @@ def find_costs(cell: Live, idle_w: float | None = None) -> bool:
 
 
 def _lower_enqueue(cell: Live, enqueue_ms: float | None) -> None:
-    """Take the lower of the times of the host before and after the bursts."""
+    """Take the lower host time before and after the bursts."""
     assert cell.prepared is not None
     if enqueue_ms is not None and cell.prepared.enqueue_ms is not None and enqueue_ms < cell.prepared.enqueue_ms:
         cell.prepared = msgspec.structs.replace(cell.prepared, enqueue_ms=enqueue_ms)
 
 
 def begin_analysis(cells: Iterable[Live]) -> None:
-    """Analyse the machine code of the cells' kernels in the background, half a second for each."""
+    """Analyse the cells' machine code in the background, half a second per kernel."""
     for cell in cells:
         if cell.analysis is None and cell.prepared is not None and cell.prepared.code:
             cell.analysis = _ANALYSES.submit(machine_code.described, cell.prepared.kernels, cell.prepared.code)
@@ -63,7 +68,7 @@ def describe_kernels(cell: Live) -> tuple[Kernel, ...]:
 
 
 def wants_first_result(cell: Live) -> bool:
-    """Return whether the first result of a new process is to be timed."""
+    """Return whether to time the first result in a new process."""
     return COLD in cell.job.costs and cell.sound
 
 
@@ -78,22 +83,36 @@ def find_profile(cell: Live) -> list[str]:
     return problems
 
 
-def find_routing(cell: Live) -> bool:
-    """Find whether the callable follows another routing in the same buffers. Returns False if its routing is fixed.
+def find_properties(cell: Live) -> bool:
+    """Find the properties that a caller may rely on. Returns False if the process is unusable afterwards.
 
-    This is the last request to its process, since a fixed routing that does not fit may crash it. A crash also returns
-    False.
+    `dynamic_routing`: it follows other routings in the same buffers. `special_values`: it is right on NaN, infinity,
+    zeros and other magnitudes. The requests come last, since a callable that is not made for them may crash. A crash
+    counts as a no.
     """
     if not cell.sound:
         return True
-    seed, secret = drawn(31), new_secret()
-    possible = cell.judging.ask(Request("can_reroute", arguments=(seed,)))
-    if not isinstance(possible, Possible) or not possible.possible:
-        return True
-    shown = cell.worker.ask(Request("reroute", arguments=(seed, secret)))
-    cell.dynamic = False
-    if not isinstance(shown, Shown):
-        return False
-    judged = cell.judging.compare(shown.sent, At(secret, 0, seed))
-    cell.dynamic = isinstance(judged, OutputJudgement) and judged.problem is None
+    for style in range(ROUTINGS):
+        seed = ROUTINGS * drawn(28) + style
+        possible = cell.judging.ask(Request("can_reroute", arguments=(seed,)))
+        if isinstance(possible, Possible) and possible.possible:
+            secret = new_secret()
+            holds = _holds(cell, Request("reroute", arguments=(seed, secret)), At(secret, 0, seed))
+            cell.properties["dynamic_routing"] = holds is True and cell.properties.get("dynamic_routing", True)
+            if holds is None:
+                return False
+    if isinstance(possible := cell.judging.ask(Request("can_be_special")), Possible) and possible.possible:
+        seed = drawn(31)
+        holds = _holds(cell, Request("special", arguments=(seed,)), At(special=seed))
+        cell.properties["special_values"] = holds is True
+        return holds is not None
     return True
+
+
+def _holds(cell: Live, request: Request, at: At) -> bool | None:
+    """Return whether the result of a request is right for inputs in a state, None without a result."""
+    shown = cell.worker.ask(request)
+    if not isinstance(shown, Shown):
+        return None
+    judged = cell.judging.compare(shown.sent, at)
+    return isinstance(judged, OutputJudgement) and judged.problem is None

@@ -1,6 +1,6 @@
-"""Detect whether a backend has changed one of its inputs or returned one as its output.
+"""Detect whether a backend has changed an input or returned one as output.
 
-A backend must not change its inputs: the caller may use them again, and so does the next call. The original contents
+A backend must not change the inputs: the caller may use them again, and so does the next call. The original contents
 are remembered as checksums rather than as a copy, for which a large problem leaves no memory.
 """
 
@@ -25,7 +25,7 @@ FEW = 3
 
 
 class Given:
-    """Checksums of the storages of all tensors in an operator's inputs, to detect whether a backend changed them."""
+    """Checksums over the storages behind an operator's inputs, to detect changes by a backend."""
 
     def __init__(self, inputs: Any) -> None:
         self._names = places(inputs)
@@ -42,17 +42,18 @@ class Given:
         return list(self._sums.values()) == list(other._sums.values())
 
     def register(self, copies: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Treat the memory of these copies (copy, source) of inputs like that of the inputs."""
+        """Treat the memory behind these input copies (copy, source) like the inputs'."""
         self.held |= _copied(copies, self._names)
 
     def holding(self, outputs: Iterable[Tensor]) -> list[str]:
-        """Return the names of the inputs that share memory with one of the outputs, or whose copies do."""
+        """Return the inputs sharing memory with an output, directly or through a copy."""
         return held_by(outputs, self.held)
 
     def misuse(self, returned: Sequence[str] = ()) -> str | None:
         """Return, as text, which inputs a backend has changed or returned; None if it has done neither.
 
-        returned  names of the inputs that share memory with an output
+        Args:
+            returned: Names of the inputs that share memory with an output.
         """
         changed = [self._names[at] for at, tensor in self._memory.items() if _memory_sums(tensor) != self._sums[at]]
         if changed:
@@ -61,7 +62,7 @@ class Given:
 
 
 def places(inputs: Any, copies: Iterable[tuple[Tensor, Tensor]] = ()) -> dict[int, str]:
-    """Return the names of inputs by the addresses of their memory, and of that of their copies (copy, source)."""
+    """Return input names by memory address, including the copies' addresses (copy, source)."""
     names: dict[int, str] = {}
     for name, tensor in named_tensors(inputs):
         names.setdefault(_address(tensor), name)
@@ -74,7 +75,7 @@ def _copied(copies: Iterable[tuple[Tensor, Tensor]], names: Mapping[int, str]) -
 
 
 def held_by(outputs: Iterable[Tensor], held: Mapping[int, str]) -> list[str]:
-    """Return the names of the memory in `held`, by address, in which the outputs are."""
+    """Return the names in `held`, by address, of memory holding the outputs."""
     return list(dict.fromkeys(held[at] for out in outputs if (at := _address(out)) in held))
 
 
@@ -103,7 +104,7 @@ def named_arrays(inputs: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def place_sums(bits: Tensor) -> list[int]:
-    """Return sums of a vector of integers, weighted by position, so that swapped values are detected too.
+    """Return sums over an integer vector, weighted by position, so swapped values are detected too.
 
     Computed in parts, whose products fit in memory.
     """
@@ -126,7 +127,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _memory_sums(tensor: Tensor) -> list[int]:
-    """Return the checksums of a tensor's storage, over words of 4 bytes and the bytes after the last word."""
+    """Return a storage's checksums, over 4-byte words and the bytes after the last word."""
     import torch
 
     memory = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())

@@ -31,6 +31,19 @@ def limit() -> int:
     return chosen
 
 
+def killed() -> int | None:
+    """Return how many processes Linux has killed on this machine for lack of memory; None if it does not say."""
+    return _count("oom_kill")
+
+
+def _count(name: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            if line.startswith(f"{name} "):
+                return int(line.split()[1])
+    return None
+
+
 def may_exceed(most: int) -> bool:
     """Return whether the processes of a cell can use more than `most` bytes: not while the whole machine uses less."""
     facts = _facts(Path("/proc/meminfo"))

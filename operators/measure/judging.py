@@ -1,4 +1,4 @@
-"""Ask the judging process about one cell: whether its outputs are right, and how fast the device is now."""
+"""Ask the judging process about one cell: whether the outputs are right, and how fast the device is now."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ FIRST = At()
 """The inputs as made from the seed. A record's accuracy is measured on them, since histories compare it."""
 
 SLACK, REROUTED_SLACK = 4.0, 10.0
-"""Limits for results on moved inputs and under another routing, in units of the tolerance. A result that was not
-computed is off by far more."""
+"""Limits for rows and elements of results on moved inputs and under another routing, in units of the tolerance. A
+result that was not computed is off by far more."""
 
 
 @dataclass(frozen=True)
 class HeldTo:
-    """The facts about a backend that the judge needs.
+    """Backend facts for the judge.
 
-    row   row of the tolerance table; None for that of its dtype
-    home  plugins that the judge imports to get the operator
+    Attributes:
+        row: Row of the tolerance table; None for that of its dtype.
+        home: Plugins that the judge imports to get the operator.
     """
 
     row: str | None
@@ -34,9 +35,9 @@ class HeldTo:
 
 
 def held_to(job: Job) -> HeldTo:
-    """Return the facts that the backend declares. Imports the plugins, in this process.
+    """Return the facts declared by the backend. Imports the plugins, in this process.
 
-    The judge imports only the plugin that defines the operator, if any.
+    The judge imports only the plugin defining the operator, if any.
     """
     operator = get_operator(job.operator, job.plugins).in_mode(job.mode)
     home = getattr(registry, "home_of", None)  # a tree from before operators were plugins
@@ -58,27 +59,31 @@ class Judging:
         loaded = judge.ask(Request("load", arguments=(self._judged_job,)))
         return loaded if isinstance(loaded, Failure) else judge.ask(request)
 
-    def compare(self, sent: Sent, at: At, named: int | None = None) -> OutputJudgement | Failure:
+    def compare(
+        self, sent: Sent, at: At, named: int | None = None, first_rms: float | None = None
+    ) -> OutputJudgement | Failure:
         """Return the verdict on an output.
 
-        named  the sum that was named for the output with its burst
+        Args:
+            named: The sum that was named for the output with its burst.
+            first_rms: Relative RMS error of the backend's first output.
         """
         # The inputs of a record's accuracy are the same every night. Those of other calls are drawn, and a result that
         # is close to a tolerance would be beyond it now and then.
-        slack = 1.0 if at == FIRST else SLACK if at.rerouted is None else REROUTED_SLACK
-        arguments = (sent, self._worker.path, at, self._row, self._job.rtol, self._job.atol, slack, named)
+        slack = 1.0 if at == FIRST else SLACK if at.rerouted is None and at.special is None else REROUTED_SLACK
+        arguments = (sent, self._worker.path, at, self._row, self._job.rtol, self._job.atol, slack, named, first_rms)
         judged: OutputJudgement | Failure = self.ask(Request("compare", arguments=arguments))
         return judged
 
     def gauge(self) -> float | Failure:
-        """Return how many times as long known work takes on the device, by the process that judges."""
+        """Return how many times as long known work takes on the device, by the judging process."""
         gauged = self.ask(Request("gauge"))
         return gauged.stretch if isinstance(gauged, Gauged) else gauged
 
     def rescheduled(self) -> Failure | None:
         """Return a Failure if the system schedules the cell's process unlike the judge's, which started like it.
 
-        Either the backend has changed that, or that of another cell has slowed this one down.
+        Either the backend has changed this, or another cell's has slowed this one down.
         """
         ours, usual = self._worker.scheduling(), self._judge().scheduling()
         if ours is None or usual is None or ours == usual:

@@ -1,4 +1,4 @@
-"""Keep outputs of timed calls, of which some are judged after the burst."""
+"""Keep timed calls' outputs, some judged after the burst."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_KEPT, KEEP_BYTES = 32, {"cuda": 1 << 30, "cpu": 64 << 20}
 
 
 class Keeper(Watch):
-    """Move the inputs before each call of a burst, and keep outputs of timed calls.
+    """Move the inputs before each call in a burst, and keep timed calls' outputs.
 
     buffers  copies of outputs of earlier bursts, whose memory is used again
     held     names of inputs by the address of their memory, in which no output may be
@@ -43,7 +43,7 @@ class Keeper(Watch):
         self.inputs.advance()
 
     def warm(self, out: Any) -> None:
-        """Allocate buffers for outputs, so that nothing is allocated while the GPU's queue is being filled."""
+        """Allocate output buffers, so nothing is allocated while the GPU's queue is being filled."""
         if not self.buffers and self.device == "cuda":
             _, parts = exchange.plain_parts(out, self.device)
             import torch
@@ -52,10 +52,10 @@ class Keeper(Watch):
             self.buffers = [[torch.empty_like(part) for part in parts] for _ in range(self.room)]
 
     def after(self, out: Any) -> None:
-        """Keep a random sample of the outputs.
+        """Keep a random output sample.
 
-        The draw follows the call, so that a backend cannot know during a call whether its output will be checked. On a
-        CPU, the other outputs are copied too, so that reading an output takes as long whether it is kept or not.
+        The draw follows the call, so a backend cannot know during a call whether the output will be checked. On a CPU,
+        the other outputs are copied too, so reading an output takes as long whether it is kept or not.
         """
         form, parts = exchange.plain_parts(out, self.device)
         self.returned += held_by(parts, self.held)
@@ -73,7 +73,7 @@ class Keeper(Watch):
             self.kept[slot : slot + 1] = [(self.step, form, copies)]
 
     def _copied(self, slot: int, parts: list[Any]) -> list[Any]:
-        """Return copies of the parts, in the buffers of that number if they are alike."""
+        """Return copies of the parts, in this number's buffers if they are alike."""
         held = self.buffers[slot] if slot < len(self.buffers) else []
         if len(held) == len(parts) and all(map(_are_alike, held, parts)):
             return [copy.copy_(part) for copy, part in zip(held, parts, strict=True)]
@@ -83,7 +83,7 @@ class Keeper(Watch):
         return copies
 
     def sums(self) -> tuple[int, ...]:
-        """Return the sums of the outputs that were kept."""
+        """Return the kept outputs' sums."""
         return exchange.sums([parts for _, _, parts in self.kept])
 
     def _room(self, parts: list[Any]) -> int:
@@ -91,9 +91,9 @@ class Keeper(Watch):
 
 
 def room_for(size: int, samples: int, device: str) -> int:
-    """Return how many outputs of this many bytes are kept of a burst of so many timed calls."""
+    """Return how many outputs with this many bytes are kept from a burst with so many timed calls."""
     return max(1, min(samples, MOST_KEPT, KEEP_BYTES[device] // max(size, 1)))
 
 
 def _are_alike(x: Any, y: Any) -> bool:
-    return x.shape == y.shape and x.dtype == y.dtype
+    return bool(x.shape == y.shape and x.dtype == y.dtype)

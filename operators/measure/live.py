@@ -1,7 +1,7 @@
-"""Drive a cell while it is measured: send requests to its process and check the replies.
+"""Drive a cell while it is measured: send requests to the process and check the replies.
 
-Another process checks its outputs, and this process's clock bounds its times. The executor drives one cell through all
-steps; one side of a comparison drives two.
+Another process checks the outputs, and this process's clock bounds the times. The executor drives one cell through all
+steps; one comparison side drives two.
 """
 
 from __future__ import annotations
@@ -13,24 +13,27 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from groupbench.operators import registry
 from groupbench.operators.measure import seal, witness
 from groupbench.operators.measure.exchange import Sent
+from groupbench.operators.measure.fingerprint import fingerprints
 from groupbench.operators.measure.judge import At, OutputJudgement
 from groupbench.operators.measure.judging import FIRST, HeldTo, Judging, held_to
 from groupbench.operators.measure.keeper import room_for
 from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import ATTEMPTS, CPU_BURST_S, timing_of
 from groupbench.operators.measure.rest import Rest
-from groupbench.operators.measure.wire import Burst, Done, Failure, Job, Prepared, Request, Restored, Shown
+from groupbench.operators.measure.wire import Burst, Done, Failure, Job, Prepared, Request, Restored, Seen, Shown
 from groupbench.operators.measure.worker import Judge, Worker
-from groupbench.tracker.facts.record import Accuracy, Kernel
+from groupbench.tracker.facts.record import Accuracy, Kernel, Loaded
 
-ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "restore": Restored}
+T = TypeVar("T")
+
+ANSWERS: dict[str, Any] = {"prepare": Prepared, "burst": Burst, "show": Shown, "restore": Restored, "loaded": Seen}
 """The reply types of verbs, other than Done."""
 
 LOOKS, LOOK_S = 3, 0.2
@@ -52,17 +55,17 @@ _draw_bytes = os.urandom
 
 
 def new_secret() -> int:
-    """Draw the secret that moves the inputs of a round, after all its backends are prepared."""
+    """Draw the secret for moving a round's inputs, after all backends are prepared."""
     return drawn(63)
 
 
 def drawn(bits: int) -> int:
-    """Return a number of so many random bits that no code can foresee."""
+    """Return a number with so many random bits, unforeseeable for any code."""
     return int.from_bytes(_draw_bytes(-(-bits // 8)), "big") >> -bits % 8
 
 
 def adopted(job: Job) -> Job:
-    """Return a job with those plugins alone that its process has to import."""
+    """Return a job with only the plugins to import."""
     needed = getattr(registry, "plugins_of", None)  # a tree from before it had any
     if needed is None or not job.plugins:
         return job
@@ -71,7 +74,7 @@ def adopted(job: Job) -> Job:
 
 @dataclass
 class Live:
-    """A cell and its results so far. `judge` returns the judging process, restarted if it has died."""
+    """A cell and the results so far. `judge` returns the judging process, restarted if it has died."""
 
     job: Job
     worker: Worker
@@ -84,7 +87,7 @@ class Live:
     problem: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)  # its costs, by metric
     launched: tuple[str, ...] | None = None  # kernels, copies and fills of one call, in order
-    dynamic: bool | None = None  # whether the callable follows another routing; None where that was not tried
+    properties: dict[str, bool] = field(default_factory=dict)  # of the callable, by metric, as far as tried
 
     analysis: Future[tuple[Kernel, ...]] | None = None  # the kernels with the facts about their machine code
 
@@ -99,17 +102,19 @@ class Live:
         self.samples = self.job.protocol.samples
         self.output_bytes: int | None = None  # by the judge
         self._timing: str | None = None
+        self._first_rms: float | None = None  # relative error of the first output
         self._doubted = False  # whether other work on the machine may be to blame for the problem
         self.copies: tuple[Copied, ...] = ()  # the backend's copies of inputs
 
     def learn(self, checked: Live | None) -> None:
-        """Take the facts about the backend's callable that another of its processes has shown."""
+        """Take the callable's facts as shown by another process for this backend."""
         if checked is not None:
             self.copies, self.output_bytes, self._timing = checked.copies, checked.output_bytes, checked._timing
+            self._first_rms = checked._first_rms
 
     @property
     def suspicious(self) -> bool:
-        """Return whether it is wrong because it tampers with the measurement, and not only because of its result."""
+        """Return whether the verdict comes from tampering with the measurement, not only from a wrong result."""
         return self.problem is not None and self.problem != self.inaccurate
 
     @property
@@ -123,7 +128,7 @@ class Live:
 
     @property
     def sound(self) -> bool:
-        """Return whether the cell is right so far and its times have a meaning."""
+        """Return whether the cell is right so far and the times have a meaning."""
         return self.going and not self.interpreted and self.problem is None
 
     def ask(self, verb: str, *arguments: Any) -> Any:
@@ -134,14 +139,14 @@ class Live:
             reply = Failure("error", f"its answer to {verb} could not be read: it is of another kind")
         return self.take(reply)
 
-    def take(self, reply: Any) -> Any:
+    def take(self, reply: T) -> T:
         """Return the reply; a failure is also stored."""
         if isinstance(reply, Failure):
             self.failure = reply
         return reply
 
     def prepare(self) -> None:
-        """Prepare the backend, and have the output of its first calls judged."""
+        """Prepare the backend, and have the first calls' output judged."""
         prepared = self.ask("prepare")
         if not isinstance(prepared, Prepared):
             return
@@ -152,11 +157,13 @@ class Live:
         self._timing = prepared.timing
         self.prepared, self.problem, self.copies = prepared, prepared.problem, prepared.copies
         self.metrics |= prepared.metrics
+        self.properties["fresh_output"] = prepared.fresh
         sent = prepared.sent
         half = len(sent.parts) if prepared.repeatable else len(sent.parts) // 2
         second = self._judged(Sent(sent.form, sent.parts[:half]), FIRST)
         if second is not None:
             self.accuracy = msgspec.structs.replace(second.accuracy, repeatable=prepared.repeatable)
+            self._first_rms = second.accuracy.rms
             self.problem = self.problem or second.problem
             if self.problem is None and not prepared.repeatable:
                 first = self._judged(Sent(sent.form, sent.parts[half:]), FIRST)
@@ -166,9 +173,10 @@ class Live:
         self._forget()
 
     def burst(self, secret: int, chosen: int | None) -> Burst | Failure:
-        """Measure a burst on inputs moved by the secret, and check the outputs of some of its timed calls.
+        """Measure a burst on inputs moved by the secret, and check the outputs from some timed calls.
 
-        chosen  seed for the choice of calls; None to check none
+        Args:
+            chosen: Seed for the choice of calls; None to check none.
         """
         if (disturbed := self.judging.rescheduled()) is not None:
             return self.take(disturbed)
@@ -188,7 +196,7 @@ class Live:
         return self.failure or burst
 
     def _timed(self, secret: int, calls: int | None = None) -> witness.Timed | Failure:
-        """Measure a burst by this process's clocks. Returns a Failure if it names steps that no call can have."""
+        """Measure a burst by this process's clocks. Returns a Failure if it names impossible steps."""
         begun_s, spent_s = self.rest.clocks()
         thread_s = self.worker.thread_s()
         burst = self.ask("burst", secret, calls)
@@ -209,7 +217,7 @@ class Live:
         return witness.Timed(burst, wall_ms, processor_ms, run_ms, queued_ms)
 
     def _intruding(self) -> str | None:
-        """Return why the cell disturbs the measurement of others, or None. Makes further breaks if some were busy."""
+        """Return why the cell disturbs other measurements, or None. Makes further breaks if some were busy."""
         fault = self.rest.end()
         while self.rest.undecided and self.failure is None:
             if isinstance(self._timed(new_secret()), Failure):
@@ -221,7 +229,7 @@ class Live:
         return fault
 
     def audit(self) -> str | Failure | None:
-        """Return why the times of the bursts are implausible by this process's clocks, or None. Only on a CPU."""
+        """Return why the burst times are implausible by this process's clocks, or None. Only on a CPU."""
 
         def ask(calls: int) -> witness.Timed | Failure | str:
             if isinstance(moved := self.ask("move", None), Failure):
@@ -241,7 +249,7 @@ class Live:
         return witness.audit(ask, pace, median_ms(self.bursts), self.judging.gauge)
 
     def _look(self, secret: int, burst: Burst, numbers: Sequence[int]) -> str | None:
-        """Have some of the outputs that a burst kept checked. Returns the fault of the first wrong one, or None."""
+        """Have some outputs kept in a burst checked. Returns the first wrong output's fault, or None."""
         for number in numbers:
             shown = self.ask("show", number)
             if not isinstance(shown, Shown):
@@ -258,7 +266,7 @@ class Live:
         return None
 
     def finish(self, secret: int) -> None:
-        """Make the checks that come after the bursts. Calls in a row are made on inputs moved by the secret."""
+        """Make the checks after the bursts. Calls in a row are made on inputs moved by the secret."""
         if not self.going:
             return
         if self.job.plugins and (name := seal.broken()) is not None:
@@ -283,7 +291,7 @@ class Live:
         self._forget()
 
     def _blame(self, fault: str | None) -> None:
-        """Keep a fault of the backend, if it is the first."""
+        """Keep the backend's fault, if it is the first."""
         if fault is not None and self.problem is None:
             self.problem, self._doubted = str(fault), isinstance(fault, witness.Implausible)
 
@@ -309,7 +317,7 @@ class Live:
             self.finish(new_secret())
 
     def _watch(self, secret: int) -> str | Failure | None:
-        """Return why the times of the bursts differ from those of calls in a row on a GPU, or None."""
+        """Return why the burst times differ from consecutive calls on a GPU, or None."""
         assert self.prepared is not None
 
         replies: list[Any] = []  # each after one move more
@@ -330,9 +338,10 @@ class Live:
     def _judged(self, sent: Sent, at: At, named: int | None = None) -> OutputJudgement | None:
         """Return the judge's verdict on an output; None if it cannot judge it, which fails the cell.
 
-        named  the sum that was named for the output with its burst
+        Args:
+            named: The sum that was named for the output with its burst.
         """
-        reply = self.judging.compare(sent, at, named)
+        reply = self.judging.compare(sent, at, named, self._first_rms if named is not None else None)
         if isinstance(reply, OutputJudgement):
             self.output_bytes = reply.size
             return reply
@@ -340,18 +349,19 @@ class Live:
         return None
 
     def _forget(self) -> None:
-        """Free the GPU memory of outputs that were shown."""
+        """Free the GPU memory behind shown outputs."""
         if self.failure is None and self.job.device == "cuda":
             self.ask("forget")
 
 
 def _incomplete(cell: Live, burst: Burst, calls: int, most: int) -> str | None:
-    """Return how many of the calls or outputs of a burst are missing, or None.
+    """Return how many calls or outputs are missing from a burst, or None.
 
-    If a backend could choose the calls that are kept, it would choose those that are judged.
+    If a backend could choose the kept calls, it would choose the judged ones.
 
-    calls  number of timed calls that were asked for
-    most   number of outputs that are kept at most
+    Args:
+        calls: Number of timed calls that were asked for.
+        most: Number of outputs that are kept at most.
     """
     timed, kept, device = len(burst.samples_ms), len(burst.steps), cell.job.device
     due = 1 if cell.interpreted else calls
@@ -368,6 +378,12 @@ def _incomplete(cell: Live, burst: Burst, calls: int, most: int) -> str | None:
     return None
 
 
+def fingerprint_of(worker: Worker) -> Loaded | None:
+    """Return the fingerprint of a cell's process, or None if it does not answer."""
+    seen = worker.ask(Request("loaded"))
+    return fingerprints().of(seen.files, seen.libraries) if isinstance(seen, Seen) else None
+
+
 def cool(job: Job) -> None:
     """Let a GPU rest before a burst, as the protocol says."""
     if job.device == "cuda":
@@ -375,10 +391,10 @@ def cool(job: Job) -> None:
 
 
 def settle(cells: Sequence[Live]) -> None:
-    """Wait until the processes that preparation has started are at rest, up to SETTLE_S.
+    """Wait until the processes started by preparation are at rest, up to SETTLE_S.
 
-    torch.compile starts processes for later compilations, which import torch for seconds. They would lengthen the times
-    of all cells, and their own would be accused of it. A cell that does not come to rest is measured all the same.
+    torch.compile starts processes for later compilations, which import torch for seconds. They would lengthen all
+    cells' times, and their own would be accused. A cell without rest is measured all the same.
     """
     working = [cell for cell in cells if cell.failure is None and cell.worker.has_started_others()]
     end_s = witness.now() + SETTLE_S
@@ -389,10 +405,10 @@ def settle(cells: Sequence[Live]) -> None:
 
 
 def _draw(seed: int, among: int, most: int) -> list[int]:
-    """Draw distinct numbers below `among`, the same for all backends of a round, so that they share references."""
+    """Draw distinct numbers below `among`, the same for all the round's backends, so they share references."""
     return random.Random(seed).sample(range(among), min(most, among))
 
 
 def median_ms(bursts: Sequence[Burst]) -> float:
-    """Return the median of the bursts' medians."""
+    """Return the median over the bursts' medians."""
     return statistics.median(statistics.median(burst.samples_ms) for burst in bursts)

@@ -1,8 +1,8 @@
-"""Analyse the code of a compiled kernel: its instructions by kind, and the number of programs per SM.
+"""Analyse a compiled kernel's code: instructions by kind, and programs per SM.
 
 Instructions are counted in the machine code (SASS) if `nvdisasm` is found, which Triton's package and the CUDA toolkit
-include. Otherwise they are counted in the PTX, which does not show spills. `counted_in` records which of the two was
-used. An instruction in a loop counts once.
+include. Otherwise they are counted in the PTX, which does not show spills. `counted_in` records which was used. An
+instruction in a loop counts once.
 
 Occupancy follows the limits in the CUDA C++ programming guide, table "Technical Specifications per Compute Capability",
 and how registers and shared memory are handed out (the CUDA occupancy calculator).
@@ -60,7 +60,7 @@ _PTX_KINDS = (
 
 @dataclass(frozen=True)
 class Limits:
-    """The resources of one SM of an architecture, shared by the programs that run on it at the same time."""
+    """One SM's resources on an architecture, shared by the programs on it."""
 
     warps: int
     programs: int
@@ -87,7 +87,7 @@ RESERVED_BYTES = 1024
 
 
 def described(kernels: Iterable[Kernel], code: Iterable[Code]) -> tuple[Kernel, ...]:
-    """Return the kernels with the results of the analysis; a kernel without code is unchanged."""
+    """Return the kernels with the analysis results; a kernel without code is unchanged."""
     by_hash = {each.hash: each for each in code}
     return tuple(
         _described(kernel, by_hash[kernel.hash]) if kernel.hash is not None and kernel.hash in by_hash else kernel
@@ -104,9 +104,9 @@ def _described(kernel: Kernel, code: Code) -> Kernel:
 
 
 def with_launched(kernels: Iterable[Kernel], names: Sequence[str]) -> tuple[Kernel, ...]:
-    """Return the kernels with how often a call launches each, and after them those that Triton did not compile.
+    """Return the kernels with launch counts, followed by those not compiled by Triton.
 
-    Several kernels that Triton compiled under one name share its launches, which only the name tells.
+    Several kernels compiled under one name share the launches, which only the name tells.
     """
     counts = Counter(names)
     counted = [msgspec.structs.replace(kernel, launches=counts.get(kernel.name)) for kernel in kernels]
@@ -116,14 +116,14 @@ def with_launched(kernels: Iterable[Kernel], names: Sequence[str]) -> tuple[Kern
 
 
 def target(ptx: str) -> str | None:
-    """Return the architecture that PTX is for: `sm_90a`."""
+    """Return the PTX's architecture: `sm_90a`."""
     match = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
     return match[1] if match else None
 
 
 @lru_cache(maxsize=512)
 def count(ptx: str, cubin: bytes | None) -> tuple[str | None, dict[str, int]]:
-    """Return (code that was counted: sass, ptx or None; number of instructions of each kind)."""
+    """Return (counted code: sass, ptx or None; instruction counts by kind)."""
     sass = disassembled(cubin) if cubin else None
     if sass:
         return "sass", counts_in_sass(sass)
@@ -131,7 +131,7 @@ def count(ptx: str, cubin: bytes | None) -> tuple[str | None, dict[str, int]]:
 
 
 def counts_in_sass(text: str) -> dict[str, int]:
-    """Return how many instructions of each kind the output of a disassembler holds."""
+    """Return instruction counts by kind in a disassembler's output."""
     names = Counter(_SASS.findall(text))
     counts: Counter[str] = Counter()
     for name, number in names.items():
@@ -146,7 +146,7 @@ def counts_in_sass(text: str) -> dict[str, int]:
 
 
 def counts_in_ptx(text: str) -> dict[str, int]:
-    """Return how many instructions of each kind PTX holds."""
+    """Return instruction counts by kind in PTX."""
     body = text.partition(".section")[0]
     names = Counter(name for name in _PTX.findall(body) if "." in name)
     counts: Counter[str] = Counter()
@@ -166,7 +166,7 @@ def _sorted(counts: Counter[str], instructions: int) -> dict[str, int]:
 def disassembled(cubin: bytes) -> str | None:
     """Return a cubin's machine code as text; None where no disassembler is found, or it cannot read the cubin.
 
-    The analysis of the data flow (-ndf) is left out. It takes a quarter of the time, and only adds labels.
+    The data-flow analysis (-ndf) is left out. It takes a quarter of the time, and only adds labels.
     """
     tool = disassembler()
     if tool is None:
@@ -197,10 +197,10 @@ def disassembler() -> str | None:
 
 
 def occupancy(kernel: Kernel, arch: str | None) -> float | None:
-    """Return the share of an SM's warps that can be resident at once; None if a fact is unknown.
+    """Return the share of an SM's warps resident at once; None if a fact is unknown.
 
-    The rules are those of the CUDA occupancy calculator: registers are allocated to warps in units of 256, shared
-    memory to programs in units of 128 bytes.
+    The rules follow the CUDA occupancy calculator: registers are allocated to warps in units of 256, shared memory to
+    programs in units of 128 bytes.
     """
     limits = LIMITS.get((arch or "").removeprefix("sm_").rstrip("af"))
     warps = kernel.config.get("num_warps")
@@ -215,10 +215,10 @@ def occupancy(kernel: Kernel, arch: str | None) -> float | None:
 
 
 def metrics_of(kernels: Iterable[Kernel]) -> dict[str, float]:
-    """Return the metrics of a cell that follow from its compiled kernels.
+    """Return a cell's metrics from the compiled kernels.
 
-    Counts are summed over kernels; registers and shared memory are the largest, occupancy the smallest. Stages are
-    those of the kernels that multiply matrices, if any, since helper kernels have no pipeline.
+    Counts are summed over kernels; registers and shared memory are the largest, occupancy the smallest. Stages count in
+    matrix-multiplying kernels, if any, since helper kernels have no pipeline.
     """
     ours = [kernel for kernel in kernels if not kernel.external]
     if not ours:
@@ -229,7 +229,7 @@ def metrics_of(kernels: Iterable[Kernel]) -> dict[str, float]:
 
 
 def _resources(kernels: Sequence[Kernel]) -> dict[str, float]:
-    """Return the registers and memory that kernels take, and the warps that then fit on an SM."""
+    """Return the registers and memory taken by kernels, and the warps then fitting on an SM."""
     spills = {}
     if all(kernel.spills is not None for kernel in kernels):
         spills["spills"] = 4.0 * sum(kernel.spills or 0 for kernel in kernels)
@@ -243,7 +243,7 @@ def _resources(kernels: Sequence[Kernel]) -> dict[str, float]:
 
 
 def _instructions(kernels: Sequence[Kernel]) -> dict[str, float]:
-    """Return the sums of instructions by metric; nothing if those of a kernel are unknown."""
+    """Return instruction sums by metric; nothing if any kernel's are unknown."""
     if not all(kernel.counted_in for kernel in kernels):
         return {}
     sums = {"matrix_ops": float(sum(sum(products(kernel).values()) for kernel in kernels))}
@@ -261,12 +261,12 @@ _SUMMED = {
 
 
 def products(kernel: Kernel) -> dict[str, int]:
-    """Return the number of each matrix instruction of a kernel, by name, such as `wgmma m64n256k16`."""
+    """Return a kernel's matrix-instruction counts, by name, such as `wgmma m64n256k16`."""
     return {name: number for name, number in kernel.counts.items() if "mma" in name}
 
 
 def stages(kernel: Kernel) -> int | None:
-    """Return the number of stages of a kernel's pipeline: its own constant if it has one, or the compiler's."""
+    """Return a kernel's pipeline stages: from a constant if it has one, or from the compiler."""
     number = kernel.config.get("STAGES", kernel.config.get("NUM_STAGES", kernel.config.get("num_stages")))
     return number if isinstance(number, int) else None
 

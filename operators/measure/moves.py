@@ -1,14 +1,14 @@
-"""Write new values to the input buffers, so that a cached, fingerprinted or stale result becomes wrong.
+"""Write new values to the input buffers, so a cached, fingerprinted or stale result becomes wrong.
 
-A move flips bits of floating-point inputs in place: the lower bits of the mantissa, and the sign if the input has
-negative values. Values keep their magnitude to within a factor of two, so that neither the expected accuracy nor the
-GPU's power changes. A full move flips bits everywhere in each input. A step flips those of an eighth of its values,
-spread over the whole input, so that no row and no group keeps its result. That is cheap enough between timed calls.
+A move flips bits in floating-point inputs in place: the lower mantissa bits, and the sign if the input has negative
+values. Values keep their magnitude to within a factor of two, so neither the expected accuracy nor the GPU's power
+changes. A full move flips bits everywhere in each input. A step flips an eighth of the values, spread over the whole
+input, so no row and no group keeps the same result. This is cheap enough between timed calls.
 
-If no input of a problem is floating-point, its inputs are drawn again instead, from seeds that follow from the secret.
+If no input is floating-point, all inputs are drawn again instead, from seeds derived from the secret.
 
-The parent draws a secret after a backend has been prepared, and the moves follow from it. The judging process makes
-the same moves on its own inputs. Flipping bits twice restores them, so that no copy of the inputs is needed.
+The parent draws a secret after a backend has been prepared, and the moves follow from it. The judging process makes the
+same moves on separate inputs. Flipping bits twice restores them, so no copy is needed.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ _BITS = {
 
 @dataclass
 class _Part:
-    """The memory of an input as integers, and the mask of the bits that may be flipped."""
+    """An input's memory as integers, and the mask with flippable bits."""
 
     words: Tensor  # [n], integers as wide as the input's values
     bits: int  # as a signed integer of that width
 
     @property
     def kind(self) -> tuple[Any, int]:
-        """The key of this part's random mask in `Moves._masks`; parts of equal kind share one."""
+        """The key for this part's random mask in `Moves._masks`; parts with equal kind share one."""
         return self.words.dtype, self.bits
 
 
 class Copied(msgspec.Struct, frozen=True):
-    """A copy of an input in another layout, without its values: dtype, sizes, and strides of copy and source."""
+    """An input's copy in another layout, without values: dtype, sizes, and both strides."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -76,7 +76,7 @@ class Copied(msgspec.Struct, frozen=True):
     source_strides: tuple[int, ...]
 
     def pair(self, most: int) -> tuple[Tensor, Tensor] | None:
-        """Return a copy and a source of this layout; None if they need more than `most` bytes, or are not valid."""
+        """Return a copy and a source in this layout; None if they need more than `most` bytes, or are not valid."""
         import torch
 
         dtype = getattr(torch, self.dtype, None)
@@ -92,7 +92,7 @@ class Copied(msgspec.Struct, frozen=True):
 
 
 class Moves:
-    """The inputs of a problem, with their initial values or moved.
+    """A problem's inputs, with initial values or moved.
 
     names   inputs that may move, such as `a` or `x.weights`; if empty, all with floating-point values
     copies  pairs (copy, source) of operators/relayout.py; each copy is updated after a move of its source
@@ -112,6 +112,11 @@ class Moves:
         if self._drawn is not None:
             moving = {tensor.untyped_storage().data_ptr() for tensor in self._drawn.tensors}
         self._copies = [pair for pair in copies if pair[1].untyped_storage().data_ptr() in moving]
+        self._changing = [
+            tensor
+            for name, tensor in named_tensors(inputs)
+            if not tensor.is_inference() and tensor.untyped_storage().data_ptr() in moving
+        ]
         self._secret: int | None = None
         self._step = 0
         self._masks: dict[tuple[Any, int], Tensor] = {}
@@ -120,7 +125,7 @@ class Moves:
 
     @property
     def copied(self) -> tuple[Copied, ...]:
-        """Describe the copies that are updated after a move."""
+        """Describe the copies updated after a move."""
         return tuple(
             Copied(str(copy.dtype).removeprefix("torch."), tuple(copy.shape), copy.stride(), source.stride())
             for copy, source in self._copies
@@ -147,10 +152,10 @@ class Moves:
             self._drawn.write(self._step)
         else:
             self._flip_places()
-        self._refresh()
+        self.refresh()
 
     def _begin(self, secret: int) -> None:
-        """Make the full move of a secret: draw one mask for each kind of part, and flip its bits everywhere."""
+        """Make a secret's full move: draw one mask for each kind of part, and flip those bits everywhere."""
         import torch
 
         self._secret, self._step = secret, 0
@@ -166,7 +171,7 @@ class Moves:
                 if part.kind not in self._masks:
                     self._masks[part.kind] = noise.view(part.words.dtype) & part.bits
         self._flip_all()
-        self._refresh()
+        self.refresh()
 
     def _undo(self) -> None:
         if self._secret is None:
@@ -179,7 +184,7 @@ class Moves:
         self._flip_all()
         self._secret, self._step = None, 0
         self._masks.clear()
-        self._refresh()
+        self.refresh()
 
     def _flip_all(self) -> None:
         for part in self._parts:
@@ -209,13 +214,22 @@ class Moves:
         places.bitwise_xor_(bits)
         self._flipped.append((places, bits))
 
-    def _refresh(self) -> None:
+    def refresh(self) -> None:
+        """Update the copies of inputs, and the version counters of inputs that have changed.
+
+        A backend may take a tensor's version for torch's sign of a change in place. Moves write through another tensor,
+        which has a counter of its own.
+        """
+        if self._changing:
+            from torch.autograd.graph import increment_version
+
+            increment_version(self._changing)
         for copy, source in self._copies:
             copy.data.copy_(source.data)  # .data, so that autograd does not reject tensors saved by a forward pass
 
 
 class _Drawn:
-    """Other inputs of the same problem, which are written into the memory of the first in turns."""
+    """Other inputs for the same problem, written into the first's memory in turns."""
 
     def __init__(self, inputs: Any, draw: Callable[[int], Any]) -> None:
         self.tensors = [tensor for _, tensor in named_tensors(inputs)]
@@ -227,7 +241,7 @@ class _Drawn:
 
     @staticmethod
     def of(inputs: Any, draw: Callable[[int], Any]) -> _Drawn | None:
-        """Return the inputs that `draw` makes; None if they could not be written in place of the first."""
+        """Return the inputs made by `draw`; None if they could not be written over the first."""
         other = draw(1)
         if list(_others(other)) != list(_others(inputs)) or not list(named_tensors(inputs)):
             return None
@@ -246,7 +260,7 @@ class _Drawn:
         self.write(0)
 
     def write(self, step: int) -> None:
-        """Write the inputs of this step."""
+        """Write this step's inputs."""
         for tensor, made in zip(self.tensors, self._inputs(step % self._turns), strict=True):
             tensor.copy_(made)
 
@@ -263,7 +277,7 @@ class _Drawn:
 
 
 def _others(inputs: Any) -> Iterator[Any]:
-    """Yield the values in dataclasses, sequences and mappings that are not tensors."""
+    """Yield the non-tensor values in dataclasses, sequences and mappings."""
     if tensor_of(inputs) is not None:
         return
     if dataclasses.is_dataclass(inputs) and not isinstance(inputs, type):
@@ -278,7 +292,7 @@ def _others(inputs: Any) -> Iterator[Any]:
 
 
 def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
-    """Return one part per distinct storage, in the order of the inputs, which is the same in every process."""
+    """Return one part per distinct storage, in input order, which is the same in every process."""
     import torch
 
     integers = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
@@ -300,7 +314,7 @@ def _parts(inputs: Any, names: Collection[str]) -> list[_Part]:
 
 
 def within(copies: Sequence[tuple[Any, Any]], inputs: Any) -> list[tuple[Tensor, Tensor]]:
-    """Return the pairs (copy, source) as a list. Raises TypeError if one is not a copy of an input."""
+    """Return the pairs (copy, source) as a list. Raises TypeError if one is not an input's copy."""
     import torch
 
     addresses = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
@@ -319,9 +333,9 @@ def of(
     draw: Callable[[int], Any] | None = None,
     copies: Iterable[tuple[Tensor, Tensor]] = (),
 ) -> Moves:
-    """Return the moves of an operator's inputs, of which `draw` makes others from a seed.
+    """Return the moves for an operator's inputs; `draw` makes others from a seed.
 
-    Nothing moves in trees from before operators/relayout.py, whose backends may read copies that are not registered.
+    Nothing moves in trees from before operators/relayout.py, whose backends may read unregistered copies.
     """
     able = hasattr(operator, "moves") and _relayout() is not None
     return Moves(inputs, operator.moves, copies, draw) if able else Moves(())
@@ -342,7 +356,7 @@ def _relayout() -> Any:
 
 
 def reroute(operator: Any, shape: Any, inputs: Any, seed: int) -> list[tuple[Tensor, Tensor]] | None:
-    """Change the routing of the inputs in place, to another one with the same number of rows.
+    """Change the inputs' routing in place, to another one with the same number of rows.
 
     Returns (tensor, old contents) of each index tensor. Returns None if the operator has no routing, or if the shape
     has only one.

@@ -1,11 +1,12 @@
-"""Import the modules of the checkout that is measured, never the working tree's or an installed copy's.
+"""Import the measured checkout's modules, never the working tree's or an installed copy's.
 
 A commit is measured in a checkout, but a user's environment finds the package in the working tree: by an editable
-install, a `.pth` file, PYTHONPATH, or `sys.path` edits. Its times would then be stored under the commit's name.
+install, a `.pth` file, PYTHONPATH, or `sys.path` edits. Otherwise foreign times would be stored under the commit's
+name.
 
 A finder at the front of `sys.meta_path` asks all other finders first and looks only at the place they found. A place in
-the working tree becomes the same place in the checkout, so it does not matter how the environment found it. An audit
-hook refuses every other way to read code of the working tree. Needs only the standard library.
+the working tree becomes the same place in the checkout, so it does not matter how the environment found it. The audit
+hook of loaded.py then refuses every other way to read code of the working tree. Needs only the standard library.
 """
 
 from __future__ import annotations
@@ -13,22 +14,20 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import site
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
 
+from groupbench.operators.measure.loaded import C_SOURCES, library_folders, watch
 from groupbench.tracker.facts.measured_tree import CONTRACT, MeasuredTree, measured_tree
 
 CODE_SUFFIXES = (
     *(".py", ".pyc", ".pyd", ".so"),
-    *(".cu", ".cuh", ".c", ".cc", ".cpp", ".cxx", ".h", ".hh", ".hpp"),
+    *C_SOURCES,
     *(".ptx", ".cubin", ".fatbin", ".hsaco"),
 )
 """Endings of files that are imported, loaded or compiled. Data files may be read from anywhere."""
@@ -41,9 +40,9 @@ MOST_LEVELS = 3
 
 
 class ForeignCodeError(SystemExit):
-    """Code would have been measured under the name of a commit that it does not belong to.
+    """Code would have been measured under the wrong commit's name.
 
-    A SystemExit, so that a fallback such as `except ImportError` or `except Exception` cannot hide it.
+    A SystemExit, so a fallback such as `except ImportError` or `except Exception` cannot hide it.
     """
 
     def __init__(self, message: str) -> None:
@@ -55,7 +54,7 @@ class OwnModules(MetaPathFinder):
     """Find modules in the measured checkout.
 
     Args:
-        measured: The checkout, and the other checkouts of its repository.
+        measured: The checkout, and the repository's other checkouts.
     """
 
     def __init__(self, measured: MeasuredTree) -> None:
@@ -63,13 +62,13 @@ class OwnModules(MetaPathFinder):
         self._tree = os.path.realpath(measured.tree)
         # The innermost first: a checkout may be inside another.
         self._others = sorted(map(os.path.realpath, measured.others), key=len, reverse=True)
-        self._installed = tuple({os.path.realpath(folder) for folder in _library_folders()})
+        self._installed = tuple({os.path.realpath(folder) for folder in library_folders()})
         self._kept = (*self._installed, *_own_code(self._others))
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the checkout's module, or the spec that other finders return for a module of other packages.
+        """Return the checkout's module, or the spec from other finders for other packages.
 
         Raises:
             ModuleNotFoundError: The commit has no such module, though the working tree does.
@@ -101,7 +100,7 @@ class OwnModules(MetaPathFinder):
         return str(Path(self._tree, os.path.relpath(real, other)))
 
     def check_file(self, place: str) -> None:
-        """Raise ForeignCodeError if a file holds code of the working tree."""
+        """Raise ForeignCodeError if a file holds working-tree code."""
         if not place.endswith(CODE_SUFFIXES) or place.startswith(self._installed):
             return
         if (replacement := self.counterpart(place)) is not None:
@@ -162,16 +161,16 @@ class OwnModules(MetaPathFinder):
         return f"the checkout {self.measured.tree}"
 
     def _builds(self, name: str) -> bool:
-        """Return whether a module belongs to a package of the checkout."""
+        """Return whether a module belongs to a package in the checkout."""
         return any(name == package or name.startswith(f"{package}.") for package in self._packages)
 
     @cached_property
     def _packages(self) -> set[str]:
-        """Packages of the checkout, as far as they are known: those of its installed distributions, and those found."""
+        """The checkout's packages, as far as they are known: from installed distributions, and found ones."""
         return {package for name, _ in self.measured.projects for package in _installed_packages(name)}
 
     def _folders(self, name: str, path: Sequence[str] | None) -> list[str]:
-        """Return the folders of the checkout that may hold a module which was found in an installed copy."""
+        """Return the checkout's folders for a module found in an installed copy."""
         if path is not None and any(_within(os.path.realpath(folder), self._tree) for folder in path):
             return list(path)
         inner = name.split(".")
@@ -184,10 +183,10 @@ class OwnModules(MetaPathFinder):
 
 
 def install() -> None:
-    """Measure only the code of the checkout that the driver named, if it named one. Later calls do nothing.
+    """Measure only the code in the driver's named checkout, if any. Later calls do nothing.
 
     Raises:
-        ForeignCodeError: A module of the working tree is already imported.
+        ForeignCodeError: A working-tree module is already imported.
     """
     if any(isinstance(finder, OwnModules) for finder in sys.meta_path):
         return
@@ -195,32 +194,8 @@ def install() -> None:
         return
     finder = OwnModules(measured)
     sys.meta_path.insert(0, finder)
-    sys.addaudithook(_Audit(finder))
+    watch().checks.append(finder.check_file)
     finder.check_loaded()
-
-
-class _Audit:
-    """Check each file of code that this process opens or loads."""
-
-    EVENTS: ClassVar = {"open": 0, "import": 1, "ctypes.dlopen": 0}
-    """Audit events, and which of their arguments is the path. `import` has one for extension modules."""
-
-    def __init__(self, finder: OwnModules) -> None:
-        self._check = finder.check_file
-
-    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if (index := self.EVENTS.get(event)) is None:
-            return
-        place = arguments[index]
-        if isinstance(place, bytes):
-            place = os.fsdecode(place)
-        if isinstance(place, str) and not _is_written(event, arguments):
-            self._check(place)
-
-
-def _is_written(event: str, arguments: tuple[Any, ...]) -> bool:
-    mode = arguments[1] if event == "open" and len(arguments) > 1 else None
-    return isinstance(mode, str) and "r" not in mode
 
 
 def _others(
@@ -228,7 +203,8 @@ def _others(
 ) -> ModuleSpec | None:
     for finder in list(sys.meta_path):
         find = getattr(finder, "find_spec", None)
-        if finder is not replacement and find is not None and (spec := find(name, path, target)) is not None:
+        spec: ModuleSpec | None = None if finder is replacement or find is None else find(name, path, target)
+        if spec is not None:
             return spec
     return None
 
@@ -243,22 +219,15 @@ def _within(place: str, folder: str) -> bool:
     return place == folder or place.startswith(folder.rstrip(os.sep) + os.sep)
 
 
-def _library_folders() -> Iterator[str]:
-    yield from site.getsitepackages()
-    yield site.getusersitepackages()
-    for name in ("stdlib", "platstdlib", "purelib", "platlib"):
-        yield sysconfig.get_path(name)
-
-
 def _own_code(others: Sequence[str]) -> list[str]:
-    """Return the places of the driver's own code, which measures every checkout, groupbench's included."""
+    """Return the places with the driver's own code, which measures every checkout, groupbench's included."""
     root = Path(os.path.realpath(__file__)).parents[2]
     measuring = ("operators/measure", *(f"operators/{name}" for name in CONTRACT))
     return [str(root / part) for part in ("tracker", *(measuring if str(root) in others else ("kernels", "operators")))]
 
 
 def _installed_packages(distribution: str) -> Iterator[str]:
-    """Yield the outermost packages and modules of an installed distribution."""
+    """Yield an installed distribution's outermost packages and modules."""
     try:
         files = importlib.metadata.distribution(distribution).files or []
     except importlib.metadata.PackageNotFoundError:
@@ -277,7 +246,7 @@ def _has(place: Path) -> bool:
 
 
 def _packages_below(root: Path, inner: Sequence[str]) -> list[Path]:
-    """Return the places of a package within the next levels below a folder."""
+    """Return a package's places within the next levels below a folder."""
     places, folders = [], [root]
     for _ in range(MOST_LEVELS):
         folders = [

@@ -1,4 +1,4 @@
-"""The process that is profiled: prepare a cell and make one call while the tool looks. Started by profiler.py."""
+"""The profiled process: prepare a cell and make one call while the tool looks. Started by profiler.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _counters() -> Iterator[None]:
 
 @contextmanager
 def _proton(folder: Path) -> Iterator[None]:
-    """Profile the GPU's work in this context with proton, which writes its file into `folder`."""
+    """Profile the GPU's work in this context with proton, with a file in `folder`."""
     import torch
 
     proton = importlib.import_module("triton.profiler")

@@ -1,7 +1,7 @@
-"""Profile one call with ncu or proton, in a process of its own, after the latency was measured.
+"""Profile one call with ncu or proton, in a separate process, after the latency was measured.
 
 ncu runs each kernel several times to count everything, with the caches flushed before each time, and both tools slow
-the call down. So their times are metrics separate from the latency, and no metric of a profile is judged.
+the call down. So their times are metrics separate from the latency, and no profile metric is judged.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ class ProfileError(Exception):
 
 @dataclass(frozen=True)
 class Counter:
-    """A metric from counters of ncu.
+    """A metric from ncu's counters.
 
-    names   ncu's metrics, which are added up
-    units   factor to the metric's unit by ncu's unit, which depends on the size of the value
-    shared  combine kernels by the mean, weighted by their time, instead of the sum
+    Attributes:
+        names: Ncu's metrics, which are added up.
+        units: Factor to the metric's unit by ncu's unit, which depends on the size of the value.
+        shared: Combine kernels by the mean, weighted by their time, instead of the sum.
     """
 
     metric: str
@@ -84,7 +85,7 @@ COUNTERS = (
 
 
 def check(tools: Sequence[str], device: str) -> None:
-    """Raise UsageError if one of the tools cannot profile here, with the remedy."""
+    """Raise UsageError if a tool cannot profile here, with the remedy."""
     for tool in tools:
         if device != "cuda":
             raise UsageError(
@@ -125,7 +126,7 @@ def profile(job: Job, tool: str, timeout_s: float) -> dict[str, float]:
 
 
 def _end(file: Path) -> str:
-    """Return the last PRINTED bytes of a file as text; nothing if it does not exist."""
+    """Return a file's last PRINTED bytes as text; nothing if it does not exist."""
     if not file.is_file():
         return ""
     with file.open("rb") as lines:
@@ -152,7 +153,7 @@ def _ncu(log: Path) -> list[str]:
 
 
 def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
-    """Return the exit code of a command, or None if it did not end in time. Kills what is left of its group."""
+    """Return a command's exit code, or None if it did not end in time. Kills the rest of the process group."""
     # ncu keeps its report in TMPDIR, and leaves it there if it is killed.
     environment = {**os.environ, "TMPDIR": str(output.parent), "LC_ALL": "C.UTF-8"}
     try:
@@ -173,7 +174,7 @@ def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
 
 
 def _problem(code: int, printed: str) -> str | None:
-    """Return why a profile failed, from the exit code and everything that was printed; None if it did not fail."""
+    """Return why a profile failed, from the exit code and all output; None if it did not fail."""
     if "ERR_NVGPUCTRPERM" in printed:
         return PERMISSION
     lines = printed.splitlines()
@@ -217,9 +218,9 @@ class _RawPage:
 
 
 def of_csv(text: str) -> dict[str, float]:
-    """Return the metrics of a call from ncu's raw page.
+    """Return a call's metrics from ncu's raw page.
 
-    Raises ProfileError if it is not one, has another unit, or has a value that cannot be.
+    Raises ProfileError for anything else, another unit, or an impossible value.
     """
     page = _raw_page(text)
     times = page.values(TIME, _MS)
@@ -234,7 +235,7 @@ def of_csv(text: str) -> dict[str, float]:
 
 
 def _raw_page(text: str) -> _RawPage:
-    """Parse the output of ncu. Raises ProfileError if it has no page, or not a whole one."""
+    """Parse ncu's output. Raises ProfileError if it has no page, or not a whole one."""
     lines = [line for line in text.splitlines() if not line.startswith("==")]
     start = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
@@ -250,7 +251,7 @@ def _raw_page(text: str) -> _RawPage:
 
 
 def _number(name: str, text: str) -> float:
-    """Parse 1,234.5; NaN for a metric that the GPU or the kernel does not have."""
+    """Parse 1,234.5; NaN for a metric unknown to the GPU or the kernel."""
     if text.strip().lower() in ("", "n/a", "nan", "inf", "-nan"):
         return math.nan
     number = float(text.replace(",", "")) if NUMBER.fullmatch(text) else math.nan
@@ -260,7 +261,7 @@ def _number(name: str, text: str) -> float:
 
 
 def _mean(values: list[float], weights: list[float]) -> float:
-    """Return the weighted mean of the values that are known; NaN without any."""
+    """Return the weighted mean over the known values; NaN without any."""
     pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if math.isfinite(value)]
     return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else math.nan
 
@@ -269,7 +270,7 @@ def _mean(values: list[float], weights: list[float]) -> float:
 
 
 def of_hatchet(text: str) -> dict[str, float]:
-    """Return the time of a call's kernels from proton's file. Raises ProfileError without any kernel."""
+    """Return a call's kernel time from proton's file. Raises ProfileError without any kernel."""
     try:
         roots = json.loads(text)
         spent = sum(map(_spent_ns, roots)) if isinstance(roots, list) else math.nan
@@ -283,7 +284,7 @@ def of_hatchet(text: str) -> dict[str, float]:
 
 
 def _spent_ns(frame: dict[str, Any]) -> float:
-    """Return the time of the leaves below a frame, since a frame may add up those below it."""
+    """Return the leaves' time below a frame, since a frame may add up those below it."""
     below = frame.get("children", ())
     if below:
         return sum(map(_spent_ns, below))

@@ -1,13 +1,13 @@
-"""Measure latency in short bursts of calls.
+"""Measure latency in short call bursts.
 
-Most noise of a GPU benchmark comes from power management: the time of a compute-bound kernel depends on the work of
-the preceding half second. Samples within a burst agree to 0.2 %, but bursts taken back to back differ by 5 %.
-Therefore the GPU idles before each burst, bursts are short and alternate with those of other backends, and statistics
-treat a burst, not a sample, as one observation. On an H100 with unlocked clocks, the medians of such bursts repeat to
-0.04-0.4 % for kernels of 0.1-0.6 ms.
+Most noise in a GPU benchmark comes from power management: a compute-bound kernel's time depends on the work in the
+preceding half second. Samples within a burst agree to 0.2 %, but bursts taken back to back differ by 5 %. Therefore the
+GPU idles before each burst, bursts are short and alternate between backends, and statistics treat a burst, not a
+sample, as one observation. On an H100 with unlocked clocks, such bursts' medians repeat to 0.04-0.4 % for kernels
+taking 0.1-0.6 ms.
 
 This is the protocol `cooled`. `sustained` first loads the GPU with the kernel itself, whose latency is then 18 %
-higher. Every record names its protocol.
+higher. Every record names the protocol.
 """
 
 from __future__ import annotations
@@ -47,15 +47,16 @@ _threads = _thread._count
 
 @dataclass(frozen=True)
 class Protocol:
-    """The settings of a measurement. Raises UsageError if a value is out of range.
+    """A measurement's settings. Raises UsageError if a value is out of range.
 
-    name       cooled or sustained
-    bursts     bursts of a cell
-    samples    timed calls of a burst
-    warmups    untimed calls at the start of each burst
-    idle_s     seconds of idle GPU before each burst
-    warm_s     seconds of load before each burst, if sustained
-    cudagraph  time replays of a captured CUDA graph
+    Attributes:
+        name: Cooled or sustained.
+        bursts: Bursts of a cell.
+        samples: Timed calls of a burst.
+        warmups: Untimed calls at the start of each burst.
+        idle_s: Seconds of idle GPU before each burst.
+        warm_s: Seconds of load before each burst, if sustained.
+        cudagraph: Time replays of a captured CUDA graph.
     """
 
     name: str = "cooled"
@@ -75,7 +76,7 @@ class Protocol:
 
     @property
     def label(self) -> str:
-        """The protocol in a series' identity: only settings that shift the latency, so not the number of bursts."""
+        """The protocol in a series' identity: only settings with an effect on the latency, so not the burst count."""
         parts = [self.name]
         if self.name == "cooled" and self.idle_s != Protocol.idle_s:
             parts.append(f"idle={self.idle_s:g}s")
@@ -87,7 +88,7 @@ class Protocol:
 
 
 class Watch:
-    """Hooks around each call of a burst, which may move inputs and keep outputs; by default they do nothing."""
+    """Hooks around each call in a burst, which may move inputs and keep outputs; by default they do nothing."""
 
     left_thread = False
     """Whether a call returned while a thread that it had started was still running."""
@@ -117,16 +118,16 @@ class GpuTimer:
         self._host_s: list[float] = []  # of each call of the last burst; the list itself never changes
 
     def burst(self, watch: Watch | None = None) -> list[float]:
-        """Return the time of each call in ms. The L2 cache is overwritten before each call.
+        """Return each call's time in ms. The L2 cache is overwritten before each call.
 
-        The GPU spins until the host has queued the burst, so that the GPU's work is timed: otherwise a call that takes
-        longer to launch than to run would be timed by its launch. If the GPU starts a run before the host has queued
-        all of it, the run is repeated with four times the lead, since a host may stall for some milliseconds, once in
-        a few hundred bursts on a virtual machine. A run that is late even then is host-bound and is kept.
+        The GPU spins until the host has queued the burst, so the GPU's work is timed: otherwise a call with a longer
+        launch than run would be timed by the launch. If the GPU starts a run before the host has queued all calls, the
+        run is repeated with four times the lead, since a host may stall for some milliseconds, once in a few hundred
+        bursts on a virtual machine. A run late even then is host-bound and is kept.
 
         `watch` is called around each run, in the same queue. It moves the inputs on the GPU right before the run, and
         keeps the output right after it. Work on a stream without a dependency on the move reads stale inputs, and work
-        that the copy does not wait for is missing from the output.
+        the copy does not wait for is missing from the output.
         """
         cuda, watch, flush = self.torch.cuda, watch or Watch(), self.flush_buffer
         _reset_persisting_l2()
@@ -172,10 +173,10 @@ class GpuTimer:
         return [max(start.elapsed_time(end), 1e-6) for start, end in taken]
 
     def witness(self, calls: int, watch: Watch) -> list[float]:
-        """Return the times of `calls` consecutive calls in ms. The hooks of `watch` run around one drawn at random.
+        """Return the times of `calls` consecutive calls in ms. The hooks in `watch` run around one drawn at random.
 
-        An outer clock checks the sum of the times. Waits until the whole device is idle, whichever streams the calls
-        have used.
+        An outer clock checks the times' sum. Waits until the whole device is idle, whichever streams the calls have
+        used.
         """
         watched = random.SystemRandom().randrange(1, calls)
         begun = _now()
@@ -221,7 +222,7 @@ class GpuTimer:
 
 
 def _lower_quartile(host_s: list[float]) -> float:
-    """Return the lower quartile of times of the host, because disturbances only make them longer."""
+    """Return the host times' lower quartile, because disturbances only make them longer."""
     return sorted(host_s)[len(host_s) // 4]
 
 
@@ -236,13 +237,14 @@ class CpuTimer:
 
     @property
     def warmups(self) -> int:
-        """Return the number of untimed calls at the start of each burst."""
+        """Return the untimed calls at each burst's start."""
         return int(self.warm)
 
     def burst(self, watch: Watch | None = None, samples: int | None = None) -> list[float]:
-        """Return the time of each call in ms. The hooks of `watch` run around it, outside the timed interval.
+        """Return each call's time in ms. The hooks in `watch` run around it, outside the timed interval.
 
-        samples  number of timed calls; that of the protocol by default
+        Args:
+            samples: Number of timed calls; that of the protocol by default.
         """
         watch, samples = watch or Watch(), samples or self.samples
         if self.warm:
@@ -265,7 +267,7 @@ class CpuTimer:
 
 @cache
 def timing_of(device: str, interpreted: bool) -> Timing:
-    """Return the kind of time that a timer measures."""
+    """Return the kind of time a timer measures."""
     return "gpu" if device == "cuda" else "interpreted" if interpreted else "cpu"
 
 
@@ -276,7 +278,7 @@ def timer_of(run: Callable[[], Any], protocol: Protocol, device: str, interprete
 def cooled_bursts(
     run: Callable[[], Any], protocol: Protocol, device: str, interpreted: bool
 ) -> tuple[list[tuple[float, ...]], float | None]:
-    """Time the bursts of a callable alone. Return them and the time to enqueue a call; an interpreted one has one."""
+    """Time a callable's bursts alone. Return them and the time to enqueue a call; an interpreted one has one."""
     timer = timer_of(run, protocol, device, interpreted)
     bursts = []
     for _ in range(1 if interpreted else protocol.bursts):
@@ -287,7 +289,7 @@ def cooled_bursts(
 
 
 def _flush_buffer(device: int) -> torch.Tensor:
-    """Return memory whose overwriting flushes a GPU's L2. All timers share it: a tuner has dozens of them."""
+    """Return memory whose overwriting flushes a GPU's L2. All timers share it: a tuner has dozens."""
     import torch
 
     return torch.empty(FLUSH_BYTES // 4, dtype=torch.int32, device=torch.device("cuda", device))
@@ -302,7 +304,7 @@ PERSISTING_L2_LIMIT = 6
 
 
 def _reset_persisting_l2() -> None:
-    """Release the part of the L2 that a backend may have reserved for its own data, which a flush does not reach."""
+    """Release the L2 part a backend may have reserved for data, which a flush does not reach."""
     driver = _driver()
     if driver is not None:
         driver.cuCtxSetLimit(PERSISTING_L2_LIMIT, ctypes.c_size_t(0))
@@ -310,7 +312,7 @@ def _reset_persisting_l2() -> None:
 
 
 def reserved_l2() -> int:
-    """Return the bytes of the L2 that a backend has reserved since the burst began, so that a flush does not reach."""
+    """Return the L2 bytes reserved by a backend since the burst began: a flush does not reach them."""
     reserved, driver = ctypes.c_size_t(0), _driver()
     if driver is None or driver.cuCtxGetLimit(ctypes.byref(reserved), PERSISTING_L2_LIMIT):
         return 0
@@ -326,7 +328,7 @@ def _driver() -> Any:
 
 
 def _captured(run: Callable[[], Any]) -> Callable[[], Any]:
-    """Return a function that replays a CUDA graph of `run`.
+    """Return a function to replay a CUDA graph for `run`.
 
     The graph is captured after a warm-up on a side stream, as torch's documentation asks. Each replay overwrites the
     captured output, which it returns.

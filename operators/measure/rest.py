@@ -1,4 +1,4 @@
-"""The breaks of a cell between its bursts. Its processes must be idle then, because other backends are measured."""
+"""A cell's breaks between bursts. The processes must be idle then, because other backends are measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ proves nothing: a virtual machine that is stopped for a while charges the time t
 
 
 class Rest:
-    """Find out whether a cell's processes are idle in its breaks.
+    """Find out whether a cell's processes are idle in the breaks.
 
     worker  the cell's process
     device  cpu or cuda
@@ -25,7 +25,7 @@ class Rest:
         self._balance = 0  # breaks in which its processes were busy, less those in which they were idle
 
     def clocks(self) -> tuple[float, float]:
-        """Return the time, and the processor time that the cell's processes have used so far, in s."""
+        """Return the time, and the processor time used by the cell's processes so far, in s."""
         return witness.now(), self._worker.processor_s()
 
     def begin(self) -> None:
@@ -41,7 +41,7 @@ class Rest:
         self._balance, self._begun = 0, None
 
     def end(self) -> str | None:
-        """Count the break that ends. Return why the cell disturbs the measurement of others, or None."""
+        """Count the ending break. Return why the cell disturbs other measurements, or None."""
         if self._begun is None:
             return None
         fault = self.busy_since(self._begun)
@@ -50,7 +50,7 @@ class Rest:
 
     @property
     def undecided(self) -> bool:
-        """Return whether the last breaks were busy, but too few of them."""
+        """Return whether the last breaks were busy, but too few."""
         return 0 < self._balance < RESTLESS
 
     def busy_since(self, before: tuple[float, float]) -> str | None:

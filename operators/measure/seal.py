@@ -1,8 +1,8 @@
-"""Check that the functions that measure are still those that were imported.
+"""Check whether the measuring functions are still the imported ones.
 
-The harness holds its own references to clocks, taken before any plugin is imported, so that replacing
-`time.perf_counter` does not change a measurement. A backend that replaces such a function, on purpose or by a test
-helper left in, is still reported, because its other changes are unknown.
+The harness holds references to clocks from before any plugin is imported, so replacing `time.perf_counter` does not
+change a measurement. A backend replacing such a function, on purpose or by a leftover test helper, is still reported,
+because other changes are unknown.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ _newest = ""
 def close() -> None:
     """Remember the current functions, before a plugin is imported. Does not replace remembered functions.
 
-    A module of PACKAGES is read once, most of them in the fork server for all of its processes. Reading all names of
-    `sys.modules` again would take such a process 10 ms, since it has to copy the memory of each.
+    A module in PACKAGES is read once, mostly in the fork server for all processes. Reading all names in `sys.modules`
+    again would take a process 10 ms, since it has to copy each one's memory.
     """
     global _newest
     names = list(takewhile(_newest.__ne__, reversed(sys.modules)))
@@ -88,14 +88,14 @@ def renew() -> None:
 
 
 def broken() -> str | None:
-    """Return the name of a function that was replaced, or None."""
+    """Return a replaced function's name, or None."""
     return changed(_first.values()) or _hooks() or _modes() or _replaced_kernel()
 
 
 def changed(places: Iterable[Place]) -> str | None:
-    """Return the label of the first place that holds another object, or None.
+    """Return the first label for a place with another object, or None.
 
-    It calls none of this module's functions, so that they cannot be replaced to make it blind.
+    It calls none of this module's functions: replacing them cannot make it blind.
     """
     for label, holder, name, value in places:
         if isinstance(holder, dict):
@@ -115,19 +115,20 @@ def changed(places: Iterable[Place]) -> str | None:
 
 
 def problem() -> str | None:
-    """Return the result of `broken` as a record's message."""
+    """Return the result from `broken` as a record's message."""
     return as_problem(broken())
 
 
 def as_problem(name: str | None) -> str | None:
-    """Return a record's message about something that was replaced."""
+    """Return a record's message about something replaced."""
     return name and f"the backend's process replaced {name}, which measures it"
 
 
 def exchanged(*objects: tuple[Any, type]) -> str | None:
-    """Return what was replaced in an object of the harness: its class, or a method by one of its own; or None.
+    """Return what was replaced in a harness object: the class, or a method on the object; or None.
 
-    objects  each with its class
+    Args:
+        objects: Each with its class.
     """
     for value, kind in objects:
         if type(value) is not kind:
@@ -139,13 +140,13 @@ def exchanged(*objects: tuple[Any, type]) -> str | None:
 
 
 def differing(label: str, now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """Return the name of an attribute that is another object than before, or None."""
+    """Return an attribute's name if it is another object than before, or None."""
     names = (name for name in {**before, **now} if now.get(name, _GONE) is not before.get(name, _GONE))
     return next((f"{label} {name}" for name in names), None)
 
 
 def _hooks() -> str | None:
-    """Return the hook that was set, or None: Python calls it between the harness's own operations."""
+    """Return the set hook, or None: Python calls it between the harness's own operations."""
     return next((name for name, hook in _set_hooks().items() if hook is not _first_hooks.get(name)), None)
 
 
@@ -157,12 +158,12 @@ def _set_hooks() -> dict[str, Any]:
 
 
 def _replaced_kernel() -> str | None:
-    """Return the operation of torch whose kernel was replaced, or None."""
+    """Return the torch operation with a replaced kernel, or None."""
     return next((f"torch's {name}" for name, now in _kernels().items() if now != _first_kernels.get(name, now)), None)
 
 
 def _kernels() -> dict[str, list[str]]:
-    """Return where the kernels of ATEN are registered."""
+    """Return where ATEN's kernels are registered."""
     torch = sys.modules.get("torch")
     dump = getattr(getattr(torch, "_C", None), "_dispatch_dump", None)
     if dump is None:
@@ -171,7 +172,7 @@ def _kernels() -> dict[str, list[str]]:
 
 
 def _modes() -> str | None:
-    """Return the mode that a backend has left on, or None. It could change the harness's own operations."""
+    """Return the mode left on by a backend, or None. It could change the harness's own operations."""
     torch = sys.modules.get("torch")
     if torch is None:
         return None
@@ -183,17 +184,17 @@ def _modes() -> str | None:
 
 
 def remembered() -> list[Place]:
-    """Return everything that `close` has remembered."""
+    """Return everything remembered by `close`."""
     return list(_first.values())
 
 
 def watched() -> list[Place]:
-    """Return everything that is watched as it is now; for a function, also its code."""
+    """Return everything watched as it is now; for a function, also the code."""
     return [*_used_places(), *_own_places(sys.modules.items())]
 
 
 def _used_places() -> list[Place]:
-    """Return the functions of Python's and torch's modules that the harness uses."""
+    """Return the Python and torch functions used by the harness."""
     places: list[Place] = [(f"time.{name}", vars(time), name, getattr(time, name)) for name in CLOCKS]
     for place in _holders():
         label, _, _, holder = place
@@ -204,7 +205,7 @@ def _used_places() -> list[Place]:
 
 
 def _own_places(modules: Iterable[tuple[str, ModuleType]]) -> Iterator[Place]:
-    """Return every function and class of those of the modules that belong to PACKAGES."""
+    """Return every function and class from the modules in PACKAGES."""
     for module_name, module in list(modules):
         if not module_name.startswith(PACKAGES) or ".catalog" in module_name or ".integrity" in module_name:
             continue
@@ -215,7 +216,7 @@ def _own_places(modules: Iterable[tuple[str, ModuleType]]) -> Iterator[Place]:
 
 
 def _functions(module_name: str, module: ModuleType) -> list[Place]:
-    """Return the functions and classes that a module defines."""
+    """Return the functions and classes defined by a module."""
     places: list[Place] = []
     short = module_name.removeprefix("groupbench.")
     for name, value in list(vars(module).items()):
@@ -232,7 +233,7 @@ def _functions(module_name: str, module: ModuleType) -> list[Place]:
 
 
 def _names(code: CodeType) -> set[str]:
-    """Return the names of globals and attributes in a function and in those inside it."""
+    """Return the global and attribute names in a function and in those inside it."""
     inner = (const for const in code.co_consts if isinstance(const, CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
@@ -258,7 +259,7 @@ def _holders() -> list[Place]:
 
 
 def _of(holder: Any, name: str) -> Any:
-    """Return an attribute of a class, without binding it, or of a module."""
+    """Return a class attribute, without binding it, or a module attribute."""
     if isinstance(holder, type):
         for base in holder.__mro__:
             if name in vars(base):

@@ -1,6 +1,6 @@
-"""Select modes, dtypes and shapes of an operator, with their defaults, and find the backends that can run.
+"""Select an operator's modes, dtypes and shapes, with defaults, and find the backends able to run.
 
-It is next to the measuring code, since a comparison of commits applies it to the operators of other trees.
+It is next to the measuring code, since a commit comparison applies it to operators from other trees.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ USES_INDUCTOR = re.compile(r"\bBenchmarkOperator\b")
 
 
 def select_mode(operator: Operator, mode: str) -> Operator:
-    """Return the operator in that mode. Raises UsageError if it does not have the mode."""
+    """Return the operator in this mode. Raises UsageError if it does not have the mode."""
     if mode not in operator.modes:
         raise UsageError(no_such(f"{operator.name} has no mode", mode, operator.modes))
     return operator.in_mode(mode)
 
 
 def select_dtypes(operator: Operator, dtypes: Sequence[str], device: str) -> tuple[str, ...]:
-    """Return the named dtypes, or the default. Raises UsageError for a dtype that the operator does not have."""
+    """Return the named dtypes, or the default. Raises UsageError for a dtype unknown to the operator."""
     for dtype in dtypes:
         if dtype not in operator.dtypes:
             raise UsageError(no_such(f"{operator.name} has no precision", dtype, operator.dtypes))
@@ -45,7 +45,7 @@ def select_dtypes(operator: Operator, dtypes: Sequence[str], device: str) -> tup
 
 
 def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str], device: str) -> list[Any]:
-    """Return the shapes of suites, by default of the default suite, and those given as text, without duplicates.
+    """Return the suites' shapes, by default the default suite's, and those given as text, without duplicates.
 
     Raises UsageError for an unknown suite or an empty or invalid shape.
     """
@@ -66,7 +66,7 @@ def select_shapes(operator: Operator, suites: Sequence[str], texts: Sequence[str
 
 
 def why_unavailable(operator: Operator, backend: str, target: Target) -> str | None:
-    """Return why the backend of that name cannot run on the target, or None. An error in its check is a reason too."""
+    """Return why the named backend cannot run on the target, or None. An error in the check is a reason too."""
     try:
         chosen = operator.backend(backend)
         reason = chosen.unavailable(target)
@@ -78,7 +78,7 @@ def why_unavailable(operator: Operator, backend: str, target: Target) -> str | N
 
 
 def imports_of(backend: Backend, plugins: Sequence[str]) -> tuple[str, ...]:
-    """Return the large modules that a backend's processes will import, so that the fork server can import them once.
+    """Return the large modules to be imported by a backend's processes, so the fork server can import them once.
 
     Triton imports Gluon, Helion and torch.compile Dynamo, and TritonBench Inductor. A plugin's text is searched for the
     latter two: a wrong guess only costs time.
@@ -94,17 +94,18 @@ def imports_of(backend: Backend, plugins: Sequence[str]) -> tuple[str, ...]:
 
 
 def imports_to_count(home: Sequence[str]) -> tuple[str, ...]:
-    """Return the large modules that counting the bytes of an operator imports.
+    """Return the large modules needed to count an operator's bytes.
 
-    Torch's device "meta", on which tensors are counted, imports Dynamo. An operator of NumPy imports neither.
+    Torch's device "meta", on which tensors are counted, imports Dynamo. A NumPy operator imports neither.
 
-    home  the plugins that may define the operator
+    Args:
+        home: The plugins that may define the operator.
     """
     return (DYNAMO,) if any(_mentions(plugin, USES_TORCH) for plugin in home) else ()
 
 
 def _mentions(plugin: str, pattern: re.Pattern[str]) -> bool:
-    """Return whether the text of a plugin matches. This process has imported it."""
+    """Return whether a plugin's text matches. This process has imported it."""
     file, python, _ = plugin.partition(".py:")
     module = sys.modules.get(plugin) or sys.modules.get(plugin.replace(":", ".").rpartition(".")[0])
     path = Path(getattr(module, "__file__", None) or file + python.rstrip(":"))

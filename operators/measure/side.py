@@ -35,16 +35,17 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, UsageError, WorkerLost
+from groupbench.operators.measure import servers
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
-from groupbench.operators.measure.further import describe_kernels, find_routing
+from groupbench.operators.measure.further import describe_kernels, find_properties
 from groupbench.operators.measure.judging import HeldTo, held_to
-from groupbench.operators.measure.live import ACCUSED, Live, drawn, new_secret, settle
+from groupbench.operators.measure.live import ACCUSED, Live, drawn, fingerprint_of, new_secret, settle
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.texts import one_line
 from groupbench.operators.measure.wire import Done, Failure, Job, Request
@@ -52,12 +53,17 @@ from groupbench.operators.measure.witness import Implausible
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
 from groupbench.tracker.facts.exits import ExitCode
 
+T = TypeVar("T")
+
 LOOK, AUDIT = 4, 8
 """One in LOOK bursts is judged. On a CPU, the second of a process and one in AUDIT are followed by another, which this
 process times."""
 MOST_OWED = 2
 """How many bursts of a process are audited, from the second on, if the first audit has no clear result. An audit on a
 busy machine takes up to ten seconds."""
+
+
+ROWS = list[dict[str, Any]]
 
 
 class SideQuestion(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -95,27 +101,33 @@ class AbServer:
         """
         check_contract()
         self._device = resolve_device(device)
-        facts = call(probe, self._device)
-        self._capability = facts["capability"]
-        return {"device": self._device, **facts}
+        servers.begin()
+        self._capability, facts = call(
+            probe, self._device, returns=tuple[tuple[int, int] | None, dict[str, Any]], server=servers.JUDGES
+        )
+        return {"device": self._device, "capability": self._capability, "environment": facts}
 
     def cells(self, **selection: Any) -> list[dict[str, Any]]:
         """Return the selected cells, as `list_cells` does."""
-        return call(list_cells, self._device, self._capability, selection)
+        cells: list[dict[str, Any]] = call(list_cells, self._device, self._capability, selection, returns=ROWS)
+        return cells
 
     def offers(self, candidate: str, plugins: list[str]) -> list[dict[str, Any]]:
         """Return the backends that a plugin adds to those of other plugins and of groupbench."""
-        return call(list_offers, candidate, tuple(plugins))
+        offers: list[dict[str, Any]] = call(list_offers, candidate, tuple(plugins), returns=ROWS)
+        return offers
 
     def prepare(self, cell: dict[str, Any], timeout_s: float) -> dict[str, Any] | Failure:
         """Check a cell's results in the checking process, and return its accuracy, costs and kernels.
 
-        timeout_s  limit for each later reply of the cell's processes
+        Args:
+            timeout_s: Limit for each later reply of the cell's processes.
         """
         self._timeout_s = timeout_s
         self._job = self._as_job(cell)
         if self._job not in self._able:
-            reason, imports = call(look_up, self._job, self._capability)
+            looked_up = tuple[str | None, tuple[str, ...]]
+            reason, imports = call(look_up, self._job, self._capability, returns=looked_up)
             if reason is not None:
                 return Failure("unavailable", reason)
             preload(*imports)
@@ -142,7 +154,8 @@ class AbServer:
             live.burst(new_secret(), drawn(31))
             live.finish(new_secret())
             live.repeat(1)
-        if not find_routing(live):
+        loaded, usable = fingerprint_of(live.worker), find_properties(live)
+        if not usable:
             _end(self._checker)
             self._checker = None
         elif live.failure is None:
@@ -152,7 +165,7 @@ class AbServer:
             return live.failure
         assert live.prepared is not None
         self._is_right, self._checked = live.problem is None, live
-        flops, min_bytes = self._learned(amounts, judged)
+        flops, min_bytes = self._learned(amounts, judged, tuple[int, int])
         return {
             "flops": flops,
             "min_bytes": min_bytes,
@@ -160,9 +173,10 @@ class AbServer:
             "accuracy": msgspec.to_builtins(live.accuracy),
             "problem": live.problem,
             "suspicious": live.suspicious,
-            "dynamic": live.dynamic,
+            "dynamic": live.properties.get("dynamic_routing"),
             "prepare_ms": live.prepared.prepare_ms,
             "kernels": msgspec.to_builtins(describe_kernels(live)),
+            "loaded": msgspec.to_builtins(loaded),
         }
 
     def adopt(self, seed: int, samples: int, fresh: bool = False) -> str | Failure:
@@ -177,7 +191,8 @@ class AbServer:
     def reload(self, seed: int, samples: int) -> str | Failure:
         """Make the inputs again at other addresses in the timed process, and prepare the backend.
 
-        samples  number of timed calls in each following burst
+        Args:
+            samples: Number of timed calls in each following burst.
         """
         reply = self._ask(Request("reload", arguments=(seed, samples)))
         if isinstance(reply, Failure):
@@ -264,7 +279,7 @@ class AbServer:
             return Failure("error", f"asked to {request.verb} before anything was loaded")
         return self._end_on_failure(self._timed.ask(request))
 
-    def _end_on_failure(self, reply: Any) -> Any:
+    def _end_on_failure(self, reply: T) -> T:
         if isinstance(reply, Failure):
             self.end()
         return reply
@@ -275,15 +290,16 @@ class AbServer:
         Runs in another process: this one, whose clock bounds the times, imports no plugin.
         """
         assert self._job is not None
-        if cell.get("trusted") is None:
-            return self._learned(held_to, self._job)
-        job = replace(self._job, plugins=tuple(cell["trusted"]), backend=cell["base_backend"])
-        return self._learned(held_to, job)
+        job = self._job
+        if cell.get("trusted") is not None:
+            job = replace(job, plugins=tuple(cell["trusted"]), backend=cell["base_backend"])
+        learned: HeldTo = self._learned(held_to, job, HeldTo)
+        return learned
 
-    def _learned(self, function: Callable[[Job], Any], job: Job) -> Any:
+    def _learned(self, function: Callable[[Job], Any], job: Job, returns: Any) -> Any:
         """Return a function's result for a job, which another process computes once."""
         if (function, job) not in self._known:
-            self._known[function, job] = call(function, job)
+            self._known[function, job] = call(function, job, returns=returns)
         return self._known[function, job]
 
     def _as_job(self, cell: dict[str, Any]) -> Job:
@@ -316,8 +332,8 @@ def check_contract() -> None:
         raise ImportError("its operators have no modes")
 
 
-def probe(device: str) -> dict[str, Any]:
-    """Return this side's environment. Run it in a separate process, because it opens the device.
+def probe(device: str) -> tuple[tuple[int, int] | None, dict[str, Any]]:
+    """Return this side's capability and environment. Run it in a separate process, because it opens the device.
 
     Raises UsageError if CUDA is requested and not available.
     """
@@ -329,7 +345,7 @@ def probe(device: str) -> dict[str, Any]:
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA GPU here; use --device cpu to measure without one")
     capability = cuda_capability() if device == "cuda" else None
-    return {"capability": capability, "environment": msgspec.to_builtins(environment.detect(device))}
+    return capability, msgspec.to_builtins(environment.detect(device))
 
 
 def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, tuple[str, ...]]:
@@ -393,7 +409,8 @@ def amounts(job: Job) -> tuple[int, int]:
 def list_cells(device: str, capability: tuple[int, int] | None, selection: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the selected cells of one operator; by default all backends, the first suite and one dtype.
 
-    selection  operator, and optionally: backends, shapes, suites, dtypes, mode, plugins
+    Args:
+        selection: Operator, and optionally: backends, shapes, suites, dtypes, mode, plugins.
 
     Raises UsageError for an unknown name or an invalid shape.
     """
@@ -467,7 +484,7 @@ def main() -> None:
 
     def end(number: int, frame: FrameType | None) -> None:
         side.end()
-        raise SystemExit(ExitCode.TERMINATED)  # so that multiprocessing removes its temporary files
+        raise SystemExit(ExitCode.TERMINATED)
 
     signal.signal(signal.SIGTERM, end)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Read the GPU's state from NVML during a burst; no data without NVML and its Python package."""
+"""Read the GPU's state from NVML during a burst; no data without NVML and the Python package."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THROTTLE_REASONS = {
 
 
 class Nvml:
-    """A GPU's state, read through NVML. The GPU is selected by its UUID; by default it is the first one."""
+    """A GPU's state, read through NVML. The GPU is selected by UUID; by default it is the first one."""
 
     def __init__(self, uuid: str | None = None) -> None:
         self._handle: Any = None
@@ -47,7 +47,7 @@ class Nvml:
             return None
 
     def joules(self) -> float | None:
-        """Return the energy in J that the GPU has used since its driver was loaded; None if it does not count it."""
+        """Return the energy in J used by the GPU since the driver was loaded; None if it does not count it."""
         millijoules = self.get("nvmlDeviceGetTotalEnergyConsumption")
         return None if millijoules is None else millijoules / 1000
 

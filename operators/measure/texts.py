@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from groupbench.tracker.facts.record import cut
 
-LONGEST = 1000
+LONGEST_LINE = 1000
 """Maximum length of a message in characters: a compiler's output may fill pages."""
 
 
@@ -17,8 +17,8 @@ def storable(text: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a storable message in one line, with its lines joined by ` / `."""
-    return cut(storable(joined_lines(text)), LONGEST)
+    """Return a storable message in one line, with lines joined by ` / `."""
+    return cut(storable(joined_lines(text)), LONGEST_LINE)
 
 
 def joined_lines(text: str) -> str:

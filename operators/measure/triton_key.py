@@ -1,4 +1,4 @@
-"""Triton's digest of its own files, which is part of the name of each compiled kernel.
+"""Triton's digest over Triton's files, a part of each compiled kernel's name.
 
 Triton computes it in the first compilation of a process, from more than 100 MB: 0.4 s on one core. Processes of the
 fork server inherit it, so only one of them takes that time.
@@ -28,7 +28,7 @@ def forget() -> None:
 
 
 def _cached() -> Any:
-    """Return Triton's function, which keeps its result, or None."""
+    """Return Triton's function, which keeps the result, or None."""
     for name in MODULES:
         with contextlib.suppress(ImportError):
             key = getattr(importlib.import_module(name), "triton_key", None)

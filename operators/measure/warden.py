@@ -2,15 +2,13 @@
 
 A backend may start processes that leave their process group and session and outlive their parents. Linux gives such
 orphans to the nearest ancestor that requested them (PR_SET_CHILD_SUBREAPER, Linux 3.4): the cell's warden, which only
-waits. If a cell attacks its parent, only its own warden is affected. A cell has no descriptors but its own, so it
-cannot write to the fork server's pipes, and its orphans do not keep another process's output open.
+waits. A cell has no descriptors but its own, and its orphans do not keep another process's output open.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import os
 import resource
 import signal
@@ -19,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from functools import cache
-from multiprocessing import connection, forkserver, resource_tracker
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -40,6 +37,8 @@ MOST_PROCESSES = 4096
 LARGEST_LOG = 256 << 20
 LOG_END = 1 << 20
 """Maximum size of a cell's log in bytes, and the part at its end that is kept if it grows larger."""
+OUT_OF_MEMORY = "out of memory:"
+"""The beginning of the line in the log of a cell that used too much memory."""
 KILL_S = 0.0005
 """Seconds between two rounds of killing; a fork of a process with torch takes longer."""
 
@@ -47,15 +46,18 @@ KILL_S = 0.0005
 def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: int) -> NoReturn:
     """Run `serve` in a child and end with its status, after all processes that it started have ended.
 
-    keep    descriptors that stay open in the child
-    log     descriptor of the file for its standard output and error
-    memory  bytes that these processes may use together; if they use more, all are killed, which the log reports
+    Args:
+        keep: Descriptors that stay open in the child.
+        log: Descriptor of the file for its standard output and error.
+        memory: Bytes that these processes may use together; if they use more, all are killed, which the log reports.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     os.dup2(log, 1)
     os.dup2(log, 2)
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
+    above = os.getppid()
+    os.setsid()  # a signal to the group of the cell's parent reaches only this process
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the signal is raised again below; one core dump is enough
     _close_all_but({0, 1, 2, *keep})
@@ -64,7 +66,7 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: in
         code = 1
         try:
             _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            os.setsid()  # the terminal's Ctrl-C is the parent's to handle
+            os.setsid()
             serve()
             code = 0
         finally:
@@ -74,6 +76,8 @@ def guard(serve: Callable[[], None], keep: Collection[int], log: int, memory: in
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _give_up)
     _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the fork server ends when its client does, even if that is killed
+    if os.getppid() != above:  # it had ended before
+        _give_up(signal.SIGTERM, None)
     status = _wait_for(child, memory)
     _end_children()
     if os.WIFSIGNALED(status):
@@ -118,7 +122,7 @@ def _enforce_limit(memory: int) -> None:
     used = host_memory.used_by(processes, memory)
     if used > memory:
         used_gib, limit_gib = used / 2**30, memory / 2**30
-        text = f"out of memory: its processes used {used_gib:.1f} GiB of {limit_gib:.1f} ({host_memory.SETTING})"
+        text = f"{OUT_OF_MEMORY} its processes used {used_gib:.1f} GiB of {limit_gib:.1f} ({host_memory.SETTING})"
         _kill_all(processes, text)
 
 
@@ -138,11 +142,11 @@ def _enforce_number() -> None:
 
 
 def _kill_all(processes: Collection[int], reason: str) -> None:
-    _kill(processes)
+    kill_all(processes)
     os.write(1, f"\n{reason}\n".encode())
 
 
-def _kill(processes: Iterable[int]) -> None:
+def kill_all(processes: Iterable[int]) -> None:
     for pid in processes:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
@@ -157,21 +161,14 @@ def _shorten_log() -> None:
         os.write(1, end)
 
 
-def end_with_parent() -> None:
-    """Start a thread that ends this process when its multiprocessing parent has ended."""
-    parent = multiprocessing.parent_process()
-
-    def wait() -> None:
-        if parent is not None:
-            connection.wait([parent.sentinel])
-            os._exit(ExitCode.FAILED)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def die_with_parent() -> None:
-    """Let the system kill this process when its parent has ended, which need not be of multiprocessing."""
+    """Let the system kill this process when its parent has ended."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Let Linux make this process the parent of descendants whose parents have ended."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_children() -> None:
@@ -199,7 +196,7 @@ def _reap_ended() -> bool:
 
 def children(parent: int) -> list[int]:
     """Return the processes whose parent is `parent`."""
-    return _children().get(parent, [])
+    return _listed(parent) if _has_lists() else _children().get(parent, [])
 
 
 def descendants(ancestor: int) -> list[int]:
@@ -286,19 +283,19 @@ def _stat(process: int) -> list[str]:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
-def end(pid: int, alive: bool) -> None:
-    """Kill a warden and its descendants; the fork server kills those of a warden that has ended."""
-    if alive:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGTERM)
-            os.kill(pid, signal.SIGCONT)  # its cell may have stopped it
-    _end_orphans()
+def end(pid: int) -> None:
+    """End a warden and its descendants."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGTERM)
+        os.kill(pid, signal.SIGCONT)  # its cell may have stopped it
 
 
 def end_at_once(pid: int) -> None:
-    """Kill a warden that does not end, and its descendants, which could otherwise stop it again and again."""
-    _kill([pid, *descendants(pid)])
-    _end_orphans()
+    """Kill a warden that does not end, and its descendants, which could otherwise stop it again and again.
+
+    The fork server kills those that were forked at the same time.
+    """
+    kill_all([pid, *descendants(pid)])
 
 
 def kill_group(pid: int) -> None:
@@ -314,31 +311,11 @@ def kill_left(leader: int) -> None:
         os.killpg(leader, signal.SIGKILL)
 
 
-def _end_orphans() -> None:
-    """Kill the processes of killed wardens, which now belong to the fork server (fork_server.py)."""
-    server = getattr(forkserver._forkserver, "_forkserver_pid", None)
-    if server is None:
-        return
-    ours = {process.pid for process in multiprocessing.active_children()}
-    for pid in children(server):
-        if pid not in ours:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-
-
 def _close_all_but(keep: Collection[int]) -> None:
-    """Close all other descriptors, the fork server's and the resource tracker's pipes among them."""
     for descriptor in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
         if descriptor not in keep:
             with contextlib.suppress(OSError):
                 os.close(descriptor)
-    for holder, fields in (
-        (forkserver._forkserver, ("_forkserver_alive_fd", "_forkserver_address", "_forkserver_pid")),
-        (resource_tracker._resource_tracker, ("_fd", "_pid")),
-    ):
-        for field in fields:
-            if hasattr(holder, field):
-                setattr(holder, field, None)
 
 
 def _prctl(option: int, value: int) -> None:

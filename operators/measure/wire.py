@@ -10,6 +10,7 @@ import msgspec
 from groupbench.operators.measure import moves
 from groupbench.operators.measure.costs import CHEAP, Costs
 from groupbench.operators.measure.exchange import Sent
+from groupbench.operators.measure.loaded import Noted
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.operator import Operator
 from groupbench.tracker.facts.record import Code, Kernel, Telemetry, Timing
@@ -19,8 +20,9 @@ from groupbench.tracker.facts.record import Code, Kernel, Telemetry, Timing
 class Job:
     """One cell to measure, small enough to send to a process anywhere.
 
-    shape    the shape's canonical text
-    problem  the shape itself; None if only its text is known
+    Attributes:
+        shape: The shape's canonical text.
+        problem: The shape itself; None if only its text is known.
     """
 
     operator: str
@@ -39,14 +41,15 @@ class Job:
     problem: Any = field(default=None, compare=False)
 
     def shape_of(self, operator: Operator) -> Any:
-        """Return the shape. Raises ValueError if the operator does not read its text."""
+        """Return the shape. Raises ValueError if the operator does not read the text."""
         return operator.parse_shape(self.shape) if self.problem is None else self.problem
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):
     """The reply to `prepare`: all results except latency and accuracy.
 
-    sent  the output of the second of two calls on poisoned memory, followed by that of the first if they differ
+    Attributes:
+        sent: The output of the second of two calls on poisoned memory, followed by that of the first if they differ.
     """
 
     timing: Timing
@@ -59,13 +62,16 @@ class Prepared(msgspec.Struct, frozen=True, tag=True):
     code: tuple[Code, ...] = ()  # of the kernels
     metrics: dict[str, float] = {}  # costs of preparing, by metric
     copies: tuple[moves.Copied, ...] = ()  # of inputs, refreshed after each move
+    fresh: bool = True  # outputs that are held at once have memory of their own
+    variables: dict[str, str | None] = {}  # of the environment, changed by its plugin
 
 
 class Burst(msgspec.Struct, frozen=True, tag=True):
     """The reply to `burst`.
 
-    steps  for each timed call whose output was kept, the number of steps that its inputs had moved
-    sums   for each of these outputs, the sum of its bits
+    Attributes:
+        steps: For each timed call whose output was kept, the number of steps that its inputs had moved.
+        sums: For each of these outputs, the sum of its bits.
 
     Both are named before the parent chooses the outputs that `show` is to return.
     """
@@ -92,9 +98,10 @@ class Witnessed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Paced(msgspec.Struct, frozen=True, tag=True):
-    """The judge's reply to `pace`: the cost of a burst without its calls, by all clocks, and the threads of torch.
+    """The judge's reply to `pace`: a burst's cost without the calls, by all clocks, and torch's threads.
 
-    run_ms  processor time of the thread that would make the calls; it waits for nothing
+    Attributes:
+        run_ms: Processor time of the thread that would make the calls; it waits for nothing.
     """
 
     wall_ms: float
@@ -107,6 +114,13 @@ class Restored(msgspec.Struct, frozen=True, tag=True):
     """The reply to `restore`. Unless `problem` is set, the inputs have their initial values again."""
 
     problem: str | None = None
+
+
+class Seen(msgspec.Struct, frozen=True, tag=True):
+    """The reply to `loaded`: the files and libraries that the process has loaded so far (fingerprint.py)."""
+
+    files: tuple[Noted, ...] = ()
+    libraries: tuple[str, ...] = ()
 
 
 class Done(msgspec.Struct, frozen=True, tag=True):
@@ -122,7 +136,7 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Answer = Prepared | Burst | Shown | Witnessed | Restored | Costs | Done | Failure
+Answer = Prepared | Burst | Shown | Witnessed | Restored | Costs | Seen | Done | Failure
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ rest = time.sleep
 class Limits:
     """The tuned numbers of this module, and where each comes from.
 
-    A bound without a reason of its own is a choice between the two sides: honest backends stayed below it on busy
-    virtual machines (up to 28 runnable processes), and the cheats of the self-test exceed it.
+    A bound without a reason given is a choice between the two sides: honest backends stayed below it on busy virtual
+    machines (up to 28 runnable processes), and the self-test's cheats exceed it.
     """
 
     # Calls in a row. Earlier bounds, which together left a factor of 4.5, let forged bursts pass on an H100.
@@ -120,7 +120,8 @@ def too_long(samples_ms: Sequence[float], took_s: float) -> str | None:
 def restless(rested_s: float, spent_s: float, threads: int = 1) -> str | None:
     """Return why processes disturb others that used this processor time in a break of this length, or None.
 
-    threads  number of threads on which a call may compute
+    Args:
+        threads: Number of threads on which a call may compute.
     """
     if spent_s <= LIMITS.rest_share * rested_s + LIMITS.rest_s * threads:
         return None
@@ -132,12 +133,13 @@ def restless(rested_s: float, spent_s: float, threads: int = 1) -> str | None:
 
 @dataclass(frozen=True)
 class Timed:
-    """A burst, and its times by the parent's clocks.
+    """A burst, with times by the parent's clocks.
 
-    wall_ms       wall-clock time
-    processor_ms  processor time of all processes of the cell
-    run_ms        of it, that of the thread that makes the calls
-    queued_ms     time in which that thread waited for a free processor
+    Attributes:
+        wall_ms: Wall-clock time.
+        processor_ms: Processor time of all processes of the cell.
+        run_ms: Of it, that of the thread that makes the calls.
+        queued_ms: Time in which that thread waited for a free processor.
     """
 
     burst: Burst
@@ -167,15 +169,16 @@ class Least:
     Other work on the machine only lengthens times. A virtual machine that is stopped for a while charges the time to
     the process that it was running, so processor times are lengthened too. Hence the least time shows a call best.
 
-    processor, thread   processor time of a call with all that surrounds it: of all processes, and of the thread
-    rest, rest_thread   the same without the call, by the judging process
-    second_rest_thread  the second least of the latter
-    rests               all of them
-    waiting             wall-clock time of what surrounds the call
-    typical             median of the reported times of a burst
-    elsewhere           time in which the thread worked or waited, less `Limits.waited` times the reported time
-    parallel            processor time of a burst, less the most that it may have
-    processors          number of processors that this burst used
+    Attributes:
+        processor, thread: Processor time of a call with all that surrounds it: of all processes, and of the thread.
+        rest, rest_thread: The same without the call, by the judging process.
+        second_rest_thread: The second least of the latter.
+        rests: All of them.
+        waiting: Wall-clock time of what surrounds the call.
+        typical: Median of the reported times of a burst.
+        elsewhere: Time in which the thread worked or waited, less `Limits.waited` times the reported time.
+        parallel: Processor time of a burst, less the most that it may have.
+        processors: Number of processors that this burst used.
     """
 
     threads: int = 1
@@ -193,7 +196,7 @@ class Least:
 
     @property
     def noise_ms(self) -> float:
-        """Return by how much a call's rest usually exceeds its least. A smaller excess of a call proves nothing."""
+        """Return by how much a call's rest usually exceeds the least. A smaller excess of a call proves nothing."""
         return statistics.median(self.rests) - self.rest_thread if self.rests else 0.0
 
     def is_confirmed(self, median_ms: float) -> bool:
@@ -201,7 +204,7 @@ class Least:
         return self.second_rest_thread - self.rest_thread <= LIMITS.agreement * max(self.rest_thread, median_ms)
 
     def take_rest(self, paced: Paced, calls: int) -> None:
-        """Take the times of the judging process's burst without its calls, of this number and a warm-up."""
+        """Take the times for the judging process's burst without calls, with this number and a warm-up."""
         calls += 1
         self.threads = paced.threads
         self.rest = min(self.rest, paced.processor_ms / calls)
@@ -225,12 +228,13 @@ class Least:
     def problem(self, median_ms: float, stretched: float = 1.0, noise_ms: float = 0.0) -> str | None:
         """Return why the reported times are implausible on a device with this slowdown, or None.
 
-        noise_ms  excess of processor time that is not counted
+        Args:
+            noise_ms: Excess of processor time that is not counted.
         """
         return self._unpaid(median_ms, stretched, noise_ms) or self._parallel() or self._elsewhere(median_ms, stretched)
 
     def _unpaid(self, median_ms: float, stretched: float, noise_ms: float) -> str | None:
-        """Return why the processor time of a call exceeds its reported time, or None.
+        """Return why a call's processor time exceeds the reported time, or None.
 
         That of the thread that makes the calls is at most their time. All threads together have more.
         """
@@ -275,12 +279,12 @@ class Least:
 class Audit:
     """Bursts on a CPU, measured by this process's clocks.
 
-    The judging process makes the same bursts without the calls, so that the rest is the time of the calls, wherever a
-    backend does its work: in the call, before it, or when the harness copies the output. The processor time shows
-    this best, because it does not grow when other processes keep the machine busy.
+    The judging process makes the same bursts without the calls, so the rest is the calls' time, wherever a backend
+    works: in the call, before it, or when the harness copies the output. The processor time shows this best, because it
+    does not grow when other processes keep the machine busy.
 
-    Bursts are measured until the test decides that enough are plausible, at most `bursts * attempts` of `Limits`. If
-    it is undecided by then, the least times of all bursts count.
+    Bursts are measured until the test decides that enough are plausible, at most `bursts * attempts` of `Limits`. If it
+    is undecided by then, the least times of all bursts count.
     """
 
     def __init__(
@@ -395,10 +399,11 @@ def watch(
     Returns a Failure if other work on the device can explain the times: processes that share a GPU by turns slow down
     consecutive calls but not single ones, which is not the backend's fault.
 
-    ask         makes the process run this many calls and wait until the device is idle
-    median_ms   median of the bursts
-    enqueue_ms  host time to launch a call without waiting for it
-    gauge       returns the slowdown of work on the device compared with an idle device
+    Args:
+        ask: Makes the process run this many calls and wait until the device is idle.
+        median_ms: Median of the bursts.
+        enqueue_ms: Host time to launch a call without waiting for it.
+        gauge: Returns the slowdown of work on the device compared with an idle device.
     """
     single_ms = max(median_ms, enqueue_ms or 0.0)
     most = max(2, min(LIMITS.most_calls, math.ceil(LIMITS.window_ms / max(single_ms, 1e-3))))
@@ -459,7 +464,8 @@ def stretch(device: str, usual_ms: float = math.inf) -> float:
     processes. On a CPU it is sums by all threads of torch, in as many parts as an audit has bursts, of which the least
     disturbed counts.
 
-    usual_ms  undisturbed time of a sum, measured earlier: a neighbour on the same core slows down all of them
+    Args:
+        usual_ms: Undisturbed time of a sum, measured earlier: a neighbour on the same core slows down all of them.
     """
     if device != "cuda":
         parts = [_timed_sums() for _ in range(LIMITS.bursts)]

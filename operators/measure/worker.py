@@ -15,41 +15,26 @@ import os
 import re
 import resource
 import signal
-import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
-from multiprocessing.reduction import DupFd
-from multiprocessing.util import get_temp_dir
 from pathlib import Path
-from types import FunctionType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from groupbench.operators.errors import GroupbenchError, WorkerLost
-from groupbench.operators.measure import cell, host_memory, judge, warden
+from groupbench.operators.measure import cell, confine, host_memory, judge, servers, warden
+from groupbench.operators.measure.channel import BadReply, Channel
 from groupbench.operators.measure.faults import authors_frame, shown
 from groupbench.operators.measure.judge import JudgeAnswer
+from groupbench.operators.measure.servers import ForkServer
 from groupbench.operators.measure.texts import joined_lines, storable
 from groupbench.operators.measure.wire import Answer, Failure, Request
 
 log = logging.getLogger(__name__)
 
-PRELOAD = (
-    *("torch", "triton"),
-    *("groupbench.operators.measure.cell", "groupbench.operators.measure.judge"),
-    "groupbench.operators.measure.fork_server",
-)
-WANTED = "imports"
-"""File, next to the fork server's socket, with the names of further modules that the fork server is to import."""
-LONGEST_FOLDER = 75
-"""Bytes of a temporary folder in which /pymp-XXXXXXXX/listener-XXXXXXXX fits into the 107 of a socket's address."""
 LOG_TAIL = 1 << 20
 """Bytes at the end of a cell's log that are searched for its last output."""
 LAST_WORDS = 300
@@ -62,8 +47,6 @@ FAULT = "Fatal Python error: "
 """The beginning of the fault handler's output."""
 END_S = 10.0
 """Time for a warden to end its processes."""
-SAY_S = 10.0
-"""Time between two log messages about the same wait."""
 ABORT_S = 2.0
 """Time for a process that does not answer to write where it is."""
 SIGNALS = ("Bus error", "Illegal instruction", "Floating-point exception", "Aborted", "Segmentation fault")
@@ -80,76 +63,26 @@ DOING = {
     "witness": "its timed calls",
     "restore": "the check after its timed calls",
     "reroute": "a call with another routing",
+    "special": "a call on special values",
     "compare": "judging an output",
     "pace": "timing a burst without calls",
     "examine": "opening the device",
     "gauge": "looking for other work on the device",
     "unload": "its clearing away",
     "costs": "measuring the costs of a call",
+    "loaded": "listing the files that it has loaded",
     "first": "prepare or the first call with empty caches",
 }
 """The activity of a process for each request. It replies when done, so a silent process has no finer status."""
 
 
 def preload(*modules: str) -> None:
-    """Let the fork server import these modules, if they are installed, before it starts its next process.
+    """Let the fork server of cells import these modules, if installed, before it forks its next process.
 
     Importing Dynamo takes 1 to 4 s. This way, it is imported once for all processes that need it, and others start
     sooner. Modules that were imported once stay so.
     """
-    file = _socket_folder() / WANTED
-    before = file.read_text().split() if file.exists() else []
-    more = [name for name in dict.fromkeys(modules) if name not in before]
-    if more:
-        with file.open("a") as wanted:  # the threads of a fleet may ask at once, so no write replaces another
-            wanted.write("".join(f"{name}\n" for name in more))
-
-
-@cache
-def _context() -> ForkServerContext:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*_imported_by_main(), *PRELOAD])  # modules that are not installed are ignored
-    _socket_folder()
-    _start_quietly()
-    return context
-
-
-def _imported_by_main() -> list[str]:
-    """Return the modules of this package that the main module imports, if each process runs the main module again."""
-    main = sys.modules["__main__"]
-    if getattr(main.__spec__, "name", "").endswith("__main__"):  # of a package, which multiprocessing does not run
-        return []
-    values = [value for value in vars(main).values() if isinstance(value, FunctionType | ModuleType | type)]
-    names = {value.__name__ if isinstance(value, ModuleType) else value.__module__ for value in values}
-    return sorted(name for name in names if name.startswith("groupbench."))
-
-
-def _socket_folder() -> Path:
-    """Return the folder of multiprocessing's sockets, which is in /tmp if TMPDIR is too long for a socket's address.
-
-    multiprocessing chooses the folder at the first call, and this process's children inherit it.
-    """
-    temporary = tempfile.gettempdir()
-    if len(os.fsencode(temporary)) <= LONGEST_FOLDER:
-        return Path(get_temp_dir())
-    from unittest import mock  # takes 30 ms, unless torch has been imported
-
-    with mock.patch.object(tempfile, "tempdir", "/tmp"):  # noqa: S108 - makes a folder of its own there
-        return Path(get_temp_dir())
-
-
-def _start_quietly() -> None:
-    """Start the fork server with SIGINT blocked, so that a Ctrl-C during its imports does not interrupt it.
-
-    This process handles Ctrl-C, and receives a pending one when SIGINT is unblocked at the end.
-    """
-    log.info("starting the fork server, which imports %s", ", ".join(PRELOAD[:2]))
-    resource_tracker.ensure_running()  # starting it unblocks SIGINT, so it must already run
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    servers.CELLS.preload(modules)
 
 
 class _Log:
@@ -162,8 +95,8 @@ class _Log:
         fcntl.fcntl(self._file, fcntl.F_SETFL, flags | os.O_APPEND)
         self._begun = 0
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _descriptor, (DupFd(self._file.fileno()),)
+    def fileno(self) -> int:
+        return self._file.fileno()
 
     def begin(self) -> None:
         """Mark the start of the next cell's output."""
@@ -214,15 +147,6 @@ def _backends_frame(stack: str) -> str:
     return authors_frame([(f, int(n), name) for f, n, name in inner]) or f", at {shown(file)}:{line} in {function}"
 
 
-def _descriptor(sent: Any) -> int:
-    """Return the descriptor of a log or shared file in the process that receives it."""
-    return sent.detach()
-
-
-MOST_BYTES = 64 << 20
-"""Maximum size of one reply."""
-
-
 @dataclass(frozen=True)
 class Scheduling:
     """The processors on which a process may run, its nice value, and its scheduling policy."""
@@ -241,22 +165,28 @@ class Worker:
 
     answers: Any = Answer
     serves: Callable[..., None] = staticmethod(cell.serve)
+    server: ClassVar[ForkServer] = servers.CELLS
 
     def __init__(self, device: str, timeout_s: float) -> None:
         self.timeout_s = timeout_s
         self._log = _Log()
         self._file = _SharedFile()
         self._doing = "its start"
-        self._connection, child_end = multiprocessing.Pipe()
-        self._token = b""
-        arguments = (type(self).serves, device, child_end, self._log, self._file, host_memory.limit())
-        self._process = _context().Process(target=_serve_limited, args=arguments, daemon=True)
-        self._process.start()
+        self._limited = False
+        self._memory_kills = host_memory.killed()
+        connection, child_end = multiprocessing.Pipe()
+        self._channel = Channel(connection)
+        confined = self.server is servers.CELLS
+        self._process = self.server.fork(
+            _serve_limited,
+            *(type(self).serves, device, host_memory.limit(), confined),
+            descriptors=(child_end.fileno(), self._log.fileno(), self._file.fileno()),
+        )
         log.info("process %s: started as %s on %s", self._process.pid, type(self).__name__.lower(), device)
         child_end.close()
         self._alive: int | None = None
         with contextlib.suppress(OSError):
-            self._alive = os.pidfd_open(self._process.pid or 0)
+            self._alive = os.pidfd_open(self._process.pid)
         self._decoder = msgspec.msgpack.Decoder(self.answers)
 
     @property
@@ -282,47 +212,41 @@ class Worker:
         """Send a request without waiting. `receive` returns the reply."""
         self._doing = DOING.get(request.verb, request.verb)
         log.debug("process %s: %s", self._process.pid, request.verb)
-        with contextlib.suppress(OSError):  # a dead process is noticed by receive
-            self._token = os.urandom(8)  # a reply without it is forged, or belongs to an earlier request
-            self._connection.send(replace(request, token=self._token))
+        with contextlib.suppress(OSError):  # `receive` notices a process that is dead or does not read
+            self._channel.token = os.urandom(8)  # a reply without it is forged, or belongs to an earlier request
+            self._channel.send(replace(request, token=self._channel.token), self.timeout_s)
 
     def receive(self) -> Any:
         """Return the reply to the last request, or a Failure on a timeout, a death or an invalid reply.
 
         The types of the reply are checked, since data from a backend's process is not trusted.
         """
+        # A child of the process may keep the pipe open after the process has died. A pidfd reports the death even
+        # if the fork server has died as well.
+        over = self._process.sentinel if self._alive is None else self._alive
         try:
-            # A child of the process may keep the pipe open after the process has died. A pidfd reports the death even
-            # if the fork server, on which multiprocessing's sentinel depends, has died as well.
-            over = self._process.sentinel if self._alive is None else self._alive
-            if not self._answers(over):
-                self._abort(over)
-                self.kill()
-                where = place(self._log.tail())
-                return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}{where}")
-            if not self._connection.poll():
-                raise EOFError
-            reply = self._connection.recv_bytes(MOST_BYTES)
-            if not reply.startswith(self._token):
-                raise ValueError("the reply is to another request")
-            return self._decoder.decode(reply[len(self._token) :])
+            return self._decoder.decode(self._channel.receive(over, self.timeout_s, self._still_waiting))
+        except TimeoutError:
+            self._abort(over)
+            self.kill()
+            where = place(self._log.tail())
+            return Failure("timeout", f"no answer within {self.timeout_s:g} s during {self._doing}{where}")
         except Exception as error:  # closed by its death, or an invalid reply
             self._process.join(5 if isinstance(error, EOFError) else 0)
             return self._obituary(error)
+        finally:
+            if self._limited:
+                self._limited = False
+                servers.watchdog().unlimit(self._process.pid)
 
-    def _answers(self, over: int) -> bool:
-        """Return whether the process answers or ends within its time limit."""
-        begun = time.monotonic()
-        while True:
-            waited_s = time.monotonic() - begun
-            if wait([self._connection, over], max(0.0, min(SAY_S, self.timeout_s - waited_s))):
-                return True
-            if time.monotonic() - begun >= self.timeout_s:
-                return False
-            log.info(
-                "process %s: waiting for %s for %.0f s, at most %g s",
-                *(self._process.pid, self._doing, time.monotonic() - begun, self.timeout_s),
-            )
+    def _still_waiting(self, waited_s: float) -> None:
+        if not self._limited:
+            self._limited = True
+            servers.watchdog().limit(self._process.pid, self.timeout_s - waited_s)
+        log.info(
+            "process %s: waiting for %s for %.0f s, at most %g s",
+            *(self._process.pid, self._doing, waited_s, self.timeout_s),
+        )
 
     def ask(self, request: Request) -> Any:
         """Send a request and return its reply, as `receive` does."""
@@ -331,11 +255,11 @@ class Worker:
 
     def processor_s(self) -> float:
         """Return the processor time in s that the process and all processes that it has started have used so far."""
-        return warden.processor_s(self._process.pid or 0)
+        return warden.processor_s(self._process.pid)
 
     def has_started_others(self) -> bool:
         """Return whether the process that makes the calls has started other processes that still exist."""
-        return len(warden.listed_below(self._process.pid or 0)) > 1
+        return len(warden.listed_below(self._process.pid)) > 1
 
     def thread_s(self) -> tuple[float, float] | None:
         """Return the times in s that the thread which makes the calls has run, and waited for a free processor."""
@@ -362,21 +286,21 @@ class Worker:
 
     def _timed(self) -> int | None:
         """Return the id of the process that makes the calls, below its warden; None if it has ended."""
-        below = warden.listed_below(self._process.pid or 0)
+        below = warden.listed_below(self._process.pid)
         return below[0] if below else None
 
     def kill(self) -> None:
         """Kill the process and all processes that it has started."""
-        if self._process.pid is not None:
-            warden.end(self._process.pid, self._process.is_alive() and self._lives())
-        self._process.join(END_S)
-        if self._process.pid is not None and self._process.is_alive() and self._lives():
+        if self._process.is_alive() and self._lives():
+            warden.end(self._process.pid)
+            self._process.join(END_S)
+        if self._process.is_alive() and self._lives():
             warden.end_at_once(self._process.pid)
             self._process.join(END_S)
 
     def close(self) -> None:
         """Let the process end, kill it after 5 s, and kill the processes that it leaves behind."""
-        self._connection.close()
+        self._channel.close()
         self._process.join(5)
         self.kill()
         self._log.close()
@@ -387,7 +311,7 @@ class Worker:
 
     def _abort(self, over: int) -> None:
         """Let Python's fault handler write where a silent process is, and end it. A backend may have disabled both."""
-        for child in warden.children(self._process.pid or 0):
+        for child in warden.children(self._process.pid):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGABRT)
         wait([over], ABORT_S)
@@ -401,9 +325,11 @@ class Worker:
         report = last_words(self._log.tail())
         if code is None:
             self.kill()
-            return Failure("error", f"its answer after {self._doing} could not be read: {error!r}{report}")
+            return Failure("error", f"its answer after {self._doing} could not be read: {_named(error)}{report}")
         if code == -signal.SIGKILL:
-            return Failure("oom", f"killed during {self._doing}, probably because the host ran out of memory{report}")
+            if warden.OUT_OF_MEMORY in self._log.tail() or self._memory_kills != host_memory.killed():
+                return Failure("oom", f"killed during {self._doing}, because the host ran out of memory{report}")
+            return Failure("error", f"the process, or the one above it, was killed during {self._doing}{report}")
         return Failure("error", f"the process died ({_cause_of_death(code)}) during {self._doing}{report}")
 
 
@@ -418,6 +344,7 @@ class Judge(Worker):
 
     answers = JudgeAnswer
     serves = staticmethod(judge.serve)
+    server = servers.JUDGES
 
 
 class _SharedFile:
@@ -427,69 +354,108 @@ class _SharedFile:
         self._file = os.memfd_create("groupbench")
         self.path = f"/proc/{os.getpid()}/fd/{self._file}"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _descriptor, (DupFd(self._file),)
+    def fileno(self) -> int:
+        return self._file
 
     def close(self) -> None:
         os.close(self._file)
 
 
 def _serve_limited(
-    serves: Callable[..., None], device: str, connection: Connection, log: int, file: int, memory: int
+    connection: int, log: int, file: int, serves: Callable[..., None], device: str, memory: int, confined: bool
 ) -> None:
     """Run `serves` below a warden with at most `memory` bytes.
 
     If the host runs out of memory, Linux kills this process first (oom_score_adj).
     """
-    multiprocessing.current_process().daemon = False  # a backend may compile in processes; the warden ends those
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
     if device == "cpu":  # CUDA reserves address space by the terabyte: no limit there
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
-    warden.guard(lambda: serves(connection, file, device), keep=(connection.fileno(), file), log=log, memory=memory)
+
+    def serve() -> None:
+        if confined:
+            confine.confine()
+        serves(Connection(connection), file, device)
+
+    warden.guard(serve, keep=(connection, file), log=log, memory=memory)
+
+
+def _named(error: Exception) -> str:
+    return str(error) if isinstance(error, BadReply) else repr(error)
 
 
 def _cause_of_death(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
-def call(function: Callable[..., Any], *args: Any, timeout_s: float = 300) -> Any:
+def call(
+    function: Callable[..., Any],
+    *args: Any,
+    returns: Any = Any,
+    server: ForkServer = servers.CELLS,
+    timeout_s: float = 300,
+) -> Any:
     """Return the result of a function that runs in a new process, so that this process never opens the GPU.
+
+    Args:
+        function: found by its module and name in the other process.
+        returns: type of the result. The function may import a plugin, so what comes back is read as data of this type.
+        server: where the process comes from.
+        timeout_s: limit for the result.
 
     Raises GroupbenchError with the process's message if it fails, WorkerLost if it dies or does not answer.
     """
     parent_end, child_end = multiprocessing.Pipe()
-    process = _context().Process(target=_call, args=(function, args, child_end), daemon=True)
-    process.start()
+    channel = Channel(parent_end)
+    channel.token = os.urandom(8)
+    arguments = function, args, server is servers.CELLS, channel.token
+    process = server.fork(_call, *arguments, descriptors=(child_end.fileno(),))
     child_end.close()
     try:
-        if not parent_end.poll(timeout_s):
-            raise WorkerLost(f"no answer within {timeout_s:g} s")
-        ok, value = parent_end.recv()
+        called = msgspec.msgpack.decode(channel.receive(process.sentinel, timeout_s), type=_Called)
+        if called.failure is None:
+            return msgspec.msgpack.decode(called.value, type=returns)
+    except TimeoutError:
+        raise WorkerLost(f"no answer within {timeout_s:g} s") from None
     except EOFError:
         process.join(5)
         raise WorkerLost(f"the process died ({_cause_of_death(process.exitcode or 0)})") from None
+    except (BadReply, msgspec.DecodeError) as error:
+        raise WorkerLost(f"its answer could not be read: {error}") from None
     finally:
+        channel.close()
         if process.is_alive():
             process.join(5)
-            process.kill()
-    if not ok:
-        raise GroupbenchError(value)
-    return value
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+    raise GroupbenchError(called.failure)
 
 
-def _call(function: Callable[..., Any], args: tuple[Any, ...], connection: Connection) -> None:
+class _Called(msgspec.Struct, frozen=True):
+    """The answer of a process to `call`: the result, or a failure."""
+
+    value: bytes = b""  # msgpack
+    failure: str | None = None
+
+
+def _call(channel: int, function: Callable[..., Any], args: tuple[Any, ...], confined: bool, token: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    warden.end_with_parent()
+    os.setsid()
+    warden.die_with_parent()
+    if confined:
+        confine.confine()
+    connection = Connection(channel)
     with contextlib.suppress(OSError):  # the pipe is closed if the caller was interrupted
         if connection.poll():  # nothing is ever sent, so the caller was interrupted and closed the pipe
             return
         try:
-            connection.send((True, function(*args)))
+            called = _Called(msgspec.msgpack.encode(function(*args)))
         except ModuleNotFoundError as error:
-            connection.send((False, f"{error.name} is not installed: pip install 'groupbench[measure]'"))
+            called = _Called(failure=f"{error.name} is not installed: pip install 'groupbench[measure]'")
         except GroupbenchError as error:
-            connection.send((False, str(error)))
+            called = _Called(failure=str(error))
         except Exception as error:
-            connection.send((False, f"{type(error).__name__}: {error}"))
+            called = _Called(failure=f"{type(error).__name__}: {error}")
+        connection.send_bytes(token + msgspec.msgpack.encode(called))

@@ -1,11 +1,11 @@
-"""A definition of FlashInfer-Bench or SOL-ExecBench as an operator: its workloads are shapes, its solutions backends.
+"""A definition from FlashInfer-Bench or SOL-ExecBench as an operator: workloads are shapes, solutions backends.
 
     --plugin rmsnorm/definition.json             with workload.jsonl and solution*.json in its folder (SOL-ExecBench)
     --plugin data/definitions/gemm/gemm_n4.json  with data/workloads/**/gemm_n4.jsonl and data/solutions/** (FlashInfer)
 
 Formats: FlashInfer Trace (https://bench.flashinfer.ai, flashinfer-bench 40e6ca7) and SOL-ExecBench (8d2237d), which
-adds computed axes, and inputs made by a function of the reference. The reference gets its floating-point inputs in
-fp32. Tolerances are those of this package, not of the workload.
+adds computed axes, and inputs made by a function of the reference. The reference gets floating-point inputs in fp32.
+Tolerances are those of this package, not of the workload.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Axis(msgspec.Struct, frozen=True):
 
 
 class Spec(msgspec.Struct, frozen=True):
-    """One input or output. `shape` holds the names of its axes, or None for a Python number."""
+    """One input or output. `shape` holds the axes' names, or None for a Python number."""
 
     dtype: str
     shape: tuple[str, ...] | None = None
@@ -98,7 +98,7 @@ class DefinitionFile(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Shape:
-    """A workload as a shape; its text has the sizes of the variable axes and the uuid."""
+    """A workload as a shape; the text has the variable axes' sizes and the uuid."""
 
     workload: Workload
 
@@ -115,7 +115,7 @@ class Shape:
 
 
 class PublishedProblem:
-    """One definition with its workloads. Hosts measure its `operator`.
+    """One definition with workloads. Hosts measure the `operator`.
 
     Raises UsageError if a file cannot be read, or the definition has no workloads.
     """
@@ -185,7 +185,7 @@ class PublishedProblem:
     # --- the operator's functions ---
 
     def parse_shape(self, text: str) -> Shape:
-        """Return the workload with this text, this start of its uuid, or these axes if unique. Raises ValueError."""
+        """Return the workload with this text, this uuid prefix, or these axes if unique. Raises ValueError."""
         shapes = [Shape(workload) for workload in self.workloads]
         for fits in (
             lambda s: str(s) == text,
@@ -198,7 +198,7 @@ class PublishedProblem:
         raise ValueError(f"shape {text!r} does not match one of the {len(shapes)} workloads, such as {shapes[0]}")
 
     def make_inputs(self, shape: Shape, dtype: str, device: str, seed: int) -> Any:
-        """Make the workload's inputs, each under its name. Raises UsageError if safetensors is not installed."""
+        """Make the workload's inputs, each under a name. Raises UsageError if safetensors is not installed."""
         import torch
 
         torch.manual_seed(seed)
@@ -284,7 +284,7 @@ class PublishedProblem:
 
     @cached_property
     def _code(self) -> dict[str, Any]:
-        """The names that the reference's source defines. Tracebacks show its lines."""
+        """The names that the reference's source defines. Tracebacks show the lines."""
         name = f"{self.path}#reference"
         linecache.cache[name] = (len(self.file.reference), None, self.file.reference.splitlines(keepends=True), name)
         names: dict[str, Any] = {"__name__": f"reference_of_{self.file.name}"}

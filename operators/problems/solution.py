@@ -1,7 +1,7 @@
-"""A solution of FlashInfer-Bench or SOL-ExecBench as a backend, from its Python and Triton sources.
+"""A solution from FlashInfer-Bench or SOL-ExecBench as a backend, from Python and Triton sources.
 
-Its sources are written to a folder and imported when it is prepared, in its own process. Neither the process that lists
-backends nor the one that judges results runs any of its code.
+The sources are written to a folder and imported when it is prepared, in a separate process. Neither the process listing
+backends nor the one judging results runs the code.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def _prepared(solution: Solution, inputs: Any) -> Run:
 
 
 def _accepts(function: Callable[..., Any], number: int) -> bool:
-    """Return whether a function can be called with so many positional arguments, as far as its signature shows it."""
+    """Return whether a function can be called with so many positional arguments, as far as the signature shows it."""
     try:
         inspect.signature(function).bind(*range(number))
     except TypeError:

@@ -1,4 +1,4 @@
-"""Results as traces of FlashInfer-Bench, one line of JSON each, the form that its datasets and leaderboards read.
+"""Results as FlashInfer-Bench traces, one JSON line each, as read by FlashInfer-Bench's datasets and leaderboards.
 
 The latency is the median as measured here, and the speed-up is over the definition's reference. Cells that did not run
 have no trace.
@@ -36,7 +36,7 @@ def write(path: Path, records: Sequence[Record], plugins: Sequence[str]) -> int:
 
 
 def traces(records: Sequence[Record], plugins: Sequence[str]) -> list[dict[str, Any]]:
-    """Return a trace for each record of a definition's operator that was run, but none if its speed is unknown."""
+    """Return a trace for each executed record on a definition's operator, but none if the speed is unknown."""
     references = table.baselines(records)
     lines = []
     for record in records:
@@ -57,7 +57,7 @@ def traces(records: Sequence[Record], plugins: Sequence[str]) -> list[dict[str, 
 
 
 def _as_baseline(record: Record) -> Record:
-    """Return the record marked as a baseline, whose key is that of its problem's baseline."""
+    """Return the record marked as a baseline, with the problem's baseline as the key."""
     return msgspec.structs.replace(record, baseline=True)
 
 

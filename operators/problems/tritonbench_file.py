@@ -1,11 +1,11 @@
-"""A file with an operator class of TritonBench as an operator: its inputs are shapes, its benchmarks backends.
+"""A file with a TritonBench operator class as an operator: inputs are shapes, benchmarks backends.
 
     --plugin my_operators/row_sum.py            operator `row_sum`
     --plugin my_operators/softmax/operator.py   operator `softmax`, with the modules in its folder
 
 The file defines `class Operator(BenchmarkOperator)` as for TritonBench (10b14473), which must be installed but need not
-know the file. Only the forward pass is measured. A method may prepare copies of its inputs before it returns the
-function that is timed, so the inputs keep their values between timed calls.
+know the file. Only the forward pass is measured. A method may prepare input copies before it returns the timed
+function, so the inputs keep their values between timed calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BASE = "BenchmarkOperator"
 PRECISIONS = ("bf16", "fp16", "fp32")
 NONE_MOVES = ("",)
 """The name of no input."""
-LONGEST = 300
+LONGEST_SHAPE = 300
 """Characters of an input's name."""
 
 
@@ -56,7 +56,7 @@ def is_operator_file(path: Path) -> bool:
 
 @dataclass(frozen=True)
 class InputShape:
-    """One input of `get_input_iter`: its number, its name, and the elements of all its tensors."""
+    """One input from `get_input_iter`: number, name, and the elements in all tensors."""
 
     number: int
     text: str
@@ -71,7 +71,7 @@ class InputShape:
 
 
 class TritonBenchFile:
-    """The operator of one file. Hosts measure its `operator`.
+    """The operator of one file. Hosts measure the `operator`.
 
     Raises UsageError if TritonBench is not installed, and any error of the file when it is imported.
     """
@@ -99,7 +99,7 @@ class TritonBenchFile:
 
     @cached_property
     def operator(self) -> Operator:
-        """The operator as the hosts know it. Raises UsageError if its inputs cannot be listed."""
+        """The operator as the hosts know it. Raises UsageError if the inputs cannot be listed."""
         shapes, dtypes = self._listed
         return Operator(
             name=self.name,
@@ -146,7 +146,7 @@ class TritonBenchFile:
         seen: Counter[str] = Counter()
         op = self._instance(device, None)
         for number, inputs in enumerate(self._inputs(op)):
-            text = foreign.shape_text(op.get_x_val(inputs), inputs)[:LONGEST]
+            text = foreign.shape_text(op.get_x_val(inputs), inputs)[:LONGEST_SHAPE]
             seen[text] += 1
             elements = sum(tensor.numel() for _, tensor in named_tensors(inputs))
             yield InputShape(number, text if seen[text] == 1 else f"{text} #{seen[text]}", elements)
@@ -195,7 +195,7 @@ class TritonBenchFile:
         return _comparable(out)
 
     def _instance(self, device: str, precision: str | None) -> Any:
-        """Return an instance for a device, in a precision or the file's own, without counting its inputs."""
+        """Return an instance for a device, in a precision or the file's own, without counting inputs."""
         import torch
 
         attributes = {"__post__init__": lambda self: None, "__module__": self._class.__module__}
@@ -260,7 +260,7 @@ class TritonBenchFile:
 
 
 def launches_triton(function: Callable[..., Any]) -> bool:
-    """Return whether a function reaches a Triton kernel through the globals that it and its helpers name."""
+    """Return whether a function reaches a Triton kernel through globals named by it or a helper."""
     waiting: list[Any] = [function]
     seen: set[int] = set()
     while waiting:
@@ -329,7 +329,7 @@ def _prepared(inputs: Any, name: str) -> Run:
 
 
 def _flat(out: Any) -> Any:
-    """Return an output's tensors: one alone, or a tuple of those in its lists, tuples and dicts."""
+    """Return an output's tensors: one alone, or a tuple from lists, tuples and dicts."""
     import torch
 
     if type(out) is torch.Tensor:
@@ -350,7 +350,7 @@ def _comparable(out: Any) -> Any:
 
 
 def _loose(dtype: str) -> Tolerance:
-    """Return the tolerance of a backend that may round between its steps, as the baseline may."""
+    """Return the tolerance for a backend with rounding between steps, as in the baseline."""
     from groupbench.operators.hosts.foreign import FAR
 
     usual = TOLERANCES.get(dtype, TOLERANCES["fp32"])

@@ -21,6 +21,7 @@ from groupbench.operators.dtypes import BYTES
 from groupbench.operators.measure.faults import describe
 from groupbench.operators.registry import get_operator
 from groupbench.operators.tuners import tuning
+from groupbench.operators.tuners.autotuner import by_helion
 from groupbench.operators.tuners.kernels import KERNELS, Search, Tunable
 from groupbench.tracker.text.wording import no_such, printable
 from groupbench.tracker.tools.parameters import Duration
@@ -31,17 +32,20 @@ def fields_of(config: Any) -> dict[str, Any]:
     return dataclasses.asdict(config) if dataclasses.is_dataclass(config) else dict(config.config)  # type: ignore[arg-type]
 
 
-def tune_one(search: Search, listed: bool = False) -> tuple[Any, float, float | None] | None:
+def tune_one(search: Search, listed: bool = False, helion_s: float = 0) -> tuple[Any, float, float | None] | None:
     """Time the configs of a search.
 
     Args:
         search: Default config and candidates.
         listed: Print the time of every config.
+        helion_s: Seconds for Helion's autotuner, if it can search for this kernel's configs; 0 for no search.
 
     Returns:
-        Fastest config, its ms, and the default config's ms or None if that does not run. None if no config runs.
+        Fastest config, time in ms, and the default config's ms or None if it does not run. None if no config runs.
     """
     others = [config for config in search.candidates if fields_of(config) != fields_of(search.default)]
+    if search.in_helion and helion_s and (searched := by_helion(search.default, search.prepare, helion_s)):
+        others.append(searched)
     times = tuning.time_each([search.default, *others], search.prepare)
     if not times:
         return None
@@ -83,6 +87,14 @@ def shapes_of(tunable: Tunable, suites: tuple[str, ...], texts: tuple[str, ...],
     "-o", "--output", "--out", type=click.Path(path_type=Path, dir_okay=False), help="File to write, for one kernel."
 )
 @click.option("--dgrad", is_flag=True, help="Tune the gradients of the rows (kernels of grouped_gemm).")
+@click.option(
+    "--helion-budget",
+    "helion_s",
+    type=Duration(),
+    default="60s",
+    show_default=True,
+    help="Time that Helion's own autotuner gets for a problem of a Helion kernel; 0 leaves it out.",
+)
 @click.option("--times", is_flag=True, help="Print the time of every config.")
 @click.option(
     "--limit",
@@ -103,6 +115,7 @@ def main(
     output: Path | None,
     dgrad: bool,
     times: bool,
+    helion_s: float,
     limit: float,
 ) -> None:
     """Find the fastest configs of the kernels on this GPU and store them for this user.
@@ -126,7 +139,7 @@ def main(
     _require_gpu()
     end = time.monotonic() + limit
     for name, named in problems.items():
-        _tune_kernel(name, named, dtype, output or _file(name, folder), end, times)
+        _tune_kernel(name, named, dtype, output or _file(name, folder), end, times, helion_s)
 
 
 def _require_gpu() -> None:
@@ -146,7 +159,9 @@ def _file(kernel: str, folder: Path | None) -> Path:
     return path if folder is None else folder / path.name
 
 
-def _tune_kernel(name: str, named: Mapping[str, Any], dtype: str, path: Path, end: float, listed: bool) -> None:
+def _tune_kernel(
+    name: str, named: Mapping[str, Any], dtype: str, path: Path, end: float, listed: bool, helion_s: float
+) -> None:
     """Tune a kernel's problems until `end`, in seconds of the monotonic clock, and write after each."""
     import torch
 
@@ -156,20 +171,20 @@ def _tune_kernel(name: str, named: Mapping[str, Any], dtype: str, path: Path, en
             return
         try:
             for search in KERNELS[name].searches(shape, dtype):
-                _tune_problem(f"{name} {text}", name, search, path, listed)
+                _tune_problem(f"{name} {text}", name, search, path, listed, helion_s)
         except Exception as error:
             click.echo(f"{name} {text}: {describe(error)}", err=True)
         torch.cuda.empty_cache()
     click.echo(f"{name}: {path}")
 
 
-def _tune_problem(title: str, name: str, search: Search, path: Path, listed: bool) -> None:
+def _tune_problem(title: str, name: str, search: Search, path: Path, listed: bool, helion_s: float) -> None:
     """Run a search and write its fastest config."""
     import torch
 
     from groupbench.kernels.grouped_gemm import tuned
 
-    outcome = tune_one(search, listed)
+    outcome = tune_one(search, listed, helion_s)
     if outcome is None:
         click.echo(f"{title}: no config runs", err=True)
         return

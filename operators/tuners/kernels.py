@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.registry import get_operator
@@ -27,6 +27,7 @@ class Search:
     default: Any  # config used without tuning; margins are over this one
     candidates: list[Any]  # configs that are legal on this GPU
     prepare: Callable[[Any], Run]  # config -> the call to time
+    in_helion: bool = False  # Helion's autotuner can search too
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class Tunable:
         key: Tuned-config key.
         operand: Input tensor with the kernel's dtype.
         variants: (variant, operator that draws its inputs); tuned one after another.
+        in_helion: Helion's own autotuner can search for configs of the kernel.
     """
 
     about: str
@@ -88,6 +90,7 @@ class Tunable:
     key: Callable[[Problem], str] = _key
     operand: Callable[[Any], torch.Tensor] = lambda x: x.a
     variants: tuple[tuple[str, str], ...] = ()
+    in_helion: bool = False
 
     def searches(self, shape: Any, dtype: str) -> Iterator[Search]:
         """Yield the search for each variant of a problem on this GPU."""
@@ -99,7 +102,7 @@ class Tunable:
             operand = self.operand(x)
             p = Problem(k, shape, x, operand.dtype, device_of(operand.device), variant)
             legal = [config for config in self.choices(p) if self.illegal(p, config) is None]
-            yield Search(self.key(p), self.default(p), legal, partial(self.run, p))
+            yield Search(self.key(p), self.default(p), legal, partial(self.run, p), self.in_helion)
 
 
 def draw(operator: str, shape: Any, dtype: str) -> Any:
@@ -141,6 +144,29 @@ def _cluster_fp8(p: Problem, config: Any) -> Run:
     return run
 
 
+# --- weights of four bits ---------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=1)  # all configs of a problem take the same
+def _blocks(x: Any, fp8: bool) -> Any:
+    from groupbench.kernels.four_bit.layout import lay_out
+
+    return lay_out(x.weights, fp8)
+
+
+def _w4_fp8(p: Problem) -> bool:
+    return p.variant == "a8"
+
+
+def _w4_hopper(p: Problem, config: Any) -> Run:
+    x = p.x
+    run = p.k.bind_hopper(x.a, x.scale_a, _blocks(x, _w4_fp8(p)), x.offs, x.bias, config)
+    return lambda: run(x.a, x.scale_a, x.offs)
+
+
+_W4 = (("a16", "grouped_gemm_w4a16"), ("a8", "grouped_gemm_w4a8"))
+
+
 # --- Helion -----------------------------------------------------------------------------------------------------------
 
 
@@ -162,6 +188,7 @@ def _helion(
         choices=lambda p: neighbours.helion_grid(_helion_default(p), order),
         run=run,
         illegal=_helion_illegal,
+        in_helion=True,
     )
 
 
@@ -172,6 +199,13 @@ def _helion_illegal(p: Problem, config: Any) -> str | None:
 
 
 # --- MoE --------------------------------------------------------------------------------------------------------------
+
+
+def config_key(x: Any) -> str:
+    """Return the tuned-config key of lists of products."""
+    from groupbench.kernels.grouped_gemm import mnk
+
+    return mnk.config_key(x.a, x.b)
 
 
 def _gate_up_key(p: Problem) -> str:
@@ -248,6 +282,27 @@ KERNELS = {
         key=_fp8_key,
         variants=(("rowwise_fast", "grouped_gemm_fp8"),),
     ),
+    "w4": Tunable(
+        "triton, with weights of four bits",
+        "grouped_gemm_w4a16",
+        "four_bit.product",
+        default=lambda p: p.k.default_config(p.s.M, p.s.G, p.device),
+        choices=lambda p: p.k.candidates(p.rows),
+        run=lambda p, config: p.k.prepare_w4(p.x.a, p.x.scale_a, p.x.weights, p.x.offs, p.x.bias, config),
+        key=lambda p: p.k.w4_key(p.s.M, p.x.weights, p.dtype),
+        variants=_W4,
+    ),
+    "w4_hopper": Tunable(
+        "cuda, with weights of four bits",
+        "grouped_gemm_w4a16",
+        "four_bit.hopper",
+        default=lambda p: p.k.default_config(p.s.M, _blocks(p.x, _w4_fp8(p)), False, p.device),
+        choices=lambda p: p.k.candidates(p.rows),
+        run=_w4_hopper,
+        illegal=lambda p, config: p.k.illegal(config, _blocks(p.x, _w4_fp8(p)), False, p.device),
+        key=lambda p: p.k.config_key(p.s.M, p.x.weights, _w4_fp8(p)),
+        variants=_W4,
+    ),
     "worklist": Tunable(
         "helion_worklist",
         "grouped_gemm",
@@ -276,6 +331,28 @@ KERNELS = {
         "grouped_gemm.helion_wgrad",
         _wgrad("prepare_helion_wgrad"),
         order=(0, 1, 2),
+    ),
+    "mnk_helion": Tunable(
+        "helion_pointers",
+        "grouped_gemm_mnk",
+        "grouped_gemm.mnk_helion",
+        default=lambda p: p.k.default_config(p.x.a[0].device, p.dtype),
+        choices=lambda p: neighbours.helion_grid(p.k.default_config(p.x.a[0].device, p.dtype), (0, 1, 2)),
+        run=lambda p, config: p.k.prepare_mnk_helion(p.x.a, p.x.b, config),
+        illegal=_helion_illegal,
+        key=lambda p: config_key(p.x),
+        operand=lambda x: x.a[0],
+        in_helion=True,
+    ),
+    "cluster_mnk": Tunable(
+        "cuda_cluster of lists",
+        "grouped_gemm_mnk",
+        "grouped_gemm.mnk_cluster",
+        default=lambda p: p.k.default_config(p.x.a, p.x.b, p.device),
+        choices=lambda p: p.k.candidates(),
+        run=lambda p, config: p.k.prepare_mnk_cluster(p.x.a, p.x.b, config),
+        key=lambda p: config_key(p.x),
+        operand=lambda x: x.a[0],
     ),
     "gate_up": Tunable(
         "the first product",
@@ -318,6 +395,7 @@ KERNELS = {
         ),
         run=lambda p, config: p.k.prepare_barrier(p.x.a, p.x.b, config),
         illegal=lambda p, config: None,
+        in_helion=True,
         key=lambda p: p.k.config_key(p.s.M, p.s.N, p.s.K, p.dtype),
     ),
 }

@@ -26,7 +26,7 @@ def helion_grid(default: helion.Config, order: Sequence[int]) -> Iterator[helion
 
     Args:
         default: Config whose other settings are kept.
-        order: Positions in `block_sizes` of the tile's rows, its columns, and the reduction step.
+        order: Positions in `block_sizes`: tile rows, tile columns, and the reduction step.
     """
     import helion
 

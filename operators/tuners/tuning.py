@@ -1,8 +1,8 @@
 """Time the configs of a problem.
 
 All configs are timed in turns, one burst each after a pause, so a drift of the clocks affects them alike. After every
-round, configs that are clearly slower than the fastest one drop out. The time of a config is the median of its bursts.
-A difference below half a percent is noise, and then either config is a good choice.
+round, configs that are clearly slower than the fastest one drop out. A config's time is the median over bursts. A
+difference below half a percent is noise, and then either config is a good choice.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SLOWEST = (1.10, 1.03, 1.015)
 
 
 def burst_of(run: Callable[[], object]) -> Callable[[], float]:
-    """Return a function that pauses, times a burst and returns its median in ms. Raises errors of the first call."""
+    """Return a function to pause, time a burst and return the median in ms. Raises errors of the first call."""
     timer = GpuTimer(run, PROTOCOL)
 
     def burst() -> float:

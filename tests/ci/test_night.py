@@ -197,31 +197,6 @@ def test_an_interrupted_night_goes_on(number: signal.Signals, checkout: Checkout
     assert len(runs(checkout.folder / "groupbench.db")) == 1
 
 
-@pytest.mark.exhaustive  # `night` itself is tested with a played benchmark
-def test_options_that_measure_nothing_keep_an_interrupted_night(checkout: Checkout, slow: tuple[str, ...]) -> None:
-    interrupt(checkout, slow)
-    kept = f"the interrupted run is kept; to begin a new one, remove {checkout.folder / 'records'}"
-    for option, code, text in (("--budjet", 2, "--budjet"), ("--list-operators", 2, "tritonbench"), ("-h", 0, "")):
-        printed = checkout.run("bash", "ci/nightly.sh", option, GROUPBENCH_RECORDS=str(checkout.folder / "records"))
-        assert (printed.returncode, text in printed.stderr) == (code, True), printed.stderr
-        assert (kept in printed.stderr) == (option == "--budjet")
-        assert list((checkout.folder / "records").glob(".unfinished*"))
-    assert printed.stdout.startswith("Install groupbench, ") and printed.stdout.count("bash ci/nightly.sh [PLAN]") == 1
-
-
-@pytest.mark.exhaustive  # `night` itself is tested with a played benchmark
-def test_a_night_of_another_commit_is_stored_and_a_new_one_begins(checkout: Checkout, slow: tuple[str, ...]) -> None:
-    interrupt(checkout, slow)
-    (checkout.folder / "go").touch()
-    checkout.git("checkout", "-q", "HEAD~1")
-    second = checkout.run(*slow)
-    assert second.returncode == 0, second.stdout + second.stderr
-    assert len(runs(checkout.folder / "groupbench.db")) == 2
-    old, new = records(checkout.folder / "records")
-    assert {record.status for record in old} == {"skipped"}
-    assert {record.status for record in new} == {"ok"}
-
-
 @pytest.mark.exhaustive  # by default, the night of GitLab does, which is the first of its database
 def test_a_night_judges_its_own_run_if_another_machines_is_newer(checkout: Checkout) -> None:
     """One database may have the runs of many machines, whose clocks differ."""

@@ -18,6 +18,7 @@ from groupbench.operators.registry import get_operator, operator_names
 
 MODES = [(name, mode) for name in operator_names() for mode in get_operator(name).modes]
 NAMED = {"int32": torch.int32, "int64": torch.int64, "fp32": torch.float32, "e4m3fn": torch.float8_e4m3fn}
+NAMED |= {"uint8": torch.uint8}
 
 
 def measured(name: str, mode: str) -> tuple[Operator, str, object]:
@@ -41,6 +42,7 @@ def test_the_description_of_every_field_is_right(name: str, mode: str) -> None:
     assert all(descriptions.values()), descriptions
     assert {name.partition(".")[0] for name in descriptions} == {field.name for field in dataclasses.fields(cls)}
     for path, tensor in named_tensors(inputs):
+        path = path.removesuffix("]").rpartition("[")[0] if path.endswith("]") else path  # of a tuple of tensors
         if "[" in path:  # a tensor of a group; the comment on the tuple describes it
             assert f" {path.rpartition('.')[2]} [" in descriptions[path.partition("[")[0]]
             continue

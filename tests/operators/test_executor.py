@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from multiprocessing import forkserver
 from pathlib import Path
 
 import msgspec
@@ -21,7 +20,7 @@ from groupbench.operators import executor
 from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure import machine_code, witness, worker
+from groupbench.operators.measure import machine_code, servers, witness, worker
 from groupbench.operators.measure.costs import Costs
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judge import OutputJudgement, Possible
@@ -117,7 +116,7 @@ def test_every_fault_has_its_status_and_the_others_go_on(name: str, records: dic
 
 def test_no_process_outlives_its_cell(records: dict[str, Record]) -> None:
     """Processes started by a backend end too: they would take memory and time from the next cells, and hold pipes."""
-    marker = f"4242.{forkserver._forkserver._forkserver_pid}".encode()
+    marker = f"4242.{servers.CELLS.pid}".encode()
     assert not [process for process in Path("/proc").glob("[0-9]*") if marker in _words(process)]
 
 

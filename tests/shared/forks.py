@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from multiprocessing import forkserver
 from pathlib import Path
 from typing import NoReturn
 
@@ -42,5 +41,3 @@ def become(argv: Sequence[str], streams: Sequence[Path]) -> None:
         os.close(descriptor)
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
     sys.argv = list(argv)
-    # The fork server belongs to the parent: it is running, and this process cannot wait for it.
-    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[attr-defined, method-assign]

@@ -117,5 +117,5 @@ def test_an_option_refuses_others(value: str, says: str) -> None:
 
 
 def test_the_help_shows_the_default_with_its_unit() -> None:
-    assert "DURATION" in (out := CliRunner().invoke(command, ["--help"]).output)
+    assert "SECONDS|5m" in (out := CliRunner().invoke(command, ["--help"]).output)
     assert "[default: 30m]" in out

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import Accuracy, Kernel
+from groupbench.tracker.facts.record import Accuracy, Kernel, Loaded
 
 
 class Greeting(msgspec.Struct, frozen=True):
@@ -59,6 +59,7 @@ class Prepared(msgspec.Struct, frozen=True):
         dynamic: Whether the callable follows another routing; None if untested.
         flops: Operations of the problem.
         min_bytes: Bytes that the problem must move.
+        loaded: Fingerprint of the side's process; None if unknown.
     """
 
     timing: str
@@ -70,6 +71,7 @@ class Prepared(msgspec.Struct, frozen=True):
     kernels: tuple[Kernel, ...] = ()
     flops: int | None = None
     min_bytes: int | None = None
+    loaded: Loaded | None = None
 
     @property
     def kernel_hash(self) -> str | None:

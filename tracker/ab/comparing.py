@@ -34,10 +34,11 @@ from groupbench.tracker.ab.result import (
     rule_for,
 )
 from groupbench.tracker.ab.side import AbSide, SideFailure, SideProcess
+from groupbench.tracker.facts.environment import software_identity
 from groupbench.tracker.facts.metrics import finite_or_none
 from groupbench.tracker.facts.physics import floor_ms, too_fast
-from groupbench.tracker.facts.record import Timing
-from groupbench.tracker.text.wording import signed_change
+from groupbench.tracker.facts.record import Environment, Timing
+from groupbench.tracker.text.wording import counted, signed_change
 
 if TYPE_CHECKING:
     from groupbench.tracker.stats.sequential import Decision, Rule
@@ -139,9 +140,20 @@ class RunningComparison:
             equal = self.result.accuracy_change == "same"
             verdict: AbVerdict = "same" if equal else "different"
             return self._ended(verdict, message="speed was not measured: interpreted kernels have no latency")
+        if not self.settings.times_same_code and self._runs_the_same(base, head):
+            assert head.loaded is not None
+            files = counted(len(head.loaded.files), "file")
+            return self._ended("same", message=f"not timed: both sides ran the same {files}, with the same packages")
         if self.settings.only_changed and base.has_same_code(head):
             return self._ended("same", message="not timed: the compiled kernels and their configs are equal")
         return None
+
+    def _runs_the_same(self, base: Prepared, head: Prepared) -> bool:
+        """Return whether both sides are known to run the same files of the repository with the same packages."""
+        if self.cell.base != self.cell or base.loaded is None or head.loaded is None or not head.loaded.files:
+            return False
+        software = [software_identity(_environment(process)) for process in self.sides]
+        return base.loaded == head.loaded and base.loaded.code is not None and software[0] == software[1]
 
     def _measure(self, base: Prepared, head: Prepared) -> AbResult:
         """Measure blocks until they decide, or the time or number of blocks is spent."""
@@ -289,6 +301,10 @@ def block_order(bursts: int, head_first: bool) -> str:
     """Return the burst order in a block: AB, ABBA, ABBAAB, ... or the same with B first."""
     pair = "BA" if head_first else "AB"
     return "".join(pair if number % 2 == 0 else pair[::-1] for number in range(bursts))
+
+
+def _environment(process: SideProcess) -> Environment:
+    return msgspec.convert(process.facts.environment, Environment, strict=False)
 
 
 def _accuracy(side: Prepared) -> SideAccuracy:

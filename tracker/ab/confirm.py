@@ -19,13 +19,14 @@ from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
 from groupbench.tracker.ab.result import timing_of
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
-from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve
+from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve, trees_are_equal
 from groupbench.tracker.facts.environment import ab_software, hardware_class, software_identity, toolchain_differences
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.causes import some
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, agree, of_one_toolchain
 from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.query.loaded import code_hashes
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import FAILED, Compared
@@ -48,6 +49,7 @@ class Confirmed:
     left_out: tuple[Judged, ...] = field(default=())  # the budget was spent
     inconclusive: tuple[Judged, ...] = field(default=())  # compared before, without a decision
     elsewhere: tuple[Judged, ...] = field(default=())  # this machine cannot measure them
+    same_code: tuple[Judged, ...] = field(default=())  # the same files ran at both commits, so no A/B was run
 
     @property
     def decided(self) -> bool:
@@ -69,6 +71,8 @@ class Confirmed:
             parts.append(
                 f"{counted(len(self.inconclusive), 'earlier comparison')} gave no decision; repeat them with --again"
             )
+        if self.same_code:
+            parts.append(f"{len(self.same_code)} not compared because the same files ran at both commits")
         if self.elsewhere:
             parts.append(f"{len(self.elsewhere)} cannot be measured on this machine")
         return "CONFIRM " + (", ".join(parts) or "nothing to confirm")
@@ -170,7 +174,11 @@ def confirm(
     for pair in pairs:
         confirming.decide(pair)
     return Confirmed(
-        tuple(confirming.done), tuple(confirming.left_out), tuple(inconclusive), tuple(confirming.elsewhere)
+        tuple(confirming.done),
+        tuple(confirming.left_out),
+        tuple(inconclusive),
+        tuple(confirming.elsewhere),
+        tuple(confirming.same_code),
     )
 
 
@@ -188,15 +196,18 @@ class _Confirming:
     done: list[tuple[Judged, Compared]] = field(default_factory=list)
     left_out: list[Judged] = field(default_factory=list)
     elsewhere: list[Judged] = field(default_factory=list)
+    same_code: list[Judged] = field(default_factory=list)
 
     def decide(self, pair: _Pair) -> None:
         """Measure the suspects of a pair, as long as there is time."""
         if self.clock() >= self.end:
             self.left_out += pair.rows
             return
-        longest = duration(min(CELL_S * len(pair.rows), self.end - self.clock()))
-        self.say(f"A/B of {pair.text}: {len(pair.rows)} series, at most {longest}")
-        remaining = list(pair.rows)
+        remaining = [row for row in pair.rows if not self._is_same_code(row, pair)]
+        if not remaining:
+            return
+        longest = duration(min(CELL_S * len(remaining), self.end - self.clock()))
+        self.say(f"A/B of {pair.text}: {len(remaining)} series, at most {longest}")
         try:
             pythons = _pythons(pair, self.interpreters, self.measuring.python, self.measuring.base_python)
             with _bench(self.measuring, pair, pythons) as bench:
@@ -216,12 +227,32 @@ class _Confirming:
             self.say(error.message)
             self.elsewhere += remaining
 
+    def _is_same_code(self, row: Judged, pair: _Pair) -> bool:
+        """Return whether the commits cannot differ in a suspect's latency, so that no A/B is run.
+
+        An A/B would find them equal, and hide that something else, such as a package, changed between the runs.
+        """
+        why = None if pair.toolchains is not None else same_files(self.store, self.measuring.repo, row, pair)
+        if why is not None:
+            self.say(f"no A/B of {pair.text} for {row.series}: {why}")
+            self.same_code.append(row)
+        return why is not None
+
     def _add(self, row: Judged, compared: Compared, kept: bool = True) -> None:
         if kept:
             with self.store.write() as session:
                 comparisons.store(session, row.series.pk, compared)
         self.done.append((row, compared))
         self.report(row, compared)
+
+
+def same_files(store: Store, repo: Path, row: Judged, pair: _Pair) -> str | None:
+    """Return why a pair's commits cannot differ in a suspect's latency, or None if they can."""
+    if trees_are_equal(repo, pair.base, pair.head):
+        return "both commits have the same files"
+    with store.read() as session:
+        hashes = [code_hashes(session, row.series.pk, commit) for commit in (pair.base, pair.head)]
+    return "its process ran the same files at both commits" if hashes[0] & hashes[1] else None
 
 
 def _plan(

@@ -133,6 +133,7 @@ class AbSettings:
         only_changed: Skip timing if the compiled kernels are equal.
         times_right_alone: Skip timing if head's result is wrong.
         refresh_blocks: Blocks before both sides get new processes.
+        times_same_code: Also time cells whose sides ran the same files, to find out how noisy the machine is.
     """
 
     budget_s: float = 60.0
@@ -142,6 +143,7 @@ class AbSettings:
     only_changed: bool = False
     times_right_alone: bool = False
     refresh_blocks: int = REFRESH_BLOCKS
+    times_same_code: bool = False
 
 
 @dataclass(frozen=True)

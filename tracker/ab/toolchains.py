@@ -1,8 +1,8 @@
 """Find or create interpreters for toolchains, from groupbench.toml's requirement files.
 
-For a requirement file, a virtual environment is created with the file's packages and groupbench's own dependencies.
-`with_packages` creates one faster: it sees this interpreter's packages, except for the named ones. Both kinds are
-created once and kept in ~/.cache/groupbench/toolchains, by content hash.
+For a requirement file, a virtual environment is created that sees this interpreter's packages, except for those of the
+file. So a file with one pin differs in that package alone. `with_packages` does the same for named packages. An
+environment is created once for each set of packages, and kept in ~/.cache/groupbench/toolchains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import site
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, distributions, requires
+from importlib.metadata import distributions
 from pathlib import Path
 
 import msgspec
@@ -61,9 +61,8 @@ def interpreter(location: str, folder: Path, say: Say = lambda text: None) -> Pa
         raise ToolchainError(f"toolchain {location}: no such file")
     if path.suffix != ".txt":
         return path
-    needed = _needed(pins(path))
-    name = _name(path.read_bytes(), *needed, sys.version, sys.base_prefix)
-    return _kept(name, f"toolchain {location}", say, lambda home: _install_all(home, path, needed))
+    name = _name(path.read_bytes(), *_running())
+    return _kept(name, f"toolchain {location}", say, lambda home: _install_over(home, ["-r", str(path)]))
 
 
 def interpreter_of(name: str, project: Project, say: Say = lambda text: None) -> str:
@@ -98,8 +97,7 @@ def with_packages(wanted: Sequence[str], say: Say = lambda text: None) -> Path:
 
     It finds the wanted packages first, then this interpreter's, so only the wanted ones are installed.
     """
-    installed = sorted(f"{package.name}=={package.version}" for package in distributions())
-    name = _name(*wanted, *installed, sys.version, sys.prefix)
+    name = _name(*wanted, *_running())
     return _kept(name, " ".join(wanted), say, lambda home: _install_over(home, wanted))
 
 
@@ -220,19 +218,10 @@ def environment_of(python: str, device: str) -> Environment:
         side.close()
 
 
-def _needed(pinned: Mapping[str, str]) -> list[str]:
-    """Return groupbench's dependencies for measuring, without pinned ones."""
-    from packaging.requirements import Requirement
-
-    try:
-        requirements = [Requirement(text) for text in requires("groupbench") or ()]
-    except PackageNotFoundError:
-        return []
-    return sorted(
-        f"{one.name}{one.specifier}"
-        for one in requirements
-        if one.name.lower() not in pinned and (one.marker is None or one.marker.evaluate({"extra": "measure"}))
-    )
+def _running() -> list[str]:
+    """Return what an environment starts from: this interpreter, and the versions of its packages."""
+    installed = sorted(f"{package.name}=={package.version}" for package in distributions())
+    return [*installed, sys.version, sys.prefix]
 
 
 def _home() -> Path:
@@ -261,21 +250,13 @@ def _kept(name: str, what: str, say: Say, make: Callable[[Path], None]) -> Path:
     return home / "bin" / "python"
 
 
-def _install_all(home: Path, requirements: Path, needed: Sequence[str]) -> None:
-    """Create a separate environment, with uv if it is installed, since uv links packages from a cache."""
-    what, python = f"the packages of {requirements}", str(home / "bin" / "python")
-    uv = shutil.which("uv")
-    if uv is not None:
-        _run([uv, "venv", "--quiet", "--python", sys.executable, str(home)], what)
-        _run([uv, "pip", "install", "--quiet", "--python", python, "-r", str(requirements), *needed], what)
-        return
-    _run([sys.executable, "-m", "venv", str(home)], what)
-    options = ["--quiet", "--disable-pip-version-check"]
-    _run([python, "-m", "pip", "install", *options, "-r", str(requirements), *needed], what)
-
-
 def _install_over(home: Path, wanted: Sequence[str]) -> None:
-    """Create an environment with this interpreter's packages behind the wanted ones."""
+    """Create an environment with this interpreter's packages behind the wanted ones.
+
+    Args:
+        home: Folder of the environment.
+        wanted: Requirements, as arguments of pip.
+    """
     what = " ".join(wanted)
     _run([sys.executable, "-m", "venv", "--without-pip", str(home)], what)
     (packages,) = home.glob("lib/python*/site-packages")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.here import interrupt, recipe_of, this_project
+from groupbench.tracker.cli.here import recipe_of, this_project
 from groupbench.tracker.cli.options import (
     CellChoice,
     alpha_option,
@@ -26,7 +25,6 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.vocabulary import SEED_HELP
 from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_change
-from groupbench.tracker.tools.completion import CommitName
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -88,8 +86,8 @@ class AbOptions:
 
 
 @click.command()
-@click.argument("base", type=CommitName(words=False))
-@click.argument("head", type=CommitName(words=False))
+@click.argument("base")
+@click.argument("head")
 @cell_choice("Compare", "the operator's default suite", required=True)
 @collected(
     AbOptions,
@@ -111,7 +109,7 @@ class AbOptions:
         type=Duration(least=1, most=1e6),
         default="300s",
         show_default=True,
-        help="Fail a side that does not answer within this time. A number without a unit is in seconds.",
+        help="Fail a side that does not answer within this time.",
     ),
     comparisons_option,
 )
@@ -121,7 +119,8 @@ def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: Ab
     """Measure BASE and HEAD alternately on one device until it is clear whether they differ.
 
     BASE and HEAD are commits or folders. A commit is checked out into a temporary folder; a folder is measured as it
-    is, so `ab HEAD~1 .` includes uncommitted changes. Name the same commit twice to compare two interpreters.
+    is, so `ab HEAD~1 .` includes uncommitted changes. A cell whose sides run the same files
+    with the same packages is not timed. Name the same commit twice to compare two interpreters.
 
     \b
     Exit codes:
@@ -133,7 +132,6 @@ def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: Ab
     from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code
     from groupbench.tracker.ab.named_sides import open_sides
 
-    signal.signal(signal.SIGTERM, interrupt)  # so that worktrees are removed
     project = this_project(context)
     choice = replace(choice, plugins=project.plugins(choice.plugins))
     check_records(how.records)

@@ -13,7 +13,6 @@ from groupbench.tracker.cli.options import reading
 from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.facts.verdicts import ALERT_STATES
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
-from groupbench.tracker.tools.completion import RunId
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
@@ -172,7 +171,7 @@ def _improvements(session: Any, reason: str | None) -> list[AlertRow]:
 
 
 @click.command("accept-transition")
-@click.argument("run", required=False, type=RunId())
+@click.argument("run", required=False)
 @_reason("Why the new levels are right. Default: a list of the changes.")
 @click.pass_obj
 def accept_transition(db: str, run: str | None, reason: str | None) -> None:

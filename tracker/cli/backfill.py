@@ -6,7 +6,6 @@ import math
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import time
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import interrupt, program_of, recipe_of
+from groupbench.tracker.cli.here import program_of, recipe_of
 from groupbench.tracker.cli.night import Places, here, run_command
 from groupbench.tracker.cli.options import WAIT, collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
@@ -27,7 +26,6 @@ from groupbench.tracker.facts.identity import plan_with
 from groupbench.tracker.facts.record import BACKFILL
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import change_in_words, counted, printable, run_text
-from groupbench.tracker.tools.completion import CommitName
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ class BackfillOptions:
 
 
 @click.command()
-@click.argument("commits", type=CommitName(span=True, words=False), metavar="A..B|COMMIT")
+@click.argument("commits", metavar="A..B|COMMIT")
 @collected(
     BackfillOptions,
     "options",
@@ -63,7 +61,7 @@ class BackfillOptions:
     click.option(
         "--budget",
         type=Duration(above=True, was_minutes=True),
-        help="Stop after this time. A number without a unit is in seconds.",
+        help="Stop after this time.",
     ),
     click.option("--again", is_flag=True, help="Retry commits that failed to build or to load."),
     plan_device_option,
@@ -124,7 +122,6 @@ def _backfill(context: click.Context, commits: str, options: BackfillOptions) ->
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
         python = interpreter_of(toolchain, project, say)
     lock = ensure_alone(device, options.wait, sys.argv[1:])
-    signal.signal(signal.SIGTERM, interrupt)
     places = Places.of(context, project)
     os.chdir(project.folder)
     places.make()

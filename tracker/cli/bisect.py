@@ -31,7 +31,6 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
 from groupbench.tracker.text.repro import SEARCHED
 from groupbench.tracker.text.wording import counted, printable, signed_change
-from groupbench.tracker.tools.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -88,8 +87,8 @@ class BisectOptions:
 
 
 @click.command()
-@click.argument("good", required=False, type=CommitName(words=False))
-@click.argument("bad", required=False, type=CommitName(words=False))
+@click.argument("good", required=False)
+@click.argument("bad", required=False)
 @collected(
     BisectCell,
     "cell",
@@ -98,8 +97,8 @@ class BisectOptions:
         metavar="ID",
         help="Series to measure: its number in `groupbench list series`, or the id of one of its points.",
     ),
-    click.option(*OPERATOR, type=OperatorName(), metavar="NAME", help="Operator to measure, if --series is not given."),
-    click.option(*BACKEND, type=BackendName(), metavar="NAME", help="Backend to measure."),
+    click.option(*OPERATOR, metavar="NAME", help="Operator to measure, if --series is not given."),
+    click.option(*BACKEND, metavar="NAME", help="Backend to measure."),
     click.option(
         *SHAPE,
         metavar="TEXT",
@@ -153,8 +152,7 @@ class BisectOptions:
     click.option(
         "--budget",
         type=Duration(least=1, most=86_400),
-        help="Stop measuring one comparison after this time, without its preparation. A number without a unit is in "
-        "seconds. Default: 120s.",
+        help="Stop measuring one comparison after this time, without its preparation. Default: 120s.",
     ),
     click.option("--only-changed", is_flag=True, help="Do not time commits whose compiled kernels did not change."),
     click.option(

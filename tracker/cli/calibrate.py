@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.here import interrupt
 from groupbench.tracker.cli.options import CELL_BUDGET, alpha_option, comparisons_option, device_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.exits import ExitCode
@@ -44,7 +42,7 @@ COLUMNS = (
     type=Duration("m", most=86_400, above=True),
     default="5m",
     show_default=True,
-    help="Measure for at least this long. A number without a unit is in minutes.",
+    help="Measure for at least this long.",
 )
 @click.option(
     "--budget",
@@ -88,10 +86,9 @@ def calibrate(
     from groupbench.tracker.ab.bench import AbSettings, AbSide, Bench
     from groupbench.tracker.cli.ab import check_records, progress_line
 
-    signal.signal(signal.SIGTERM, interrupt)
     check_records(records)
     same = AbSide("this groupbench")
-    settings = AbSettings(budget_s=budget, alpha=alpha)
+    settings = AbSettings(budget_s=budget, alpha=alpha, times_same_code=True)
     with Bench(same, same, settings, records=records, progress=progress_line()) as bench:
         running_on = bench.start(device)
         cells = calibration.cells(running_on)

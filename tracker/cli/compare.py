@@ -25,7 +25,6 @@ from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import interval, milliseconds, p_value, printable, ratio
-from groupbench.tracker.tools.completion import CommitName
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.comparison import Comparison
@@ -55,8 +54,8 @@ CHANGED = (*WORSE, Verdict.IMPROVED)
 
 
 @click.command()
-@click.argument("a", type=CommitName())
-@click.argument("b", type=CommitName())
+@click.argument("a")
+@click.argument("b")
 @click.option("--force", is_flag=True, help="Also compare series whose environments differ.")
 @click.option("--only-changed", is_flag=True, help="List only series that are wrong, regressed or improved.")
 @click.option(

@@ -16,7 +16,6 @@ from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
 from groupbench.tracker.text.wording import printable, signed_change
-from groupbench.tracker.tools.completion import RunId
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ class ConfirmOptions:
 
 
 @click.command()
-@click.argument("run_id", type=RunId(), required=False, metavar="[RUN]")
+@click.argument("run_id", required=False, metavar="[RUN]")
 @collected(
     ConfirmOptions,
     "how",
@@ -54,7 +53,7 @@ class ConfirmOptions:
         type=Duration(above=True, was_minutes=True),
         default="30m",
         show_default=True,
-        help="Stop after this time and list unmeasured suspects. A number without a unit is in seconds.",
+        help="Stop after this time and list unmeasured suspects.",
     ),
     setup_option,
     click.option(

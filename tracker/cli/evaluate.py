@@ -44,8 +44,7 @@ class EvaluateOptions:
         type=Duration(least=1, most=1e6),
         default="120s",
         show_default=True,
-        help="Fail a cell that does not answer within this time, such as while it is prepared. A number without a unit "
-        "is in seconds.",
+        help="Fail a cell that does not answer within this time, such as while it is prepared.",
     ),
 )
 @output_format("table", "json")

@@ -15,7 +15,6 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import printable, signed_change
-from groupbench.tracker.tools.completion import BackendName, CommitName
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.explanation import CellGroup, Explanation, ProfilePair
@@ -30,12 +29,10 @@ OPERATIONS = 8
 
 
 @click.command()
-@click.argument("a", type=CommitName())
-@click.argument("b", required=False, type=CommitName())
+@click.argument("a")
+@click.argument("b", required=False)
 @filters(*CELL_FILTERS)
-@click.option(
-    "--against", type=BackendName(), metavar="BACKEND", help="Compare with this backend in B, or in A if B is omitted."
-)
+@click.option("--against", metavar="BACKEND", help="Compare with this backend in B, or in A if B is omitted.")
 @click.option(
     "--kernels", "folder", type=click.Path(path_type=Path), envvar="GROUPBENCH_KERNELS", show_envvar=True,
     help="Folder with the kernels' code. Default: `kernels` next to the records, or in this folder.",
@@ -64,9 +61,10 @@ def explain(
     groupbench explain run:3f2a run:91bc --backend triton_flat
     groupbench explain latest --backend triton_flat --against helion_worklist
 
-    The first lines name the cause. If `groupbench profile` has profiled a cell in both A and B, the counters come last.
+    The first lines name the files of the repository and the packages that differ between the measured processes, and
+    then the cause. If `groupbench profile` has profiled a cell in both A and B, the counters come last.
 
-    Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known kernels or profiles.
+    Exit codes: 0 ok, 2 usage error, 3 A and B share no cell with known files, kernels or profiles.
     """
     from groupbench.tracker.compare.explanation import explain as explain_sides
     from groupbench.tracker.compare.sides import find_side, find_sides, narrowed_side
@@ -89,7 +87,7 @@ def explain(
         _write(explanation, kernels, lines, form)
     if explanation.reason:
         say(explanation.reason)
-    comparable = explanation.groups or explanation.same or explanation.profiles
+    comparable = explanation.groups or explanation.same or explanation.profiles or explanation.loaded_texts
     context.exit(ExitCode.OK if comparable else ExitCode.INCOMPLETE)
 
 
@@ -106,6 +104,8 @@ def kernel_folder() -> Path:
 def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Format) -> None:
     from groupbench.tracker.compare.explanation import source_changes
 
+    for text in explanation.loaded_texts:
+        click.echo(printable(text))
     for group in explanation.groups[:GROUPS]:
         click.echo(printable(f"{group.text} ({group.effect})"))
         _write_source(source_changes(group, kernels))
@@ -194,6 +194,7 @@ def _json(explanation: Explanation, kernels: KernelFolder) -> dict[str, Any]:
         "same": explanation.same,
         "unknown": explanation.unknown,
         "environment": explanation.environment,
+        "loaded": explanation.loaded,
         "groups": [
             {
                 "summary": group.text,

@@ -15,7 +15,6 @@ from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, 
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import milliseconds, no_such
-from groupbench.tracker.tools.completion import RunId
 
 if TYPE_CHECKING:
     from groupbench.tracker.query.rows import PointRow
@@ -34,9 +33,7 @@ COLUMNS = (
 
 
 @click.command()
-@click.option(
-    "--run", "run_id", type=RunId(), metavar="ID", help="Use the run whose id starts with ID. Default: the newest run."
-)
+@click.option("--run", "run_id", metavar="ID", help="Use the run whose id starts with ID. Default: the newest run.")
 @click.option(
     "--layer",
     metavar="NAME",

@@ -15,7 +15,6 @@ from groupbench.tracker.cli.output import APART, Column, Format, output_formats,
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.text.wording import printable
-from groupbench.tracker.tools.completion import RunId
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from groupbench.tracker.outputs import OutputTarget
     from groupbench.tracker.outputs.result import GateResult
 
-LONGEST = 300
+LONGEST_NOTE = 300
 """Most characters of a note in the table, since a compiler's message may be megabytes. JSON and CSV have all of it."""
 
 
@@ -34,7 +33,7 @@ REPROS = 3
 
 
 def without_end(text: str) -> str:
-    return text if len(text) <= LONGEST else text[: LONGEST - 2] + " …"
+    return text if len(text) <= LONGEST_NOTE else text[: LONGEST_NOTE - 2] + " …"
 
 
 COLUMNS = (
@@ -64,7 +63,6 @@ COLUMNS = (
 @click.option(
     "--run",
     "run_id",
-    type=RunId(),
     metavar="ID",
     help="Judge the run whose id starts with ID. Default: the newest run.",
 )

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
 
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.text.wording import closest
@@ -98,14 +97,6 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, short) for name, (_, short) in self.lazy.items()])
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Propose commands, and the options of the default command."""
-        proposals = super().shell_complete(ctx, incomplete)
-        command = None if self.default is None else self.get_command(ctx, self.default)
-        if command is not None and incomplete.startswith("-"):
-            proposals += command.shell_complete(click.Context(command, ctx, self.default), incomplete)
-        return proposals
 
 
 class Program(LazyGroup):

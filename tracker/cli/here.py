@@ -60,11 +60,6 @@ def person() -> str:
     return os.environ.get("GIT_AUTHOR_NAME") or user() or os.environ.get("USER") or "unknown"
 
 
-def interrupt(number: int, frame: object) -> None:
-    """Handle SIGTERM, which CI sends to end a job, as an interrupt."""
-    raise KeyboardInterrupt
-
-
 def is_step_of_another(context: click.Context) -> bool:
     """Return whether another command, such as `night`, runs this one as a step."""
     above = context.parent

@@ -32,7 +32,6 @@ from groupbench.tracker.text.wording import (
     times,
     yes_or_no,
 )
-from groupbench.tracker.tools.completion import BackendName
 
 _SERIES = (
     Column("measured", "started", date),
@@ -74,10 +73,11 @@ _REST = (
     Column("status", "status"),
     Column("timing", "timing"),
     Column("environment changed", "environment_changed", "; ".join, wraps=True),
+    Column("loaded", "loaded_changed", "; ".join, wraps=True),
     Column("message", "message", wraps=True),
 )
 _DEFAULT = ("latency", "tflops", "rms")
-_RARE = {"environment_changed", "message", "tflops", "gbps", "change", "speedup"}
+_RARE = {"environment_changed", "loaded_changed", "message", "tflops", "gbps", "change", "speedup"}
 """Keys of columns that are left out if they are empty."""
 
 
@@ -94,31 +94,16 @@ class Metrics(click.ParamType[tuple[str, ...]]):
         return tuple(dict.fromkeys(names))
 
 
-class MetricsOption(click.Option):
-    """An option whose help lists the metrics at the moment it is shown: a program can register further ones."""
-
-    @property
-    def help(self) -> str:
-        """The help text."""
-        return (
-            f"Metrics to show, joined by commas: {', '.join(known_metrics())}. JSON and CSV always include all of them."
-        )
-
-    @help.setter
-    def help(self, text: str | None) -> None: ...
-
-
 @click.command()
 @filters(*CELL_FILTERS, *RUN_FILTERS)
 @click.option("--all", "all_branches", is_flag=True, help="Show the results of every branch.")
-@click.option(
-    "--baseline", type=BackendName(), metavar="BACKEND", help="Show the speed-up over this backend in the same run."
-)
+@click.option("--baseline", metavar="BACKEND", help="Show the speed-up over this backend in the same run.")
 @click.option(
     "--metrics",
     type=Metrics(),
-    cls=MetricsOption,
     metavar="LIST",
+    help="Metrics to show, joined by commas; `tritonbench --list-metrics` lists them. Also `speedup` (with --baseline) "
+    "and `accuracy`. JSON and CSV always include all of them.",
 )
 @click.option("--ids", is_flag=True, help="Show each point's id, as `groupbench show` takes it.")
 @limit_option("Show only the newest N points of each series.")
@@ -141,7 +126,8 @@ def history(
     Results are in commit order, the oldest first, along the first parents of the newest run's branch. Results
     at one commit are in time order. --branch follows another branch, and --all shows every branch. Δ compares a
     latency with the series' previous one in the same environment. `interpreted` timings do not measure speed:
-    they have no Δ, tflops or speed-up.
+    they have no Δ, tflops or speed-up. The column `loaded` names the files of the repository and the packages that
+    differ from those that the previous result's process loaded.
     """
     from groupbench.tracker.query import history as histories
     from groupbench.tracker.query.rows import HistoryRow

@@ -12,7 +12,6 @@ from groupbench.tracker.cli.options import BACKEND, DTYPE, OPERATOR, When, colle
 from groupbench.tracker.formats import FORMATS, Options
 from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
-from groupbench.tracker.tools.completion import BackendName, OperatorName
 
 if TYPE_CHECKING:
     from groupbench.tracker.formats import Loaded
@@ -54,8 +53,8 @@ class Mapping(click.ParamType[dict[str, str]]):
     click.option("--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it."),
     click.option("--gpu", metavar="NAME", help="GPU model, if the file does not name it."),
     click.option("--cpu", metavar="NAME", help="CPU model, for results without a GPU."),
-    click.option(*OPERATOR, type=OperatorName(), metavar="NAME", help="Operator of all results."),
-    click.option(*BACKEND, type=BackendName(), metavar="NAME", help="Backend of all results."),
+    click.option(*OPERATOR, metavar="NAME", help="Operator of all results."),
+    click.option(*BACKEND, metavar="NAME", help="Backend of all results."),
     click.option("--mode", metavar="NAME", help="Mode of all results: fwd, bwd or fwd_bwd."),
     click.option(*DTYPE, metavar="NAME", help="Dtype of all results."),
     click.option(

@@ -35,6 +35,8 @@ def ingest(db: str, files: tuple[str, ...]) -> None:
             done = store(db, name)
             stored += 1
             click.echo(printable(f"{done.source}: {counted(done.records, 'record')}: {done.summary}"))
+            for warning in done.warnings:
+                click.echo(printable(f"{done.source}: {warning}"), err=True)
     except TrackerError as error:
         if stored:
             kept = "the file before it is" if stored == 1 else f"the {stored} files before it are"

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import keyword
 import re
 import subprocess
+import sys
 from importlib import resources
-from importlib.metadata import distribution
 from pathlib import Path
 
 import click
 
 from groupbench.tracker.cli.options import OPERATOR
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.night import origin
 from groupbench.tracker.night.measuring import PROGRAM
 from groupbench.tracker.project import NAME, ProjectError
 from groupbench.tracker.text.wording import counted, printable
@@ -37,8 +37,11 @@ _TEMPLATE_NAMES = {"mine", "np", "operator", "reference", "torch"}
 _EXTENSION = re.compile(r"ext_modules|(?:CUDA|Cpp)Extension|cythonize")
 """Text of a setup.py that builds an extension."""
 
-_ADDRESS = re.compile(r"[\w./:+@%~-]+")
-"""An address that means the same in all of these."""
+_REQUIREMENT = re.compile(r"[\w./:+@%~#=\[\], -]+")
+"""A requirement that means the same in all of these."""
+
+_ASK_GITLAB = "${GROUPBENCH_INSTALL:?set this CI variable to the address of a groupbench wheel or repository}"
+"""A word of a shell that ends the job until the variable is set."""
 
 
 @click.command()
@@ -48,7 +51,9 @@ _ADDRESS = re.compile(r"[\w./:+@%~-]+")
 @click.option("--numpy", is_flag=True, help="Write a benchmark of NumPy arrays, without torch.")
 @click.option("--ci", type=click.Choice(["github", "gitlab", "none"]), help="CI service to write a workflow for. "
               "Default: gitlab if the remote is on GitLab, else github.")  # fmt: skip
-def init(operator: str, benchmark: str | None, numpy: bool, ci: str | None) -> None:
+@click.option("--install", metavar="REQUIREMENT", help="Requirement that CI installs: a wheel or its address, or "
+              "git+URL@COMMIT. Default: where this groupbench was installed from.")  # fmt: skip
+def init(operator: str, benchmark: str | None, numpy: bool, ci: str | None, install: str | None) -> None:
     """Write groupbench.toml, a benchmark to edit and a CI workflow, in this folder of a repository.
 
     Existing files are kept. Output files are added to .gitignore. An operator of groupbench, such as
@@ -69,14 +74,16 @@ def init(operator: str, benchmark: str | None, numpy: bool, ci: str | None) -> N
         "WITHIN": within,
         "SETUP": _setup(folder),
         "FOLDER": "" if within == "." else f"{within}/",
-        "INSTALL": _requirement("measure,report"),
     }
     ours = _is_ours(operator)
     if ours and benchmark:
         problem = f"--operator {operator} is groupbench's own and has a benchmark already"
         raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
+    service = ci or _service(folder)
+    requirement = None if service == "none" else _install(install)
+    words["INSTALL"] = requirement or ("" if service == "github" else _ASK_GITLAB)
     plan, made = _write_plan(folder, bench, ours, numpy, words)
-    ci_steps = _write_workflow(ci or _service(folder), folder, top, words)
+    ci_steps = _write_workflow(service, folder, top, words, requirement is not None)
     _ignore(folder / ".gitignore", IGNORED + (_BUILT if _has_extension(folder) else ()))
     steps = [] if repository else ["git init # a run records its commit"]
     steps += [] if plan else _planning_steps(operator, folder, None if ours else bench)
@@ -126,13 +133,14 @@ def _service(folder: Path) -> str:
     return "gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github"
 
 
-def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str]) -> list[str]:
+def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str], installs: bool) -> list[str]:
     """Write the workflow of a CI service. Return the remaining manual steps."""
     if ci == "none":
         return []
-    install = words["INSTALL"]
-    replace = "" if " @ " in install else f"if your package index lacks {install}, replace it by an address; "
-    steps = [f"in the CI files: {replace}add the packages that your kernels need"]
+    setting = "the input `install` of the action" if ci == "github" else "the CI variable GROUPBENCH_INSTALL"
+    steps = ["in the CI files: add the packages that your kernels need"]
+    if not installs:
+        steps.insert(0, f"in the CI files: set {setting} to the address of a groupbench wheel or repository")
     if ci == "github":
         # GitHub looks for workflows only at the top level; the action is next to groupbench.toml.
         _write(_workflow(top / ".github/workflows", words), "workflow.yml", words)
@@ -183,14 +191,20 @@ def _workflow(workflows: Path, words: dict[str, str]) -> Path:
     return workflows / f"{_job(words['WITHIN'])}.yml" if measures_another else first
 
 
-def _requirement(extras: str) -> str:
-    """Return this groupbench as a requirement: by the installed repository and commit, else by version."""
-    installed = distribution("groupbench")
-    origin = json.loads(installed.read_text("direct_url.json") or "{}")  # PEP 610
-    vcs, address = origin.get("vcs_info"), str(origin.get("url"))
-    if vcs and _ADDRESS.fullmatch(address):
-        return f"groupbench[{extras}] @ {vcs['vcs']}+{address}@{vcs['commit_id']}"
-    return f"groupbench[{extras}]=={installed.version}"
+def _install(option: str | None) -> str | None:
+    """Return the requirement by which CI installs groupbench, or None if it is unknown. Raises UsageError."""
+    requirement = option or origin.requirement("measure,report")
+    if requirement is None and sys.stdin.isatty():
+        question = "Address of a groupbench wheel, or of its repository as git+https://..., for CI to install; or empty"
+        requirement = click.prompt(question, default="", show_default=False, err=True) or None
+    if requirement is not None and origin.is_bare(requirement):
+        raise click.UsageError(
+            f"--install {requirement}: a package index may have another package of this name; "
+            "give the address of a wheel or of a repository"
+        )
+    if requirement is not None and not _REQUIREMENT.fullmatch(requirement):
+        raise click.UsageError(f"--install {requirement!r} has characters that a shell or YAML would interpret")
+    return requirement
 
 
 def _is_ours(operator: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.here import interrupt, this_project
+from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.options import WAIT, collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
@@ -55,8 +54,7 @@ class NightOptions:
     click.option(
         "--budget",
         type=Duration(most=6e6, above=True, was_minutes=True),
-        help="Start no further cell after this time. A number without a unit is in seconds. Default: `budget` of "
-        "groupbench.toml, or no limit.",
+        help="Start no further cell after this time. Default: `budget` of groupbench.toml, or no limit.",
     ),
     click.option(
         "--wait",
@@ -66,7 +64,7 @@ class NightOptions:
     click.option(
         "--confirm",
         type=Duration(most=6e6, was_minutes=True),
-        help="Confirm suspects for up to this long; 0 skips this. A number without a unit is in seconds. Default: "
+        help="Confirm suspects for up to this long; 0 skips this. Default: "
         "GROUPBENCH_CONFIRM_MINUTES, `confirm` of groupbench.toml, or 30m.",
     ),
     toolchain_option,
@@ -128,7 +126,6 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
         python = interpreter_of(toolchain, project, say)
     lock = ensure_alone(device, wait_s, sys.argv[1:])
-    signal.signal(signal.SIGTERM, interrupt)
     places = Places.of(context, project, toolchain)
     os.chdir(project.folder)
     places.make()

@@ -15,7 +15,6 @@ import click
 from groupbench.tracker.facts import vocabulary
 from groupbench.tracker.facts.vocabulary import DEVICE_HELP, DEVICES, DTYPE_DEFAULT, MODE_HELP, PLUGIN_HELP
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.tools.completion import BackendName, CommitName, OperatorName
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -83,11 +82,8 @@ IN_PERCENT = "in percent: 2 or 2%; 0.5 is half a percent."
 MIN_EFFECT = f"Ignore changes below this size, {IN_PERCENT}"
 MIN_EFFECT_SAME = f'Report "same" once the change is certainly below this size, {IN_PERCENT}'
 MIN_EFFECT_DEFAULT = "Default: 10 on a CPU; on a GPU 0.3, or 1 for latencies below 90 us and 2 below 40 us."
-CELL_BUDGET = (
-    "Stop measuring a cell after this time, without its preparation: imports, compiling and a first burst. "
-    "A number without a unit is in seconds."
-)
-WAIT = "Wait up to this long for another run on this device to end. A number without a unit is in seconds."
+CELL_BUDGET = "Stop measuring a cell after this time, without its preparation: imports, compiling and a first burst."
+WAIT = "Wait up to this long for another run on this device to end."
 
 # Options that several commands share.
 device_option = click.option(
@@ -164,14 +160,14 @@ def collected(kind: type[Any], name: str, *options: Callable[[F], F]) -> Callabl
     return add
 
 
-def _filter(flags: tuple[str, ...], text: str, metavar: str = "NAME", type: click.ParamType[Any] | None = None) -> Any:
-    return click.option(*flags, type=type, multiple=True, metavar=metavar, help=text)
+def _filter(flags: tuple[str, ...], text: str, metavar: str = "NAME") -> Any:
+    return click.option(*flags, multiple=True, metavar=metavar, help=text)
 
 
 HARDWARE_FILTER = _filter(("--hardware",), "Include only this GPU or CPU model; * and ? are wildcards.")
 CELL_FILTERS = (
-    _filter(OPERATOR, "Include only this operator.", type=OperatorName()),
-    _filter(BACKEND, "Include only this backend.", type=BackendName()),
+    _filter(OPERATOR, "Include only this operator."),
+    _filter(BACKEND, "Include only this backend."),
     _filter(("--mode",), "Include only this mode: fwd, bwd or fwd_bwd."),
     _filter(DTYPE, "Include only this dtype."),
     _filter(
@@ -188,15 +184,8 @@ CELL_FILTERS = (
 
 RUN_FILTERS = (
     _filter(("--branch",), "Include only commits measured on this branch."),
-    _filter(
-        ("--commit",), "Include only this commit: a hash prefix, branch, tag, latest or previous.", type=CommitName()
-    ),
-    _filter(
-        ("--commits",),
-        "Include only commits after A up to and including B; either end may be omitted.",
-        "A..B",
-        CommitName(span=True),
-    ),
+    _filter(("--commit",), "Include only this commit: a hash prefix, branch, tag, latest or previous."),
+    _filter(("--commits",), "Include only commits after A up to and including B; either end may be omitted.", "A..B"),
     click.option(
         "--since",
         type=When(),
@@ -245,8 +234,8 @@ def cell_choice(verb: str, of: str, required: bool) -> Callable[[F], F]:
     return collected(
         CellChoice,
         "choice",
-        click.option(*OPERATOR, type=OperatorName(), required=required, metavar="NAME", help=f"{verb} this operator."),
-        several((*BACKEND[:2], "backends"), "backend", " Default: all.", type=BackendName()),
+        click.option(*OPERATOR, required=required, metavar="NAME", help=f"{verb} this operator."),
+        several((*BACKEND[:2], "backends"), "backend", " Default: all."),
         several((*SHAPE[:2], "shapes"), "shape", f" Default: {of}.", metavar="TEXT"),
         several(("--suite", "suites"), "suite of shapes", ""),
         several((*DTYPE[:2], "dtypes"), "dtype", f" {DTYPE_DEFAULT}"),

@@ -19,7 +19,7 @@ from groupbench.tracker.text.wording import INTERPRETED, milliseconds, printable
 Format = Literal["table", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])
 
-_LONGEST = 44
+_LONGEST_CELL = 44
 """Longest text, in characters, whose middle is not left out on a terminal."""
 
 _COLOURS = {str(verdict): verdict.tone.terminal for verdict in Verdict}
@@ -150,7 +150,8 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     varying, shared = _shared(columns, cells)
     for line in cells:
         line[:] = [
-            shortened(cell, _LONGEST) if column.middle else cell for cell, column in zip(line, columns, strict=True)
+            shortened(cell, _LONGEST_CELL) if column.middle else cell
+            for cell, column in zip(line, columns, strict=True)
         ]
     heads = [Head(column.header, column.right, column.wraps) for column in columns]
     layout = lay_out(heads, cells, console.width)

@@ -8,7 +8,6 @@ from groupbench.tracker.cli.here import person
 from groupbench.tracker.cli.options import IN_PERCENT, Percent, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.text.wording import commit_text, date, printable, signed_change
-from groupbench.tracker.tools.completion import CommitName
 
 _COLUMNS = (
     Column("pin", "name"),
@@ -21,7 +20,7 @@ _COLUMNS = (
 
 
 @click.command()
-@click.argument("commit", type=CommitName())
+@click.argument("commit")
 @click.option(
     "--max-slowdown",
     type=Percent(),

@@ -25,7 +25,6 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, write_
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, PROFILERS, Metric
 from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, SEED_HELP
 from groupbench.tracker.text.wording import counted, printable
-from groupbench.tracker.tools.completion import BackendName, OperatorName
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -63,11 +62,10 @@ class ProfileOptions:
         show_default=True,
         help="Profiler to use: ncu (Nsight Compute) has all counters, proton (part of Triton) only the time.",
     ),
-    click.option(*OPERATOR, type=OperatorName(), metavar="NAME", required=True, help="Profile this operator."),
+    click.option(*OPERATOR, metavar="NAME", required=True, help="Profile this operator."),
     click.option(
         *BACKEND[:2],
         "backends",
-        type=BackendName(),
         multiple=True,
         metavar="NAME",
         help="Profile only this backend; may be repeated.",
@@ -88,7 +86,7 @@ class ProfileOptions:
         type=Duration(least=0.1, most=1e6),
         default="300s",
         show_default=True,
-        help="Give up on a cell or its profile after this time. A number without a unit is in seconds.",
+        help="Give up on a cell or its profile after this time.",
     ),
 )
 @click.option("--wait", type=Duration(most=6e5, was_minutes=True), default="0s", show_default=True, help=WAIT)

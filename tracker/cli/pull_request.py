@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import signal
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
-from groupbench.tracker.cli.here import interrupt, program_of, recipe_of
+from groupbench.tracker.cli.here import program_of, recipe_of
 from groupbench.tracker.cli.night import Places, here
 from groupbench.tracker.cli.options import WAIT, cell_budget_option, min_effect_same_option, plan_device_option
 from groupbench.tracker.cli.output import say, write_notes, write_table
@@ -23,7 +22,6 @@ from groupbench.tracker.text import repro
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools import git
-from groupbench.tracker.tools.completion import CommitName
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
@@ -36,8 +34,8 @@ KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_
 
 
 @click.command("pull-request")
-@click.argument("base", type=CommitName(words=False))
-@click.argument("head", default="HEAD", type=CommitName(words=False))
+@click.argument("base")
+@click.argument("head", default="HEAD")
 @plan_device_option
 @cell_budget_option
 @min_effect_same_option
@@ -73,7 +71,6 @@ def pull_request(
     device = device or project.settings.device
     first, last = _ends(project.folder, base, head)
     ensure_alone(device, wait, sys.argv[1:])
-    signal.signal(signal.SIGTERM, interrupt)  # so that worktrees are removed
     places = Places.of(context, project)
     os.chdir(project.folder)
     places.clear()

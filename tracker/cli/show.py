@@ -32,7 +32,6 @@ from groupbench.tracker.text.wording import (
     signed_change,
     spread,
 )
-from groupbench.tracker.tools.completion import RunId
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -54,7 +53,7 @@ _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 
 
 @click.command()
-@click.argument("what", type=RunId(prefix="run:"), metavar="ID")
+@click.argument("what", metavar="ID")
 @output_formats
 @click.pass_obj
 def show(db: str, what: str, form: Format) -> None:
@@ -118,7 +117,7 @@ def _point(detail: PointDetail, form: Format) -> None:
     point = detail.point
     facts = {key: value for key, value in _point_facts(detail).items() if value not in (None, [], {})}
     if form == "json":
-        parts = {"bursts_ms": detail.bursts_ms, "telemetry": detail.telemetry, "kernels": detail.kernels}
+        parts = {name: getattr(detail, name) for name in ("bursts_ms", "telemetry", "kernels", "loaded")}
         write_json(facts | {"environment_facts": point.environment.facts, **parts})
         return
     if form == "csv":
@@ -161,6 +160,7 @@ def _point_facts(detail: PointDetail) -> dict[str, Any]:
         "committed": detail.committed,
         "subject": point.run.subject,
         **{key: flat[key] for key in ("status", "message", *measured)},
+        "loaded_changed": list(detail.since_before.texts) if detail.since_before else None,
         "first_bad": list(detail.first_bad) if detail.first_bad else None,
         "duration_s": point.duration_s,
     }
@@ -173,6 +173,8 @@ def _shown(key: str, value: Any) -> str:
         return date(value) + " UTC"
     if key == "commit":
         return str(value)
+    if key == "loaded_changed":
+        return "; ".join(value)
     if key == "parents":
         return " ".join(map(commit_text, value))
     if isinstance(value, dict):
@@ -187,7 +189,7 @@ def _shown(key: str, value: Any) -> str:
 
 
 def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list[dict[str, Any]]]]:
-    """Yield (title, columns, rows) of a point's environment, kernels and bursts."""
+    """Yield (title, columns, rows) of a point's environment, kernels, loaded files, packages and bursts."""
     facts = {name: value for name, value in _builtins(detail.point.environment.facts).items() if value}
     settings = facts.pop("settings", {})
     facts |= {f"setting {name}": value for name, value in settings.items()}
@@ -202,6 +204,12 @@ def _tables(detail: PointDetail) -> Iterator[tuple[str, tuple[Column, ...], list
             row["config"] = ", ".join(f"{key}={value}" for key, value in row["config"].items())
             row["counts"] = ", ".join(f"{number} {kind}" for kind, number in row["counts"].items())
         yield "kernels", tuple(Column(name, name, wraps=name in ("name", "counts", "config")) for name in columns), rows
+    if detail.loaded is not None and detail.loaded.files:
+        rows = [{"file": path, "hash": value} for path, value in detail.loaded.files.items()]
+        yield f"loaded files ({len(rows)})", (Column("file", "file", wraps=True), Column("hash", "hash")), rows
+    if detail.loaded is not None and detail.loaded.versions:
+        rows = [{"package": name, "version": version} for name, version in detail.loaded.versions.items()]
+        yield "packages", (Column("package", "package"), Column("version", "version")), rows
     if detail.bursts_ms:
         yield "bursts", _burst_columns(detail), _burst_rows(detail)
 

@@ -43,7 +43,12 @@ MODULE = "groupbench.operators.tuners"
     "--budget",
     "limit",
     type=Duration(),
-    help="Start no new problem after this time. A number without a unit is in seconds.",
+    help="Start no new problem after this time.",
+)
+@click.option(
+    "--helion-budget",
+    type=Duration(),
+    help="Time that Helion's own autotuner gets for a problem of a Helion kernel; 0 leaves it out. Default: 60s.",
 )
 def tune(
     kernels: tuple[str, ...],
@@ -53,12 +58,13 @@ def tune(
     dtype: str | None,
     folder: Path | None,
     limit: float | None,
+    helion_budget: float | None,
 ) -> None:
     """Find the fastest kernel configs for this GPU and save them for this user.
 
     Each saved file names the GPU and the Triton version, and lists the speed-up of each config over the default one.
     """
-    options = {"--dtype": dtype, "--folder": folder, "--limit": limit}
+    options = {"--dtype": dtype, "--folder": folder, "--limit": limit, "--helion-budget": helion_budget}
     arguments = [*kernels, *(["--list"] if listed else [])]
     arguments += [word for suite in suites for word in ("--suite", suite)]
     arguments += [word for shape in shapes for word in ("--shape", shape)]

@@ -116,7 +116,7 @@ class Comparison:
 
     @property
     def overall(self) -> GeometricMean | None:
-        """The geometric mean of all ratios with its interval, if any."""
+        """The geometric mean over all ratios with an interval, if any."""
         return geometric_mean([pair.ratio for pair in self.pairs if pair.ratio is not None and not pair.blind])
 
     @property

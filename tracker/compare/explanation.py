@@ -17,8 +17,10 @@ from groupbench.tracker.compare.kernels import KernelPair, differences, pairs
 from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.facts.environment import environment_differences
 from groupbench.tracker.facts.kernel_files import KernelFolder
+from groupbench.tracker.facts.loaded import UNKNOWN, LoadedDifference, difference_of_all
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, PROFILERS, Metric
 from groupbench.tracker.facts.record import Kernel
+from groupbench.tracker.query.loaded import LoadedLists
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import KernelSet, Point
@@ -27,7 +29,7 @@ from groupbench.tracker.text.wording import counted, signed_change
 
 @dataclass(frozen=True)
 class CellKernels:
-    """A cell on both sides, with its kernels."""
+    """A cell on both sides, with kernels."""
 
     before: PointRow
     after: PointRow
@@ -118,11 +120,19 @@ class Explanation:
     environment: tuple[str, ...]  # differences between the sides' environments
     on_cpu: int = 0  # cells with unknown kernels that ran on a CPU
     profiles: tuple[ProfilePair, ...] = ()  # cells that were profiled on both sides
+    loaded: LoadedDifference = UNKNOWN  # between the files and packages of all cells
+
+    @property
+    def loaded_texts(self) -> list[str]:
+        """The loaded files and packages that differ, one line each."""
+        files = self.loaded.code_text
+        packages = self.loaded.packages
+        return [*([files] if files else []), *([f"packages: {', '.join(packages)}"] if packages else [])]
 
     @property
     def reason(self) -> str | None:
         """The reason for an empty explanation with the next step, or None."""
-        if self.groups or self.same or self.profiles:
+        if self.groups or self.same or self.profiles or self.loaded_texts:
             return None
         if not self.unknown:
             return "nothing to explain: A and B share no correct result; `groupbench compare` lists both"
@@ -144,7 +154,8 @@ class Explanation:
 def explain(session: Session, a: ComparedSide, b: ComparedSide, against: str | None = None) -> Explanation:
     """Compare the kernels of each cell that both sides have.
 
-    against  name of the only backend of B: compare each cell of A with the same problem in B
+    Args:
+        against: Name of the only backend of B: compare each cell of A with the same problem in B.
     """
     old, new = ({_key(point, against): point for point in side.points if point.status == "ok"} for side in (a, b))
     shared = [(point, new[key]) for key, point in old.items() if key in new and point.pk != new[key].pk]
@@ -160,7 +171,14 @@ def explain(session: Session, a: ComparedSide, b: ComparedSide, against: str | N
         environment=_environment(cells),
         on_cpu=sum(cell.after.timing in ("cpu", "interpreted") for cell in unknown),
         profiles=tuple(_profiles(a, b, against)),
+        loaded=_loaded(session, shared),
     )
+
+
+def _loaded(session: Session, shared: Sequence[tuple[PointRow, PointRow]]) -> LoadedDifference:
+    """Return the differences between what the processes of both sides loaded, as far as it is known."""
+    lists = LoadedLists(session, (point for both in shared for point in both))
+    return difference_of_all((lists.of(before), lists.of(after)) for before, after in shared)
 
 
 def _environment(cells: Iterable[CellKernels]) -> tuple[str, ...]:

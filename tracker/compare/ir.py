@@ -91,7 +91,7 @@ def instructions(language: str, text: str) -> list[str]:
 
 
 def _each_named_once(lines: Iterable[str]) -> list[str]:
-    """Return lines of MLIR with another name for each value. MLIR uses a region's names again after its end."""
+    """Return lines of MLIR with another name for each value. MLIR uses a region's names again after the end."""
     uses: Counter[str] = Counter()
 
     def name(match: re.Match[str]) -> str:

@@ -26,7 +26,13 @@ from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.ratios import GeometricMean, Interval, geometric_mean, ratio_interval
 from groupbench.tracker.stats.thresholds import least_effect
 
-_DYNAMIC = METRICS["dynamic_routing"]
+_PROPERTIES = {
+    "dynamic_routing": ("dynamic", "fixed routing"),
+    "batch_invariant": ("batch invariant", "depends on the batch"),
+    "fresh_output": ("", "reuses its output"),
+    "special_values": ("", "fragile"),
+}
+"""Metric -> a backend with and without that property, in the table; the usual one is empty."""
 _MEMORY = METRICS["workspace_mib"], METRICS["kept_mib"]
 
 
@@ -66,14 +72,15 @@ class Match:
 
 @dataclass(frozen=True)
 class Standing:
-    """The results of one backend over its matches.
+    """One backend's results over all matches.
 
-    won      matches in which it was fastest or level with the fastest
-    matches  matches in which it was measured and correct
-    wrong    matches in which its result was wrong
-    absent   matches in which it was not measured for another reason
-    behind   geometric mean of its latency over the fastest's; at least 1, as are the ends of its interval
-    worst    the largest of these ratios, with `worst_shape`
+    Attributes:
+        won: Matches in which it was fastest or level with the fastest.
+        matches: Matches in which it was measured and correct.
+        wrong: Matches in which its result was wrong.
+        absent: Matches in which it was not measured for another reason.
+        behind: Geometric mean of its latency over the fastest's; at least 1, as are the ends of its interval.
+        worst: The largest of these ratios, with `worst_shape`.
     """
 
     backend: str
@@ -87,7 +94,7 @@ class Standing:
     rms: float | None  # largest
     memory_mib: float | None  # largest sum of workspace and memory kept by preparation, if measured
     prepare_ms: float | None  # longest
-    routing: str  # dynamic, fixed or mixed; empty if unknown
+    properties: tuple[str, ...]  # of its callables, as far as they were measured
     packages: tuple[str, ...]
 
 
@@ -116,7 +123,7 @@ class LeagueTable:
 
     @property
     def untimed(self) -> dict[str, str]:
-        """The backends without a latency in any match, each with its status, or `interpreted` if it was right."""
+        """The backends without a latency in any match, each with a status, or `interpreted` if it was right."""
         timed = {point.series.backend for match in self.matches for point in match.entries}
         return {
             point.series.backend: "interpreted" if point.status == "ok" else point.status
@@ -198,13 +205,13 @@ def _standing(backend: str, matches: Sequence[Match]) -> Standing:
 
 
 def _largest_facts(points: Sequence[PointRow]) -> dict[str, Any]:
-    """Return the largest error, memory and time to prepare of a backend's points, its routing and its packages."""
+    """Return the largest error, memory and preparation time over a backend's points, the routing and the packages."""
     memory = [sum(p.value(metric) or 0 for metric in _MEMORY) for p in points if p.value(_MEMORY[0]) is not None]
     return {
         "rms": _largest(p.rms for p in points),
         "memory_mib": max(memory, default=None),
         "prepare_ms": _largest(p.prepare_ms for p in points),
-        "routing": _routing(points),
+        "properties": tuple(_properties(points)),
         "packages": tuple(dict.fromkeys(text for p in points for text in _packages(p))),
     }
 
@@ -213,12 +220,13 @@ def _largest(values: Iterable[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 
 
-def _routing(points: Iterable[PointRow]) -> str:
-    """Return whether a backend's callables follow new offsets; empty if no point knows."""
-    values = {point.value(_DYNAMIC) for point in points} - {None}
-    if len(values) > 1:
-        return "mixed"
-    return {1.0: "dynamic"}.get(values.pop() or 0.0, "fixed") if values else ""
+def _properties(points: Sequence[PointRow]) -> Iterator[str]:
+    """Yield the properties of a backend's points; one that only some have is `in part`."""
+    for name, (held, missing) in _PROPERTIES.items():
+        values = {point.value(METRICS[name]) for point in points} - {None}
+        text = missing if 0.0 in values else held if values else ""
+        if text:
+            yield f"{text} in part" if len(values) > 1 else text
 
 
 def _packages(point: PointRow) -> Iterator[str]:

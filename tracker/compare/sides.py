@@ -35,7 +35,7 @@ FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv")
 
 @dataclass(frozen=True)
 class ComparedSide:
-    """One side of a comparison, with its points by series and time."""
+    """One comparison side, with points by series and time."""
 
     title: str
     points: tuple[PointRow, ...]
@@ -59,8 +59,8 @@ def is_file(word: str) -> bool:
 def find_side(session: Session | None, word: str, options: Options | None = None) -> ComparedSide:
     """Return the side that a word names. Without a session, only files are possible. Raises QueryError.
 
-    The first that applies of: a file; `run:ID`; `@` and a date; `latest`, `previous`, a branch, the start of a hash or
-    a commit known to git; a date, for the newest run started by its end.
+    The first that applies of: a file; `run:ID`; `@` and a date; `latest`, `previous`, a branch, a hash prefix or a
+    commit known to git; a date, for the newest run started by the end.
     """
     if is_file(word) or (session is None and Path(word).is_file()):
         return _of_file(word, options)
@@ -112,8 +112,9 @@ def find_stored(
 ) -> StoredSide:
     """Return the side in the database that a word names, as for `find_side`. Raises QueryError.
 
-    lookup     resolves names that the database does not know
-    read_line  reads the order of commits
+    Args:
+        lookup: Resolves names that the database does not know.
+        read_line: Reads the order of commits.
     """
     if word.startswith("run:"):
         return _of_run(find_run(session, word.removeprefix("run:")))
@@ -133,7 +134,7 @@ def find_stored(
 
 
 def stored_side(session: Session, place: StoredSide) -> ComparedSide:
-    """Return a side of the database with its points."""
+    """Return a database side with points."""
     points = points_of_state(session, place.state) if place.run is None else points_of_run(session, place.run)
     return ComparedSide(place.title, tuple(points), place.state)
 
@@ -210,6 +211,8 @@ def _point(record: Record, pk: int, run: RunRow, environment: EnvironmentRow, se
         kernel_hash=None,
         duration_s=record.duration_s,
         metrics=record.metrics or None,
+        code_hash=None if record.loaded is None else record.loaded.code,
+        packages_hash=None if record.loaded is None else record.loaded.packages,
     )
 
 

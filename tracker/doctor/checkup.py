@@ -51,9 +51,10 @@ BUSY = 0.5
 class Checkup:
     """The result of all checks.
 
-    device     device that would be measured on: cuda, cpu, or None if nothing can be measured
-    operators  operator -> backends that run here
-    findings   checks, in the order in which they are printed
+    Attributes:
+        device: Device that would be measured on: cuda, cpu, or None if nothing can be measured.
+        operators: Operator -> backends that run here.
+        findings: Checks, in the order in which they are printed.
     """
 
     device: str | None
@@ -235,7 +236,7 @@ def _storage(database: str) -> Iterator[Check]:
 
 def _database(location: str) -> Check:
     from groupbench.tracker.facts.errors import StoreError
-    from groupbench.tracker.store import engine
+    from groupbench.tracker.store import engine, schema
 
     shown = location if "://" not in location else location.partition("://")[0]
     if "://" not in location and not Path(location).exists():
@@ -244,12 +245,12 @@ def _database(location: str) -> Check:
         revision = engine.revision_of(location)
     except StoreError as error:
         return Check("storage", "database", shown, "broken", error.message, "groupbench db verify")
-    if revision == engine.HEAD:
+    if revision == schema.HEAD:
         return Check("storage", "database", f"{shown}: revision {revision}, the newest")
     if revision is None:
         return Check("storage", "database", f"{shown}: empty; `groupbench ingest FILE` creates its tables")
-    if revision in engine.REVISIONS:
-        why = f"written by an older groupbench; the next command migrates it to {engine.HEAD}, and copies a file first"
+    if revision in schema.REVISIONS:
+        why = f"written by an older groupbench; the next command migrates it to {schema.HEAD}, and copies a file first"
         return Check("storage", "database", f"{shown}: revision {revision}", "better", why, "groupbench list runs")
     why = "written by a newer groupbench than this one"
     return Check("storage", "database", f"{shown}: revision {revision}", "broken", why, "git pull, and install again")
@@ -260,7 +261,7 @@ def _triton_cache() -> Path:
 
 
 def _existing(folder: Path) -> Path:
-    """Return the folder, or its nearest parent that exists."""
+    """Return the folder, or the nearest existing parent."""
     return next(path for path in (folder, *folder.parents) if path.exists())
 
 

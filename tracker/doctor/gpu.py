@@ -1,7 +1,7 @@
 """Check the GPUs with NVML: their models, and settings that disturb measurements. Nothing is changed.
 
 Names and units are NVML's: clocks in MHz, power in mW, memory in bytes. Facts that a card or driver does not provide
-are left out. NVML does not report whether clocks are locked, but its reasons for the current clocks show it.
+are left out. NVML does not report whether clocks are locked, but the reasons for the current clocks show it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _clocks(gpu: GpuDevice, area: str) -> Iterator[Check]:
 def _steady(gpu: GpuDevice, highest: int) -> int:
     """Return the supported clock nearest to STEADY times the highest, in MHz."""
     memory = gpu.ask("nvmlDeviceGetMaxClockInfo", CLOCK_MEM)
-    supported = gpu.ask("nvmlDeviceGetSupportedGraphicsClocks", memory) if memory else None
+    supported: list[int] | None = gpu.ask("nvmlDeviceGetSupportedGraphicsClocks", memory) if memory else None
     return min(supported or [round(STEADY * highest)], key=lambda clock: abs(clock - STEADY * highest))
 
 

@@ -1,4 +1,4 @@
-"""Compute a latency from its bursts: the median over bursts, and their spread.
+"""Compute a latency from bursts: the median over bursts, and the spread.
 
 Samples are rounded to float32, as the database stores them, and the median to seven digits, the precision of float32.
 So a record, a database row and a printed table have the same latency.

@@ -54,7 +54,7 @@ def in_toolchain(field: str) -> bool:
 
 
 def declared(environment: Environment) -> dict[str, str | None]:
-    """Return the values of the identity as text, by field; each setting is a field of its own."""
+    """Return the identity's values as text, by field; each setting is a separate field."""
     values: dict[str, str | None] = {}
     for field in IDENTITY_FIELDS:
         value = getattr(environment, field)

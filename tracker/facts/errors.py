@@ -31,7 +31,7 @@ class NoDatabaseError(StoreError):
 
 
 class DamageError(StoreError):
-    """The database is damaged: its bytes changed on disk."""
+    """The database is damaged: bytes changed on disk."""
 
 
 class IngestError(TrackerError):

@@ -1,4 +1,4 @@
-"""The identity of a series: the fields in which all its points agree. And the toolchain in the name of a run's plan.
+"""A series' identity: the fields in which all points agree. And the toolchain in the name of a run's plan.
 
 Each field is one of the record's cell, or `hardware`: the GPU model, or the processor model if the device is the CPU.
 """
@@ -35,7 +35,7 @@ _of_cell = attrgetter(*OF_CELL)
 
 
 def cell_fields(cell: Cell) -> tuple[Any, ...]:
-    """Return the fields of a cell that its series' identity includes. They distinguish the cells of a run."""
+    """Return the cell fields in the series' identity. They distinguish the cells of a run."""
     return _of_cell(cell)
 
 

@@ -1,4 +1,4 @@
-"""Keep the code of compiled kernels in a folder, one file for each distinct kernel, named by its hash.
+"""Keep compiled kernels' code in a folder, one file for each distinct kernel, named by hash.
 
 `tritonbench` writes the folder next to the records, and `groupbench explain` reads it. A file has the source, TTGIR,
 PTX and machine code of a kernel, compressed together because they are similar (LZMA: 20 KB for a kernel of 150 KB). The
@@ -71,7 +71,7 @@ class KernelFolder:
         return sum(size for _, size, _ in self._files())
 
     def prune(self) -> None:
-        """Remove machine code, then whole kernels, until the folder is below its limit.
+        """Remove machine code, then whole kernels, until the folder is below the limit.
 
         Those measured longest ago go first. The newest ones keep their machine code, unless they alone are too large.
         """
@@ -118,7 +118,7 @@ class KernelFolder:
         file.touch()
 
     def _replace(self, file: Path, code: Code) -> int:
-        """Write a file atomically, keeping its modification time, and return its size."""
+        """Write a file atomically, keeping the modification time, and return the size."""
         packed = lzma.compress(msgspec.msgpack.encode(code))
         half = file.with_suffix(f".{os.getpid()}")
         half.write_bytes(packed)

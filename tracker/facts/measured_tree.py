@@ -17,7 +17,7 @@ CONTRACT = ("dtypes.py", "errors.py", "operator.py", "tolerances.py")
 
 @dataclass(frozen=True)
 class MeasuredTree:
-    """A checkout, and the folders whose modules must not be measured in its place.
+    """A checkout, and the folders whose modules must not be measured instead.
 
     Attributes:
         tree: Top folder of the checkout.

@@ -1,6 +1,6 @@
 """The metrics of a cell: unit, direction, and how each one is stored, judged and displayed.
 
-To add a metric, add one entry here and the code that measures it. A record carries its value by name in `metrics`. The
+To add a metric, add one entry here and the code that measures it. A record carries the value by name in `metrics`. The
 tracker then stores, lists (`history --metrics`), judges, plots and exports it like every other metric.
 """
 
@@ -69,7 +69,7 @@ class Metric:
         return math.log(max(level + self.negligible, _TINY))
 
     def text(self, value: float | None) -> str:
-        """Return a value with its unit, to three digits; empty for None."""
+        """Return a value with the unit, to three digits; empty for None."""
         if value is None:
             return ""
         number = f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
@@ -142,6 +142,34 @@ METRICS: dict[str, Metric] = {
             "dynamic",
             better="higher",
             rule="exact",
+        ),
+        Metric(
+            "batch_invariant",
+            "",
+            "1: a row's bits do not depend on the rest of its batch, 0: they do",
+            "batch invariant",
+            better="higher",
+            rule="exact",
+            least=0.0,
+            cost="invariance",
+        ),
+        Metric(
+            "fresh_output",
+            "",
+            "1: each call returns memory of its own, 0: a buffer is handed out again",
+            "fresh output",
+            better="higher",
+            rule="exact",
+            least=0.0,
+        ),
+        Metric(
+            "special_values",
+            "",
+            "1: right on NaN, infinity, zeros and other magnitudes too, 0: fragile",
+            "special values",
+            better="higher",
+            rule="exact",
+            least=0.0,
         ),
         # Metrics of the compiled kernels of a call.
         Metric(

@@ -1,4 +1,4 @@
-"""The verdicts: every word with its severity, exit code, colour and meaning.
+"""The verdicts: every word with severity, exit code, colour and meaning.
 
 To add a verdict, add one line to `Verdict`. The order of the lines is the order of severity.
 """
@@ -198,7 +198,7 @@ def tone_of(word: str | None) -> Tone:
 
 
 def tone_of_count(word: str, number: int, acknowledged: int) -> Tone:
-    """Return the tone of a verdict's count: a warning once all of its rows are acknowledged."""
+    """Return a verdict count's tone: a warning once all rows are acknowledged."""
     return WARN if acknowledged and acknowledged == number else tone_of(word)
 
 

@@ -5,7 +5,7 @@
                             column that may distinguish the rows of one cell;
                             raise FormatError, which names the line or key
 
-They share `common.Reader`: a format tells it where a run, an environment and the results are in its file.
+They share `common.Reader`: a format tells it where in the file a run, an environment and the results are.
 
 Facts that a file lacks (commit, date, hardware) come from `Options`. Nothing is invented: if a required fact is missing
 from both, the file is refused. Text instead of a number, an empty cell or a zero becomes a status.

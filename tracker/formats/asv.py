@@ -1,7 +1,7 @@
-"""Read airspeed velocity's results, version 2: the results folder, or one of its files.
+"""Read airspeed velocity's results, version 2: the results folder, or one file.
 
 The folder has `benchmarks.json`, a folder for each machine, and in it a file for each commit and environment. A
-benchmark becomes an operator, its parameters the shape, and the environment's name the backend, since asv runs one
+benchmark becomes an operator, the parameters the shape, and the environment's name the backend, since asv runs one
 commit in several environments. Only times are read (`time_…`, in seconds). Other units (`peakmem_…`, `track_…`) are
 left out and counted, as are results of another version of a benchmark than the one in `benchmarks.json`. null is a
 failure, NaN a skipped benchmark.
@@ -181,7 +181,7 @@ class _AsvReader(Reader):
 
 
 def _burst(name: str, table: AsvColumns, place: int, seconds: float) -> list[float]:
-    """Return the samples of one result in ms, or only its median if asv kept no samples."""
+    """Return one result's samples in ms, or only the median if asv kept no samples."""
     samples = table.samples[place] if table.samples and place < len(table.samples) else None
     burst = []
     for sample in samples if isinstance(samples, list) else ():

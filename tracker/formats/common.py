@@ -71,7 +71,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ImportedResult:
-    """One result of a file: a cell, its samples and its status."""
+    """One result in a file: a cell, samples and a status."""
 
     cell: Cell
     bursts_ms: Sequence[Sequence[float]] = ()
@@ -190,8 +190,9 @@ class Reader(ABC):
     ) -> Run:
         """Return the run from the file's facts. Raises FormatError if the commit or the date is missing.
 
-        part     distinguishes runs of one file that share commit and date
-        options  used instead of the reader's
+        Args:
+            part: Distinguishes runs of one file that share commit and date.
+            options: Used instead of the reader's.
 
         The run's id is a hash of the content and the options, so that a second import adds nothing.
         """

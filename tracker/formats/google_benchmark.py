@@ -1,7 +1,7 @@
 """Read files of Google Benchmark's `--benchmark_out_format=json`.
 
-`BM_Gemm/64/N:1024/threads:8` is operator `BM_Gemm` with shape `64,N=1024,threads=8`. Each repetition is a burst of one
-sample, its real time. If a file has only aggregates, the median is the sample, or else the mean. Errors and skipped
+`BM_Gemm/64/N:1024/threads:8` is operator `BM_Gemm` with shape `64,N=1024,threads=8`. Each repetition is a burst with
+one sample, the real time. If a file has only aggregates, the median is the sample, or else the mean. Errors and skipped
 benchmarks become a status. `bytes_per_second` becomes the cell's `min_bytes`: the bytes that one iteration moves.
 """
 

@@ -1,8 +1,8 @@
-"""Read any CSV with a header and a mapping of its columns: `--map latency_ms=time,operator=op,M=rows --unit us`.
+"""Read any CSV with a header and a column mapping: `--map latency_ms=time,operator=op,M=rows --unit us`.
 
-A field of the record without a mapping takes the column of the same name, or the option for the whole file. Other
-names are sizes: they become dims and, if no column is the shape, also its text. The rows of one cell and run are its
-bursts. Text instead of a latency becomes a status.
+A field of the record without a mapping takes the column of the same name, or the option for the whole file. Other names
+are sizes: they become dims and, if no column is the shape, also the text. The rows for one cell and run are bursts.
+Text instead of a latency becomes a status.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class _CsvReader(Reader):
         self.groups: dict[tuple[Any, ...], _Lines] = {}
 
     def add(self, line: _Line) -> None:
-        """Add a line to its cell. Raises FormatError."""
+        """Add a line to a cell. Raises FormatError."""
         row = line.row
         for name in ("operator", "backend"):
             if not (getattr(self.options, name) or row.get(name)):
@@ -181,7 +181,7 @@ class _CsvReader(Reader):
 
 
 def _result(group: _Lines, scale: float) -> ImportedResult:
-    """Return the result of one cell. Its status is that of the first row that failed."""
+    """Return the result of one cell. The first failed row gives the status."""
     status, reason = "ok", None
     bursts = []
     for line in group.lines:
@@ -229,7 +229,7 @@ def _columns(header: list[str], options: Options) -> dict[str, int]:
 
 
 def _accuracy(lines: Sequence[_Line]) -> Accuracy | None:
-    """Return the largest error of any row, or None as its value if one is not finite."""
+    """Return the largest error over rows, or None as the value if one is not finite."""
     largest: dict[str, float | None] = {}
     for line in lines:
         for name, value in _numbers(line.row, line.number, ("rms", "max_abs")).items():

@@ -1,6 +1,6 @@
-"""Read the files of pytest-benchmark's `--benchmark-json` and its saved runs.
+"""Read files from pytest-benchmark's `--benchmark-json` and saved runs.
 
-A test becomes an operator, its parameters the shape, and its rounds one burst. Without the rounds' times, which
+A test becomes an operator, the parameters the shape, and the rounds one burst. Without the rounds' times, which
 `--benchmark-save-data` keeps, the median is the only sample.
 """
 

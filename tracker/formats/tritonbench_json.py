@@ -1,8 +1,8 @@
-"""Read the files of TritonBench's `--output-json`: one flat object, or its CI's object with that under `metrics`.
+"""Read files from TritonBench's `--output-json`: one flat object, or the CI's object with one under `metrics`.
 
 Keys are `tritonbench_{operator}_{mode}[x_{x_val}-{backend}]_{metric}`. A latency is text: the median in ms. If a
-backend failed, its first metric holds the text of the error. Values that follow from others are ignored: rows
-`average`, keys `…-avg`, speed-up and gbps. Other metrics (`gpu_peak_mem`) are left out and counted.
+backend failed, the first metric holds the error text. Values that follow from others are ignored: rows `average`, keys
+`…-avg`, speed-up and gbps. Other metrics (`gpu_peak_mem`) are left out and counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ DERIVED = ("speedup", "gbps", "hashes", "best_config")
 
 @dataclass
 class TableRow:
-    """One input and backend: its metrics, in the file's order."""
+    """One input and backend: the metrics, in file order."""
 
     x_val: str
     backend: str

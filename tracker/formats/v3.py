@@ -3,7 +3,7 @@
 A file has an entry for each metric, as JSON lines or a list. The metrics of one operator, backend and input make one
 result, and several values of a metric are samples. A latency is in ms unless the metric's name has a unit,
 `latency(us)` or `latency_us`, or the entry gives one in `extra_info`. TritonBench writes 0.0 for a missing value or a
-text such as `CUDA OOM`, so a latency of 0 becomes an error without its original reason. Files by `export` have the
+text such as `CUDA OOM`, so a latency of 0 becomes an error without the original reason. Files by `export` have the
 metric `pass`, which holds the status of a cell.
 """
 
@@ -171,7 +171,7 @@ class _V3Reader(Reader):
             raise FormatError(f"{where}: no dependency {options.commit_of!r} to track; known: {names}")
 
     def add(self, where: str, entry: V3Entry) -> None:
-        """Add an entry to its result. An aggregate over inputs is skipped, since the others determine it."""
+        """Add an entry to a result. An aggregate over inputs is skipped, since the others determine it."""
         inputs = entry.metric.extra_info.get("input_shape")
         if entry.model.backend is None or (inputs is None and entry.model.type == "tritonbench-oss"):
             return
@@ -318,7 +318,7 @@ class _V3Metrics:
 
 
 def _facts(entry: V3Entry) -> tuple[Any, ...]:
-    """Return the fields that identify a run and its environment."""
+    """Return the fields identifying a run and an environment."""
     shas = tuple((name, value.sha) for name, value in entry.dependencies.items())
     runner = entry.runners[0] if entry.runners else V3Runner()
     cuda = runner.extra_info.get("cuda_version")

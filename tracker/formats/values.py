@@ -22,7 +22,7 @@ UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ns": 1e-6}
 
 
 class FormatError(IngestError):
-    """A file does not follow its format. The message names the line or the key, not the file."""
+    """A file does not follow the format. The message names the line or the key, not the file."""
 
 
 def read_bytes(path: Path) -> bytes:

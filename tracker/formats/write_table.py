@@ -50,6 +50,8 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
     ("unwritten", Point.unwritten),
     ("repeatable", Point.repeatable),
     ("kernel_hash", KernelSet.hash),
+    ("code_hash", Point.code_hash),
+    ("packages_hash", Point.packages_hash),
     ("duration_s", Point.duration_s),
     ("environment", Environment.identity),
     ("driver", Environment.driver),
@@ -85,7 +87,7 @@ def write_csv(session: Session, file: IO[bytes]) -> int:
 
 
 def write_parquet(session: Session, file: IO[bytes]) -> int:
-    """Write one row per point, with its samples by burst; return their number. Raises StoreError without pyarrow."""
+    """Write one row per point, with samples by burst; return the number. Raises StoreError without pyarrow."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq

@@ -1,9 +1,9 @@
 """Write points as entries of PyTorch's benchmark database, table `oss_ci_benchmark_v3`: one JSON line per metric.
 
-The fields follow its published definition (pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql).
-Fields that only its own workflows know (workflow_id, job_id, run_attempt) are left to its uploader.
+The fields follow the published definition (pytorch/test-infra, clickhouse_db_schema/oss_ci_benchmark_v3/schema.sql).
+Fields known only to PyTorch's workflows (workflow_id, job_id, run_attempt) are left to the uploader.
 
-A latency is written only if it measures speed. A failed point has `pass` 0 with its status and message, never a latency
+A latency is written only if it measures speed. A failed point has `pass` 0 with the status and message, never a latency
 of 0.
 """
 

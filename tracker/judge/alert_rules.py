@@ -27,7 +27,8 @@ class AlertRules:
     def apply(self, row: Judged, *names: str | None) -> Judged:
         """Return a row with the alert of its change; a quiet row becomes a regression while its alert is open.
 
-        names  metrics of the alerts to consider
+        Args:
+            names: Metrics of the alerts to consider.
         """
         of_series = [each for each in self.data.alerts.get(row.series.pk, ()) if each.metric in names]
         if (regression := self._own_regression(row, of_series)) is not None:
@@ -44,7 +45,8 @@ class AlertRules:
 
         A new change, even for the better, does not hide an earlier regression that has not been handled.
 
-        names  metrics of the alerts to consider
+        Args:
+            names: Metrics of the alerts to consider.
         """
         applied = self.apply(row, *names)
         if row.point is None or row.point.status != "ok" or row.verdict is Verdict.NEW:

@@ -41,7 +41,8 @@ def _decides(data: GateData, past: Past, compared: Compared) -> bool:
 def _is_refuted(data: GateData, past: Past, back: int, effect: float) -> bool:
     """Return whether a return to an earlier level was noise: A/Bs found no difference to later, slow results.
 
-    back  the place of the first result that seemed to be back
+    Args:
+        back: The place of the first result that seemed to be back.
     """
     log = past.log[past.alike]
     spans = (ends for ends, _ in _stored(data, past, SAME))
@@ -65,7 +66,9 @@ class Measured:
 def _raised(history: SeriesHistory, steps: Sequence[SeriesFinding], stop: int | None = None) -> SeriesHistory:
     """Return a history with the results before each of some steps, oldest first, shifted to the level since.
 
-    stop  the end of the level after the newest of them, a place in the newest environment; None for the newest result
+    Args:
+        stop: The end of the level after the newest of them, a place in the newest environment; None for the newest
+            result.
     """
     ends = [_at(history, step) for step in steps]
     if ends and stop is None:
@@ -93,9 +96,10 @@ def with_other_evidence(
 ) -> SeriesFinding:
     """Return the finding on a series by all evidence.
 
-    finding   the statistics' finding
-    measured  the step that an A/B measured, if its level is still there
-    raised    the statistics' finding on the history raised to the level since
+    Args:
+        finding: The statistics' finding.
+        measured: The step that an A/B measured, if its level is still there.
+        raised: The statistics' finding on the history raised to the level since.
     """
     if measured is None:
         return finding if moved(finding) else young.find_step(history) or finding

@@ -5,7 +5,7 @@ The first cause that applies, in this order:
     machine         the run's canaries moved, and they do not run the code under test
     environment     the GPU, its power limit or a setting changed
     toolchain       torch, Triton, Helion, CUDA, Python or the driver changed; "code and toolchain" if both did
-    infrastructure  the commit is the same, or the compiled kernels are identical
+    infrastructure  the commit, the loaded files or the compiled kernels are the same
     tuning          the same kernels were compiled from another config, such as an autotuner's choice
     code            none of these
 
@@ -45,6 +45,7 @@ class Facts:
     environment: Environment | None = None
     kernel_hash: str | None = None  # of all its kernels' code; None if any is unknown
     kernels: tuple[Kernel, ...] = field(default=())
+    code_hash: str | None = None  # of the repository's files that its process ran; None if unknown
 
 
 @dataclass(frozen=True)
@@ -90,10 +91,14 @@ def _besides_code(before: Facts, after: Facts) -> Cause | None:
         cause = _surroundings(before, before.environment, after, after.environment)
         if cause is not None:
             return cause
-    return Cause("infrastructure", "same commit before and after") if _same_code(before, after) else None
+    if not _same_code(before, after):
+        return None
+    same_commit = after.state is not None and after.state.same_code(before.state)
+    return Cause("infrastructure", "same commit before and after" if same_commit else SAME_FILES)
 
 
 SAME_KERNELS = "compiled kernel unchanged"
+SAME_FILES = "the loaded files are the same"
 DRIFT = "drift"
 """The cause of many small steps in one direction, none of which counts as a change."""
 
@@ -132,5 +137,7 @@ def _same_kernels(before: Facts | None, after: Facts) -> bool | None:
 
 
 def _same_code(before: Facts, after: Facts) -> bool:
-    """Return whether both are of one known commit without uncommitted changes."""
+    """Return whether both ran the same files, or are of one known commit without uncommitted changes."""
+    if before.code_hash is not None and before.code_hash == after.code_hash:
+        return True
     return after.state is not None and after.state.same_code(before.state)

@@ -137,4 +137,4 @@ class GateData:
 
 def point_facts(point: PointRow) -> Facts:
     """Return the facts of a point."""
-    return Facts(point.run.state, point.environment.facts, point.kernel_hash)
+    return Facts(point.run.state, point.environment.facts, point.kernel_hash, code_hash=point.code_hash)

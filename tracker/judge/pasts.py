@@ -291,7 +291,7 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
     """Return the facts of the points at (series, run). Points that are not stored are left out."""
     wanted = set(places)
     query = (
-        select(Point.series_id, Point.run_id, Point.environment_id, KernelSet.hash, KernelSet.kernels)
+        select(Point.series_id, Point.run_id, Point.environment_id, KernelSet.hash, KernelSet.kernels, Point.code_hash)
         .outerjoin(KernelSet, Point.kernels_id == KernelSet.id)
         .where(Point.run_id.in_({run for _, run in wanted}))
     )
@@ -306,8 +306,9 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
             environment=environments[environment].facts,
             kernel_hash=hash_,
             kernels=msgspec.convert(kernels or (), tuple[Kernel, ...]),
+            code_hash=code,
         )
-        for series, run, environment, hash_, kernels in rows
+        for series, run, environment, hash_, kernels, code in rows
     }
 
 

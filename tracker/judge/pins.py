@@ -86,7 +86,8 @@ def find(session: Session, *, ended: bool = False) -> list[PinRow]:
 def pin(session: Session, commit: str, max_slowdown: float, name: str | None, who: str) -> PinRow:
     """Pin a measured commit, replacing a pin of the same name. Raises QueryError.
 
-    name  by default `commit`, or its short hash if that would move
+    Args:
+        name: By default `commit`, or its short hash if that would move.
     """
     state = resolve_commit(session, commit, git.rev_parse)
     if not state.has_commit:

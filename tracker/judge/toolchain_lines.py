@@ -33,8 +33,9 @@ def lines_of(
 ) -> list[int]:
     """Return the line of each result, oldest first. Lines are numbered by their first results.
 
-    names     the toolchain that each result's plan names; empty: all the same
-    machines  the machine of each result; empty: all the same
+    Args:
+        names: The toolchain that each result's plan names; empty: all the same.
+        machines: The machine of each result; empty: all the same.
     """
     names = names or [None] * len(toolchains)
     machines = machines or [None] * len(toolchains)
@@ -62,9 +63,10 @@ def in_turns(lines: Sequence[int]) -> set[int]:
 class LineSoftware:
     """The software that measured some results of a line.
 
-    name      the toolchain that the plan names, as in RunRow.toolchain
-    software  versions by package, of each toolchain that measured them
-    alone     the series has no other line
+    Attributes:
+        name: The toolchain that the plan names, as in RunRow.toolchain.
+        software: Versions by package, of each toolchain that measured them.
+        alone: The series has no other line.
     """
 
     name: str | None

@@ -94,7 +94,8 @@ def _transition(
 ) -> Transition | None:
     """Return the transition between two runs of a point's series, or None if their toolchains are equal.
 
-    effects  change of the latency and the ends of its interval, as logarithms
+    Args:
+        effects: Change of the latency and the ends of its interval, as logarithms.
     """
     before, after = data.facts_of(point, Span(base, head))
     if before is None or before.environment is None or after.environment is None:

@@ -42,9 +42,10 @@ class BackfillCommit:
 def commits_of(folder: Path, text: str, every: int = 1) -> list[BackfillCommit]:
     """Return the commits of `A..B` on the first-parent line, without A, newest first; `A..` ends at HEAD.
 
-    A commit alone means its whole history, with the root.
+    A commit alone means the whole history, with the root.
 
-    every  return only every Nth commit, counted from the newest
+    Args:
+        every: Return only every Nth commit, counted from the newest.
 
     Raises BackfillError.
     """
@@ -124,7 +125,7 @@ class BackfillFiles:
         return self.records(commit).exists() or self.outcome(commit) is not None
 
     def done(self, commit: BackfillCommit, outcome: str) -> None:
-        """Mark a commit as stored, with its outcome. Raises BackfillError."""
+        """Mark a commit as stored, with an outcome. Raises BackfillError."""
         with whole_file(self._mark(commit), BackfillError) as file:
             file.write(f"{self._plan} {outcome} {self._recipe}\n".encode())
 
@@ -135,7 +136,7 @@ class BackfillFiles:
         path.rename(next(name for name in names if not name.exists()))
 
     def again(self, commit: BackfillCommit) -> None:
-        """Forget that a commit failed, so that it is measured again. Its records stay in the database."""
+        """Forget that a commit failed, so that it is measured again. The records stay in the database."""
         if self.records(commit).exists():
             self.set_aside(commit)
         self._mark(commit).unlink(missing_ok=True)

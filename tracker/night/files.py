@@ -1,7 +1,7 @@
 """The record files of nightly runs: the unfinished one, and the newest finished one.
 
-Each device and toolchain has two pointer files that hold their names. An interrupted run continues in its file, and the
-next run begins with the cells that the newest finished run left out.
+Each device and toolchain has two pointer files that hold their names. An interrupted run continues in the same file,
+and the next run begins with the cells left out by the newest finished run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run `tritonbench`, a separate program that shares only its records with the tracker."""
+"""Run `tritonbench`, a separate program sharing only records with the tracker."""
 
 from __future__ import annotations
 
@@ -39,13 +39,14 @@ def measure(
     python: str | None = None,
     stdout: int | None = None,
 ) -> int:
-    """Run `tritonbench` in a folder and return its exit code.
+    """Run `tritonbench` in a folder and return the exit code.
 
-    listen  called with each line of its standard error, which is also printed
-    python  interpreter that runs it; None for this one
-    stdout  descriptor for its standard output; None for this process's
+    Args:
+        listen: Called with each line of its standard error, which is also printed.
+        python: Interpreter that runs it; None for this one.
+        stdout: Descriptor for its standard output; None for this process's.
 
-    An interrupt of this process ends `tritonbench`, which keeps its results so far. Then KeyboardInterrupt is raised.
+    An interrupt here ends `tritonbench`, which keeps the results so far. Then KeyboardInterrupt is raised.
     """
     libc = ctypes.CDLL(None)
 
@@ -53,8 +54,8 @@ def measure(
         with contextlib.suppress(OSError, AttributeError):
             libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
-    # Ctrl-C in a terminal reaches every process there. This process passes it on once, so the child ignores its own.
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # A terminal's Ctrl-C and hangup reach every process there. This one passes them on once: the child ignores its own.
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}
     try:
         process = subprocess.Popen(
             [python or PROGRAM[0], *PROGRAM[1:], *arguments],
@@ -65,7 +66,8 @@ def measure(
             stderr=None if listen is None else subprocess.PIPE,
         )
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     try:
         if listen is not None and process.stderr is not None:
             _pass_on(process.stderr, listen)
@@ -93,8 +95,9 @@ def _pass_on(stream: IO[bytes], listen: Callable[[str], None]) -> None:
 def ensure_alone(device: str, wait_s: float, arguments: list[str]) -> Path:
     """Return the lock file of the device. If this process does not hold it, replace it by one that does.
 
-    wait_s     how long the new process may wait for the lock, in seconds
-    arguments  arguments of `groupbench` for the new process
+    Args:
+        wait_s: How long the new process may wait for the lock, in seconds.
+        arguments: Arguments of `groupbench` for the new process.
 
     Raises MeasuringError if a package that measuring needs is not installed.
     """

@@ -44,7 +44,8 @@ class Steps:
 def find_steps(session: Session, plan: str, commits: Sequence[str]) -> Steps:
     """Return the steps in the runs of a plan.
 
-    commits  hashes, oldest first
+    Args:
+        commits: Hashes, oldest first.
     """
     place = {commit: number for number, commit in enumerate(commits)}
     points = points_of_runs(session, [run.pk for run in runs_of_plan(session, plan, commits)])

@@ -29,7 +29,8 @@ def runs_of_plan(session: Session, plan: str, commits: Iterable[str]) -> list[Ru
 def measured_by(session: Session, runs: Iterable[RunRow], planned: Sequence[Record]) -> dict[str, RunRow]:
     """Return by commit the newest run that has a result for every planned problem, in the environment of the plan.
 
-    planned  a record for every cell of the plan; backends do not count, because old commits may have others
+    Args:
+        planned: A record for every cell of the plan; backends do not count, because old commits may have others.
     """
     problems = {_problem(record.cell, record.environment) for record in planned}
     newest: dict[str, RunRow] = {}
@@ -40,7 +41,7 @@ def measured_by(session: Session, runs: Iterable[RunRow], planned: Sequence[Reco
 
 
 def _is_complete(points: Sequence[PointRow], problems: set[tuple[object, ...]]) -> bool:
-    """Return whether a run has all problems. Without any result, its commit did not build or load."""
+    """Return whether a run has all problems. Without any result, the commit did not build or load."""
     statuses = {point.status for point in points}
     measured = {_problem(point.series, point.environment.facts) for point in points}
     return "skipped" not in statuses and not statuses.isdisjoint(MEASURED) and problems <= measured

@@ -1,7 +1,7 @@
 """Write the verdict on a run for CI, in several formats made from one `GateResult`.
 
 A format is a module with `render(result) -> str`. Two formats are more than a file: the step summary is appended to the
-file, and the webhook is sent. Every output is well formed and within its reader's limits, whatever text it contains,
+file, and the webhook is sent. Every output is well formed and within the reader's limits, whatever text it contains,
 such as a commit's subject or a compiler's message.
 """
 

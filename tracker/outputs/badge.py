@@ -1,8 +1,9 @@
-"""A badge as SVG, without a server, font or script. Its colours have a contrast of at least 4.5 to white."""
+"""A badge as SVG, without a server, font or script. The colours have a contrast to white of at least 4.5."""
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterable
 from html import escape
 
 from groupbench.tracker.facts.exits import ExitCode
@@ -18,16 +19,19 @@ _EDGE = 7  # px to the left and right of a text
 def message(result: GateResult) -> str:
     """Return the text of the badge: `2 regressed`, `312 ok`."""
     gate = result.gate
-    counts = gate.counts
+
+    def counted(verdicts: Iterable[Verdict]) -> list[str]:
+        return [f"{gate.counts[verdict]} {verdict}" for verdict in verdicts if verdict in gate.counts]
+
     if gate.exit_code == ExitCode.FAILED:
-        return ", ".join(f"{counts[verdict]} {verdict}" for verdict in Verdict if verdict.fails and verdict in counts)
+        return ", ".join(counted(verdict for verdict in Verdict if verdict.fails))
     if gate.exit_code != ExitCode.OK:
         return gate.word
     acknowledged = sum(row.acknowledged for row in gate.rows)
     parts = [
-        *(f"{counts[v]} {v}" for v in Verdict if v.tone is GOOD and v in counts),
+        *counted(verdict for verdict in Verdict if verdict.tone is GOOD),
         *([f"{acknowledged} acknowledged"] if acknowledged else []),
-        *(f"{counts[v]} {v}" for v in Verdict if v.unjudged and v in counts),
+        *counted(verdict for verdict in Verdict if verdict.unjudged),
         *(["no latency judged"] if gate.blind else []),
     ]
     return ", ".join(parts) or "ok"

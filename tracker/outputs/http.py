@@ -88,8 +88,9 @@ class _TryAgain(OutputError):
 def send(request: HttpRequest, *, what: str, repeat: bool = True) -> HttpResponse:
     """Send a request and return the response, once the server has accepted it.
 
-    what    the request's name in messages, without secrets
-    repeat  the request may be sent twice; otherwise HttpUncertain is raised if it may have been carried out
+    Args:
+        what: The request's name in messages, without secrets.
+        repeat: The request may be sent twice; otherwise HttpUncertain is raised if it may have been carried out.
 
     Raises HttpRefused if the server refuses, OutputError for any other failure, each with a one-line message.
     """

@@ -14,7 +14,7 @@ from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.text.wording import printable
 
 _NOTE = 300
-_LONGEST = 20_000
+_LONGEST_NOTE = 20_000
 """Most characters of a compiler's message."""
 
 _Cases = list[tuple[Judged | None, ElementTree.Element]]
@@ -49,7 +49,7 @@ def render(result: GateResult) -> str:
 
 
 def _suite(name: str, members: _Cases, result: GateResult) -> ElementTree.Element:
-    """Return the suite of some cases, still without them: its counts, time and start."""
+    """Return a suite for some cases, still without them: counts, time and start."""
     elements = [element for _, element in members]
     seconds = sum(row.point.duration_s or 0.0 for row, _ in members if row is not None and row.point is not None)
     suite = ElementTree.Element("testsuite", name=_text(name), tests=str(len(elements)))
@@ -116,7 +116,7 @@ def _details(row: Judged) -> str:
         lines += [row.span.remark] if row.span.remark else []
         lines += [f"author {printable(row.span.author)}"] if row.span.author else []
     if row.note and len(row.note) > _NOTE:
-        lines.append(row.note[:_LONGEST])
+        lines.append(row.note[:_LONGEST_NOTE])
     return "\n".join(lines)
 
 

@@ -14,7 +14,8 @@ from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import latency, printable, short_number, signed_change
 
 if TYPE_CHECKING:  # or `post` would import the database's library
-    from groupbench.tracker.judge.verdicts import Judged, Span
+    from groupbench.tracker.judge.spans import Span
+    from groupbench.tracker.judge.verdicts import Judged
     from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
 
 _NAME = 60
@@ -42,7 +43,7 @@ class MarkdownPage:
         self.size += size(text)
 
     def table(self, title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
-        """Add a table, folded below its title and without empty columns. Columns named `>...` are right-aligned."""
+        """Add a table, folded below a title and without empty columns. Columns named `>...` are right-aligned."""
         used = [i for i in range(len(columns)) if any(line[i] for line in cells)]
         rule = ["---:" if columns[i].startswith(">") else "---" for i in used]
         top = f"{_line(columns[i].removeprefix('>') for i in used)}\n{_line(rule)}\n"
@@ -110,7 +111,7 @@ def group_line(group: ChangeGroup, place: CiLocation) -> str:
 
 
 def commit(span: Span, place: CiLocation) -> str:
-    """Return the commit to show for a change, as a link with its subject, its author, and how it was found."""
+    """Return the commit to show for a change, as a link with subject, author, and how it was found."""
     text = link(code(span.label), place.commit(span.commit))
     if span.subject:
         text += f" {code(shown(span.subject, _SUBJECT))}"
@@ -184,7 +185,7 @@ def _now(row: Judged) -> str:
 
 
 def foot(result: GateResult) -> str:
-    """Return the last line: the commit, the run, its plan and its hardware."""
+    """Return the last line: the commit, the run, the plan and the hardware."""
     run, parts = result.gate.run, []
     parts.append(f"Commit {link(code(str(run.state)), result.place.commit(run.commit))}")
     if run.subject:

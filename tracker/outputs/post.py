@@ -1,6 +1,6 @@
 """Post a comment on a pull request once and edit it from then on, with GitHub's REST API or GitLab's notes.
 
-The comment is found by its mark, and only among those of the token's account: someone who copies the mark cannot have
+The comment is found by a mark, and only among those from the token's account: someone copying the mark cannot have
 their own comment overwritten.
 """
 
@@ -241,7 +241,7 @@ def _url(item: Any) -> str | None:
 
 
 def _number_of_event(environ: Mapping[str, str]) -> int | None:
-    """Return the number of a workflow's pull request: from its ref, or from the event that started it."""
+    """Return the number of a workflow's pull request: from the ref, or from the event that started it."""
     ref = re.fullmatch(r"refs/pull/(\d+)/(?:merge|head)", environ.get("GITHUB_REF", ""))
     if ref:
         return int(ref[1])

@@ -1,4 +1,4 @@
-"""The data that every output is made from: the verdict on a run and its context."""
+"""The data behind every output: the verdict on a run and the context."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class GateResult:
 
     @property
     def changed(self) -> bool:
-        """Return whether the run deserves attention: it fails, a series improved, or an alert changed its state."""
+        """Return whether the run deserves attention: it fails, a series improved, or an alert changed state."""
         gate = self.gate
         return gate.exit_code != 0 or self.moved or any(row.verdict is Verdict.IMPROVED for row in gate.notable)
 
@@ -70,7 +70,7 @@ class GateResult:
         return "failure" if code is ExitCode.FAILED else "error"
 
     def label(self, series: SeriesRow) -> str:
-        """Return a name of the series within its operator and backend, without the usual host, protocol and seed."""
+        """Return the series' name within the operator and backend, without the usual host, protocol and seed."""
         parts = [series.shape, series.dtype, series.mode]
         parts += [series.host] if series.host != "builtin" else []
         parts += [series.protocol] if series.protocol != "cooled" else []

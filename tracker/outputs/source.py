@@ -105,7 +105,7 @@ def _functions(kernels: Iterable[Kernel]) -> list[str]:
 
 
 def _decorators(above: str) -> str:
-    """Return the lines of decorators at the end of a text, after its last blank line or other statement."""
+    """Return the decorator lines at a text's end, after the last blank line or other statement."""
     kept: list[str] = []
     for line in reversed(above.rstrip("\n").split("\n")):
         if not line.strip():

@@ -1,7 +1,7 @@
 """Send a message to Slack's incoming webhook, or to a service with the same format, such as Mattermost.
 
 A message has at most 50 blocks, a header 150 characters and a section 3,000:
-https://api.slack.com/reference/block-kit/blocks. The URL is a secret, so messages show only its host.
+https://api.slack.com/reference/block-kit/blocks. The URL is a secret, so messages show only the host.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.verdicts import Span
+from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.outputs import http
 from groupbench.tracker.outputs.escape import clean, shown, slack, slack_code
 from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
@@ -39,7 +39,9 @@ def payload(result: GateResult) -> dict[str, Any]:
         *[_section(f"• {line}") for line in lines],
         {"type": "context", "elements": [_mrkdwn(_foot(result))]},
     ]
-    return clean({"text": f"{slack(shown(gate.summary, 1000))}", "blocks": blocks[:BLOCKS]})
+    message = {"text": slack(shown(gate.summary, 1000)), "blocks": blocks[:BLOCKS]}
+    cleaned: dict[str, Any] = clean(message)
+    return cleaned
 
 
 def _section(text: str) -> dict[str, Any]:

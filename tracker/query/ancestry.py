@@ -1,8 +1,8 @@
-"""The order of commits: by their parents if known, else by time.
+"""Commit order: by parents if known, else by time.
 
-Nightly runs skip commits, a copied tree only knows its own hash, and a shallow clone names parents that are not
-available. So ancestry is used as far as it is stored. Otherwise the committer's time decides, or else the time of the
-first run. A wrong clock never puts a commit before its parent.
+Nightly runs skip commits, a copied tree only knows one hash, and a shallow clone names unavailable parents. So ancestry
+is used as far as it is stored. Otherwise the committer's time decides, or else the first run's time. A wrong clock
+never puts a commit before a parent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 @dataclass(frozen=True)
 class CommitNode:
-    """The facts of a commit that define its order."""
+    """The commit facts for ordering."""
 
     hash: str
     parents: tuple[str, ...] = field(default=())  # including parents that are not stored
@@ -36,7 +36,7 @@ class CommitNode:
 
 
 def commit_order(session: Session) -> list[CommitNode]:
-    """Return every stored commit, oldest first. A parent always comes before its child."""
+    """Return every stored commit, oldest first. A parent always comes before a child."""
     first = select(Run.commit_id, func.min(Run.started).label("started")).group_by(Run.commit_id).subquery()
     query = select(Commit.hash, Commit.parents, Commit.time, first.c.started)
     query = query.outerjoin(first, first.c.commit_id == Commit.id)
@@ -47,10 +47,10 @@ def commit_order(session: Session) -> list[CommitNode]:
 
 
 def ordered(commits: Iterable[CommitNode]) -> list[CommitNode]:
-    """Return commits with every parent before its child, and otherwise oldest first.
+    """Return commits with every parent before the child, and otherwise oldest first.
 
-    Parallel branches are interleaved by time. A cycle of parents, which git never has but a file may claim, is cut at
-    its oldest commit.
+    Parallel branches are interleaved by time. A parent cycle, which git never has but a file may claim, is cut at the
+    oldest commit.
     """
     nodes = {node.hash: node for node in commits}
     children = _children(nodes)
@@ -76,7 +76,7 @@ def ordered(commits: Iterable[CommitNode]) -> list[CommitNode]:
 
 
 def _children(nodes: Mapping[str, CommitNode]) -> dict[str, list[str]]:
-    """Return the children of each commit, by hash."""
+    """Return each commit's children, by hash."""
     children: dict[str, list[str]] = {hash_: [] for hash_ in nodes}
     for node in nodes.values():
         for parent in dict.fromkeys(node.parents):
@@ -86,7 +86,7 @@ def _children(nodes: Mapping[str, CommitNode]) -> dict[str, list[str]]:
 
 
 def _oldest_of_cycle(nodes: dict[str, CommitNode], done: set[str], rank: dict[str, tuple[datetime, str]]) -> str:
-    """Return the oldest commit of a cycle, if every remaining commit waits for another."""
+    """Return a cycle's oldest commit, if every remaining commit waits for another."""
     here = min(hash_ for hash_ in nodes if hash_ not in done)
     path: dict[str, int] = {}
     while here not in path:
@@ -96,7 +96,7 @@ def _oldest_of_cycle(nodes: dict[str, CommitNode], done: set[str], rank: dict[st
 
 
 def ancestors(session: Session, hash_: str) -> set[str]:
-    """Return the stored ancestors of a commit, including itself, as far as parents are known without a gap."""
+    """Return a commit and the stored ancestors, as far as parents are known without a gap."""
     parents = {row.hash: row.parents or () for row in session.execute(select(Commit.hash, Commit.parents))}
     seen: set[str] = set()
     left = [hash_]

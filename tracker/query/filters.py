@@ -1,7 +1,7 @@
-"""Parse filters: names, sizes, dates and ranges of commits. Does not use the database.
+"""Parse filters: names, sizes, dates and commit ranges. Does not use the database.
 
-Sizes are comma-separated conditions on the dims of a series: `M>=4096`, `G=8..64,N=4096`, `K!=7168`. Ranges include
-both ends, and either end may be omitted. A series without that size never matches.
+Sizes are comma-separated conditions on a series' dims: `M>=4096`, `G=8..64,N=4096`, `K!=7168`. Ranges include both
+ends, and either end may be omitted. A series without the size never matches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BARE_DATE = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 
 @dataclass(frozen=True)
 class Filter:
-    """A selection of points. An empty field selects all; several values of one field are alternatives."""
+    """A point selection. An empty field selects all; several values in one field are alternatives."""
 
     operator: tuple[str, ...] = ()
     backend: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class Filter:
 
 @dataclass(frozen=True)
 class Size:
-    """A condition on one size of the problem."""
+    """A condition on one problem size."""
 
     name: str
     low: int | None = None
@@ -66,12 +66,12 @@ class Size:
 
 
 def sizes(text: str) -> tuple[Size, ...]:
-    """Return the conditions of an expression. Raises QueryError with the part that is not a condition."""
+    """Return an expression's conditions. Raises QueryError with the invalid part."""
     return tuple(_size(part, text) for part in text.split(","))
 
 
 def is_expression(text: str) -> bool:
-    """Return whether a text for a shape is a size expression rather than the name of a shape.
+    """Return whether a shape text is a size expression rather than a name.
 
     Shapes have names such as `G=4,M=1024,N=64,K=64`. An expression has a comparison or a range, or is a single
     equality.
@@ -92,12 +92,12 @@ def unnamed_sizes(text: str) -> str | None:
 
 
 def without_letters(shape: str) -> str:
-    """Return `4,128,128,128` for `G=4,M_g=128,N=128,K=128`. Parts that are not sizes keep their name."""
+    """Return `4,128,128,128` for `G=4,M_g=128,N=128,K=128`. Parts other than sizes keep their name."""
     return _LETTER.sub("", shape)
 
 
 def unknown(name: str, requested: Iterable[str], existing: Collection[str]) -> list[str]:
-    """Return the requested names that no series has in a field, without wildcards and sizes."""
+    """Return the requested names not found in a field, without wildcards and sizes."""
     missing = [text for text in requested if text not in existing]
     if name in PATTERNS:
         missing = [text for text in missing if "*" not in text and "?" not in text]
@@ -114,7 +114,7 @@ def refuse_longer(name: str, text: str | None, longest: int) -> None:
 
 
 def refuse_unknown(name: str, requested: Iterable[str], existing: Collection[str]) -> None:
-    """Raise QueryError for a requested name that is not known, and list the known ones."""
+    """Raise QueryError for an unknown requested name, and list the known ones."""
     for text in unknown(name, requested, existing):
         shown = list(existing)
         if name == "shape":  # show a few with similar numbers, shortened, since there may be hundreds
@@ -135,7 +135,7 @@ def all_hold(conditions: Iterable[Size], dims: Mapping[str, int]) -> bool:
 def instant(text: str, *, end: bool = False, now: datetime | None = None) -> datetime:
     """Parse a date, a date and time (UTC by default), or a duration before now: 7d, 12h.
 
-    With `end`, a bare date means the end of that day. Raises QueryError.
+    With `end`, a bare date means midnight after the day. Raises QueryError.
     """
     stripped = text.strip()
     try:
@@ -158,7 +158,7 @@ def looks_like_date(text: str) -> bool:
 
 
 def commit_range(text: str) -> tuple[str | None, str | None]:
-    """Return the ends of `A..B`, which excludes A and includes B. One end may be omitted. Raises QueryError."""
+    """Return the ends from `A..B`, which excludes A and includes B. One end may be omitted. Raises QueryError."""
     first, dots, last = text.partition("..")
     if not dots or ".." in last or last.startswith(".") or not (first or last):
         raise QueryError(f"{text!r} is not a range of commits; give A..B, A.. or ..B")
@@ -173,16 +173,7 @@ def _size(part: str, whole: str) -> Size:
     if not value:
         raise QueryError(f"{whole!r}: {part.strip()!r} has no number; give one, as in {name}{sign}4096")
     if ".." in value:
-        if sign not in ("=", "==", "!="):
-            raise QueryError(f"{whole!r}: a range needs =, as in {name}={value}")
-        first, _, last = value.partition("..")
-        if not first and not last:
-            raise QueryError(f"{whole!r}: {value!r} has neither end; give {name}=8..64")
-        low = _number(first, whole) if first else None
-        high = _number(last, whole) if last else None
-        if low is not None and high is not None and low > high:
-            raise QueryError(f"{whole!r}: {value} is empty; put the smaller number first")
-        return Size(name, low, high, sign == "!=")
+        return _range(name, sign, value, whole)
     number = _number(value, whole)
     match sign:
         case ">=":
@@ -194,6 +185,19 @@ def _size(part: str, whole: str) -> Size:
         case "<":
             return Size(name, high=number - 1)
     return Size(name, number, number, sign == "!=")
+
+
+def _range(name: str, sign: str, value: str, whole: str) -> Size:
+    if sign not in ("=", "==", "!="):
+        raise QueryError(f"{whole!r}: a range needs =, as in {name}={value}")
+    first, _, last = value.partition("..")
+    if not first and not last:
+        raise QueryError(f"{whole!r}: {value!r} has neither end; give {name}=8..64")
+    low = _number(first, whole) if first else None
+    high = _number(last, whole) if last else None
+    if low is not None and high is not None and low > high:
+        raise QueryError(f"{whole!r}: {value} is empty; put the smaller number first")
+    return Size(name, low, high, sign == "!=")
 
 
 def _number(text: str, whole: str) -> int:

@@ -1,4 +1,4 @@
-"""The possible gain of each problem of a run: the best backend's latency against the speed of light."""
+"""The possible gain per problem in a run: the best backend's latency against the speed of light."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from groupbench.tracker.query.rows import PointRow
 
 @dataclass(frozen=True)
 class Gain:
-    """The possible gain of a problem with its fastest backend."""
+    """A problem's possible gain with the fastest backend."""
 
     point: PointRow
     gap: float  # latency over the shortest time at the ceilings measured by the run's canaries
@@ -38,7 +38,7 @@ class Gain:
 
 
 def gains(points: Iterable[PointRow]) -> list[Gain]:
-    """Return the gain of each problem whose speed of light is known, largest first."""
+    """Return the gain for each problem with a known speed of light, largest first."""
     best = _fastest(points)
     saved = [max(0.0, ms * (1 - 1 / gap)) for _, ms, gap in best]
     total, time = sum(saved), sum(ms for _, ms, _ in best)
@@ -50,7 +50,7 @@ def gains(points: Iterable[PointRow]) -> list[Gain]:
 
 
 def _fastest(points: Iterable[PointRow]) -> list[tuple[PointRow, float, float]]:
-    """Return (point, latency in ms, gap) of the fastest backend of each problem whose speed of light is known."""
+    """Return (point, latency in ms, gap) for the fastest backend on each problem with a known speed of light."""
     best: dict[tuple[str, ...], tuple[PointRow, float, float]] = {}
     for point in points:
         ms, gap = point.median_ms, (point.metrics or {}).get("sol_gap")

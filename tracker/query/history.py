@@ -1,4 +1,4 @@
-"""The history of series along a branch: each point with its change and its speed-up over a baseline."""
+"""Series history along a branch: each point with change and speed-up over a baseline."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from groupbench.tracker.facts.environment import environment_differences
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.query.filters import Filter, commit_range
 from groupbench.tracker.query.lines import CommitLine, FirstParents, every_line, line_through
+from groupbench.tracker.query.loaded import LoadedLists
 from groupbench.tracker.query.points import points_where
 from groupbench.tracker.query.resolve import commits_between, on_branch, resolve_commit
 from groupbench.tracker.query.rows import HistoryRow, PointRow, RunRow, SeriesRow, speedup_over
@@ -25,7 +26,7 @@ from groupbench.tracker.tools import git
 
 @dataclass(frozen=True)
 class BranchHistory:
-    """Points along the commits of a branch."""
+    """Points along a branch's commits."""
 
     rows: list[HistoryRow]  # by series, oldest commit first
     runs: tuple[str, ...] = ()  # ids of the runs on the branch, in the same order
@@ -41,14 +42,14 @@ def history(
     all_branches: bool = False,
     first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
 ) -> BranchHistory:
-    """Return the points of each series along one branch: by commit, and within a commit by time of measurement.
+    """Return each series' points along one branch: by commit, and within a commit by time.
 
-    The branch is that of the newest run, or the one that `where` names. Results of other branches are omitted and
-    counted, unless `where` names one of their commits or several branches. Changes and environments are relative to the
-    point before on the branch, even if the filter starts or ends in between.
+    The branch is the newest run's, or the one named in `where`. Results from other branches are omitted and counted,
+    unless `where` names one such commit or several branches. Changes and environments are relative to the point before
+    on the branch, even if the filter starts or ends in between.
 
-    `baseline` is the backend for speed-ups; `limit` keeps the newest points of each series. Raises QueryError for
-    unknown names.
+    `baseline` is the backend for speed-ups; `limit` keeps each series' newest points. Raises QueryError for unknown
+    names.
     """
     series = {row.pk: row for row in find_series(session, where)}
     over = _baseline_series(session, baseline, series.values()) if baseline is not None else {}
@@ -56,7 +57,7 @@ def history(
     points = _points(session, series, where.branch if len(where.branch) > 1 else ())
     line = _line(session, where, all_branches, first_parents)
     along = line.along(points)
-    rows = [row for row in changes(along) if chosen(row.point.run)]
+    rows = [row for row in changes(along, LoadedLists(session, along)) if chosen(row.point.run)]
     others = 0 if where.branch else sum(chosen(point.run) for point in points) - len(rows)
     omitted = f"{counted(others, 'result')} of other branches left out; --all lists them" if others else None
     rows = rows if limit is None else _newest_of_each(rows, limit)
@@ -68,7 +69,6 @@ def history(
 
 
 def _points(session: Session, series: Mapping[int, SeriesRow], branches: Collection[str]) -> list[PointRow]:
-    """Return the points of some series, on some branches or all."""
     points = [p for chunk in chunks(series) for p in points_where(session, Point.series_id.in_(chunk), series=series)]
     return [point for point in points if point.run.branch in branches] if branches else points
 
@@ -90,7 +90,7 @@ def _choice(session: Session, where: Filter) -> Callable[[RunRow], bool]:
 
 
 def _line(session: Session, where: Filter, all_branches: bool, first_parents: FirstParents | None) -> CommitLine:
-    """Return the runs of a history, in order."""
+    """Return a history's runs, in order."""
     on_branch(session, where)  # raises QueryError for an unknown branch
     if all_branches or len(where.branch) > 1:
         return every_line(session)
@@ -106,15 +106,21 @@ def _line(session: Session, where: Filter, all_branches: bool, first_parents: Fi
     return line if runs <= set(line.runs) else every_line(session)
 
 
-def changes(points: Iterable[PointRow]) -> list[HistoryRow]:
-    """Return points (by series, oldest first) with the change since the latest earlier latency in the environment."""
+def changes(points: Iterable[PointRow], lists: LoadedLists | None = None) -> list[HistoryRow]:
+    """Return points with their changes since earlier points of the series.
+
+    Args:
+        points: Points by series, oldest first.
+        lists: Files and packages that their processes loaded; None to leave out their differences.
+    """
     rows: list[HistoryRow] = []
     before: PointRow | None = None
     speeds: dict[tuple[str, str | None], float] = {}
     for point in points:
         if before is None or before.series.pk != point.series.pk:
             before, speeds = None, {}
-        rows.append(HistoryRow(point, _change(point, speeds), _differences(before, point)))
+        loaded = () if lists is None or before is None else lists.difference(before, point).texts
+        rows.append(HistoryRow(point, _change(point, speeds), _differences(before, point), loaded))
         before = point
     return rows
 
@@ -135,7 +141,7 @@ def _differences(before: PointRow | None, point: PointRow) -> tuple[str, ...]:
 
 
 def _baseline_series(session: Session, backend: str, series: Collection[SeriesRow]) -> dict[tuple[str, ...], int]:
-    """Return the keys of the baseline's series by problem, for the problems of `series`."""
+    """Return the baseline's series keys by problem, for the problems in `series`."""
     query = series_select().where(Series.backend == backend)
     for name in ("operator", "mode", "dtype", "shape"):
         values = {getattr(row, name) for row in series}

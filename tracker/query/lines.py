@@ -1,9 +1,9 @@
-"""The line of commits that ends with a run's commit: its first parents, as far as known.
+"""The commit line up to a run's commit: first parents, as far as known.
 
-A run is judged by the commits before it, not by the measurements before it. So results of other branches do not count,
-a commit measured again or late takes its place among its neighbours, and a branch continues the history of its merge
-base. Parents come from the database, and beyond that from a look-up, such as git in a checkout. Runs without a known
-place are ordered by time and counted.
+A run is judged by the commits before it, not by the measurements before it. So results from other branches do not
+count, a commit measured again or late takes a place among the neighbours, and a branch continues the merge base's
+history. Parents come from the database, and further back from a look-up, such as git in a checkout. Runs without a
+known place are ordered by time and counted.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 from groupbench.tracker.query.ancestry import commit_order
+from groupbench.tracker.query.rewritten import Rewritten
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.store.schema import Commit, Run
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.tools.counterparts import Counterparts, counterparts
 
 FirstParents = Callable[[str], tuple[Sequence[str], bool] | None]
 """Maps a commit to (itself and its first parents, newest first; whether they end at a root), or None if unknown.
@@ -34,11 +36,12 @@ CommitsBetween = Callable[[str, str], Collection[str] | None]
 
 @dataclass(frozen=True)
 class CommitLine:
-    """The runs of one line of commits."""
+    """The runs along one commit line."""
 
     runs: tuple[int, ...]  # keys, newest first: by commit, and within one commit by time
     unknown: int = 0  # number of these runs that are placed by time
     known: bool = True  # whether any ancestry is known
+    rewritten: Rewritten | None = None  # the runs of commits that the branch no longer has
 
     def along(self, points: Iterable[PointRow]) -> list[PointRow]:
         """Return the points on the line by series, oldest first."""
@@ -46,11 +49,11 @@ class CommitLine:
         return sorted(on_line, key=lambda point: (point.series.sort_key, self.place(point.run)))
 
     def place(self, run: RunRow) -> int:
-        """Return the place of a run, larger for a newer one; -1 for a run that is not on the line."""
+        """Return a run's place, larger for newer runs; -1 for a run not on the line."""
         return self._places.get(run.pk, -1)
 
     def newest(self, number: int, until: RunRow | None = None) -> tuple[int, ...]:
-        """Return the keys of the newest runs, newest first; with `until`, of this run and those before it."""
+        """Return the newest runs' keys, newest first; with `until`, this run and those before it."""
         first = 0 if until is None else len(self.runs) - 1 - self.place(until)
         return self.runs[first : first + number]
 
@@ -60,16 +63,18 @@ class CommitLine:
 
     @property
     def note(self) -> str | None:
-        """A warning about unknown ancestry, or None."""
+        """A warning about unknown ancestry or a rewritten branch, or None."""
+        rewritten = None if self.rewritten is None else self.rewritten.note
         if not self.unknown:
-            return None
+            return rewritten
         of = counted(self.unknown, "earlier run") if self.known else "earlier runs"
-        return f"ancestry unknown: {of} ordered by time, possibly including other branches"
+        note = f"ancestry unknown: {of} ordered by time, possibly including other branches"
+        return note if rewritten is None else f"{note}; {rewritten}"
 
 
 @dataclass(frozen=True)
 class _Stored:
-    """Every stored run, with the stored ancestry of their commits."""
+    """Every stored run, with the commits' stored ancestry."""
 
     runs: tuple[tuple[int, datetime, str], ...]  # key, start, commit
     parents: Mapping[str, tuple[str, ...]]
@@ -87,16 +92,16 @@ class _Stored:
 
 
 def line_of(session: Session, run: RunRow, first_parents: FirstParents | None = None) -> CommitLine:
-    """Return the line that ends with a run: earlier runs of its commit, and runs of the commits before."""
+    """Return the line up to a run: earlier runs at the same commit, and runs at the commits before."""
     return _line_to(run.commit, run, _Stored.read(session), first_parents)
 
 
 def line_through(
     session: Session, run: RunRow, first_parents: FirstParents | None = None, branch: str | None = None
 ) -> CommitLine:
-    """Return the line of a run, extended to the newest commit that follows its own.
+    """Return a run's line, extended to the newest commit after it.
 
-    A backfill measures the newest commit first, so the latest run may be of an old commit. `branch` is the branch to
+    A backfill measures the newest commit first, so the latest run may have an old commit. `branch` is the branch to
     follow; then runs with unknown ancestry count only if they are on it.
     """
     stored = _Stored.read(session)
@@ -105,14 +110,14 @@ def line_through(
 
 
 def every_line(session: Session) -> CommitLine:
-    """Return the runs of all branches, by commit, and within a commit by time."""
+    """Return all branches' runs, by commit, and within a commit by time."""
     place = {node.hash: number for number, node in enumerate(commit_order(session))}
     runs = sorted(((place[commit], started, key) for key, started, commit in _Stored.read(session).runs), reverse=True)
     return CommitLine(tuple(key for *_, key in runs))
 
 
 def _tip(commit: str, stored: _Stored, first_parents: FirstParents | None, branch: str | None) -> str:
-    """Return the newest measured descendant of `commit` on the branch, or on the checkout's branch if git knows it."""
+    """Return the newest measured descendant on the branch, or on the checkout's branch if git knows it."""
     by_git = first_parents(branch or "HEAD") if first_parents is not None else None
     if by_git is not None and commit in by_git[0]:
         return next(each for each in by_git[0] if each in stored.parents)
@@ -120,7 +125,7 @@ def _tip(commit: str, stored: _Stored, first_parents: FirstParents | None, branc
 
 
 def _newest_descendant(commit: str, stored: _Stored, branch: str | None) -> str:
-    """Return the newest measured descendant of `commit` by the stored parents, on the branch or on its own."""
+    """Return the newest measured descendant by the stored parents, on the branch or the commit's own."""
     children = _first_children(stored)
     branches = (branch or stored.branches.get(commit), None)
     seen = {commit}
@@ -146,20 +151,24 @@ def _first_children(stored: _Stored) -> dict[str, list[str]]:
 def _line_to(
     tip: str, run: RunRow, stored: _Stored, first_parents: FirstParents | None, branch: str | None = None
 ) -> CommitLine:
-    """Return the line that ends at a commit, with runs up to `run`."""
+    """Return the line up to a commit, with runs up to `run`."""
     parents = stored.parents
     chain, complete = _chain(tip, parents, first_parents)
     place = {commit: number for number, commit in enumerate(chain)}
     elsewhere = set() if complete else _descendants(place, parents)
+    earlier = {key for key, started, _ in stored.runs if (started, key) <= run.when}
+    outside = [one for one in stored.runs if one[0] in earlier and one[2] not in place]
+    replaced = [one for one in outside if complete or one[2] in elsewhere]
+    rewritten, matches = _rewritten(tip, chain, replaced, stored, first_parents)
+    place |= {commit: place[match] for commit, match in matches.items() if match is not None}
     on_line: list[tuple[int, datetime, str]] = []
     by_time: list[tuple[int, datetime, str]] = []
     for one in stored.runs:
-        key, started, commit = one
-        earlier = (started, key) <= run.when
+        key, _, commit = one
         if commit in place and (commit != UNKNOWN_COMMIT or key == run.pk):
-            if commit != run.commit or earlier:
+            if key in earlier or (commit != run.commit and commit not in matches):
                 on_line.append(one)
-        elif complete or commit in elsewhere or not earlier:
+        elif key not in earlier or ((complete or commit in elsewhere) and key not in rewritten.by_time):
             continue
         elif branch is None or stored.branches[commit] == branch:
             by_time.append(one)
@@ -167,13 +176,35 @@ def _line_to(
     keys = [((began[place[commit]], 1, -place[commit], started, key), key) for key, started, commit in on_line]
     keys += [((started, 0, 0, started, key), key) for key, started, _ in by_time]
     keys.sort(reverse=True)
-    return CommitLine(tuple(key for _, key in keys), len(by_time), len(chain) > 1)
+    unknown = len(by_time) - len(rewritten.by_time)
+    return CommitLine(tuple(key for _, key in keys), unknown, len(chain) > 1, rewritten if rewritten else None)
+
+
+def _rewritten(
+    tip: str,
+    chain: Sequence[str],
+    runs: Sequence[tuple[int, datetime, str]],
+    stored: _Stored,
+    first_parents: FirstParents | None,
+) -> tuple[Rewritten, Counterparts]:
+    """Return the runs of commits that the branch of `tip` had once, and these commits' counterparts on it.
+
+    Args:
+        runs: Earlier runs of commits that are known not to be on the line.
+    """
+    name = stored.branches.get(tip)
+    if name is None or first_parents is None:  # the branch of a detached HEAD is unknown: these may be any others
+        return Rewritten(name), {}
+    newer = _descendants([tip], stored.parents)
+    runs = [one for one in runs if stored.branches[one[2]] == name and one[2] not in newer]
+    matches = counterparts({commit for *_, commit in runs}, chain) if runs else {}
+    return Rewritten.of(name, [(key, commit) for key, _, commit in runs], matches), matches
 
 
 def _chain(
     commit: str, parents: Mapping[str, tuple[str, ...]], first_parents: FirstParents | None
 ) -> tuple[list[str], bool]:
-    """Return a commit and its first parents, newest first, and whether they end at a root."""
+    """Return a commit and the first parents, newest first, and whether they end at a root."""
     chain: dict[str, None] = {}
     here: str | None = commit
     while here is not None and here not in chain:  # a file may claim a cycle of parents
@@ -195,7 +226,7 @@ def _chain(
 
 
 def _descendants(line: Iterable[str], parents: Mapping[str, tuple[str, ...]]) -> set[str]:
-    """Return the stored descendants of a line that are not on it: other branches and newer commits."""
+    """Return a line's stored descendants outside it: other branches and newer commits."""
     children: dict[str, list[str]] = {}
     for commit, of_commit in parents.items():
         for parent in of_commit:
@@ -212,9 +243,9 @@ def _descendants(line: Iterable[str], parents: Mapping[str, tuple[str, ...]]) ->
 def _began(
     measured: Iterable[tuple[int, datetime, str]], place: Mapping[str, int], now: datetime
 ) -> dict[int, datetime]:
-    """Return when the commit at each place of a line, or any earlier one, was first measured, whichever is later.
+    """Return the time for each place on a line: the commit's first measurement, or an earlier commit's if later.
 
-    The newest commit counts as measured now, so that runs placed by time are never newer than the run itself.
+    The newest commit counts as measured now, so runs placed by time are never newer than the run itself.
     """
     first: dict[int, datetime] = {0: now}
     for _, started, commit in measured:

@@ -26,7 +26,7 @@ from groupbench.tracker.text.wording import some
 
 
 def series(session: Session, where: Filter) -> list[SeriesSummary]:
-    """Return the selected series with their numbers of points. Dates and commits select the points to count."""
+    """Return the selected series with point counts. Dates and commits select the points to count."""
     by_key = {row.pk: row for row in find_series(session, where)}
     conditions = run_conditions(session, where)
     ok = func.sum(case((Point.status == "ok", 1), else_=0))
@@ -46,13 +46,13 @@ def series(session: Session, where: Filter) -> list[SeriesSummary]:
 
 
 def runs(session: Session, limit: int | None = None, where: Filter = Filter()) -> list[RunSummary]:  # noqa: B008
-    """Return summaries of runs, newest first. Only branch, commits and dates of `where` apply."""
+    """Return run summaries, newest first. Only branch, commits and dates in `where` apply."""
     query = select(Run.id).join(Commit).where(*run_conditions(session, where)).order_by(*NEWEST_FIRST).limit(limit)
     return summaries_of_runs(session, list(session.scalars(query)))
 
 
 def commits(session: Session, where: Filter = Filter(), limit: int | None = None) -> list[CommitSummary]:  # noqa: B008
-    """Return summaries of measured commits, newest first. Only branch, commits and dates of `where` apply."""
+    """Return summaries for measured commits, newest first. Only branch, commits and dates in `where` apply."""
     conditions = run_conditions(session, where)
     counted: dict[int, dict[str, Any]] = {}
     query = (
@@ -95,7 +95,7 @@ def commits(session: Session, where: Filter = Filter(), limit: int | None = None
 
 
 def environments(session: Session, where: Filter = Filter()) -> list[EnvironmentSummary]:  # noqa: B008
-    """Return environments by hardware, oldest first, each with its differences from the one before."""
+    """Return environments by hardware, oldest first, each with differences from the one before."""
     query = (
         select(
             Point.environment_id,
@@ -139,7 +139,7 @@ def environments(session: Session, where: Filter = Filter()) -> list[Environment
 
 
 def find_environment(session: Session, text: str) -> EnvironmentRow:
-    """Return the environment whose identity starts with `text`, with its newest facts. Raises QueryError."""
+    """Return the environment whose identity starts with `text`, with the newest facts. Raises QueryError."""
     query = select(EnvironmentTable.identity).where(starts(EnvironmentTable.identity, text)).distinct().limit(6)
     identities = list(session.scalars(query)) if text else []
     if not identities:

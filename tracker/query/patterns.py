@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 
 def matches(session: Session, column: Any, pattern: str) -> ColumnElement[bool]:
-    """Return the SQL condition that a column matches a pattern, or equals it. Case-sensitive."""
+    """Return an SQL condition: the column matches a pattern, or equals it. Case-sensitive."""
     if session.get_bind().dialect.name == "sqlite":  # whose LIKE ignores case
         fits = column.op("GLOB")(pattern.replace("[", "[[]"))
     else:
@@ -21,12 +21,12 @@ def matches(session: Session, column: Any, pattern: str) -> ColumnElement[bool]:
 
 
 def starts(column: Any, text: str) -> ColumnElement[bool]:
-    """Return the SQL condition that a column starts with a text. Case-sensitive; wildcards are literal."""
+    """Return an SQL condition: the column starts with a text. Case-sensitive; wildcards are literal."""
     return func.substr(column, 1, len(text)) == text
 
 
 def any_pattern(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that tells whether a text matches or equals one of the patterns."""
+    """Return a function to match a text against any pattern."""
     exact = set(patterns)
     wild = [_Wildcards(pattern) for pattern in exact if "*" in pattern or "?" in pattern]
     return lambda text: text in exact or any(each.fit(text) for each in wild)
@@ -36,7 +36,7 @@ class _Wildcards:
     """A pattern with shell wildcards, matched without backtracking.
 
     For each part between two stars, the first match suffices, because later ones leave less text for the rest. A
-    regular expression would try all of them, in time exponential in the number of stars.
+    regular expression would try all combinations, in time exponential in the number of stars.
     """
 
     def __init__(self, pattern: str) -> None:

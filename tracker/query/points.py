@@ -1,4 +1,4 @@
-"""Read points: of runs, of states of the code, and a single one with its whole record."""
+"""Read points: by run, by code state, and a single one with the whole record."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from sqlalchemy import ColumnElement, and_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.errors import QueryError
+from groupbench.tracker.facts.loaded import LoadedDifference
 from groupbench.tracker.facts.record import Environment, Record
 from groupbench.tracker.query.rows import EnvironmentRow, PointDetail, PointOutcome, PointRow, RunRow, SeriesRow, State
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import TIMED_POINT, Commit, Point, Run, Series
+from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Commit, Point, Run, Series
 from groupbench.tracker.store.schema import Environment as EnvironmentTable
 
 ReadRuns = Callable[[Session, Iterable[int]], Mapping[int, RunRow]]
@@ -30,9 +31,9 @@ def points_where(
     series: Mapping[int, SeriesRow] | None = None,
     read_runs: ReadRuns = run_rows,
 ) -> list[PointRow]:
-    """Return the points that meet all conditions, unordered.
+    """Return the points under all conditions, unordered.
 
-    `series` may pass rows that are already loaded, and `read_runs` a function that keeps the runs it has read.
+    `series` may pass loaded rows, and `read_runs` a function with a cache.
     """
     columns = [getattr(Point, name) for name in _POINT_FIELDS]
     query = (
@@ -71,7 +72,7 @@ def points_of_run(session: Session, run: RunRow) -> list[PointRow]:
 
 
 def points_of_runs(session: Session, keys: Sequence[int]) -> list[PointRow]:
-    """Return the points of many runs, by series and time."""
+    """Return many runs' points, by series and time."""
     points = [point for chunk in chunks(keys) for point in points_where(session, Run.id.in_(chunk))]
     return by_series_and_time(points)
 
@@ -82,7 +83,7 @@ def points_of_state(session: Session, state: State) -> list[PointRow]:
 
 
 def outcomes_of_run(session: Session, run: RunRow) -> dict[int, PointOutcome]:
-    """Return the outcome of each cell of a run, by series key."""
+    """Return each cell's outcome in a run, by series key."""
     query = select(Point.series_id, Point.status, TIMED_POINT).where(Point.run_id == run.pk)
     return {series: PointOutcome(status, bool(has_latency)) for series, status, has_latency in session.execute(query)}
 
@@ -110,11 +111,25 @@ def find_point(session: Session, text: str) -> PointDetail:
         parents=tuple(commit.parents or ()),
         author=commit.author,
         committed=commit.time,
+        loaded=record.loaded,
+        since_before=_since_before(session, point),
     )
 
 
+def _since_before(session: Session, point: PointRow) -> LoadedDifference | None:
+    """Return how the loaded files and packages differ from those of the series' point before, by time."""
+    from groupbench.tracker.query.loaded import LoadedLists
+
+    earlier = select(Point.run_id).join(Run, Point.run_id == Run.id).where(Point.series_id == point.series.pk)
+    key = session.scalar(earlier.where(Run.started < point.run.started).order_by(*NEWEST_FIRST).limit(1))
+    if key is None:
+        return None
+    (before,) = points_where(session, Point.series_id == point.series.pk, Point.run_id == key)
+    return LoadedLists(session, [before, point]).difference(before, point)
+
+
 def point_record(session: Session, point: PointRow) -> Record:
-    """Return the record of a point."""
+    """Return a point's record."""
     from groupbench.tracker.store.records import stored_records  # imports numpy, which no other query needs
 
     return next(stored_records(session, point.run.pk, series=point.series.pk))

@@ -1,4 +1,4 @@
-"""Resolve names of runs and commits in the database."""
+"""Resolve run and commit names in the database."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def latest_run(
 ) -> RunRow | None:
     """Return the newest run, or None for a database without runs.
 
-    A backfill measures old commits last. If the newest run is part of one, the newest run of its line is returned.
+    A backfill measures old commits last. If the newest run is part of one, the newest run on the line is returned.
     """
     key = session.scalar(select(Run.id).order_by(*NEWEST_FIRST).limit(1))
     if key is None:
@@ -79,7 +79,7 @@ def run_at(session: Session, when: datetime) -> RunRow:
 
 
 def newest_run(session: Session, state: State) -> RunRow:
-    """Return the newest run of a measured state."""
+    """Return a measured state's newest run."""
     at_state = run_select().where(Commit.hash == state.commit, Run.dirty == state.dirty)
     return run_row(session.execute(at_state.order_by(*NEWEST_FIRST).limit(1)).one())
 
@@ -87,10 +87,10 @@ def newest_run(session: Session, state: State) -> RunRow:
 def resolve_commit(
     session: Session, text: str, lookup: Lookup | None = None, read_line: ReadLine = every_line
 ) -> State:
-    """Return the state named by `latest`, `previous`, a branch, the start of a hash, or a name for `lookup`.
+    """Return the state named by `latest`, `previous`, a branch, a hash prefix, or a name for `lookup`.
 
-    The newest state is that of the newest commit, and within one commit the one measured last. `HASH+` is the dirty
-    tree of a commit. Without the plus sign, and for a branch, a clean tree is preferred.
+    The newest state has the newest commit, and within one commit the last measurement. `HASH+` is a commit's dirty
+    tree. Without the plus sign, and for a branch, a clean tree is preferred.
 
     Raises QueryError if nothing or several commits match, or the commit has no run.
     """
@@ -117,7 +117,7 @@ def resolve_commit(
 
 
 def commit_hash(session: Session, text: str, lookup: Lookup) -> str | None:
-    """Return the full hash of a commit that need not be measured: from the database, else from `lookup`."""
+    """Return a commit's full hash, measured or not: from the database, else from `lookup`."""
     hashes = _stored_hashes(session, text)
     return hashes[0] if len(hashes) == 1 else lookup(text)
 
@@ -129,9 +129,9 @@ def _stored_hashes(session: Session, prefix: str) -> list[str]:
 
 
 def _newest_states(session: Session, read_line: ReadLine, branch: str | None = None) -> list[State]:
-    """Return the measured states of all branches or one, newest first: by commit, and within a commit by time.
+    """Return the measured states on all branches or one, newest first: by commit, and within a commit by time.
 
-    So a commit that a backfill measures late is not the newest.
+    So a commit measured late by a backfill is not the newest.
     """
     query = select(Run.id, Commit.hash, Run.dirty).join(Commit)
     rows = session.execute(query if branch is None else query.where(Commit.branch == branch))
@@ -151,9 +151,9 @@ def _looked_up(session: Session, text: str, name: str, lookup: Lookup | None) ->
 
 
 def commits_between(session: Session, text: str) -> set[str]:
-    """Return the hashes of the stored commits in a range `A..B`, without A and with B.
+    """Return the stored commits' hashes in a range `A..B`, without A and with B.
 
-    Uses git if it knows both commits, else the stored parents if they lead from B to A, else the order of commits.
+    Uses git if it knows both commits, else the stored parents if they lead from B to A, else the commit order.
     """
     first, last = filters.commit_range(text)
     low = resolve_commit(session, first, git.rev_parse).commit if first else None
@@ -174,7 +174,7 @@ def commits_between(session: Session, text: str) -> set[str]:
 
 
 def run_conditions(session: Session, where: Filter, lookup: Lookup | None = git.rev_parse) -> list[ColumnElement[bool]]:
-    """Return a filter's conditions on runs, for a query that joins run and commit. `lookup` is for single commits."""
+    """Return a filter's run conditions, for a query with run and commit joined. `lookup` is for single commits."""
     conditions = [*dates(where), *on_branch(session, where)]
     if where.commit:
         states = [resolve_commit(session, text, lookup) for text in where.commit]
@@ -194,7 +194,7 @@ def on_branch(session: Session, where: Filter) -> list[ColumnElement[bool]]:
 
 
 def dates(where: Filter) -> list[ColumnElement[bool]]:
-    """Return a filter's conditions on the start of runs."""
+    """Return a filter's conditions on run starts."""
     conditions: list[ColumnElement[bool]] = []
     if where.since is not None:
         conditions.append(Run.started >= where.since)

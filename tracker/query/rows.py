@@ -1,4 +1,4 @@
-"""The results of queries: frozen dataclasses that do not need the database."""
+"""Query results: frozen dataclasses without the database."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import Any
 
 from groupbench.tracker.facts.environment import machine_identity, toolchain_identity
 from groupbench.tracker.facts.identity import PROBLEM, SHOWN, toolchain_of
+from groupbench.tracker.facts.loaded import LoadedDifference
 from groupbench.tracker.facts.metrics import GBPS, TFLOPS, Metric, carried, rate
-from groupbench.tracker.facts.record import TIMED, UNKNOWN_COMMIT, Environment, Kernel, Telemetry
+from groupbench.tracker.facts.record import TIMED, UNKNOWN_COMMIT, Environment, Kernel, Loaded, Telemetry
 
 _problem = attrgetter(*PROBLEM)
 
@@ -30,7 +31,7 @@ class RunRow:
 
     @property
     def when(self) -> tuple[datetime, int]:
-        """The run's place in the order of time."""
+        """The run's place in time order."""
         return self.started, self.pk
 
     @property
@@ -39,9 +40,9 @@ class RunRow:
 
     @property
     def toolchain(self) -> str | None:
-        """The toolchain that the run's plan names, empty for the night's own interpreter; None for a run without plan.
+        """The toolchain named in the run's plan, empty for the night's own interpreter; None for a run without plan.
 
-        Two toolchains of a plan may report the same versions. A run without a plan goes with any of them.
+        Two toolchains in a plan may report the same versions. A run without a plan goes with any toolchain.
         """
         return None if self.plan is None else toolchain_of(self.plan)
 
@@ -52,7 +53,7 @@ class RunRow:
 
 
 def named_difference(before: RunRow, after: RunRow) -> list[str]:
-    """Return the difference between the toolchains that the plans of two runs name, if both have a plan."""
+    """Return the difference between the toolchains named in two runs' plans, if both have a plan."""
     names = before.toolchain, after.toolchain
     if None in names or names[0] == names[1]:
         return []
@@ -61,7 +62,7 @@ def named_difference(before: RunRow, after: RunRow) -> list[str]:
 
 @dataclass(frozen=True)
 class State:
-    """The state of the code that a run measured: a commit, or a dirty tree."""
+    """The code state measured by a run: a commit, or a dirty tree."""
 
     commit: str
     dirty: bool
@@ -73,7 +74,7 @@ class State:
 
     @property
     def clean(self) -> bool:
-        """Whether the commit alone is the code, so that it can be measured again."""
+        """Whether the commit alone is the code, so it can be measured again."""
         return self.has_commit and not self.dirty
 
     def same_code(self, other: State | None) -> bool:
@@ -117,7 +118,7 @@ class EnvironmentRow:
 
     @cached_property
     def machine(self) -> str:
-        """The identity of the machine. Results on one machine are comparable across toolchains."""
+        """The machine's identity. Results on one machine are comparable across toolchains."""
         return machine_identity(self.facts)
 
     @cached_property
@@ -160,7 +161,7 @@ class SeriesRow:
 
 @dataclass(frozen=True)
 class PointRow:
-    """A point without its samples."""
+    """A point without samples."""
 
     pk: int
     series: SeriesRow
@@ -185,9 +186,11 @@ class PointRow:
     kernel_hash: str | None
     duration_s: float | None
     metrics: dict[str, float] | None = None  # further metrics by name
+    code_hash: str | None = None  # of the files that its process ran; None if unknown
+    packages_hash: str | None = None  # of the packages that its process imported
 
     def value(self, metric: Metric) -> float | None:
-        """Return the point's value of a metric, or None."""
+        """Return the point's value for a metric, or None."""
         if metric.column is not None:
             value: float | None = getattr(self, metric.column)
             return value
@@ -195,7 +198,7 @@ class PointRow:
 
     @property
     def id(self) -> str:
-        """The id for `groupbench show`: the keys of series and run."""
+        """The id for `groupbench show`: series and run key."""
         return f"{self.series.pk}.{self.run.pk}"
 
     @property
@@ -205,7 +208,7 @@ class PointRow:
 
     @property
     def half_spread(self) -> float | None:
-        """Half the range of burst medians, relative to the median; None for a single burst."""
+        """Half the burst medians' range, relative to the median; None for a single burst."""
         if self.median_ms is None or self.low_ms is None or self.high_ms is None or self.error is None:
             return None
         return (self.high_ms - self.low_ms) / 2 / self.median_ms
@@ -236,7 +239,7 @@ _POINT_COLUMNS = {
     "spread": "half_spread",
     **{name: name for name in ("tflops", "gbps", "rms", "max_abs", "worst_block_rms", "mismatch", "unwritten")},
     **{name: name for name in ("repeatable", "status", "timing", "message", "low_ms", "high_ms")},
-    **{name: name for name in ("prepare_ms", "enqueue_ms", "kernel_hash")},
+    **{name: name for name in ("prepare_ms", "enqueue_ms", "kernel_hash", "code_hash", "packages_hash")},
     "environment": "environment.identity",
     **{name: f"series.{name}" for name in ("hardware", "host", "protocol", "seed")},
     "run": "run.id",
@@ -268,7 +271,7 @@ def is_timed(status: str, median_ms: float | None, timing: str | None) -> bool:
 
 @dataclass(frozen=True)
 class PointOutcome:
-    """The outcome of a point."""
+    """A point's outcome."""
 
     status: str
     timed: bool  # it has a correct result and a latency
@@ -276,7 +279,7 @@ class PointOutcome:
 
 @dataclass(frozen=True)
 class PointDetail:
-    """A point with its whole record."""
+    """A point with the whole record."""
 
     point: PointRow
     bursts_ms: tuple[tuple[float, ...], ...]  # samples, rounded to float32
@@ -287,6 +290,8 @@ class PointDetail:
     parents: tuple[str, ...]  # of its commit
     author: str | None
     committed: datetime | None
+    loaded: Loaded | None = None
+    since_before: LoadedDifference | None = None  # from the series' point before; None for its first
 
 
 @dataclass(frozen=True)
@@ -294,15 +299,17 @@ class HistoryRow:
     point: PointRow
     change: float | None  # relative to the latest earlier latency in the same environment
     environment_changed: tuple[str, ...]  # differences from the environment of the series' point before
+    loaded_changed: tuple[str, ...] = ()  # files and packages that differ from those of the series' point before
     speedup: float | None = None  # the baseline's latency over this one's, in the same run
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return (*PointRow.columns(), "change", "speedup", "environment_changed")
+        return (*PointRow.columns(), "change", "speedup", "environment_changed", "loaded_changed")
 
     def flat(self) -> dict[str, Any]:
         relative = {"change": self.change, "speedup": self.speedup}
-        return self.point.flat() | relative | {"environment_changed": list(self.environment_changed)}
+        changed = {name: list(getattr(self, name)) for name in ("environment_changed", "loaded_changed")}
+        return self.point.flat() | relative | changed
 
 
 _SERIES_FACTS = (
@@ -319,7 +326,7 @@ _ENVIRONMENT_FACTS = (
 
 @dataclass(frozen=True)
 class SeriesSummary:
-    """A series with its numbers of stored points."""
+    """A series with stored-point counts."""
 
     series: SeriesRow
     points: int
@@ -339,7 +346,7 @@ class SeriesSummary:
 
 @dataclass(frozen=True)
 class CommitSummary:
-    """A commit with its numbers of runs and points."""
+    """A commit with run and point counts."""
 
     hash: str
     parents: tuple[str, ...]
@@ -364,7 +371,7 @@ class CommitSummary:
 
 @dataclass(frozen=True)
 class EnvironmentSummary:
-    """The comparable environments of one identity."""
+    """The comparable environments under one identity."""
 
     identity: str
     hardware: str

@@ -19,24 +19,24 @@ _FEW = 10
 
 
 def not_after(run: RunRow) -> ColumnElement[bool]:
-    """Return the condition that a run is `run` or earlier, for a query that joins run."""
+    """Return a condition: the run is `run` or earlier, for a query with run joined."""
     return or_(Run.started < run.started, and_(Run.started == run.started, Run.id <= run.pk))
 
 
 def run_select() -> Select[Any]:
     """Return the query whose rows `run_row` converts."""
     columns = (Run.id.label("pk"), Run.uuid.label("id"), Run.dirty, Run.started, Run.trigger, Run.plan)
-    statement: Any = select(*columns, Commit.hash.label("commit"), Commit.branch, Commit.subject).join(Commit)
-    return statement
+    of_commit: tuple[Any, ...] = (Commit.hash.label("commit"), Commit.branch, Commit.subject)
+    return select(*columns, *of_commit).join(Commit)
 
 
 def run_row(row: Row[Any]) -> RunRow:
-    """Return a row of `run_select` as a RunRow."""
+    """Convert a `run_select` row to a RunRow."""
     return RunRow(**{name: getattr(row, name) for name in RunRow.__dataclass_fields__})
 
 
 def code_of_runs() -> ColumnElement[int]:
-    """Return the number of a run's code: equal only for runs of certainly the same code, as in State.same_code."""
+    """Return a number per run's code: equal only for certainly the same code, as in State.same_code."""
     unknown = select(Commit.id).where(Commit.hash == UNKNOWN_COMMIT).scalar_subquery()
     return case((or_(Run.dirty, Run.commit_id == unknown), -Run.id - 1), else_=Run.commit_id)
 
@@ -49,7 +49,7 @@ def run_rows(session: Session, keys: Iterable[int]) -> dict[int, RunRow]:
 
 
 def summaries_of_runs(session: Session, keys: Sequence[int]) -> list[RunSummary]:
-    """Return summaries of runs, in the order of `keys`."""
+    """Return run summaries, in the order given by `keys`."""
     rows = run_rows(session, keys)
     counts: dict[int, dict[str, int]] = {key: {} for key in keys}
     hardware: dict[int, set[str]] = {key: set() for key in keys}
@@ -67,7 +67,7 @@ def summaries_of_runs(session: Session, keys: Sequence[int]) -> list[RunSummary]
 
 
 def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str], line: CommitLine) -> RunRow | None:
-    """Return the newest earlier run of `run`'s plan on a line that measured any of the hardware.
+    """Return the newest earlier run with `run`'s plan, on a line with any shared hardware.
 
     Returns None without a plan.
     """

@@ -24,14 +24,14 @@ Test = Callable[[SeriesRow], bool]
 
 
 def names(session: Session, field_name: str) -> list[str]:
-    """Return every value of one field of the series."""
+    """Return every value in one series field."""
     return list(session.scalars(select(getattr(Series, field_name)).distinct().order_by(getattr(Series, field_name))))
 
 
 def find_series(session: Session, where: Filter) -> list[SeriesRow]:
-    """Return the series that match a filter's names, shapes, sizes and hardware.
+    """Return the series matching a filter's names, shapes, sizes and hardware.
 
-    Raises QueryError for a name or size that no series has, since that is probably a typo.
+    Raises QueryError for an unknown name or size, since it is probably a typo.
     """
     conditions: list[ColumnElement[bool]] = [
         getattr(Series, name).in_(getattr(where, name)) for name in EXACT if getattr(where, name)
@@ -54,9 +54,9 @@ def _says_sizes(shape: str) -> bool:
 
 
 def narrowed(series: Iterable[SeriesRow], where: Filter, *, exact: bool = False) -> list[SeriesRow]:
-    """Return the series that match a filter. Raises QueryError for a size that none of them has.
+    """Return the series matching a filter. Raises QueryError for an unknown size.
 
-    With `exact`, also raises QueryError for a name that none of them has.
+    With `exact`, also raises QueryError for an unknown name.
     """
     series = list(series)
     for name in (*EXACT, *filters.PATTERNS) if exact else ():
@@ -113,13 +113,13 @@ def _refuse_unknown_sizes(series: Sequence[SeriesRow], where: Filter) -> None:
 
 
 def series_select() -> Select[Any]:
-    """Return the query for the fields of SeriesRow, in their order."""
+    """Return the query for SeriesRow's fields, in order."""
     columns = [getattr(Series, name) for name in SeriesRow.__dataclass_fields__ if name != "pk"]
     return select(Series.id.label("pk"), *columns)
 
 
 def series_rows(session: Session, keys: Iterable[int]) -> dict[int, SeriesRow]:
-    """Return series by key. Their texts are interned: most of those of a large night are equal."""
+    """Return series by key. Their texts are interned: in a large night, most are equal."""
     return {
         row[0]: SeriesRow(*map(_interned, row))
         for chunk in chunks(keys)

@@ -1,4 +1,4 @@
-"""Query results as tables: lists of rows that convert to pandas data frames and Arrow tables."""
+"""Query results as tables: row lists with conversion to pandas data frames and Arrow tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Flat(Protocol):
-    """A row of a table: `columns` are its keys, `flat` returns its values by key."""
+    """A table row: `columns` are the keys, `flat` returns the values by key."""
 
     @classmethod
     def columns(cls) -> tuple[str, ...]: ...
@@ -26,7 +26,7 @@ RowT = TypeVar("RowT", bound=Flat)
 
 
 class Rows(list[RowT]):
-    """A list of frozen dataclasses that converts to a table. Its columns are those of `--format json`."""
+    """A list of frozen dataclasses with conversion to a table. The columns match `--format json`."""
 
     def __init__(self, kind: type[RowT], rows: Iterable[RowT] = ()) -> None:
         super().__init__(rows)

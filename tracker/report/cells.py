@@ -13,7 +13,7 @@ FILTERED = 8
 
 @dataclass(frozen=True)
 class TableCell:
-    """One cell of a table on a page: its text, style classes, link, and a number to sort by instead of the text."""
+    """One table cell on a page: text, style classes, link, and a number to sort by instead."""
 
     text: str | None
     style: str = ""
@@ -32,7 +32,7 @@ Row = Sequence[TableCell | str | None]
 
 @dataclass(frozen=True)
 class Table:
-    """A table, shown in a box that scrolls separately from the page."""
+    """A table, shown in a box with separate scrolling."""
 
     name: str  # the caption, for screen readers
     identifier: str
@@ -47,7 +47,7 @@ class Table:
 
     @property
     def heads(self) -> list[tuple[str, bool]]:
-        """Return (title, whether the column holds numbers) of each column."""
+        """Return (title, whether numeric) for each column."""
         right = {
             i
             for row in self.cells

@@ -1,7 +1,6 @@
-"""Read the data of a report on a run that was judged.
+"""Read a report's data for a judged run.
 
-`histories`, `speed` and `roofline` take points in hand, so that a page of one operator, or of a few series, can be made
-of fewer.
+`histories`, `speed` and `roofline` take loaded points, so a page for one operator, or a few series, can use fewer.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _CHUNK = 200
 
 @dataclass(frozen=True)
 class Report:
-    """The data of a report."""
+    """A report's data."""
 
     gate: Gate
     newest: RunSummary  # the run that is judged
@@ -50,7 +49,7 @@ class Report:
 
 
 def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
-    """Return a report on a run as the gate judged it, with the history of the `limit` runs up to it."""
+    """Return a report on a run as the gate judged it, with the history over `limit` runs up to it."""
     run = judged.run
     newest_first = judged.line.runs[:limit]
     held = _within(newest_first, _counts_of_runs(session, newest_first))
@@ -82,13 +81,13 @@ def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
 
 
 def _within(runs: Sequence[int], counts: Mapping[int, int]) -> list[int]:
-    """Return the first runs that have at most `POINTS` results together, at least one run."""
+    """Return the first runs with at most `POINTS` results together, at least one run."""
     held = list(accumulate(counts.get(key, 0) for key in runs))
     return [key for key, points in zip(runs, held, strict=True) if points <= max(POINTS, held[0])]
 
 
 def _counts_of_runs(session: Session, runs: Sequence[int], series: Sequence[int] | None = None) -> Counter[int]:
-    """Return the number of results of each run, of all series or of the given ones."""
+    """Return result counts by run, for all series or the given ones."""
     counts: Counter[int] = Counter()
     of_series = [()] if series is None else [(Point.series_id.in_(chunk),) for chunk in chunks(series, _CHUNK)]
     for chunk in chunks(runs):
@@ -105,7 +104,7 @@ def _series_of_runs(session: Session, runs: Sequence[int]) -> set[int]:
 
 
 def _points_of_series(session: Session, series: Sequence[int], runs: Sequence[int]) -> list[PointRow]:
-    """Return the points of some series in some runs, by series and time."""
+    """Return the points for these series and runs, by series and time."""
     points = [
         point
         for of_series in chunks(series, _CHUNK)
@@ -116,7 +115,7 @@ def _points_of_series(session: Session, series: Sequence[int], runs: Sequence[in
 
 
 def _other_backends(of_run: Iterable[PointRow], points: Sequence[PointRow]) -> list[PointRow]:
-    """Return the run's results of other backends on the shown problems, since speed-ups compare all backends."""
+    """Return the run's results from other backends on the shown problems, since speed-ups compare all backends."""
     keys = {point.series.pk for point in points}
     problems = {point.series.problem for point in points}
     return [point for point in of_run if point.series.pk not in keys and point.series.problem in problems]

@@ -1,4 +1,4 @@
-"""The history of each series over the runs of a page: levels, changes, environments and alerts."""
+"""Each series' history over a page's runs: levels, changes, environments and alerts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from groupbench.tracker.text.wording import signed_change
 
 @dataclass(frozen=True)
 class HistoryContext:
-    """The data of a page's series other than their results, by series."""
+    """A page's series data other than results, by series."""
 
     levels: Mapping[int, Levels]
     alerts: Mapping[int, Sequence[AlertRow]] = field(default_factory=dict)
@@ -47,7 +47,7 @@ def read_context(
     alerts: Iterable[AlertRow] = (),
     judged: Iterable[Judged] = (),
 ) -> HistoryContext:
-    """Return the context of `histories`. Levels are those that the gate would judge by."""
+    """Return the context for `histories`. The levels match the gate's."""
     rows: dict[int, list[Judged]] = {}
     for row in judged:
         rows.setdefault(row.series.pk, []).append(row)
@@ -63,12 +63,12 @@ def read_context(
 
 
 def places(runs: Sequence[RunRow]) -> dict[int, int]:
-    """Return the place of each run on a page, by its key. `runs` are sorted, oldest first."""
+    """Return each run's place on a page, by key. `runs` are sorted, oldest first."""
     return {run.pk: place for place, run in enumerate(runs)}
 
 
 def histories(points: Sequence[PointRow], where: Mapping[int, int], context: HistoryContext) -> list[ShownHistory]:
-    """Return the history of each series. `points` are sorted by series, then time; `where` is from `places`."""
+    """Return each series' history. `points` are sorted by series, then time; `where` is from `places`."""
     rows = []
     for key, group in groupby(points, key=lambda point: point.series.pk):
         series_points = list(group)
@@ -103,14 +103,14 @@ def histories(points: Sequence[PointRow], where: Mapping[int, int], context: His
 
 
 def _change_marks(levels: Levels, where: Mapping[int, int]) -> Iterator[Mark]:
-    """Yield a mark at each change between runs of the page."""
+    """Yield a mark at each change between the page's runs."""
     for run, change in levels.changes:
         if run in where:
             yield Mark("change", where[run], _change_text(change))
 
 
 def _shown_levels(levels: Levels, where: Mapping[int, int], line_at: Mapping[int, int]) -> Iterator[ShownLevel]:
-    """Yield the levels between runs of the page. `line_at` has the line of the series' result at each place."""
+    """Yield the levels between the page's runs. `line_at` gives the line at each place."""
     for level in levels.levels:
         if level.first in where and level.last in where:
             first = where[level.first]
@@ -123,9 +123,9 @@ def newest_bursts(
     where: Mapping[int, int],
     count: int = 2,
 ) -> dict[int, tuple[ResultBursts, ...]]:
-    """Return the samples of the newest timed results of each series, newest last. Reads no other samples.
+    """Return samples for each series' newest timed results, newest last. Reads no other samples.
 
-    They are of one line, so that of toolchains measured alternately, each is compared with itself.
+    All are on one line, so alternating toolchains are each compared with themselves.
     """
     wanted: dict[int, PointRow] = {}
     for _, group in groupby(points, key=lambda point: point.series.pk):
@@ -156,7 +156,7 @@ def _read_levels(
     alerts: Mapping[int, Sequence[AlertRow]],
     judged: Mapping[int, Sequence[Judged]],
 ) -> dict[int, Levels]:
-    """Return the levels of each series that has a speed, by its key."""
+    """Return the levels for each series with a speed, by key."""
     timed = {point.series.pk: point for point in points if point.timed}  # the newest of each
     if not timed:
         return {}
@@ -181,7 +181,7 @@ def _read_levels(
 
 
 def _stretches(pasts: Pasts, points: Sequence[PointRow], runs: Sequence[RunRow]) -> Iterator[Past]:
-    """Yield the latencies in some runs of each line of each series."""
+    """Yield each line's latencies in some runs, for each series."""
     shown = np.array([run.pk for run in runs])
     for key, group in groupby(points, key=lambda point: point.series.pk):
         for past in _pasts_by_line(pasts, key, list(group)):
@@ -189,7 +189,7 @@ def _stretches(pasts: Pasts, points: Sequence[PointRow], runs: Sequence[RunRow])
 
 
 def _joined(pasts: Sequence[Past], levels: Sequence[Levels]) -> dict[int, Levels]:
-    """Return the levels of the lines of each series together, by its key."""
+    """Return all lines' levels together, by series key."""
     by_series: dict[int, Levels] = {}
     for key, each in zip((past.series for past in pasts), levels, strict=True):
         others = by_series.get(key, Levels((), ()))
@@ -198,7 +198,7 @@ def _joined(pasts: Sequence[Past], levels: Sequence[Levels]) -> dict[int, Levels
 
 
 def _on_its_line(compared: Sequence[Compared], pasts: Pasts, past: Past) -> Sequence[Compared]:
-    """Return the A/Bs that the toolchains of a past measured."""
+    """Return the A/Bs measured by a past's toolchains."""
     if not compared:
         return ()
     line = pasts.software_of(past.series, past.run.tolist())
@@ -206,7 +206,7 @@ def _on_its_line(compared: Sequence[Compared], pasts: Pasts, past: Past) -> Sequ
 
 
 def _pasts_by_line(pasts: Pasts, key: int, series_points: Sequence[PointRow]) -> list[Past]:
-    """Return the latencies of a series by line of its chart."""
+    """Return a series' latencies by chart line."""
     lines = lines_of(series_points)
     if not any(lines):
         return [pasts.latency(key)]
@@ -222,7 +222,7 @@ def _change_text(change: PastChange) -> str:
 
 
 def _environment_marks(series_points: Sequence[PointRow], at: Sequence[int], lines: Sequence[int]) -> list[Mark]:
-    """Return a mark at each change of machine, and at each change of toolchain on one line."""
+    """Return a mark at each machine change, and at each toolchain change on one line."""
     marks = []
     newest: dict[int, PointRow] = {}  # result of each line
     for number, (point, place, line) in enumerate(zip(series_points, at, lines, strict=True)):
@@ -252,7 +252,7 @@ def _alert_marks(stored: Iterable[AlertRow], where: Mapping[int, int]) -> list[M
 
 
 def _verdict_marks(rows: Iterable[Judged], marks: Sequence[Mark], where: Mapping[int, int]) -> list[Mark]:
-    """Return each change that the gate lists, unless history shows that change already."""
+    """Return each change listed by the gate, unless history already shows it."""
     return verdict_marks(
         [
             (row.verdict, row.change, where.get(row.span.head.pk))
@@ -267,7 +267,7 @@ def verdict_marks(
     changes: Iterable[tuple[str, float | None, int | None]],  # verdict, relative change, place of its run
     marks: Sequence[Mark],
 ) -> list[Mark]:
-    """Return a mark for each change of latency that the gate lists, without those that have one already."""
+    """Return a mark for each latency change listed by the gate, without those already marked."""
     places = {mark.at for mark in marks if mark.kind == "change"}
     return [
         Mark("verdict", at, f"{verdict} {signed_change(change)}", good=change < 0)
@@ -277,6 +277,6 @@ def verdict_marks(
 
 
 def _further(points: Sequence[PointRow]) -> dict[str, tuple[float | None, ...]]:
-    """Return the values of each metric that records carry by name and at least one of the points has."""
+    """Return values for each metric carried by name in at least one point."""
     known = {name for point in points for name, value in (point.metrics or {}).items() if value is not None}
     return {metric.name: tuple(point.value(metric) for point in points) for metric in carried() if metric.name in known}

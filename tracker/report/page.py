@@ -1,8 +1,8 @@
-"""Build a report as one HTML file that needs no server, network or other file.
+"""Build a report as one HTML file without a server, network or other files.
 
-The verdict and the changes come first, as text. Each operator has its own page inside the file, and its plots are drawn
-when they come into view. The content policy lists the scripts by their hashes, so that nothing else in the file can
-run, whatever a commit's subject contains.
+The verdict and the changes come first, as text. Each operator has a page inside the file, with plots drawn when they
+come into view. The content policy lists the scripts by hash, so nothing else in the file can run, whatever a commit's
+subject contains.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _UNFOLDED = 4
 
 
 def build(session: Session, judged: Gate, *, limit: int = 200) -> str:
-    """Return the page of a run as the gate judged it.
+    """Return the page for a run as the gate judged it.
 
     Args:
         session: A session of the database.
         judged: The gate's verdict on the run.
-        limit: Number of the newest runs to plot.
+        limit: Number of newest runs to plot.
 
     Raises:
         ReportPackageError: plotly is not installed.
@@ -54,7 +54,7 @@ def build(session: Session, judged: Gate, *, limit: int = 200) -> str:
 
 
 def render(report: Report, plotly: str) -> str:
-    """Return the page of a report; `plotly` is the library's script."""
+    """Return a report's page; `plotly` is the library's script."""
     judged = report.gate
     slugs = slugs_of(page.name for page in report.pages)
     script = "\n" + "\n".join(piece(name) for name in ("tables.js", "draw.js", "index.js", "page.js")) + "\n"
@@ -120,7 +120,7 @@ def write(path: Path, text: str) -> None:
 
 
 def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
-    """Return the figures of an operator: heat maps by baseline, the roofline, and those of each series."""
+    """Return an operator's figures: heat maps by baseline, the roofline, and each series' plots."""
     verdicts = report.gate.by_series
     points = {row.series.pk: row.point for row in report.gate.rows if row.point is not None}
     roofline, shared = page.roofline, _shared(page)
@@ -145,7 +145,7 @@ def page_data(page: OperatorPage, report: Report) -> dict[str, Any]:
 
 
 def _shared(page: OperatorPage) -> dict[str, str]:
-    """Return the facts that all series of an operator share, which are shown once above the histories."""
+    """Return the facts shared by an operator's series, which are shown once above the histories."""
     held = {name: {getattr(one.series, name) for one in page.histories} for name in ("hardware", "host", "protocol")}
     return {name: values.pop() for name, values in held.items() if len(values) == 1}
 
@@ -153,7 +153,7 @@ def _shared(page: OperatorPage) -> dict[str, str]:
 def _series(
     history: ShownHistory, report: Report, verdict: str | None, point: PointRow | None, shared: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return the data of a series' card; `point` is its result in the page's run, if it has one."""
+    """Return the data for a series' card; `point` is the result in the page's run, if any."""
     series = history.series
     place = [getattr(series, name) for name in ("hardware", "host", "protocol") if name not in shared]
     rest = (series.mode, series.dtype, series.shape, *place)
@@ -192,17 +192,18 @@ def baselines(one: SpeedMap) -> list[str]:
 
 
 def plotly_script() -> str:
-    """Return plotly's script in a form that can be part of a page. Raises ReportPackageError without plotly."""
+    """Return plotly's script in a form safe inside a page. Raises ReportPackageError without plotly."""
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:
         raise ReportPackageError("the report needs plotly: pip install -e '.[report]'") from error
     # Plotly would load maps from there, which the report does not use.
-    return get_plotlyjs().replace("https://cdn.plot.ly", "").replace("</script", "<\\/script")
+    script: str = get_plotlyjs()
+    return script.replace("https://cdn.plot.ly", "").replace("</script", "<\\/script")
 
 
 def slugs_of(names: Iterable[str]) -> dict[str, str]:
-    """Return a unique name for each operator that is valid in an address and in a CSS selector."""
+    """Return a unique name for each operator, valid in an address and in a CSS selector."""
     slugs: dict[str, str] = {}
     for name in names:
         slug = base = "op-" + re.sub(r"[^A-Za-z0-9_]+", "-", name)[:60]

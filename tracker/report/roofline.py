@@ -1,4 +1,4 @@
-"""The roofline of an operator, below the ceilings that the canaries of the same run measured."""
+"""An operator's roofline, below the ceilings from the same run's canaries."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def find_roofline(
     run: RunRow,  # the run that the page is about
     line: CommitLine,  # of the runs
 ) -> Roofline | None:
-    """Return the roofline of the newest run that has both results with known work and canaries in one environment.
+    """Return the roofline from the newest run with results with known work and canaries in one environment.
 
     If there is no such run, the roofline has only the reason, in `missing`. Returns None for the canaries, and for an
     operator without a latency whose `flops` and `min_bytes` are known.

@@ -1,7 +1,7 @@
-"""Choose the series that a report shows in full, and make the index of all series if some are left out.
+"""Choose the series for a report to show in full, and index all series if some are left out.
 
-A nightly run of 20,000 series would make a page of 100 MB. Above `FULL` series the page shows those that changed
-and the slowest ones, and lists all in an index that can be searched.
+A nightly run with 20,000 series would make a page of 100 MB. Above `FULL` series the page shows the changed and the
+slowest ones, and lists all in a searchable index.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NAMES = ("operator", "backend", "shape", "dtype", "mode")
 
 @dataclass(frozen=True)
 class Coverage:
-    """The series that a report shows in full."""
+    """The series shown in full."""
 
     total: int  # series that the run and its history hold
     full: frozenset[int] | None = None  # keys of the series shown in full; None is all of them
@@ -45,10 +45,10 @@ class Coverage:
 
 
 def choose(judged: Gate, limit: int = FULL) -> list[int]:
-    """Return the keys of at most `limit` series of the run, the most important ones first.
+    """Return at most `limit` series keys from the run, the most important ones first.
 
-    First come canaries, since the roofline needs them, then series that changed, the most severe first. Next are the
-    other backends of the problems that changed, and then the problems with the slowest backends, each operator in turn.
+    First come canaries, since the roofline needs them, then changed series, the most severe first. Next are the other
+    backends on changed problems, and then the problems with the slowest backends, each operator in turn.
     """
     rows = list(_by_series(judged).values())
     changed = [row.series for row in judged.notable]
@@ -70,7 +70,7 @@ def _by_series(judged: Gate) -> dict[int, Judged]:
 
 
 def _slowest_first(problems: Iterable[Sequence[Judged]]) -> Iterator[SeriesRow]:
-    """Yield series by problem, the slowest problems first and operators in turn, so that none hides the others."""
+    """Yield series by problem, the slowest problems first and operators in turn, so none hides the others."""
     by_operator: dict[str, list[tuple[float, Sequence[Judged]]]] = {}
     for rows in problems:
         slowness = _slowness([row.point for row in rows if row.point is not None and row.point.timed])
@@ -92,31 +92,40 @@ def _slowness(points: Sequence[PointRow]) -> float:
 
 
 def index(judged: Gate, coverage: Coverage) -> dict[str, Any]:
-    """Return every series of the run for `index.js`, the most severe verdicts first.
+    """Return every series in the run for `index.js`, the most severe verdicts first.
 
-    Names are stored once: each of `rows` holds positions in `names`, the verdict's position in `verdicts`, latency in
-    ms, speed-up over the problem's baseline, the series' key, and 1 where the page shows the series in full.
+    Names are stored once: each entry in `rows` holds positions in `names`, the verdict's position in `verdicts`,
+    latency in ms, speed-up over the baseline, the series key, and 1 if the page shows the series in full.
     """
     rows = list(_by_series(judged).values())
     names: dict[str, dict[str, int]] = {name: {} for name in _NAMES}
     verdicts: dict[Verdict, int] = {}
     baselines = {row.series.problem: row.point for row in rows if row.point and row.point.baseline and row.point.timed}
-    lines = []
-    for row in rows[:INDEXED]:
-        point, baseline = row.point, baselines.get(row.series.problem)
-        latency = point.median_ms if point is not None and point.timed else None
-        speedup, noisy = (None, False) if point is None else shown_speedup(point, baseline)
-        lines.append([
+    lines = [
+        [
             *(names[name].setdefault(getattr(row.series, name), len(names[name])) for name in _NAMES),
             verdicts.setdefault(row.verdict, len(verdicts)),
-            None if latency is None else float(f"{latency:.4g}"),
-            None if speedup is None or noisy else float(f"{speedup:.3g}"),
+            *_shortened(row.point, baselines.get(row.series.problem)),
             row.series.pk,
             int(row.series.pk in coverage),
-        ])  # fmt: skip
+        ]
+        for row in rows[:INDEXED]
+    ]
     return {
         "names": [list(names[name]) for name in _NAMES],
         "verdicts": [[str(verdict), verdict.tone.name] for verdict in verdicts],
         "rows": lines,
         "total": len(rows),
     }
+
+
+def _shortened(point: PointRow | None, baseline: PointRow | None) -> tuple[float | None, float | None]:
+    """Return latency and speed-up with a few digits; None if unknown, and if noise hides the speed-up."""
+    if point is None:
+        return None, None
+    latency = point.median_ms if point.timed else None
+    speedup, noisy = shown_speedup(point, baseline)
+    return (
+        None if latency is None else float(f"{latency:.4g}"),
+        None if speedup is None or noisy else float(f"{speedup:.3g}"),
+    )

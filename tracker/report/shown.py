@@ -1,7 +1,7 @@
-"""The data that pages show: plain input for `figures` and the tables, independent of the database.
+"""Page data: plain input for `figures` and the tables, independent from the database.
 
-`gather` makes these from rows of the store. The place of a run is its index in one tuple of RunLabel, oldest first,
-which all histories of a page share.
+`gather` makes these from stored rows. A run's place is an index into one tuple of RunLabel, oldest first, shared by all
+histories on a page.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ yet."""
 
 
 class RunLabel(NamedTuple):
-    """The facts about a run that a plot shows. A named tuple, because a page looks up its text thousands of times."""
+    """The run facts in a plot. A named tuple, because a page looks up the text thousands of times."""
 
     run: str  # its id
     commit: str  # ten digits of the hash, with + for a dirty tree
@@ -54,7 +54,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class ShownLevel:
-    """Consecutive results in one environment without a change, on one line of the chart."""
+    """Consecutive results in one environment without a change, on one chart line."""
 
     first: int  # place of its first run
     last: int
@@ -64,7 +64,7 @@ class ShownLevel:
 
 @dataclass(frozen=True)
 class ResultBursts:
-    """All samples of one result, by burst."""
+    """One result's samples, by burst."""
 
     run: int  # place of its run
     ms: tuple[tuple[float, ...], ...]
@@ -76,7 +76,7 @@ class ResultBursts:
 
 @dataclass(frozen=True)
 class ShownHistory:
-    """The history of one series over the runs of a page. Lists are [n], an entry for each result, oldest first."""
+    """One series' history over a page's runs. Lists are [n], an entry for each result, oldest first."""
 
     series: SeriesRow
     runs: tuple[int, ...]  # places
@@ -96,21 +96,21 @@ class ShownHistory:
     measured_with: tuple[str, ...] = ()  # toolchain of each result, as one line may have several; empty like `lines`
 
     def ok(self, values: Sequence[float | None], places: Iterable[int] | None = None) -> list[int]:
-        """Return the places, of all or of some, whose result is ok and has a value."""
+        """Return the places, all or some, with an ok result and a value."""
         every = range(len(values)) if places is None else places
         return [i for i in every if values[i] is not None and i not in self.status]
 
     def split(self, places: Sequence[int]) -> list[tuple[str | None, list[int]]]:
-        """Return (toolchain, its places among `places`) for each line. A single line has the name None."""
+        """Return (toolchain, places among `places`) for each line. A single line has the name None."""
         if not self.toolchains:
             return [(None, list(places))]
         return [(name, [i for i in places if self.lines[i] == line]) for line, name in enumerate(self.toolchains)]
 
 
 def is_noisy(speedup: float, *spreads: float | None) -> bool:
-    """Return whether the noise of both sides exceeds both their speed-up and `NOISY`.
+    """Return whether both sides' noise exceeds both their speed-up and `NOISY`.
 
-    spreads  half the range of the bursts' medians of each side, relative to the median; None counts as 0
+    spreads half the burst medians' range on each side, relative to the median; None counts as 0
     """
     noise = sum(math.log1p(spread or 0.0) for spread in spreads)
     return noise > max(NOISY, abs(math.log(speedup)))
@@ -126,7 +126,7 @@ def shown_speedup(point: PointRow, baseline: PointRow | None) -> tuple[float | N
 
 @dataclass(frozen=True)
 class SpeedRow:
-    """The latency of each backend on one problem, in one run and environment."""
+    """Each backend's latency on one problem, in one run and environment."""
 
     label: str  # short enough for an axis
     problem: str  # in full
@@ -144,7 +144,7 @@ class SpeedRow:
         return over / ms
 
     def noisy(self, backend: str, baseline: str) -> bool:
-        """Return whether the noise of the two backends hides their speed-up (`is_noisy`)."""
+        """Return whether the two backends' noise hides their speed-up (`is_noisy`)."""
         ms, over = self.ms.get(backend), self.ms.get(baseline)
         if ms is None or over is None or backend == baseline:
             return False
@@ -153,7 +153,7 @@ class SpeedRow:
 
 @dataclass(frozen=True)
 class SpeedMap:
-    """The latencies of backends on problems that were measured in the same way."""
+    """Backend latencies on problems measured in the same way."""
 
     title: str  # hardware, host and protocol
     backends: tuple[str, ...]  # baselines first
@@ -162,7 +162,7 @@ class SpeedMap:
 
 @dataclass(frozen=True)
 class CanaryCeilings:
-    """The throughput that the canaries of a run reached."""
+    """The canaries' throughput in a run."""
 
     run: RunLabel
     tflops: float  # of the fastest matrix product
@@ -195,13 +195,13 @@ class RoofPoint:
         return rate(self.min_bytes, self.ms, GBPS) or 0.0
 
     def share(self, ceilings: CanaryCeilings) -> float:
-        """Return the throughput as a share of the maximum that the ceilings allow at this intensity."""
+        """Return the throughput as a share of the ceilings' maximum at this intensity."""
         return self.tflops / min(ceilings.tflops, ceilings.gbps * self.intensity / 1e3)
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """The points and ceilings of one run, or the reason why they are missing."""
+    """One run's points and ceilings, or the reason why they are missing."""
 
     points: tuple[RoofPoint, ...] = ()
     ceilings: CanaryCeilings | None = None
@@ -211,7 +211,7 @@ class Roofline:
 
 @dataclass(frozen=True)
 class OperatorPage:
-    """The data that a page shows about one operator."""
+    """One operator's page data."""
 
     name: str
     speeds: tuple[SpeedMap, ...]

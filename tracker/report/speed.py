@@ -1,4 +1,4 @@
-"""Compare backends by problem, each problem with its newest results."""
+"""Compare backends by problem, each problem with the newest results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FACTS = ("dtype", "mode", "seed")
 
 
 def backends_of(points: Iterable[PointRow]) -> tuple[str, ...]:
-    """Return the backends of the points: baselines first, then the others, each sorted by name."""
+    """Return the points' backends: baselines first, then the others, each sorted by name."""
     base: dict[str, bool] = {}
     for point in points:
         base[point.series.backend] = base.get(point.series.backend, False) or point.baseline
@@ -28,7 +28,7 @@ def speed_maps(
     run: RunRow,  # the run that the page is about
     line: CommitLine,  # of the runs
 ) -> list[SpeedMap]:
-    """Return a map of problems by backends for each hardware, host and protocol, since these are not compared."""
+    """Return a map with problems by backends for each hardware, host and protocol, since these are not compared."""
     by_place: dict[tuple[str, ...], list[PointRow]] = {}
     for point in points:
         by_place.setdefault(tuple(getattr(point.series, name) for name in _WHERE), []).append(point)
@@ -40,9 +40,9 @@ def speed_maps(
 
 
 def _speed_rows(points: Sequence[PointRow], run: RunRow, line: CommitLine) -> list[SpeedRow]:
-    """Return a row for each problem, from the newest run that timed any of its backends.
+    """Return a row for each problem, from the newest run with a timed backend.
 
-    A problem that an interrupted run left out keeps its older results. A row compares only results of one run,
+    A problem left out by an interrupted run keeps the older results. A row compares only results with one run,
     environment and timing.
     """
     by_problem: dict[tuple[str, ...], list[PointRow]] = {}
@@ -63,7 +63,7 @@ def _speed_rows(points: Sequence[PointRow], run: RunRow, line: CommitLine) -> li
 
 
 def _speed_row(points: Sequence[PointRow], label: str, facts: Sequence[str], older: bool) -> SpeedRow:
-    """Return the row of a problem from the points of one run, of which at least one is timed."""
+    """Return a problem's row from one run's points, at least one timed."""
     like = max((point for point in points if point.timed), key=lambda point: point.baseline)
     ms: dict[str, float] = {}
     why: dict[str, str] = {}
@@ -78,7 +78,7 @@ def _speed_row(points: Sequence[PointRow], label: str, facts: Sequence[str], old
 
 
 def problem_label(series: SeriesRow, differing: Sequence[str] = ()) -> str:
-    """Return the shape, shortened in the middle if it is long, and the facts that distinguish the problems."""
+    """Return the shape, shortened in the middle if long, and the facts to distinguish the problems."""
     shape = series.shape
     if len(shape) > LABEL:
         shape = f"{shape[: LABEL - 16]}…{shape[-15:]}"
@@ -94,7 +94,7 @@ def _why_no_speed(point: PointRow) -> str:
 
 
 def _differing(series: Iterable[SeriesRow]) -> list[str]:
-    """Return the names of facts that differ among problems: only these appear in labels."""
+    """Return the facts with differences among problems: only these appear in labels."""
     rows = list(series)
     return [name for name in _FACTS if len({getattr(row, name) for row in rows}) > 1]
 

@@ -1,4 +1,4 @@
-"""Load the templates of the report and of `serve`, with the filters that they share.
+"""Load the templates for the report and `serve`, with shared filters.
 
 Templates escape every text; no other code does.
 """
@@ -20,7 +20,7 @@ REPORT = "groupbench.tracker.report"
 
 
 def environment(packages: Sequence[str] = (REPORT,)) -> jinja2.Environment:
-    """Return an environment that finds templates in these packages. The first package with the name wins."""
+    """Return an environment with templates from these packages. The first package with the name wins."""
     env = jinja2.Environment(
         loader=jinja2.ChoiceLoader([jinja2.FunctionLoader(_loader(package)) for package in packages]),
         autoescape=True,
@@ -34,22 +34,22 @@ def environment(packages: Sequence[str] = (REPORT,)) -> jinja2.Environment:
 
 
 def piece(name: str, package: str = REPORT) -> str:
-    """Return the text of a file of a package, such as a style sheet."""
+    """Return a package file's text, such as a style sheet."""
     return resources.files(package).joinpath(name).read_text(encoding="utf-8").rstrip()
 
 
 def breakable(text: str | None) -> Markup:
-    """Return a shape that browsers may only break after its commas."""
+    """Return a shape with breaks only after commas."""
     return Markup(str(escape(text or "")).replace(",", ",<wbr>"))  # noqa: S704 # escaped
 
 
 def commands(text: str) -> Markup:
-    """Return a text with its parts between backquotes marked as code."""
+    """Return a text with backquoted parts marked as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 # escaped
 
 
 def embed(value: Any) -> Markup:
-    """Return JSON that is safe inside a script element: no text in it can end the element."""
+    """Return JSON for a script element: no text in it can end the element."""
     text = msgspec.json.encode(value).decode()
     text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     return Markup(text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))  # noqa: S704 # no < is left

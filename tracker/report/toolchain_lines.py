@@ -1,4 +1,4 @@
-"""The lines of a series' charts, and their names: one for each toolchain that is measured alternately with others."""
+"""The lines in a series' charts, and their names: one for each alternating toolchain."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from groupbench.tracker.text.wording import some
 
 
 def lines_of(points: Sequence[PointRow]) -> tuple[int, ...]:  # oldest first
-    """Return the line of each result, as the gate does."""
+    """Return each result's line, as the gate does."""
     if len({(point.environment.identity, point.run.plan) for point in points}) < 2:
         return (0,) * len(points)
     return tuple(toolchain_lines.lines_of(
@@ -23,7 +23,7 @@ def lines_of(points: Sequence[PointRow]) -> tuple[int, ...]:  # oldest first
 
 
 def names_of(points: Sequence[PointRow], lines: Sequence[int]) -> tuple[str, ...]:
-    """Return the name of each line: that of its plan's toolchain, and the differing packages of its newest one.
+    """Return each line's name: the plan's toolchain, and the differing packages in the newest one.
 
     For example `nightly, triton 3.8.0`. Empty for one line.
     """
@@ -38,7 +38,7 @@ def names_of(points: Sequence[PointRow], lines: Sequence[int]) -> tuple[str, ...
 
 
 def toolchains_of(points: Sequence[PointRow]) -> tuple[str, ...]:
-    """Return the packages of each result's toolchain that differ between results."""
+    """Return the toolchain packages with differences between results."""
     facts = {point.environment.toolchain: point.environment.facts for point in points}
     texts = dict(zip(facts, map(some, toolchain_distinctions(list(facts.values()))), strict=True))
     return tuple(texts[point.environment.toolchain] for point in points)

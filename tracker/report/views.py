@@ -1,4 +1,4 @@
-"""The tables of the report."""
+"""The report's tables."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _INTERPRETED = TableCell(INTERPRETED, "number faint")
 
 @dataclass(frozen=True)
 class Addresses:
-    """Addresses of operators and series within the page."""
+    """Operator and series addresses within the page."""
 
     slugs: Mapping[str, str]  # by operator
     coverage: Coverage
 
     def of_series(self, series: SeriesRow) -> str | None:
-        """Return the address of a series, or None if the page does not show it in full."""
+        """Return a series' address, or None if the page does not show it in full."""
         slug = self.slugs.get(series.operator)
         return None if slug is None or series.pk not in self.coverage else f"#{slug}/s{series.pk}"
 
 
 def summary(judged: Gate) -> str:
-    """Return the gate's first line without its verdict and its counts."""
+    """Return the gate's first line without the verdict and the counts."""
     return judged.summary.removeprefix(f"GATE {judged.word}").removeprefix(": ").rpartition(". ")[0]
 
 
@@ -62,7 +62,7 @@ def facts(report: Report) -> dict[str, str | None]:
 
 
 def changed(rows: Sequence[Judged], addresses: Addresses) -> Table:
-    """Return the table of changes. Series that are missing for the same reason share a row."""
+    """Return the change table. Series missing for the same reason share a row."""
     titles = ("verdict", "series", "effect", "before", "now", "cause", "commit", "note")
     groups = _together(rows)
     lines = [_change(group, addresses) for group in groups[:ROWS]]
@@ -71,7 +71,7 @@ def changed(rows: Sequence[Judged], addresses: Addresses) -> Table:
 
 
 def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
-    """Return groups of rows that share a line: series that are missing for the same reason, or a single series."""
+    """Return groups with a shared line: series missing for the same reason, or a single series."""
     groups: dict[tuple[object, ...], list[Judged]] = {}
     for row in rows:
         alone = row.series.pk if row.verdict is not Verdict.MISSING or row.change is not None else None
@@ -81,7 +81,7 @@ def _together(rows: Sequence[Judged]) -> list[list[Judged]]:
 
 
 def _change(rows: Sequence[Judged], addresses: Addresses) -> Row:
-    """Return the row of one series, or of several that are missing for the same reason."""
+    """Return the row for one series, or for several missing for the same reason."""
     row = rows[0]
     series = row.series
     if len(rows) > 1:
@@ -115,7 +115,7 @@ def _problem(series: SeriesRow) -> str:
 
 
 def _first_commit(row: Judged) -> TableCell:
-    """Return the commit to show for a change, with its subject, its author, and how it was found."""
+    """Return the commit to show for a change, with subject, author, and how it was found."""
     span = row.span
     if span is None:
         return TableCell("")
@@ -126,7 +126,7 @@ def _first_commit(row: Judged) -> TableCell:
 
 
 def operators(report: Report, slugs: Mapping[str, str]) -> Table:
-    """Return the table of operators, with the number of series of each verdict."""
+    """Return the operator table, with series counts by verdict."""
     rows: list[Row] = []
     of_operator: dict[str, list[Judged]] = {}
     for row in report.gate.rows:
@@ -149,7 +149,7 @@ def operators(report: Report, slugs: Mapping[str, str]) -> Table:
 
 
 def _verdicts(judged: Sequence[Judged]) -> TableCell:
-    """Return the number of rows of each verdict, in the tone of the most severe one that is not good."""
+    """Return row counts by verdict, in the tone for the most severe bad one."""
     counts = count(judged)
     loud = [row.verdict for row in judged if not row.verdict.quiet and row.verdict.tone is not GOOD]
     worst = min(loud, key=lambda verdict: verdict.severity, default=None)
@@ -164,7 +164,7 @@ def _count(value: int) -> TableCell:
 
 
 def results(page: OperatorPage, report: Report, slug: str) -> Table | None:
-    """Return the table of the run's results of the shown series, or None without any."""
+    """Return a table with the run's results for the shown series, or None without any."""
     points = [
         point for point in report.points if point.series.operator == page.name and point.series.pk in report.coverage
     ]
@@ -211,7 +211,7 @@ def _speedup(point: PointRow, baseline: PointRow | None) -> TableCell:
 
 
 def unmeasured_table(rows: Sequence[Judged]) -> Table:
-    """Return the table of unmeasured series, with reasons."""
+    """Return the table for unmeasured series, with reasons."""
     lines: list[Row] = [
         [
             TableCell("absent" if row.point is None else row.point.status, row.verdict.tone.name),
@@ -230,7 +230,7 @@ def unmeasured_table(rows: Sequence[Judged]) -> Table:
 
 
 def environments(report: Report) -> Table:
-    """Return the table of facts about the run's environments, with a column for each environment."""
+    """Return a table with the run's environment facts, one column per environment."""
     facts = {point.environment.pk: point.environment.facts for point in report.points}.values()
     names = [*IDENTITY_FIELDS[:-1], "host", "os", "cpu_count", "memory_mib", "groupbench"]
     rows: list[Row] = []
@@ -244,7 +244,7 @@ def environments(report: Report) -> Table:
 
 
 def changes_table(report: Report) -> Table:
-    """Return the table of changes of environment in the history, newest first."""
+    """Return the table for environment changes in the history, newest first."""
     lines: list[Row] = [
         [f"{run.state}", f"{run.started:%Y-%m-%d %H:%M}", hardware, TableCell(what, "message")]
         for run, hardware, what in environment_changes(report)
@@ -253,7 +253,7 @@ def changes_table(report: Report) -> Table:
 
 
 def environment_changes(report: Report) -> list[tuple[RunRow, str, str]]:
-    """Return (run, hardware, difference from the previous environment) of all shown series, newest first."""
+    """Return (run, hardware, difference from the previous environment) for all shown series, newest first."""
     changes: dict[tuple[int, str, str], tuple[RunRow, str, str]] = {}
     for page in report.pages:
         for history in page.histories:
@@ -265,6 +265,6 @@ def environment_changes(report: Report) -> list[tuple[RunRow, str, str]]:
 
 
 def cut(text: str | None) -> str:
-    """Return a text, cut to the maximum length of messages."""
+    """Return a text, cut to the maximum message length."""
     text = text or ""
     return text if len(text) <= LONG else f"{text[:LONG]}… and {len(text) - LONG} more characters"

@@ -1,4 +1,4 @@
-"""Pages of alerts, and forms to acknowledge, accept and close them."""
+"""Alert pages, and forms to acknowledge, accept and close alerts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN = ("open", "all", *stored.STATES)
 
 
 def alerts(site: Site, parameters: Parameters) -> Page:
-    """Return the page of alerts, sorted by the date of the change, newest first."""
+    """Return the alerts page, sorted by change date, newest first."""
     state, paging = parameters.choice("state", _SHOWN, "open"), paging_of(parameters)
     states = {"open": stored.OPEN, "all": ()}.get(state, (state,))
     with site.database.read() as session:
@@ -43,7 +43,7 @@ def alerts(site: Site, parameters: Parameters) -> Page:
 
 
 def alert(site: Site, parameters: Parameters, key: int) -> Page:
-    """Return the page of one alert, with all its changes of state. Raises NotFound."""
+    """Return one alert's page, with all state changes. Raises NotFound."""
     parameters.done()
     with site.database.read() as session:
         row = _one(session, key)
@@ -100,7 +100,7 @@ class _Requested:
 
 
 def _requested(parameters: Parameters, person: Person) -> _Requested:
-    """Parse the parameters of a request. Raises BadRequest for parameters that are missing or do not go together."""
+    """Parse a request's parameters. Raises BadRequest for missing or contradictory parameters."""
     keys, action = parameters.keys("alert"), parameters.choice("action", ACTIONS, "")
     reason, until = parameters.text("reason"), parameters.text("until")
     who = person.who if person.session else parameters.text("who")  # only programs name themselves
@@ -121,6 +121,6 @@ def _requested(parameters: Parameters, person: Person) -> _Requested:
 
 
 def local(path: str) -> str:
-    """Return the path if it is one of this server, else the path of the list of alerts."""
+    """Return the path if it is on this server, else the alert list's path."""
     plain = path.startswith("/") and not path.startswith("//") and "\\" not in path
     return path if plain and path.isprintable() else "/alerts"

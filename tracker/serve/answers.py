@@ -1,7 +1,7 @@
 """Compute verdicts and comparisons in background threads, and keep them until the database changes.
 
-Judging thousands of series takes seconds. A page waits briefly, shows the rest of its contents, and reloads. Only one
-task of a kind runs at a time, and comparisons never delay verdicts.
+Judging thousands of series takes seconds. A page waits briefly, shows the other contents, and reloads. Only one task
+per kind runs at a time, and comparisons never delay verdicts.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ class Answers:
     def ask(
         self, question: Question, version: Any, work: Callable[[], Any], *, patience: float | None = None
     ) -> Known | Working:
-        """Return the result of `work()` for this version of the database, or Working if it is not ready in time.
+        """Return the result from `work()` for this database version, or Working if it is not ready in time.
 
         Args:
             question: The cache key. An older answer is returned as stale until the new one is ready.
             version: The version of the database, from `database.version`.
             work: Called in another thread, unless the answer is known.
-            patience: Seconds to wait for the answer. Default: the patience of this cache.
+            patience: Seconds to wait for the answer. Default: the cache's patience.
 
         Raises:
-            Exception: The exception of the work. It is not cached.
+            Exception: The exception from the work. It is not cached.
         """
         with self._lock:
             kept = self._answers.get(question)

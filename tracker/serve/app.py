@@ -1,7 +1,7 @@
-"""The web application: routes, responses in HTML or JSON, and errors that name their cause.
+"""The web application: routes, responses in HTML or JSON, and errors with their cause.
 
-A view is a plain function, run in a thread, that returns a `Page` from the database and the request's parameters. The
-page's data is the body of the JSON response; a browser gets the same data as HTML.
+A view is a plain function, run in a thread: it returns a `Page` from the database and the request's parameters. The
+page's data is the JSON response body; a browser gets the same data as HTML.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def create_app(
     secure: bool = False,  # the server is only reachable over HTTPS, so its cookies are marked Secure
     names: Names | None = None,  # the sources of the names that are recorded with changes
 ) -> Starlette:
-    """Return the dashboard of a database. Raises StoreError if the database cannot be opened."""
+    """Return a database's dashboard. Raises StoreError if the database cannot be opened."""
     guard = Guard(token, names)
     site = Site(open_to_read(location), answers or Answers(), guard, open_to_write(location) if guard.writes else None)
     _warm(site)
@@ -122,7 +122,7 @@ def _warm(site: Site) -> None:
 
 
 def _page(path: str, view: View, command: str) -> Route:
-    """Return the route of a page. `command` gives the same facts without a time limit."""
+    """Return a page's route. `command` gives the same facts without a time limit."""
 
     async def endpoint(request: Request) -> Response:
         site: Site = request.app.state.site
@@ -160,7 +160,7 @@ def _respond(
 
 
 async def change(request: Request) -> Response:
-    """Handle a form or JSON request that changes the state of alerts."""
+    """Handle a form or JSON request to change alert states."""
     site: Site = request.app.state.site
     person = site.guard.writer(request)
     pairs = await _form(request)
@@ -183,7 +183,7 @@ async def login_form(request: Request) -> Response:
 
 
 async def login(request: Request) -> Response:
-    """Start a session for a client that sends the token."""
+    """Start a session for a client with the token."""
     site: Site = request.app.state.site
     if not site.guard.writes:
         raise Refused("this server only reads; `groupbench serve --write` allows changes", 403)
@@ -212,7 +212,7 @@ async def logout(request: Request) -> Response:
 
 
 async def _form(request: Request) -> list[tuple[str, str]]:
-    """Return the fields of a form, or of a JSON object. Raises BadRequest."""
+    """Return the fields from a form or a JSON object. Raises BadRequest."""
     body = b""
     try:
         async with asyncio.timeout(FORM_S):

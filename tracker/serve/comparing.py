@@ -1,4 +1,4 @@
-"""The page of two commits side by side."""
+"""The page for two commits side by side."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class SideBySide:
 
 
 def side_by_side(database: Database, places: Sequence[StoredSide], force: bool, where: Filter) -> SideBySide:
-    """Compare two sides in every series of either. Raises TrackerError."""
+    """Compare two sides in every series from either. Raises TrackerError."""
     began = time.perf_counter()
     with database.read(LIMITS.background_s) as session:
         a, b = (stored_side(session, place) for place in places)
@@ -55,7 +55,7 @@ def side_by_side(database: Database, places: Sequence[StoredSide], force: bool, 
 
 
 def compare(site: Site, parameters: Parameters) -> Page:
-    """Return the page that compares two commits, branches, runs or dates, as `groupbench compare` does."""
+    """Return the page for comparing two commits, branches, runs or dates, as `groupbench compare` does."""
     a, b, force = parameters.text("a"), parameters.text("b"), parameters.flag("force")
     verdict = parameters.choice("verdict", ("", *ORDER), "")
     paging = paging_of(parameters)
@@ -104,16 +104,16 @@ def compare(site: Site, parameters: Parameters) -> Page:
 
 
 def _newest_commits(site: Site, session: Session) -> list[tuple[str, str | None]]:
-    """Return (hash, subject) of the newest measured commits; the hash of a dirty tree ends with +."""
+    """Return (hash, subject) for the newest measured commits; a dirty tree's hash ends with +."""
     keys = site.every_line(session).newest(4 * COMMITS)
     rows = site.run_rows(session, keys)
     return list({rows[key].commit_text: rows[key].subject for key in keys}.items())[:COMMITS]
 
 
 def _place(site: Site, session: Session, name: str, word: str) -> StoredSide:
-    """Return the side that `word` names, as for the command `compare`, but no files and no names that only git knows.
+    """Return the side named by `word`, as for the command `compare`, but no files and no names known only to git.
 
-    Raises BadRequest, with the name of the parameter, if the word names nothing in the database.
+    Raises BadRequest, with the parameter's name, if the word names nothing in the database.
     """
     try:
         return find_stored(session, word, read_line=site.every_line)

@@ -1,7 +1,7 @@
 """Open the dashboard's database: read-only for pages, and writable for changes of alerts.
 
-Every session has a time limit, which the database itself enforces within a statement. A database of another revision is
-refused, not migrated: a server of pages must not change the tables.
+Every session has a time limit, which the database itself enforces within a statement. Other revisions are refused, not
+migrated: a page server must not change the tables.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the load on the database, chosen for people who wait for a page.
+    """Load limits on the database, chosen for people waiting for a page.
 
-    Pages of a database with a million points take 5 to 200 ms, and judging 20,000 series takes about 10 s.
+    Pages from a database with a million points take 5 to 200 ms, and judging 20,000 series takes about 10 s.
     """
 
     request_s: float = 5.0  # database time of a request
@@ -47,7 +47,7 @@ Version = tuple[int, ...]
 
 
 class SlowError(StoreError):
-    """A request, a verdict or a comparison reached its limit of database time."""
+    """A request, a verdict or a comparison reached the database-time limit."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__(f"the database takes longer than {seconds:g} s for this")
@@ -63,11 +63,10 @@ class Database:
 
     @contextmanager
     def read(self, seconds: float | None = None) -> Iterator[Session]:
-        """Open a read-only session, which sees one snapshot of the database.
+        """Open a read-only session on one database snapshot.
 
         Args:
-            seconds: Time after which a running statement is interrupted, and no other one starts. Default: that of a
-                request.
+            seconds: Time limit: a running statement is interrupted, no other one starts. Default: a request's limit.
 
         Raises:
             SlowError: The time is over.
@@ -90,7 +89,7 @@ class Database:
 
 @contextmanager
 def _ending(session: Session, end: float, seconds: float) -> Iterator[None]:
-    """Interrupt the session's statements at `end`, a time of `time.monotonic`."""
+    """Interrupt the session's statements at `end`, by `time.monotonic`."""
     connection = session.connection()
     driver: Any = connection.connection.driver_connection
     sqlite = connection.dialect.name == "sqlite"
@@ -106,7 +105,7 @@ def _ending(session: Session, end: float, seconds: float) -> Iterator[None]:
 
 
 def _limit(connection: Connection, _cursor: Any, _statement: str, *_: Any) -> None:
-    """Refuse a statement after the end of its session's time; otherwise give PostgreSQL the time that is left."""
+    """Refuse a statement after the session's end; otherwise give PostgreSQL the remaining time."""
     limit = connection.info.get(_END)
     if limit is None:
         return
@@ -120,7 +119,7 @@ def _limit(connection: Connection, _cursor: Any, _statement: str, *_: Any) -> No
 
 
 def open_to_read(location: str) -> Database:
-    """Open a database read-only. Raises StoreError if that fails, or if the database has another revision."""
+    """Open a database read-only. Raises StoreError on failure, or for another revision."""
     revision = revision_of(location)
     if revision in REVISIONS and revision != HEAD:
         raise StoreError(
@@ -133,14 +132,14 @@ def open_to_read(location: str) -> Database:
 
 
 def open_to_write(location: str) -> Store:
-    """Open a database for changes of alerts. Raises StoreError if that fails."""
+    """Open a database for alert changes. Raises StoreError on failure."""
     store = open_store(location, create=False)
     _be_impatient(store)
     return store
 
 
 def version(session: Session) -> Version:
-    """Return the largest key of each table that grows: runs, series, points, comparisons and alert events."""
+    """Return the largest key in each growing table: runs, series, points, comparisons and alert events."""
     keys = (Run.id, Series.id, Point.id, ABComparison.id, AlertEvent.id)
     row = session.execute(select(*(select(func.max(key)).scalar_subquery() for key in keys))).one()
     return tuple(largest or 0 for largest in row)

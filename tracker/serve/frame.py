@@ -1,4 +1,4 @@
-"""Middleware that checks every request and adds security headers to every response."""
+"""Middleware: checks every request and adds security headers to every response."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JSON = ".json"
 
 
 class Frame:
-    """Refuse requests that are too long or name another server, strip `.json`, and add security headers."""
+    """Refuse requests too long or for another server, strip `.json`, and add security headers."""
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None = None, numbers: bool = False) -> None:
         self.app, self.hosts, self.numbers = app, hosts, numbers

@@ -1,4 +1,4 @@
-"""Pages of operators: the list, and the comparison of one operator's backends by shape."""
+"""Operator pages: the list, and one operator's backends compared by shape."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _Results = dict[int, list[queries.RecentResult]]
 
 
 def operators(site: Site, parameters: Parameters) -> Page:
-    """Return the page of all operators, with their backends."""
+    """Return the page with all operators and their backends."""
     parameters.done()
     with site.database.read() as session:
         statement = select(Series.operator, Series.backend, func.count(), func.count(Series.shape.distinct()))
@@ -52,7 +52,7 @@ def operators(site: Site, parameters: Parameters) -> Page:
 
 @dataclass(frozen=True)
 class _Question:
-    """The parameters of an operator's page."""
+    """An operator page's parameters."""
 
     name: str
     baseline: str | None
@@ -62,7 +62,7 @@ class _Question:
 
 @dataclass(frozen=True)
 class _Contents:
-    """The points of an operator's page."""
+    """An operator page's points."""
 
     points: Sequence[PointRow]
     canaries: Sequence[PointRow]
@@ -75,7 +75,7 @@ class _Contents:
 
 
 def operator(site: Site, parameters: Parameters, name: str) -> Page:
-    """Return the page of one operator: the speed-up of each backend over a baseline by shape, and the roofline.
+    """Return one operator's page: each backend's speed-up over a baseline by shape, and the roofline.
 
     Raises NotFound for an unknown operator.
     """
@@ -94,7 +94,7 @@ def operator(site: Site, parameters: Parameters, name: str) -> Page:
 
 
 def _read(site: Site, session: Session, question: _Question, where: queries.Slice) -> _Contents:
-    """Read the problems of a page. Raises NotFound or BadRequest."""
+    """Read a page's problems. Raises NotFound or BadRequest."""
     name = question.name
     if name not in site.facets(session)["operator"]:
         raise NotFound(f"no operator {name[:80]!r}; /operators lists them")
@@ -110,9 +110,9 @@ def _read(site: Site, session: Session, question: _Question, where: queries.Slic
 
 
 def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], Callable[[], dict[str, Any]]]:
-    """Return the data of a page and the function that draws its figures.
+    """Return a page's data and the function to draw the figures.
 
-    Raises BadRequest for a baseline that is not on the page.
+    Raises BadRequest for a baseline not on the page.
     """
     newest, baseline = contents.newest, question.baseline
     maps = speed_maps(contents.points, newest, contents.line) if newest else []
@@ -143,7 +143,7 @@ def _shape(question: _Question, contents: _Contents) -> tuple[dict[str, Any], Ca
 
 
 def _map_data(speed_map: SpeedMap, baseline: str) -> dict[str, Any]:
-    """Latencies and speed-ups of the problems that were measured alike."""
+    """Latencies and speed-ups for the problems measured alike."""
     rows = []
     for row in speed_map.rows:
         rows.append({
@@ -162,7 +162,7 @@ def _map_data(speed_map: SpeedMap, baseline: str) -> dict[str, Any]:
 def _results(
     site: Site, session: Session, problems: Sequence[Sequence[int]], until: RunRow | None
 ) -> tuple[_Results, list[PointRow]]:
-    """Return the results from which a page selects, and the canaries for its roofline."""
+    """Return the results for a page to select from, and the canaries for the roofline."""
     keys = [key for members in problems for key in members]
     canaries = list(session.scalars(select(Series.id).where(Series.operator == CANARY)))
     # The newest run nearly always has all that a page needs. The others have ten times as many results.
@@ -177,7 +177,7 @@ def _results(
 
 
 def _canaries(site: Site, session: Session, series: Sequence[int], results: _Results) -> list[PointRow]:
-    """Return the points of these canaries in the newest run that timed one and has any of these results."""
+    """Return these canaries' points in the newest run with a timed one and any such result."""
     runs = {result.run for of_series in results.values() for result in of_series}
     if not series or not runs:
         return []
@@ -188,8 +188,9 @@ def _canaries(site: Site, session: Session, series: Sequence[int], results: _Res
 
 
 def _telling(problems: Sequence[Sequence[int]], results: _Results, held: set[int]) -> list[int]:
-    """Keys of the points that the page is made of: of each problem those of the newest run that timed any backend,
-    and those of the run that holds canaries."""
+    """Keys for the page's points: per problem, those from the newest run with a timed backend, and those from the run
+    with canaries.
+    """
     keys: list[int] = []
     for members in problems:
         of_problem = [result for pk in members for result in results.get(pk, [])]

@@ -1,4 +1,4 @@
-"""Parse the parameters of a request strictly: an invalid, unknown or repeated parameter is an error."""
+"""Parse request parameters strictly: an invalid, unknown or repeated parameter is an error."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class NotFound(TrackerError):
 
 
 class Parameters:
-    """The parameters of a request. A view reads each by name and type, and then calls `done`, which refuses the others.
+    """A request's parameters. A view reads each by name and type, and then calls `done`, which refuses the others.
 
-    An empty value counts as missing, since a form sends all of its fields. Every reading method raises BadRequest for
-    an invalid value.
+    An empty value counts as missing, since a form sends all fields. Every reading method raises BadRequest for an
+    invalid value.
     """
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
@@ -45,13 +45,13 @@ class Parameters:
 
     @classmethod
     def of_query(cls, query: str) -> Parameters:
-        """Return the parameters of a query string. Raises BadRequest."""
+        """Return a query string's parameters. Raises BadRequest."""
         if len(query) > LONGEST_QUERY:
             raise BadRequest(f"the query has {len(query)} characters; at most {LONGEST_QUERY} are allowed")
         return cls(parse_qsl(query, keep_blank_values=True))
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Return the distinct values of a parameter that may be repeated."""
+        """Return the distinct values for a repeatable parameter."""
         self._known.append(name)
         return tuple(dict.fromkeys(checked(name, value) for value in self._values.get(name, ())))
 
@@ -82,23 +82,23 @@ class Parameters:
         return self.choice(name, ("1", "0"), "0") == "1"
 
     def date(self, name: str, *, end: bool = False) -> datetime | None:
-        """Return the time that a date, a date and time, or an age means (`filters.instant`); None if missing."""
+        """Return the time meant by a date, a date and time, or an age (`filters.instant`); None if missing."""
         text = self.text(name)
         return None if text is None else resolve_parameter(name, lambda: filters.instant(text, end=end))
 
     def keys(self, name: str) -> list[int]:
-        """Return the row keys of a parameter that may be repeated."""
+        """Return the row keys for a repeatable parameter."""
         return [key_of(name, text) for text in self.texts(name)]
 
     def done(self) -> None:
-        """Raise BadRequest if the request has a parameter that the view has not read."""
+        """Raise BadRequest for a parameter unread by the view."""
         unknown = sorted(set(self._values) - set(self._known))
         if unknown:
             names = ", ".join(sorted(set(self._known))) or "none"
             raise BadRequest(f"no parameter {unknown[0][:80]!r} here; known: {names}")
 
     def url(self, path: str, **changed: object) -> str:
-        """Return the path with this request's parameters and those of `changed`; None or "" removes a parameter."""
+        """Return the path with this request's parameters and `changed`; None or "" removes a parameter."""
         values = {**self._values, **{name: [str(v)] if v not in (None, "") else [] for name, v in changed.items()}}
         query = urlencode([(name, value) for name in values for value in values[name]])
         return f"{path}?{query}" if query else path
@@ -121,7 +121,7 @@ def key_of(name: str, text: str) -> int:
 
 
 def resolve_parameter(name: str, ask: Callable[[], T]) -> T:
-    """Return the result of `ask`; a QueryError becomes a BadRequest that names the parameter."""
+    """Return the result from `ask`; a QueryError becomes a BadRequest with the parameter's name."""
     try:
         return ask()
     except QueryError as error:

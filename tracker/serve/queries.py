@@ -1,6 +1,6 @@
-"""Queries of the pages, which read few rows beyond those that a page shows.
+"""Page queries, which read few rows beyond those shown.
 
-A database of a million points has tens of thousands of series, so the database itself searches, sorts and pages.
+A database with a million points has tens of thousands of series, so the database itself searches, sorts and pages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _SAFE_INTEGER = 2**53  # sizes are compared as floats: no database then has to h
 
 @dataclass(frozen=True)
 class Slice:
-    """A selection of series: by words that must all occur, exact names, shapes with wildcards, and sizes."""
+    """A series selection: by required words, exact names, shapes with wildcards, and sizes."""
 
     words: tuple[str, ...] = ()
     names: tuple[tuple[str, tuple[str, ...]], ...] = ()  # (facet, the values that it may have)
@@ -54,7 +54,7 @@ class Slice:
     sizes: tuple[str, ...] = ()
 
     def conditions(self, session: Session) -> list[ColumnElement[bool]]:
-        """Return the conditions for a query of series. Raises QueryError for malformed sizes."""
+        """Return conditions for a series query. Raises QueryError for malformed sizes."""
         # LIKE ignores case on SQLite only.
         contains = _contains if session.get_bind().dialect.name == "sqlite" else _contains_any_case
         # A word has no blank, so it occurs in one of the names. To join them would take four times as long.
@@ -75,24 +75,24 @@ def _contains_any_case(name: Any, word: str) -> ColumnElement[bool]:
 
 
 def facets(session: Session) -> dict[str, list[str]]:
-    """Return all values of each field of FACETS."""
+    """Return all values for each FACETS field."""
     return {name: names(session, name) for name in FACETS}
 
 
 def series_keys(session: Session, where: Slice) -> list[int]:
-    """Return the keys of all series in a slice, sorted by the series' names."""
+    """Return the keys for all series in a slice, sorted by name."""
     return _keys(session, select(Series.id).where(*where.conditions(session)).order_by(*_SORT))
 
 
 def problem_keys(session: Session, where: Slice) -> list[list[int]]:
-    """Return the keys of all series in a slice, by problem: series that differ only in their backend, in any order."""
+    """Return the keys for all series in a slice, by problem: series with different backends only, in any order."""
     members = select(_joined(Series.id, ",")).where(*where.conditions(session))
     text = session.scalar(select(_joined(members.group_by(*_PROBLEM).order_by(*_PROBLEM).subquery().columns[0], ";")))
     return [[int(key) for key in of_problem.split(",")] for of_problem in text.split(";")] if text else []
 
 
 def _keys(session: Session, sorted_: Select[int]) -> list[int]:
-    """Return the keys that a query selects, in its order.
+    """Return a query's selected keys, in order.
 
     They are read as one text. For each row, Python's lock is released, and other requests may keep it for a while.
     """
@@ -101,7 +101,7 @@ def _keys(session: Session, sorted_: Select[int]) -> list[int]:
 
 
 def _joined(column: Any, separator: str) -> ColumnElement[str]:
-    """Return the aggregate that joins the values of a column, in the order of the rows: that of a sorted subquery."""
+    """Return an aggregate to join a column's values, in a sorted subquery's row order."""
     return func.aggregate_strings(cast(column, Text), separator)
 
 
@@ -113,7 +113,7 @@ def one_series(session: Session, key: int) -> SeriesRow:
 
 
 class Result(NamedTuple):
-    """The fields of a point that a list shows."""
+    """A point's fields in a list."""
 
     pk: int
     series: int
@@ -132,7 +132,7 @@ class Result(NamedTuple):
 
 
 class RecentResult(NamedTuple):
-    """The fields of a point by which a page selects results. A named tuple, because a page creates thousands."""
+    """A point's fields for result selection. A named tuple, because a page creates thousands."""
 
     pk: int
     series: int
@@ -151,7 +151,7 @@ class RecentResult(NamedTuple):
 def recent_results(
     session: Session, keys: Sequence[int], newest: Sequence[int], until: RunRow | None = None
 ) -> dict[int, list[RecentResult]]:
-    """Return the results of each series in these runs, oldest first, by the series' key. `newest` is newest first.
+    """Return each series' results in these runs, oldest first, by series key. `newest` is newest first.
 
     A series without a result in these runs has instead the one measured last, up to the run `until`.
     """
@@ -169,7 +169,7 @@ def recent_results(
 
 
 def results_in(session: Session, keys: Sequence[int], newest: Sequence[int]) -> dict[int, list[RecentResult]]:
-    """Return the results of each series in these runs, oldest first. `newest` begins with the newest run."""
+    """Return each series' results in these runs, oldest first. `newest` begins with the newest run."""
     place = {run: number for number, run in enumerate(reversed(newest))}
     results: dict[int, list[RecentResult]] = {}
     for chunk in chunks(keys, 200):
@@ -186,7 +186,7 @@ _place = attrgetter("place")
 
 
 def _newest_of_each(keys: Sequence[int], until: RunRow | None) -> Any:
-    """Return the query for the newest result of each series: its recent fields and the start of its run."""
+    """Return the query for each series' newest result: recent fields and the run's start."""
     order = func.row_number().over(partition_by=Point.series_id, order_by=NEWEST_FIRST)
     ranked = select(Point.id.label("id"), Run.started, order.label("place")).join(Run, Point.run_id == Run.id)
     ranked = ranked.where(Point.series_id.in_(keys))
@@ -207,7 +207,7 @@ def results_by_key(session: Session, keys: Iterable[int]) -> dict[int, Result]:
 
 
 def _results() -> Any:
-    """Return the query whose rows `_result` converts: the fields of Result in order, with `error` in ppm."""
+    """Return the query for `_result` rows: Result's fields in order, with `error` in ppm."""
     names = ("status", "timing", "median_ms", "error_ppm", "rms", "baseline", "message", "amounts")
     return select(*(_POINT[name] for name in ("id", "series_id", *names)))
 
@@ -221,7 +221,7 @@ _ERROR = Result._fields.index("error")
 
 
 def points(session: Session, keys: Iterable[int], read_runs: ReadRuns) -> list[PointRow]:
-    """Return the points with these keys, sorted by the names of their series, then by time."""
+    """Return the points with these keys, sorted by series names, then by time."""
     rows = [
         point for chunk in chunks(keys) for point in points_where(session, Point.id.in_(chunk), read_runs=read_runs)
     ]
@@ -229,7 +229,7 @@ def points(session: Session, keys: Iterable[int], read_runs: ReadRuns) -> list[P
 
 
 def newest_points(session: Session, series: SeriesRow, number: int, read_runs: ReadRuns) -> list[PointRow]:
-    """Return the newest points of one series, oldest first."""
+    """Return one series' newest points, oldest first."""
     of_series = Point.series_id == series.pk
     # By run, not by the point's key: the index of series and run then answers without reading the points.
     newest = select(Point.run_id).join(Run, Point.run_id == Run.id).where(of_series)
@@ -239,7 +239,7 @@ def newest_points(session: Session, series: SeriesRow, number: int, read_runs: R
 
 
 def latencies(session: Session, series: Sequence[int], runs: Sequence[int]) -> dict[int, dict[int, float]]:
-    """Return the median in ms of the timed points of these series in these runs, by series and run.
+    """Return the timed points' median in ms for these series and runs, by series and run.
 
     Reading whole points would take ten times as long.
     """
@@ -257,7 +257,7 @@ def latencies(session: Session, series: Sequence[int], runs: Sequence[int]) -> d
 
 
 def point_keys(session: Session, series: Iterable[int], runs: Collection[int]) -> list[int]:
-    """Return the keys of the points of these series in these runs."""
+    """Return point keys for these series and runs."""
     statement = select(_POINT.id).where(_POINT.run_id.in_(sorted(runs)))
     return [
         key for chunk in chunks(series, 200) for key in session.scalars(statement.where(_POINT.series_id.in_(chunk)))
@@ -265,7 +265,7 @@ def point_keys(session: Session, series: Iterable[int], runs: Collection[int]) -
 
 
 def counts_of_series(session: Session, keys: Sequence[int]) -> dict[int, int]:
-    """Return the number of points of each series."""
+    """Return point counts by series."""
     statement = select(Point.series_id, func.count()).group_by(Point.series_id)
     return {
         key: number
@@ -276,7 +276,7 @@ def counts_of_series(session: Session, keys: Sequence[int]) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class RunCounts:
-    """The numbers of a run's points by status, and the run's hardware and environments."""
+    """A run's point counts by status, with hardware and environments."""
 
     statuses: dict[str, int]
     hardware: tuple[str, ...]
@@ -284,7 +284,7 @@ class RunCounts:
 
 
 def count_run(session: Session, run: int) -> RunCounts:
-    """Return the counts of a run, from its points alone: a join with their series would take ten times as long."""
+    """Return a run's counts, from the points alone: a join with series would take ten times as long."""
     statement = select(_POINT.environment_id, _POINT.status, func.count()).where(_POINT.run_id == run)
     rows = list(session.execute(statement.group_by(_POINT.environment_id, _POINT.status)))
     environments = environment_rows(session, {row[0] for row in rows})
@@ -298,19 +298,19 @@ def count_run(session: Session, run: int) -> RunCounts:
 
 
 def number_of_points(session: Session, run: int) -> int:
-    """Return the number of points of a run, from an index only."""
+    """Return a run's point count, from an index only."""
     return session.scalar(select(func.count()).where(_POINT.run_id == run)) or 0
 
 
 def newest_point(session: Session) -> int:
-    """Return the key of the point that was stored last."""
+    """Return the last stored point's key."""
     return session.scalar(select(func.max(_POINT.id))) or 0
 
 
 def version_of_runs(session: Session) -> tuple[Any, ...]:
-    """Return a value that changes with every stored, changed or removed run or commit.
+    """Return a value to detect every stored, changed or removed run or commit.
 
-    Reads the rows' checksums, since `ingest` completes the facts of a commit without a new row.
+    Reads the rows' checksums, since `ingest` completes commit facts without a new row.
     """
     runs, commits = (
         select(
@@ -324,14 +324,14 @@ def version_of_runs(session: Session) -> tuple[Any, ...]:
 
 
 def runs_since(session: Session, point: int) -> set[int]:
-    """Return the keys of the runs that have gained points since a point was stored."""
+    """Return keys for the runs with points newer than a point."""
     return set(session.scalars(select(_POINT.run_id).distinct().where(_POINT.id > point)))
 
 
 def find_runs(
     session: Session, where: Sequence[ColumnElement[bool]], *, limit: int, offset: int
 ) -> tuple[int, list[RunRow]]:
-    """Return (number of runs that meet the conditions, those of one page), newest first."""
+    """Return (number of matching runs, one page of them), newest first."""
     number = session.scalar(select(func.count()).select_from(Run).join(Commit).where(*where)) or 0
     statement = select(Run.id).join(Commit).where(*where).order_by(*NEWEST_FIRST)
     keys = list(session.scalars(statement.limit(limit).offset(offset)))
@@ -361,7 +361,7 @@ def run_conditions(
 def results_of_run(
     session: Session, run: RunRow, where: Slice, statuses: Sequence[str], *, limit: int, offset: int
 ) -> tuple[int, list[tuple[SeriesRow, Result]]]:
-    """Return (number of results of a run in a slice, those of one page), sorted by the series' names."""
+    """Return (number of a run's results in a slice, one page of them), sorted by series names."""
     conditions: list[ColumnElement[bool]] = [Point.run_id == run.pk]
     if statuses:
         conditions.append(Point.status.in_(statuses))
@@ -386,7 +386,7 @@ def results_of_run(
 def alert_keys(
     session: Session, states: Sequence[str], where: Slice, *, limit: int, offset: int
 ) -> tuple[int, list[int]]:
-    """Return (number of alerts in these states and this slice, keys of one page), sorted by change, newest first."""
+    """Return (number of alerts in these states and this slice, one page of keys), sorted by change, newest first."""
     conditions: list[ColumnElement[bool]] = [Alert.state.in_(states)] if states else []
     slice_ = where.conditions(session)
     statement = select(Alert.id).join(Run, Alert.run_id == Run.id)
@@ -400,7 +400,7 @@ def alert_keys(
 
 
 def alert_counts(session: Session) -> dict[str, int]:
-    """Return the number of alerts in each state."""
+    """Return alert counts by state."""
     rows = session.execute(select(Alert.state, func.count()).group_by(Alert.state))
     return {str(state): int(number) for state, number in rows}
 

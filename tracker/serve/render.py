@@ -45,7 +45,7 @@ NAVIGATION = (
 
 @dataclass(frozen=True)
 class Wanted:
-    """The facts of a request that its page depends on."""
+    """The request facts behind a page."""
 
     path: str
     query: str
@@ -102,7 +102,7 @@ def _environment() -> jinja2.Environment:
 
 
 def prepare() -> None:
-    """Compile every template and load every static file, so that the first request does not have to."""
+    """Compile every template and load every static file, to spare the first request."""
     for name in TEMPLATES:
         _environment().get_template(name)
     for name in (*static.FILES, "plotly.js"):
@@ -121,7 +121,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def value(fact: Any) -> str:
-    """Return a fact of any type as text."""
+    """Return any fact as text."""
     if isinstance(fact, bool):
         return "yes" if fact else "no"
     if isinstance(fact, float):
@@ -136,9 +136,9 @@ def value(fact: Any) -> str:
 
 
 def spark(values: Sequence[float | None], width: int = 110, height: int = 22) -> Markup:
-    """Return a small line chart of latencies as SVG.
+    """Return a small SVG line chart for latencies.
 
-    The vertical range is at least 3 % to each side of the median, so that noise does not look like a change.
+    The vertical range is at least 3 % to each side around the median, so noise does not look like a change.
     """
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if len(numbers) < 2:
@@ -156,5 +156,5 @@ def spark(values: Sequence[float | None], width: int = 110, height: int = 22) ->
 
 
 def _short(name: str) -> str:
-    """Return a file's name without its folder, which readers should not see."""
+    """Return a file's name without the folder, which readers should not see."""
     return name if "://" in name else name.replace("\\", "/").rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Pages of runs: the overview with the newest run's verdict, the list of runs, and one run."""
+"""Run pages: the overview with the newest verdict, the list, and one run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def overview(site: Site, parameters: Parameters) -> Page:
 
 
 def runs(site: Site, parameters: Parameters) -> Page:
-    """Return the list of runs, newest first."""
+    """Return the run list, newest first."""
     paging = paging_of(parameters)
     branches, commit, plan = parameters.texts("branch"), parameters.text("commit"), parameters.text("plan")
     since, until = parameters.date("since"), parameters.date("until", end=True)
@@ -68,7 +68,7 @@ def runs(site: Site, parameters: Parameters) -> Page:
 
 
 def run(site: Site, parameters: Parameters, identifier: str) -> Page:
-    """Return the page of one run: its results, and its verdict if requested or if it is the newest run.
+    """Return one run's page: the results, and the verdict if requested or for the newest run.
 
     Raises NotFound for an unknown run.
     """
@@ -134,7 +134,7 @@ def environment_data(row: Any) -> dict[str, Any]:
 
 
 def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
-    """Return a result as a row of a list."""
+    """Return a result as a list row."""
     ms = result.median_ms if result.timed else None
     series = series.with_amounts(result.amounts)
     return {
@@ -151,7 +151,7 @@ def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
 
 
 def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
-    """Return an alert as in `groupbench alerts --format json`, with the key of its series and a list of its events."""
+    """Return an alert as in `groupbench alerts --format json`, with the series key and an event list."""
     events = [{"at": e.at, "who": e.who, "state": e.state, "reason": e.reason} for e in alert.events]
     return {
         **alert.flat(),

@@ -1,9 +1,9 @@
 """Decide who may read and who may write.
 
-Reading only requires that the Host header names this server, which prevents DNS rebinding: another site cannot reach
-the server under its own name. Writing requires the token. Programs send it in an Authorization header; people enter it
-once in a form, and their session then has a cookie that scripts cannot read and other sites cannot send. The token is
-never stored in a cookie, an address or a log. A person's name comes from a trusted proxy, not from the person.
+Reading only requires this server's name in the Host header, which prevents DNS rebinding: another site cannot reach the
+server under a foreign name. Writing requires the token. Programs send it in an Authorization header; people enter it
+once in a form, and their session then has a cookie hidden from scripts and other sites. The token is never stored in a
+cookie, an address or a log. A person's name comes from a trusted proxy, not from the person.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Refused(TrackerError):
 
 @dataclass(frozen=True)
 class Person:
-    """A person or program that has sent the token."""
+    """A person or program with the token."""
 
     who: str  # recorded with changes; empty for a program, which gives a name with each change
     csrf: str | None  # the token in their forms; None for a program, whose header no other site can send
@@ -68,14 +68,14 @@ class Person:
 
 @dataclass(frozen=True)
 class Names:
-    """The sources of the names of people. No one can choose the name that is recorded."""
+    """The sources for people's names. No one can choose the recorded name."""
 
     local: str = "unknown"  # the person who runs the server, for connections from this machine
     proxies: frozenset[str] = frozenset()  # addresses of trusted proxies, as `plain_address` returns them
     header: str = USER_HEADER
 
     def of(self, request: Request) -> str:
-        """Return the name of the person behind a request, or the client's address if the name is not known.
+        """Return the name behind a request, or the client's address if the name is not known.
 
         Raises Refused if a trusted proxy sent no name, and BadRequest for an invalid one.
         """
@@ -93,7 +93,7 @@ class Names:
 
 
 class Guard:
-    """The token, and the sessions that were started with it. Sessions end with this process."""
+    """The token, and the sessions started with it. Sessions end with this process."""
 
     def __init__(self, token: str | None = None, names: Names | None = None) -> None:
         if token is not None and len(token) < SHORTEST_TOKEN:
@@ -115,7 +115,7 @@ class Guard:
         return self._digest is not None and hmac.compare_digest(_digest(token), self._digest)
 
     def begin(self, request: Request, token: str) -> str:
-        """Start a session for the person of a request, and return the cookie's value. Raises Refused."""
+        """Start a session for a request's person, and return the cookie's value. Raises Refused."""
         if not self.knows(token):
             raise _wrong_token(request, "that is not the server's token")
         logger.info("%s logged in", self.names.of(request))
@@ -133,7 +133,7 @@ class Guard:
             self._sessions.pop(str(person.session), None)
 
     def person(self, request: Request) -> Person | None:
-        """Return the person of a request with a token or a session, else None. Raises Refused for a wrong token."""
+        """Return the person with a token or a session, else None. Raises Refused for a wrong token."""
         header = request.headers.get("authorization")
         if header is not None:
             scheme, _, token = header.partition(" ")
@@ -149,7 +149,7 @@ class Guard:
         return Person(self.names.of(request), csrf, session) if until > time.monotonic() else None
 
     def writer(self, request: Request) -> Person:
-        """Return the person of a request to write, before its form is read. The caller then calls `check_form`.
+        """Return the person behind a write request, before the form is read. The caller then calls `check_form`.
 
         Raises Refused if the server is read-only, or if the request has no valid token or session.
         """
@@ -211,9 +211,9 @@ def is_loopback(host: str) -> bool:
 
 
 def _session_cookie(request: Request) -> str:
-    """Return the value of the session's cookie, or "" without one.
+    """Return the session cookie's value, or "" without one.
 
-    `request.cookies` would unquote every cookie, which takes 10 s for one of 60 KB on Python 3.11.7 (CVE-2024-7592).
+    `request.cookies` would unquote every cookie, which takes 10 s for 60 KB on Python 3.11.7 (CVE-2024-7592).
     """
     pairs = (pair.partition("=") for header in request.headers.getlist("cookie") for pair in header.split(";"))
     return next((value.strip() for name, _, value in pairs if name.strip() == COOKIE), "")

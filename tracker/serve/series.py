@@ -1,4 +1,4 @@
-"""Pages of series: the search, one series with its history, and one point with its samples."""
+"""Series pages: the search, one series with history, and one point with samples."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.query.history import changes
 from groupbench.tracker.query.points import find_point
 from groupbench.tracker.query.rows import HistoryRow, RunRow, SeriesRow
+from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.report.figures import burst_plot, history_plots
 from groupbench.tracker.report.histories import histories, places, read_context, verdict_marks
 from groupbench.tracker.report.shown import ResultBursts, RunLabel, ShownHistory, label_of
@@ -39,20 +40,20 @@ CHARTED = 7
 
 
 def search(site: Site, parameters: Parameters) -> Page:
-    """Return the search page: the series that match words, names and sizes, with the newest result of each."""
+    """Return the search page: the series matching words, names and sizes, each with the newest result."""
     paging = paging_of(parameters)
     with site.database.read() as session:
         where, form = slice_of(site, session, parameters)
         parameters.done()
         keys = site.series_keys(session, where)
-        rows = queries.series_rows(session, paging.part(keys))
+        rows = series_rows(session, paging.part(keys))
         shown = [rows[key] for key in paging.part(keys)]
         data = {"paging": paging.data(len(keys)), "series": newest_data(site, session, shown)}
     return Page("search.html", data, {"path": "/series", "asked": parameters, **form})
 
 
 def newest_data(site: Site, session: Session, listed: Sequence[SeriesRow]) -> list[dict[str, Any]]:
-    """Return each series with its newest result, comparable earlier latencies, and its number of points."""
+    """Return each series with the newest result, comparable earlier latencies, and point count."""
     keys = [row.pk for row in listed]
     recent = queries.recent_results(session, keys, site.every_line(session).newest(queries.RECENT_RUNS))
     newest = [of_series[-1] for of_series in recent.values()]
@@ -76,7 +77,7 @@ def newest_data(site: Site, session: Session, listed: Sequence[SeriesRow]) -> li
 
 
 def series(site: Site, parameters: Parameters, key: int) -> Page:
-    """Return the page of one series: its history with changes and alerts, and its points. Raises NotFound."""
+    """Return one series' page: history with changes and alerts, and points. Raises NotFound."""
     last, paging = parameters.number("last", LAST, 1, MOST), paging_of(parameters)
     parameters.done()
     with site.database.read() as session:
@@ -118,7 +119,7 @@ def series(site: Site, parameters: Parameters, key: int) -> Page:
 def _figures(
     site: Site, history: ShownHistory, others: Sequence[SeriesRow], runs: Sequence[RunRow], labels: Sequence[RunLabel]
 ) -> dict[str, Any]:
-    """Return the figures of a series' page by name. One of them also shows other backends of the problem."""
+    """Return a series page's figures by name. One figure also shows the problem's other backends."""
     with site.database.read() as session:
         other_histories = _latency_histories(session, others, runs, history)
     drawn: dict[str, Any] = {}
@@ -138,9 +139,10 @@ def _figures(
 def _latency_histories(
     session: Session, rows: Sequence[SeriesRow], runs: Sequence[RunRow], own: ShownHistory
 ) -> list[ShownHistory]:
-    """Return the latencies of series in these runs. Series without any are omitted.
+    """Return series' latencies in these runs. Series without any are omitted.
 
-    own  history over the same runs, whose toolchains are theirs
+    Args:
+        own: History over the same runs, whose toolchains are theirs.
     """
     latencies = queries.latencies(session, [row.pk for row in rows], [run.pk for run in runs])
     shown = []
@@ -160,7 +162,7 @@ def _latency_histories(
 
 
 def _with_verdict(history: ShownHistory, verdict: dict[str, Any] | None, labels: Sequence[RunLabel]) -> ShownHistory:
-    """Return the history with a mark at each change that the gate lists, unless the history has one there."""
+    """Return the history with a mark at each change listed by the gate, unless it has one there."""
     at = {label.run: place for place, label in enumerate(labels)}
     marks = verdict_marks(
         [
@@ -174,12 +176,12 @@ def _with_verdict(history: ShownHistory, verdict: dict[str, Any] | None, labels:
 
 
 def point_data(row: HistoryRow) -> dict[str, Any]:
-    """Return a point for the table of its series, without the facts of the series."""
+    """Return a point for the series' table, without series facts."""
     return {name: value for name, value in row.flat().items() if name not in (*SHOWN, "speedup")}
 
 
 def point(site: Site, parameters: Parameters, identifier: str) -> Page:
-    """Return the page of one point with its whole record, including samples. Raises NotFound."""
+    """Return one point's page with the whole record, including samples. Raises NotFound."""
     parameters.done()
     with site.database.read() as session:
         try:
@@ -210,7 +212,7 @@ def point(site: Site, parameters: Parameters, identifier: str) -> Page:
 
 
 def _whole(row: msgspec.Struct) -> dict[str, Any]:
-    """Return all fields of a struct, including those that JSON omits because they have their default."""
+    """Return all struct fields, including defaults omitted by JSON."""
     return {name: getattr(row, name) for name in row.__struct_fields__}
 
 
@@ -229,5 +231,5 @@ def _verdict(site: Site, session: Session, key: int) -> dict[str, Any] | None:
 def _other_backends(session: Session, row: SeriesRow) -> list[SeriesRow]:
     same = [getattr(Series, name) == getattr(row, name) for name in PROBLEM]
     keys = list(session.scalars(select(Series.id).where(*same, Series.id != row.pk).order_by(Series.backend).limit(50)))
-    rows = queries.series_rows(session, keys)
+    rows = series_rows(session, keys)
     return [rows[key] for key in keys]

@@ -1,4 +1,4 @@
-"""State that all pages share: the database, answers from the background, the guard and cached results."""
+"""State shared by all pages: the database, background answers, the guard and cached results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _KEPT_LINES = 8
 
 @dataclass(frozen=True)
 class Page:
-    """The result of a view. `data` is the content, and the response in JSON; `shown` is its presentation."""
+    """A view's result. `data` is the content, and the response in JSON; `shown` is the presentation."""
 
     template: str
     data: dict[str, Any]
@@ -60,7 +60,7 @@ class Page:
 
 
 class Site:
-    """The state that the pages of a dashboard share."""
+    """The state shared by a dashboard's pages."""
 
     def __init__(self, database: Database, answers: Answers, guard: Guard, writer: Store | None = None) -> None:
         self.database, self.answers, self.guard, self.writer = database, answers, guard, writer
@@ -72,7 +72,7 @@ class Site:
         self._lists, self._runs, self._rows = _Kept(_KEPT_LISTS), _Kept(_KEPT_LINES), _Kept(1)
 
     def series_keys(self, session: Session, where: queries.Slice) -> list[int]:
-        """Return `queries.series_keys`, cached, because the next page of a list needs the same keys."""
+        """Return `queries.series_keys`, cached, because the next page needs the same keys."""
         return self._lists.get(("series", where), _last_series(session), lambda: queries.series_keys(session, where))
 
     def problem_keys(self, session: Session, where: queries.Slice) -> list[list[int]]:
@@ -80,16 +80,16 @@ class Site:
         return self._lists.get(("problems", where), _last_series(session), lambda: queries.problem_keys(session, where))
 
     def every_line(self, session: Session) -> lines.CommitLine:
-        """Return `lines.every_line`, cached, because it reads the ancestry of every commit."""
+        """Return `lines.every_line`, cached, because it reads every commit's ancestry."""
         return self._runs.get("every", _version_of_runs(session), lambda: lines.every_line(session))
 
     def line_through(self, session: Session, run: RunRow) -> lines.CommitLine:
-        """Return `lines.line_through`, cached, because all series of a run share it."""
+        """Return `lines.line_through`, cached, because a run's series share it."""
         of = ("through", run.pk)
         return self._runs.get(of, _version_of_runs(session), lambda: lines.line_through(session, run))
 
     def run_rows(self, session: Session, keys: Iterable[int]) -> Mapping[int, RunRow]:
-        """Return runs by key, like `runs.run_rows`, cached. The mapping also holds runs of other requests."""
+        """Return runs by key, like `runs.run_rows`, cached. The mapping also holds other requests' runs."""
         kept: dict[int, RunRow] = self._rows.get("rows", _version_of_runs(session), dict)
         missing = [key for key in keys if key not in kept]
         if missing:
@@ -97,7 +97,7 @@ class Site:
         return kept
 
     def facets(self, session: Session) -> dict[str, list[str]]:
-        """Return `queries.facets`, the choices of forms, cached."""
+        """Return `queries.facets`, the form choices, cached."""
         last = _last_series(session)
         kept = self._facets
         if kept is None or kept[0] != last:
@@ -107,8 +107,8 @@ class Site:
     def counts(self, session: Session, run: RunRow) -> queries.RunCounts:
         """Return `queries.count_run`, cached until the run has gained points.
 
-        Counting reads every point of a run, and a list has 50 runs. Only `prune` removes points, so removed points
-        are looked for only every `RECOUNT_S` seconds.
+        Counting reads every point in a run, and a list has 50 runs. Only `prune` removes points, so removed points are
+        looked for only every `RECOUNT_S` seconds.
         """
         newest = self._forget_grown(session)
         with self._lock:
@@ -127,7 +127,7 @@ class Site:
         return kept.counts
 
     def _forget_grown(self, session: Session) -> int:
-        """Forget the counts of runs that have gained points; return the newest point."""
+        """Forget the counts for runs with new points; return the newest point."""
         newest = _once(session, "newest point", lambda: queries.newest_point(session))
         with self._lock:
             since = self._counted_to
@@ -141,12 +141,12 @@ class Site:
         return newest
 
     def verdict(self, session: Session, run: RunRow, *, patience: float | None = None) -> Known | Working | Failed:
-        """Return the gate's verdict on a run, or Failed: a page shows its other contents even without a verdict.
+        """Return the gate's verdict on a run, or Failed: a page shows the other contents even without a verdict.
 
         Args:
             session: A session of the database.
             run: The run to judge.
-            patience: Seconds to wait for the verdict. Default: that of the answers.
+            patience: Seconds to wait for the verdict. Default: the answers' patience.
         """
         work = partial(verdict.judge, self.database, run.id)
         try:
@@ -157,9 +157,9 @@ class Site:
             return Failed(error.message)
 
     def damage(self) -> str | None:
-        """Return the damage of the database, or None if none is known; the answer is cached.
+        """Return known database damage, or None; the answer is cached.
 
-        A long search continues in the background; until it ends, nothing is known of damage.
+        A long search continues in the background; until it ends, no damage is known.
         """
         with self.database.read() as session:
             now = version(session)
@@ -167,7 +167,6 @@ class Site:
         return progress.value if isinstance(progress, Known) and not progress.stale else None
 
     def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
-        """Return the alerts of one series. Most series lack any, which an index shows quickly."""
         keys = set(session.scalars(select(Alert.id).where(Alert.series_id == series)))
         return alerts.find(session, keys=keys) if keys else []
 
@@ -178,7 +177,7 @@ class Site:
 
 
 class _Kept:
-    """A least-recently-used cache, in which each value belongs to a version of the data."""
+    """A least-recently-used cache, with each value tied to a data version."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -186,7 +185,7 @@ class _Kept:
         self._answers: OrderedDict[Hashable, tuple[Hashable, Any]] = OrderedDict()
 
     def get(self, of: Hashable, version: Hashable, ask: Callable[[], T]) -> T:
-        """Return the cached value of the key `of` if it belongs to this version, else that of `ask`, which is kept."""
+        """Return the cached value for a key if it has this version, else the one from `ask`, which is kept."""
         with self._lock:
             kept = self._answers.get(of)
         if kept is None or kept[0] != version:
@@ -202,7 +201,7 @@ class _Kept:
 
 @dataclass(frozen=True)
 class _KeptCounts:
-    """The counts of a run, and its number of points at the last check."""
+    """A run's counts, and the point count at the last check."""
 
     counts: queries.RunCounts
     number: int
@@ -210,7 +209,7 @@ class _KeptCounts:
 
 
 def _last_series(session: Session) -> int:
-    """Return the largest key of a series. Series are only added, so as long as it is the same, all series are."""
+    """Return the largest series key. Series are only added, so as long as it is the same, all series are."""
     return _once(session, "last series", lambda: session.scalar(select(func.max(Series.id))) or 0)
 
 
@@ -219,7 +218,7 @@ def _version_of_runs(session: Session) -> tuple[Any, ...]:
 
 
 def _once(session: Session, what: str, ask: Callable[[], T]) -> T:
-    """Return the result of `ask`, called once in a session, so that all parts of a page see the same version."""
+    """Return the result from `ask`, called once per session, so all page parts see the same version."""
     if what not in session.info:
         session.info[what] = ask()
     value: T = session.info[what]
@@ -227,7 +226,7 @@ def _once(session: Session, what: str, ask: Callable[[], T]) -> T:
 
 
 def slice_of(site: Site, session: Session, parameters: Parameters) -> tuple[queries.Slice, dict[str, Any]]:
-    """Return (the slice that a request selects, the choices and values of its form).
+    """Return (the slice selected by a request, the form's choices and values).
 
     Raises BadRequest for an invalid value or an unknown name.
     """
@@ -254,7 +253,7 @@ def slice_of(site: Site, session: Session, parameters: Parameters) -> tuple[quer
 
 @dataclass(frozen=True)
 class Paging:
-    """The part of a long list that a page shows."""
+    """The visible part in a long list."""
 
     number: int  # of the page, from 1
     size: int  # items per page
@@ -264,13 +263,13 @@ class Paging:
         return (self.number - 1) * self.size
 
     def part(self, whole: Sequence[T]) -> Sequence[T]:
-        """Return the page's part of a list."""
+        """Return the page's part from a list."""
         return whole[self.offset : self.offset + self.size]
 
     def data(self, total: int) -> dict[str, int]:
-        """Return the facts about the page of a list of `total` items.
+        """Return the page facts for a list with `total` items.
 
-        Raises NotFound if the list has no such page, so that a program that reads page after page notices the end.
+        Raises NotFound for a page beyond the list, so a program reading page after page notices the end.
         """
         pages = max(1, -(-total // self.size))
         if self.number > pages:

@@ -1,4 +1,4 @@
-"""Static files of the pages: a fixed set, found by name. An address is never used as a path."""
+"""Static page files: a fixed set, found by name. An address is never used as a path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class File:
 
 @lru_cache(maxsize=16)
 def load(name: str) -> File:
-    """Return the file of this name. Raises NotFound."""
+    """Return a file by name. Raises NotFound."""
     if name == "plotly.js":
         body = _plotly()
     elif name in FILES:
@@ -52,15 +52,15 @@ def load(name: str) -> File:
 
 
 def address(name: str) -> str:
-    """Return a file's address, which contains a hash of its contents, so that browsers may cache it forever."""
+    """Return a file's address with a content hash, so browsers may cache it forever."""
     return f"/static/{name}?v={load(name).digest}"
 
 
 @lru_cache(maxsize=1)
 def style_marks() -> tuple[str, ...]:
-    """Return element ids that keep plotly's map library from adding a style element, which the CSP forbids.
+    """Return element ids to keep plotly's map library from adding a style element, which the CSP forbids.
 
-    The library looks for its element by an id of 64 hexadecimal digits, and adds none if that exists.
+    The library looks for an element with a 64-digit hexadecimal id, and adds none if it exists.
     """
     return tuple(re.findall(r'getElementById\("([0-9a-f]{64})"\)', load("plotly.js").body.decode()))
 
@@ -79,4 +79,5 @@ def static_file(name: str, headers: Headers) -> Response:
 def _plotly() -> bytes:
     from plotly.offline import get_plotlyjs
 
-    return get_plotlyjs().encode()
+    script: str = get_plotlyjs()
+    return script.encode()

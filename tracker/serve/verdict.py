@@ -1,4 +1,4 @@
-"""The verdict on a run, in the compact form that pages show and the server keeps."""
+"""The verdict on a run, in the compact form shown on pages and kept by the server."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def judge(database: Database, run: str) -> RunVerdict:
 
 
 def _changed(row: Judged) -> dict[str, Any]:
-    """Return a row of the table of changes."""
+    """Return a row for the change table."""
     return {
         "series": row.series.pk,
         **row.flat(),
@@ -76,7 +76,7 @@ def _changed(row: Judged) -> dict[str, Any]:
 
 
 def _shown(row: Judged) -> dict[str, Any]:
-    """Return the levels and the change of a row, as values to sort by and as texts."""
+    """Return a row's levels and change, as values to sort by and as texts."""
     shown = row.shown
     texts = {"before_text": shown.before_text, "now_text": shown.now_text, "change_text": shown.change_text}
     return {
@@ -89,7 +89,7 @@ def _shown(row: Judged) -> dict[str, Any]:
 
 
 def _span_data(row: Judged) -> dict[str, Any]:
-    """Return the commits of a change."""
+    """Return a change's commits."""
     span = row.span
     if span is None:
         return dict.fromkeys(("head", "base", "label", "remark", "head_run"))

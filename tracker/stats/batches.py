@@ -73,7 +73,9 @@ class Noise:
 def make_batches(histories: Sequence[SeriesHistory], places: Sequence[NDArray[np.int64]]) -> list[SeriesBatch]:
     """Return the segmented batches, the shortest series first.
 
-    places  indices of the points to judge in each history, all in one environment; fewer than `MIN_POINTS` are left out
+    Args:
+        places: Indices of the points to judge in each history, all in one environment; fewer than `MIN_POINTS` are left
+            out.
     """
     lengths: dict[int, list[int]] = defaultdict(list)
     for number, place in enumerate(places):

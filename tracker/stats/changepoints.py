@@ -64,7 +64,8 @@ def _in_runs(far: Floats) -> NDArray[np.bool_]:
 def partition(x: Floats, penalty: float) -> list[tuple[int, ...]]:
     """Return the first points of all segments but the first, for each row of x [m, n] with unit noise variance.
 
-    penalty  cost of a segment, in squared sigma
+    Args:
+        penalty: Cost of a segment, in squared sigma.
     """
     starts: list[tuple[int, ...]] = []
     for at in range(0, len(x), 256):

@@ -52,7 +52,9 @@ def shifts(
 ) -> NDArray[np.float64]:
     """Return log distances [m] to add to the results in the newest environment, so that only steps that last remain.
 
-    is_noise  whether a return to the level before a slowdown was noise, by its first result and the slowdown's effect
+    Args:
+        is_noise: Whether a return to the level before a slowdown was noise, by its first result and the slowdown's
+            effect.
     """
     y = history.log_ms[newest_environment(history.environment)]
     levels = _Levels(history, y, is_noise)

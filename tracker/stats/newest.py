@@ -154,8 +154,9 @@ class Suspicion:
 def suspicions(one: Windows, limit: float, min_effect: Floats) -> dict[int, Suspicion]:
     """Return the suspects by tonight's points, by row of the batch.
 
-    limit       p below which a series is a suspect
-    min_effect  [r] smallest change that counts
+    Args:
+        limit: P below which a series is a suspect.
+        min_effect: [r] smallest change that counts.
     """
     news = (one.p <= limit) & (np.abs(one.effect) >= min_effect[:, None]) & _newest_agrees(one)
     # Among several significant runs, the level most likely begins where the difference of means is clearest.

@@ -24,9 +24,10 @@ def left_of_changes(
 ) -> tuple[Step, bool] | None:
     """Return the distance to the best level that a recent change for the worse left, and whether that was certain.
 
-    newest  an improvement
-    ends    first points of the segments before it
-    worse   1 or -1, the sign of a change for the worse
+    Args:
+        newest: An improvement.
+        ends: First points of the segments before it.
+        worse: 1 or -1, the sign of a change for the worse.
     """
     at = newest.index
     before = replace(series, y=series.y[:at], scale=series.scale[:at])

@@ -75,8 +75,9 @@ YOUNG = 10
 def scan(histories: Sequence[SeriesHistory], *, q: float = 0.05, alpha: float | None = None) -> list[SeriesFinding]:
     """Return one finding for each history.
 
-    q      chance of any false suspect in a night of 20 quiet series; see `newest.limit_of` for larger nights
-    alpha  judge each series alone instead, with this chance of a false suspect and nothing borrowed from others
+    Args:
+        q: Chance of any false suspect in a night of 20 quiet series; see `newest.limit_of` for larger nights.
+        alpha: Judge each series alone instead, with this chance of a false suspect and nothing borrowed from others.
 
     Raises ValueError for NaN in log_ms, or if the arrays of a history differ in length.
     """

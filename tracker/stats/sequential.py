@@ -51,14 +51,15 @@ LATER_SHARE = 0.05
 class Rule:
     """The stopping rule of a comparison. Effects are logs of ratios.
 
-    alpha       false-positive rate of a comparison (A/A)
-    beta        chance per look of calling a difference of min_effect "same"; three to six times that over all looks
-    floor       difference that two processes of the same code may have
-    min_effect  smallest difference that counts
-    resolution  clock tick over latency; no interval is narrower
-    gross       difference for which five blocks are enough
-    process_sd  standard deviation of the offset that a process keeps for its lifetime
-    renewed     number of blocks after which a side's process is replaced
+    Attributes:
+        alpha: False-positive rate of a comparison (A/A).
+        beta: Chance per look of calling a difference of min_effect "same"; three to six times that over all looks.
+        floor: Difference that two processes of the same code may have.
+        min_effect: Smallest difference that counts.
+        resolution: Clock tick over latency; no interval is narrower.
+        gross: Difference for which five blocks are enough.
+        process_sd: Standard deviation of the offset that a process keeps for its lifetime.
+        renewed: Number of blocks after which a side's process is replaced.
     """
 
     alpha: float = 0.001
@@ -85,7 +86,8 @@ class Rule:
 class Decision:
     """The decision after the blocks so far. The interval is that of the verdict; initially (-inf, inf).
 
-    effect  median of all pairwise averages of blocks; NaN without blocks
+    Attributes:
+        effect: Median of all pairwise averages of blocks; NaN without blocks.
     """
 
     verdict: BlockVerdict

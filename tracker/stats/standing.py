@@ -50,8 +50,9 @@ def still_standing(
 ) -> list[dict[int, Suspicion]]:
     """Return uncleared suspects of earlier nights by row of each batch.
 
-    tonight  rows of tonight's suspects by their newest points, which are left out, and by their newest segment, of
-             which only large changes for the worse inside that segment count
+    Args:
+        tonight: Rows of tonight's suspects by their newest points, which are left out, and by their newest segment, of
+            which only large changes for the worse inside that segment count.
     """
     after = [np.full(len(batch.y), -1) for batch in batches]
     for batch, each, (_, segment) in zip(batches, after, tonight, strict=True):
@@ -81,7 +82,8 @@ def _as_of_night(
 ) -> Iterator[tuple[int, NDArray[np.int64], SeriesBatch, Noise]]:
     """Yield (number of the batch, its rows, these rows as of an earlier night, their noise then).
 
-    some  rows of each batch to judge again; all rows are included if their pooled estimates are computed again
+    Args:
+        some: Rows of each batch to judge again; all rows are included if their pooled estimates are computed again.
     """
     if not any(map(len, some)):
         return
@@ -105,8 +107,9 @@ def _suspicions(batch: SeriesBatch, learnt: Noise, limit: float) -> dict[int, Su
 def _stands(y: Floats, then: Suspicion, stop: int, min_effect: float, starts: Sequence[int]) -> bool:
     """Return whether no night since `stop` has cleared a suspect.
 
-    y       [n]
-    starts  first points of tonight's segments but the first
+    Args:
+        y: [n].
+        starts: First points of tonight's segments but the first.
     """
     effect = float(y[then.index :].mean()) - then.level
     if abs(effect) < min_effect / 2 or effect * then.size < 0:
@@ -138,7 +141,8 @@ def _standard_errors(y: Floats, at: int) -> float:
 def _candidates(batch: SeriesBatch, learnt: Noise, after: NDArray[np.int64], limit: float) -> NDArray[np.bool_]:
     """Return where a run of points ending that many nights ago may be a standing suspect, [m, RECENT].
 
-    after  [m] first point of the newest segment if only large changes for the worse inside it count, else -1
+    Args:
+        after: [m] first point of the newest segment if only large changes for the worse inside it count, else -1.
     """
     y, (m, n) = batch.y, batch.y.shape
     maybe = np.zeros((m, RECENT), dtype=bool)

@@ -165,7 +165,8 @@ def _restless(z: Floats, cut: int) -> float:
 def confirmed(series: NoisySeries, starts: Sequence[int]) -> list[Step]:
     """Return the significant changes, oldest first.
 
-    starts  first points of all segments but the first; the least certain one is removed until all are significant
+    Args:
+        starts: First points of all segments but the first; the least certain one is removed until all are significant.
     """
     series = series.cautious
     kept = list(starts)
@@ -226,7 +227,8 @@ def _blocks(n: int, block: int) -> tuple[NDArray[np.int64], Floats]:
 def climbing(series: NoisySeries, step: Step, starts: Sequence[int], *, clearly: float = 0.0) -> bool:
     """Return whether a line fits no worse than the step, or than the staircase of steps that leads up to it.
 
-    clearly  squared sigma by which the line must fit better, also than the best single step anywhere
+    Args:
+        clearly: Squared sigma by which the line must fit better, also than the best single step anywhere.
     """
     ends = sorted({0, *(s for s in starts if s < step.start), step.start, step.index, step.stop})
     levels = [series.centre(a, b) for a, b in itertools.pairwise(ends)]

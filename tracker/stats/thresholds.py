@@ -65,7 +65,8 @@ class ChangeVerdict:
 def mad(values: NDArray[np.float64], *, corrected: bool = True) -> float:
     """Return a robust standard deviation of values [n] from their median absolute deviation; 0 for fewer than two.
 
-    corrected  apply the factor for a small n
+    Args:
+        corrected: Apply the factor for a small n.
     """
     n = len(values)
     if n < 2:
@@ -97,7 +98,8 @@ def least_effect(timing: str, latency_ms: float) -> float:
 
     On an H100, processes differ by 0.1 % above 90 us and by ten times as much at 13 us.
 
-    timing  gpu or cpu
+    Args:
+        timing: Gpu or cpu.
     """
     if timing != "gpu":
         return 0.10

@@ -36,7 +36,8 @@ NEWEST = 3
 def find_step(history: SeriesHistory, since: int = 0) -> SeriesFinding | None:
     """Return the clearest step to the newest level of a short history as a suspect, or None.
 
-    since  the first result after a known step, which two results suffice to contradict; 0 without one
+    Args:
+        since: The first result after a known step, which two results suffice to contradict; 0 without one.
     """
     place = newest_environment(history.environment)
     start = int(np.searchsorted(place, since))
@@ -90,8 +91,9 @@ def step_between(
 ) -> SeriesFinding:
     """Return the step after one result and by another as a suspect.
 
-    first, last  indices among the results in the newest environment
-    start, stop  of these results, those whose levels the step is between
+    Args:
+        first, last: Indices among the results in the newest environment.
+        start, stop: Of these results, those whose levels the step is between.
     """
     place = newest_environment(history.environment)
     y, error = history.log_ms[place], history.error[place]

@@ -1,1 +1,1 @@
-"""The database: its tables, how records get in and out, and how it is kept for years."""
+"""The database: tables, reading and writing records, and maintenance."""

@@ -11,18 +11,21 @@ import msgspec
 from groupbench.tracker.facts.environment import digest
 from groupbench.tracker.facts.errors import IngestError
 from groupbench.tracker.facts.identity import series_identity
+from groupbench.tracker.facts.loaded import problem_of
 from groupbench.tracker.facts.physics import implausible
 from groupbench.tracker.facts.record import (
     LARGEST_KERNELS,
     Cell,
     Environment,
     Latency,
+    Loaded,
     Record,
     RecordError,
     Run,
     WrongSchema,
     read,
 )
+from groupbench.tracker.facts.spelling import canonical
 from groupbench.tracker.store.points import packed_values, plain_values
 
 Numbered = tuple[int, Record]
@@ -56,7 +59,7 @@ encode = msgspec.json.Encoder().encode
 
 
 class Checked(msgspec.Struct, frozen=True, gc=False):
-    """A record ready to be stored. Records of one run or environment share that object."""
+    """A record ready to be stored. Records share their run and environment objects."""
 
     number: int  # line number
     run: Run
@@ -66,6 +69,7 @@ class Checked(msgspec.Struct, frozen=True, gc=False):
     identity: str  # identity of the series
     kernels: tuple[str, bytes] | None  # their hash and their JSON; None if the record has no kernels
     values: dict[str, Any]  # columns of the point except its keys
+    loaded: Loaded | None = None
 
 
 Hashed = tuple[Checked, Latency | None]
@@ -78,9 +82,9 @@ def clock() -> datetime:
 
 
 def storable(lines: Iterable[bytes], source: str, first: int = 1) -> Iterator[Numbered]:
-    """Read the records of lines, of which the first is line `first` of its file.
+    """Read records from lines, the first numbered `first`.
 
-    Raises IngestError with the line number for a record that is malformed or cannot be stored.
+    Raises IngestError with the line number for a malformed record, or one no database can store.
     """
     number = first - 1
     try:
@@ -103,7 +107,9 @@ def hashed(records: Iterable[Numbered], source: str) -> Iterator[Hashed]:
     """Hash storable records. Raises IngestError."""
     runs, environments = _Runs(), _Environments()
     hashes: dict[bytes, str] = {}  # of kernels, which many records may share
-    for number, record in records:
+    for number, given in records:
+        cell = canonical(given.cell)
+        record = given if cell is given.cell else msgspec.structs.replace(given, cell=cell)
         environment, content = environments.of(record.environment)
         try:
             identity = series_identity(record)
@@ -117,13 +123,12 @@ def hashed(records: Iterable[Numbered], source: str) -> Iterator[Hashed]:
         except (RecursionError, OverflowError, ValueError) as error:
             raise IngestError(f"{source}: line {number}: cannot store the record: {error}") from error
         checked = Checked(
-            number, runs.of(record.run), environment, content, record.cell, identity, kernels, values
+            number, runs.of(record.run), environment, content, record.cell, identity, kernels, values, record.loaded
         )  # fmt: skip
         yield checked, record.latency
 
 
 def packed(records: Iterable[Hashed]) -> Iterator[Checked]:
-    """Pack the latencies of hashed records."""
     for batch in _batches(records):
         values = packed_values([latency for _, latency in batch])
         for (checked, _), columns in zip(batch, values, strict=True):
@@ -185,10 +190,11 @@ def unstorable(record: Record) -> str | None:
         return "a time is out of range"
     except RecursionError:
         return "the record is nested too deeply"
-    run, here = record.run, clock()
-    if run.started - max(here, run.commit.time or here) > _AHEAD:  # if the clock here is slow, use the commit's time
-        return f"run.started is {run.started:%Y-%m-%d %H:%M %Z}, which is in the future"
-    return _too_long(record) or _no_duration(record) or (implausible(record) if record.status == "ok" else None)
+    if record.run.started - clock() > _AHEAD:
+        return f"run.started is {record.run.started:%Y-%m-%d %H:%M %Z}, which is in the future by this machine's clock"
+    fingerprint = None if record.loaded is None else problem_of(record.loaded)
+    problem = fingerprint or _too_long(record) or _no_duration(record)
+    return implausible(record) if problem is None and record.status == "ok" else problem
 
 
 def _too_long(record: Record) -> str | None:

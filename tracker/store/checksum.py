@@ -1,7 +1,7 @@
-"""Row checksums, by which `verify` finds values that changed on disk.
+"""Row checksums: `verify` uses them to find values changed on disk.
 
 Points and comparisons have a content hash instead, which merging and repeated ingestion need anyway. Every other row
-that cannot be computed from other rows has a checksum.
+with data of its own has a checksum.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 def checksum_of(columns: Mapping[str, Any]) -> int:
     """Return a 48-bit hash of a row's values by column.
 
-    Null columns are left out, so that a new column does not change existing checksums. Values are normalised to the
-    form that a database returns: a time without a zone is UTC, an integral float is an integer, and zero has no sign.
+    Null columns are left out, so a new column does not change existing checksums. Values are normalised to the
+    database's form: a time without a zone is UTC, an integral float is an integer, and zero has no sign.
     """
     present = {name: _canonical(value) for name, value in columns.items() if value is not None}
     return int.from_bytes(hashlib.sha256(_encoder.encode(present)).digest()[:6], "big")

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def chunks(keys: Iterable[T], size: int = 500) -> Iterator[list[T]]:
-    """Yield the keys in lists of at most `size`."""
+    """Yield the keys in lists no longer than `size`."""
     rest = iter(keys)
     while chunk := list(islice(rest, size)):
         yield chunk

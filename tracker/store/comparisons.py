@@ -1,7 +1,7 @@
-"""Store A/B comparisons of a series, and find the one that spans a change.
+"""Store A/B comparisons by series, and find the one across a change.
 
-A search for a commit ends with a row of its own, whose verdict is `named`: two measured commits, and the commit between
-them that made the change.
+A search for a commit ends with a row of its own, with the verdict `named`: two measured commits, and the guilty commit
+between them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FACTS = ("base", "head", "verdict", "effect", "low", "high", "base_ms", "head_m
 
 @dataclass(frozen=True)
 class NamedCommits:
-    """The commit that a search named, or several that it could not separate."""
+    """The commit named by a search, or several it could not separate."""
 
     commits: tuple[dict[str, str], ...]  # hash, subject and author, oldest first
     parent: str  # hash of the commit before them
@@ -38,7 +38,7 @@ class NamedCommits:
 
 @dataclass(frozen=True)
 class Compared:
-    """An A/B comparison of one series. Effects are log(head / base)."""
+    """One series' A/B comparison. Effects are log(head / base)."""
 
     base: str  # hash of the commit
     head: str
@@ -61,30 +61,30 @@ class Compared:
 
     @property
     def named(self) -> NamedCommits | None:
-        """The answer of a search, if the row is one."""
+        """The search answer in this row, if any."""
         facts = self.details.get(NAMED)
         return None if facts is None else NamedCommits(**{**facts, "commits": tuple(facts["commits"])})
 
     @property
     def software(self) -> tuple[dict[str, str], dict[str, str]] | None:
-        """The versions that measured base and head, by package; None in rows from before these were stored."""
+        """The versions on base and head, by package; None in rows from before these were stored."""
         sides = self.details.get("software")
         return None if sides is None else (sides[0], sides[1])
 
     @property
     def unchecked(self) -> Unchecked:
-        """The checks that could not be made, by side; empty in rows from before these were stored."""
+        """The checks not made, by side; empty in rows from before these were stored."""
         sides: Unchecked = self.details.get("unchecked", {})
         return sides
 
     @property
     def toolchain(self) -> str | None:
-        """The toolchain that the plan of the suspects names, as in RunRow.toolchain."""
+        """The toolchain in the suspects' plan, as in RunRow.toolchain."""
         return self.details.get("toolchain")
 
     @property
     def toolchains(self) -> tuple[str, str] | None:
-        """The software identities of base and head if the comparison is between toolchains, else None."""
+        """The software identities on base and head if the comparison is between toolchains, else None."""
         sides = self.details.get("toolchains")
         return None if sides is None else (str(sides[0]), str(sides[1]))
 
@@ -111,18 +111,18 @@ def store(session: Session, series: int, compared: Compared) -> int:
 
 
 def content_of(series: str | None, compared: Compared) -> str:
-    """Return the content hash of a comparison of the series with an identity."""
+    """Return a comparison's content hash, given the series' identity."""
     facts = {name: getattr(compared, name) for name in _FACTS}
     return digest([series, facts, compared.measured.astimezone(UTC), compared.message, compared.details])
 
 
 def of_series(session: Session, series: Collection[int]) -> dict[int, list[Compared]]:
-    """Return all A/Bs of some series, by key, newest first."""
+    """Return all A/Bs by series key, newest first."""
     return _read(session, series, ABComparison.verdict != NAMED)
 
 
 def named_of_series(session: Session, series: Collection[int]) -> dict[int, list[Compared]]:
-    """Return the answers of all searches in some series, by key, newest first."""
+    """Return all search answers by series key, newest first."""
     return _read(session, series, ABComparison.verdict == NAMED)
 
 
@@ -145,7 +145,7 @@ def about(
     before: Collection[str],  # hashes of commits measured before the change
     after: Collection[str],  # and since
 ) -> Compared | None:
-    """Return the comparison of two commits that spans a change: the newest decided one, or else the newest."""
+    """Return the comparison of two commits across a change: the newest decided one, or else the newest."""
     return _decisive(
         one
         for one in comparisons
@@ -159,7 +159,7 @@ def about_toolchains(
     after: Collection[str],  # and since
     commits: Collection[str],  # hashes of commits whose comparisons count
 ) -> Compared | None:
-    """Return the comparison of two toolchains that spans a change: the newest decided one, or else the newest."""
+    """Return the comparison of two toolchains across a change: the newest decided one, or else the newest."""
     return _decisive(
         one
         for one in comparisons

@@ -30,8 +30,8 @@ from groupbench.tracker.store.sqlite_file import (
     copy_once,
     folder_beside,
     put,
+    read_only_uri,
 )
-from groupbench.tracker.tools.sqlite_uri import read_only_uri
 
 PAGE_BYTES = 8192
 """Page size of a new SQLite file. A point takes 1/35 of a page, which wastes little space."""
@@ -48,7 +48,7 @@ class Store:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Open a read session, which sees one snapshot of the database. Raises StoreError."""
+        """Open a read session on one database snapshot. Raises StoreError."""
         with self.errors_translated(), Session(self.engine) as session:
             yield session
 
@@ -103,8 +103,8 @@ class Store:
 def open_store(location: str | os.PathLike[str], *, create: bool, read_only: bool = False) -> Store:
     """Open the store at a path or SQLAlchemy URL and migrate it to this version.
 
-    `create` allows creating a new database. With `read_only`, no connection can write, and a database of another
-    version is refused. Raises StoreError.
+    `create` allows creating a new database. With `read_only`, no connection can write, and other database versions are
+    refused. Raises StoreError.
     """
     url = _url(location)
     if url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:"):
@@ -115,7 +115,7 @@ def open_store(location: str | os.PathLike[str], *, create: bool, read_only: boo
 
 
 def revision_of(location: str | os.PathLike[str]) -> str | None:
-    """Return the revision of a database, or None if it has no tables. HEAD is this version's.
+    """Return a database's revision, or None without tables. HEAD is this version's.
 
     Unlike `open_store`, never migrates. Raises StoreError if the database does not exist.
     """
@@ -128,7 +128,7 @@ def revision_of(location: str | os.PathLike[str]) -> str | None:
 
 
 def shown_name(location: str | os.PathLike[str]) -> str:
-    """Return the name of a database for messages, without the password."""
+    """Return a database's name for messages, without the password."""
     url = _url(location)
     return str(url.database) if url.get_backend_name() == "sqlite" else url.render_as_string(hide_password=True)
 
@@ -184,7 +184,7 @@ def _make_sqlite_file(path: Path) -> None:
 
 
 def _create_tables(engine: Engine) -> None:
-    """Create the tables of HEAD in a new SQLite file. A test checks that migrations give the same tables."""
+    """Create the HEAD tables in a new SQLite file. A test compares them with the migrations' tables."""
     _set_up_sqlite(engine, new=True)
     with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
         Base.metadata.create_all(connection, checkfirst=False)
@@ -270,7 +270,7 @@ def _on_begin(connection: Connection) -> None:
 
 
 def _prepared(store: Store, *, create: bool, writable: bool) -> Store:
-    """Return the store after checking and migrating its tables."""
+    """Check and migrate the tables, and return the store."""
     with store.errors_translated():
         with store.engine.connect() as connection:
             revision, tables = _revision_of(connection)
@@ -331,7 +331,7 @@ _COLUMNS = {table.name: table.columns.keys() for table in Base.metadata.sorted_t
 
 
 def _revision(engine: Engine) -> tuple[str | None, set[str]]:
-    """Return (Alembic revision, names of the tables)."""
+    """Return (Alembic revision, table names)."""
     with engine.connect() as connection:
         return _revision_of(connection)
 
@@ -351,7 +351,7 @@ def _revision_of(connection: Connection) -> tuple[str | None, set[str]]:
 
 
 def _driver_rows(connection: Connection, query: str) -> list[tuple[str, ...]]:
-    """Return the rows of a query without SQLAlchemy, which every command would wait for."""
+    """Return a query's rows without SQLAlchemy, whose import every command would wait for."""
     with closing(connection.connection.cursor()) as cursor:
         return list(cursor.execute(query))
 
@@ -409,7 +409,7 @@ def alembic_config() -> Any:
 
 
 def error_of(name: str, error: Exception) -> StoreError:
-    """Return a driver's or SQLAlchemy's exception as an error of the named database."""
+    """Return an exception from the driver or SQLAlchemy as an error with the database's name."""
     origin = error.orig if isinstance(error, DBAPIError) else error
     # For a malformed file, sqlite3 raises its root exception; for everything else a subclass.
     if type(origin) is sqlite3.DatabaseError or isinstance(origin, UnicodeDecodeError) or "UTF-8" in str(origin):
@@ -420,7 +420,7 @@ def error_of(name: str, error: Exception) -> StoreError:
 
 
 def cause(error: Exception) -> str:
-    """Return the driver's message in one line, without the statement and its values."""
+    """Return the driver's message in one line, without the statement and values."""
     if isinstance(error, DBAPIError) and error.orig is not None:
         return str(error.orig).strip() or type(error.orig).__name__
     return str(error).split("\n")[0]

@@ -1,7 +1,7 @@
-"""Explain an unexpected exception as a fault of the database, or report that it is a bug.
+"""Explain an unexpected exception as a database fault, or report a bug.
 
 Damage can appear wherever a value is used: one flipped bit turns a number into text, or a key into a dangling one.
-Checking the database after the exception spares every command from expecting each kind of damage.
+Checking the database afterwards spares every command from expecting each kind of damage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ SECONDS = 30
 
 
 def explained(error: Exception, location: str) -> TrackerError | None:
-    """Return the fault of the database that explains an exception, or None if the database is not the cause."""
+    """Return the database fault behind an exception, or None."""
     if "sqlalchemy" not in sys.modules:  # no database was opened
         return None
     from sqlalchemy.exc import DBAPIError

@@ -1,4 +1,4 @@
-"""Store records. A file is one transaction, so that it is stored completely or not at all."""
+"""Store records. A file is one transaction: stored completely or not at all."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import delete, or_, select, update
+from sqlalchemy import delete, func, or_, select, update
 from sqlalchemy.exc import IntegrityError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import environment_identity
 from groupbench.tracker.facts.errors import IngestError
 from groupbench.tracker.facts.identity import series_fields
-from groupbench.tracker.facts.record import SCHEMA, Kernel, Record, Run
+from groupbench.tracker.facts.loaded import NOTHING
+from groupbench.tracker.facts.physics import unusual
+from groupbench.tracker.facts.record import SCHEMA, Kernel, Loaded, Record, Run
+from groupbench.tracker.facts.spelling import sizes_of
 from groupbench.tracker.store import schema
 from groupbench.tracker.store.bulk import insert_rows
 from groupbench.tracker.store.checked import BATCH, NOT_REACHED, Checked, Numbered, named, prepared
@@ -28,12 +31,15 @@ from groupbench.tracker.text.wording import counted
 NAMED_RUNS = 5
 """Largest number of runs that a summary names."""
 
+MOST_WARNINGS = 5
+"""Largest number of warnings about one file."""
+
 _KERNELS = msgspec.json.Decoder(tuple[Kernel, ...])
 
 
 @dataclass(frozen=True)
 class Ingested:
-    """The result of storing one file."""
+    """One stored file."""
 
     source: str
     records: int
@@ -41,6 +47,7 @@ class Ingested:
     known: int  # points that were already stored
     new_series: int
     runs: tuple[tuple[str, str, bool], ...]  # (run id, commit hash, dirty), in order of appearance
+    warnings: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
@@ -55,7 +62,7 @@ class Ingested:
 
 
 def ingest(store: Store, records: Iterable[Numbered], source: str) -> Ingested:
-    """Store records that are storable, in one transaction. Raises IngestError and then stores nothing."""
+    """Store storable records in one transaction. Raises IngestError and then stores nothing."""
     return ingest_checked(store, prepared(records, source), source)
 
 
@@ -87,35 +94,40 @@ def ingest_into(session: Session, records: Iterable[Checked], source: str) -> In
         known=writer.known,
         new_series=writer.new_series,
         runs=tuple(writer.states),
+        warnings=tuple(writer.warnings),
     )
 
 
 class _Stored(NamedTuple):
-    """The part of a stored point that decides whether another result of its cell is the same."""
+    """A stored point's fields for comparison with a new result."""
 
     content: int
     status: str
 
 
 class _Writer:
-    """Adds records within one transaction and caches its look-ups."""
+    """Adds records within one transaction, with cached look-ups."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.added = self.known = self.new_series = 0
         self.states: dict[tuple[str, str, bool], None] = {}
+        self.warnings: dict[str, None] = {}
         self.latest: tuple[Run, int] | None = None  # records of a run are contiguous
         self.runs: dict[str, tuple[schema.Run, schema.Commit]] = {}
         self.points: dict[int, dict[int, _Stored]] = {}  # by run and series
         self.series: dict[str, tuple[int, dict[str, Any]]] = {}  # identity to key and facts
         self.environments: dict[str, int] = {}  # hash of all facts to key
         self.kernels: dict[str, int] = {}  # hash to key
+        self.lists: dict[str | None, int] = {}  # hash of a list of loaded files or packages to key
+        self.whole: set[str] = set()  # hashes of lists that are stored with their items
         self.rows: dict[tuple[int, int], dict[str, Any]] = {}  # rows of the batch, by run and series
 
     def add(self, batch: list[Checked], source: str) -> None:
         self._look_up_runs(batch)
         self._look_up_series(batch)
         self._look_up_kernels(batch)
+        self._look_up_lists(batch)
         self.rows = rows = {}  # by run and series, since a later line may replace a skipped result
         for checked in batch:
             try:
@@ -128,7 +140,7 @@ class _Writer:
         self.added += len(rows)
 
     def _point(self, checked: Checked) -> dict[str, Any] | None:
-        """Return the columns of a new point, or None if it is already stored."""
+        """Return a new point's columns, or None if it is already stored."""
         run = self._run(checked.run)
         series, facts = self.series[checked.identity]
         environment = self._environment(checked)
@@ -149,16 +161,28 @@ class _Writer:
             this_point = (schema.Point.run_id == run, schema.Point.series_id == series)
             self.session.execute(delete(schema.Point).where(*this_point))
         self.points[run][series] = _Stored(values["content"], values["status"])
+        self._warn(checked)
         amounts = self._amounts(series, facts, amounts_of(checked.cell))
         kernels = None if checked.kernels is None else self.kernels[checked.kernels[0]]
         keys = {"run_id": run, "series_id": series, "environment_id": environment}
-        return {**keys, "kernels_id": kernels, "amounts": amounts, **values}
+        loaded = checked.loaded or Loaded()
+        lists = {"code_id": self.lists.get(loaded.code), "packages_id": self.lists.get(loaded.packages)}
+        return {**keys, **lists, "kernels_id": kernels, "amounts": amounts, **values}
+
+    def _warn(self, checked: Checked) -> None:
+        """Keep the first warnings about implausible results, which are stored all the same."""
+        cell, values = checked.cell, checked.values
+        if values["status"] == "ok" and len(self.warnings) < MOST_WARNINGS:
+            amounts = (cell.flops, cell.min_bytes, cell.dtype)
+            warning = unusual(values.get("median_ms"), *amounts, values.get("timing"), checked.environment.gpu)
+            if warning is not None:
+                self.warnings[f"{named(cell)}: {warning}"] = None
 
     def _amounts(self, series: int, series_amounts: dict[str, Any], amounts: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the amounts in which a point differs from its series, or None.
+        """Return the amounts in which a point differs from the series, or None.
 
-        A series takes a missing value from the first record that has it, for filters by size, while its earlier points
-        keep the missing value. Existing values stay: a record with another value overrides it for its own point only.
+        A series takes a missing value from the first record with one, for filters by size; earlier points keep the
+        missing value. Existing values stay: a record with another value overrides it for one point only.
         """
         if amounts == series_amounts:
             return None
@@ -174,7 +198,7 @@ class _Writer:
         return {name: value for name, value in amounts.items() if value != series_amounts[name]} or None
 
     def _keep_amounts(self, series: int, amounts: dict[str, Any]) -> None:
-        """Copy a series' current amounts to its stored points, before the series changes."""
+        """Copy a series' current amounts to stored points, before the series changes."""
         points = schema.table_of(schema.Point)
         of_series = points.c.series_id == series
         for row in self.rows.values():
@@ -187,7 +211,7 @@ class _Writer:
                 self.session.execute(update(points).where(points.c.id == key).values(amounts={**amounts, **stored}))
 
     def _run(self, run_record: Run) -> int:
-        """Return the key of a run. Facts of a commit are only added, never changed.
+        """Return a run's key. Commit facts are only added, never changed.
 
         Raises IngestError if the run is stored with other facts.
         """
@@ -209,7 +233,7 @@ class _Writer:
         return run.id
 
     def _look_up_runs(self, batch: list[Checked]) -> None:
-        """Look up every run of the batch with its commit and its points, inserting new runs and commits."""
+        """Look up the batch's runs with commits and points, inserting new runs and commits."""
         wanted: dict[str, Run] = {}  # in the file's order
         for one in batch:
             if one.run.id not in self.runs:
@@ -236,14 +260,17 @@ class _Writer:
         by_key = {commit.id: commit for commit in commits.values()}
         self.runs.update((run.uuid, (run, by_key[run.commit_id])) for run in runs)
         self.points.update((run.id, {}) for run in runs)
-        if stored:
-            columns = (schema.Point.run_id, schema.Point.series_id, schema.Point.content, schema.Point.status)
-            points = select(*columns).where(schema.Point.run_id.in_([run.id for run in runs if run.uuid in stored]))
-            for run, series, content, status in self.session.execute(points):
-                self.points[run][series] = _Stored(content, status)
+        self._look_up_points([run.id for run in runs if run.uuid in stored])
+
+    def _look_up_points(self, runs: list[int]) -> None:
+        """Look up the points of stored runs, by key."""
+        columns = (schema.Point.run_id, schema.Point.series_id, schema.Point.content, schema.Point.status)
+        points = select(*columns).where(schema.Point.run_id.in_(runs)) if runs else None
+        for run, series, content, status in () if points is None else self.session.execute(points):
+            self.points[run][series] = _Stored(content, status)
 
     def _look_up_series(self, batch: list[Checked]) -> None:
-        """Look up key and facts of every series of the batch, inserting new ones."""
+        """Look up key and facts for each series in the batch, inserting new ones."""
         wanted = {one.identity: one for one in reversed(batch) if one.identity not in self.series}
         if not wanted:
             return
@@ -253,14 +280,33 @@ class _Writer:
             self.series[identity] = (key, dict(zip(AMOUNTS, amounts, strict=True)))
         missing = [identity for identity in reversed(wanted) if identity not in self.series]  # in the file's order
         if missing:
+            self._check_spellings([wanted[identity] for identity in missing])
             insert_rows(self.session, schema.Series, [_series_values(wanted[identity]) for identity in missing])
             self.new_series += len(missing)
             keys = select(schema.Series.identity, schema.Series.id).where(schema.Series.identity.in_(missing))
             for identity, key in self.session.execute(keys):
                 self.series[identity] = (key, amounts_of(wanted[identity].cell))
 
+    def _check_spellings(self, new: list[Checked]) -> None:
+        """Raise IngestError if a new series differs from another only in the order of the sizes of its shape."""
+        sized = [(one, sizes) for one in new if (sizes := sizes_of(one.cell.shape)) is not None]
+        if not sized:
+            return
+        query = select(schema.Series.operator, schema.Series.shape).where(
+            schema.Series.operator.in_({one.cell.operator for one, _ in sized}),
+            func.length(schema.Series.shape).in_({len(one.cell.shape) for one, _ in sized}),
+        )
+        spellings = {(operator, sizes_of(shape)): shape for operator, shape in self.session.execute(query)}
+        for one, sizes in sized:
+            other = spellings.setdefault((one.cell.operator, sizes), one.cell.shape)
+            if other != one.cell.shape:
+                raise IngestError(
+                    f"line {one.number}: the shape {one.cell.shape} is {other} in another order, under which "
+                    f"{one.cell.operator} is stored: use this spelling"
+                )
+
     def _environment(self, checked: Checked) -> int:
-        """Return the key of the environment, inserting it if new."""
+        """Return the environment's key, inserting a new one."""
         content, facts = checked.environment_content, checked.environment
         if content not in self.environments:
             key = self.session.scalar(select(schema.Environment.id).where(schema.Environment.content == content))
@@ -279,7 +325,7 @@ class _Writer:
         return self.environments[content]
 
     def _look_up_kernels(self, batch: list[Checked]) -> None:
-        """Look up the key of every set of kernels of the batch, inserting new ones."""
+        """Look up keys for the batch's kernel sets, inserting new ones."""
         new = (one.kernels for one in batch if one.kernels is not None and one.kernels[0] not in self.kernels)
         wanted = dict(new)  # in the file's order
         if not wanted:
@@ -298,6 +344,29 @@ class _Writer:
             key_of = dict(self.session.execute(query).all())
         self.kernels.update(key_of)
 
+    def _look_up_lists(self, batch: list[Checked]) -> None:
+        """Look up the key of every list of loaded files and packages, inserting new ones and adding missing items."""
+        wanted: dict[str, dict[str, str]] = {}  # in the file's order
+        for loaded in (one.loaded for one in batch if one.loaded is not None):
+            for content, items in ((loaded.code, loaded.files), (loaded.packages, loaded.versions)):
+                if content is not None and content not in self.whole and not wanted.get(content):
+                    wanted[content] = items
+        if not wanted:
+            return
+        table = schema.LoadedList
+        query = select(table.content, table.id, table.items.is_not(None)).where(table.content.in_(list(wanted)))
+        stored = {content: (key, whole) for content, key, whole in self.session.execute(query)}
+        complete = {content: items if items or content == NOTHING else None for content, items in wanted.items()}
+        missing = [{"content": each, "items": items} for each, items in complete.items() if each not in stored]
+        if missing:
+            insert_rows(self.session, table, missing)
+        for content, (key, whole) in stored.items():
+            if not whole and complete[content] is not None:
+                self.session.execute(update(table).where(table.id == key).values(items=complete[content]))
+        for content, key, whole in self.session.execute(query):
+            self.lists[content] = key
+            self.whole |= {content} if whole else set()
+
 
 def _run_fields(record: Run) -> dict[str, Any]:
     return {
@@ -310,9 +379,10 @@ def _run_fields(record: Run) -> dict[str, Any]:
 
 
 def _commit_fields(record: Run) -> dict[str, Any]:
-    """Return the known facts of the commit of a run."""
     commit = record.commit
-    facts = {"parents": list(commit.parents), "branch": commit.branch, "time": commit.time}
+    # A commit whose author's clock was wrong would otherwise stay the newest for years.
+    time = None if commit.time is None else min(commit.time, record.started)
+    facts = {"parents": list(commit.parents), "branch": commit.branch, "time": time}
     facts |= {"author": commit.author, "subject": commit.subject}
     return {name: value for name, value in facts.items() if value not in (None, [])}
 
@@ -325,7 +395,7 @@ def _adds(known: Any, new: Any) -> bool:
 
 
 def _earlier_content(checked: Checked) -> int:
-    """Return the content hash that an earlier revision stored for the same result."""
+    """Return the content hash from an earlier revision for the same result."""
     values = {**checked.values}
     if values["telemetry"] is not None:
         values["telemetry"] = unpack_telemetry(values["telemetry"])

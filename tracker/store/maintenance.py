@@ -21,7 +21,7 @@ _PRIVATE = ("", ":memory:")
 
 
 def backup(store: Store, target: Path) -> int:
-    """Copy a SQLite database while it is in use, and return the size of the copy. Raises StoreError.
+    """Copy a SQLite database while it is in use, and return the copy's size. Raises StoreError.
 
     The copy is a consistent snapshot, or is not created at all. An existing file is never overwritten.
     """
@@ -46,8 +46,8 @@ def merge(store: Store, other: Store) -> Ingested:
     """Merge everything in another database into this one, in one transaction.
 
     Anything present in both is left unchanged, so merging twice adds nothing. Comparisons and alerts are merged too. An
-    alert present in both keeps all events and the state of the newest one. Raises IngestError for different results of
-    the same run and series.
+    alert present in both keeps all events and the newest state. Raises IngestError for different results in the same
+    run and series.
     """
     with other.read() as other_session, store.write() as session:
         done = ingest_into(session, prepared(enumerate(stored_records(other_session), 1), other.name), other.name)
@@ -57,7 +57,7 @@ def merge(store: Store, other: Store) -> Ingested:
 
 
 def _merge_pins(session: Session, other: Session) -> None:
-    """Add the other database's pins. If both have a pin of one name in force, ours stays."""
+    """Add the other database's pins. If both have a pin in force under one name, ours stays."""
     names = ("name", "commit", "max_slowdown", "created", "who")
     ours = list(session.scalars(select(Pin)))
     our_facts = {tuple(getattr(row, name) for name in names) for row in ours}

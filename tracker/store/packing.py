@@ -1,10 +1,10 @@
-"""Pack samples and telemetry, which would otherwise take most of a point's space.
+"""Pack samples and telemetry, which would otherwise dominate a point's space.
 
-Forty latencies around one level share the sign, the exponent and the first bits of the mantissa. The rest is noise that
-no general compressor shortens. So a block of integers is stored as its minimum, a bit width, and each difference from
-the minimum in that many bits. Positive float32 values sort like their bit patterns, which makes them such integers
-without loss. If a clock has a fixed tick (32 ns for CUDA events, 10 ns, 1 ns), tick counts are shorter still. Unpacking
-restores every bit. The first byte names the method, so that better methods can be added later.
+Forty latencies around one level share the sign, the exponent and the first mantissa bits. The rest is noise and does
+not compress. So a block stores the minimum integer, a bit width, and each difference from the minimum in that many
+bits. Positive float32 values sort like their bit patterns, which makes them such integers without loss. If a clock has
+a fixed tick (32 ns for CUDA events, 10 ns, 1 ns), tick counts are shorter still. Unpacking restores every bit. The
+first byte names the method, so better methods can be added later.
 
 Points are packed together, since those with equally many samples share arrays: alone, each takes ten times as long.
 """
@@ -25,7 +25,7 @@ from groupbench.tracker.facts.record import Telemetry
 
 
 class DamagedError(StoreError, ValueError):
-    """The bytes of a column are damaged."""
+    """A column's bytes are damaged."""
 
 
 _ZLIB, _BITS, _TICKS = 1, 2, 3
@@ -62,7 +62,7 @@ def flatten(bursts: Bursts) -> NDArray[np.float32]:
 
 
 def pack_samples(points: Sequence[Bursts]) -> list[bytes]:
-    """Return the positive samples of each point, rounded to float32 and packed."""
+    """Return each point's positive samples, rounded to float32 and packed."""
     packed = [b""] * len(points)
     for places in _alike(tuple(map(len, bursts)) for bursts in points):
         head = _head([len(burst) for burst in points[places[0]]])
@@ -73,13 +73,13 @@ def pack_samples(points: Sequence[Bursts]) -> list[bytes]:
 
 
 def _head(lengths: list[int]) -> bytes:
-    """Return the number of bursts and their lengths."""
+    """Return the burst count and the lengths as bytes."""
     alike = len(set(lengths)) == 1
     return _varint(2 * len(lengths) + alike) + b"".join(map(_varint, lengths[:1] if alike else lengths))
 
 
 def _packed_each_way(samples: NDArray[np.float32], head: bytes) -> list[list[bytes]]:
-    """Return each row of samples, packed by every method that restores it."""
+    """Return each row, packed by every lossless method."""
     ways = [[bytes([_BITS]) + head + block] for block in _pack_rows(samples.view("<u4").astype(np.int64))]
     places = np.arange(len(samples))
     for position, step in enumerate(TICK_NS):
@@ -96,7 +96,7 @@ def _packed_each_way(samples: NDArray[np.float32], head: bytes) -> list[list[byt
 
 
 def unpack_samples(packed: bytes) -> tuple[tuple[float, ...], ...]:
-    """Return the bursts that `pack_samples` packed. Raises DamagedError."""
+    """Return the bursts packed by `pack_samples`. Raises DamagedError."""
     flat, counts = sample_array(packed)
     values, bursts, start = flat.tolist(), [], 0
     for count in counts:
@@ -111,7 +111,7 @@ def _decompressed(body: bytes, size: int) -> bytes:
 
 
 def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
-    """Return (all samples, length of each burst). Raises DamagedError for bytes not made by `pack_samples`."""
+    """Return (all samples, burst lengths). Raises DamagedError for bytes not made by `pack_samples`."""
     try:
         counts, at = _burst_lengths(packed)
         n, method, body = sum(counts), packed[0], packed[at:]
@@ -135,12 +135,11 @@ def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
 
 
 def burst_lengths(packed: bytes) -> list[int]:
-    """Return the number of samples of each burst."""
     return _burst_lengths(packed)[0]
 
 
 def pack_telemetry(points: Sequence[Sequence[Telemetry]]) -> list[bytes]:
-    """Return the telemetry by burst of each point, packed as one column of integers per field.
+    """Return each point's telemetry by burst, packed as one integer column per field.
 
     It is packed as JSON if a value does not fit, or if only some bursts have a field.
     """
@@ -161,7 +160,7 @@ def pack_telemetry(points: Sequence[Sequence[Telemetry]]) -> list[bytes]:
 
 
 def _packed_columns(points: Sequence[Sequence[Telemetry]]) -> list[dict[int, bytes] | None]:
-    """Return the packed columns of each point by field, or None if they would lose information.
+    """Return each point's packed columns by field, or None if they would lose information.
 
     All points have equally many bursts. Raises OverflowError.
     """
@@ -190,7 +189,7 @@ def _packed_columns(points: Sequence[Sequence[Telemetry]]) -> list[dict[int, byt
 
 
 def _reasons(bursts: Sequence[Telemetry]) -> list[int] | None:
-    """Return the reasons to throttle of every burst as bits, or None if one is unknown or not in order."""
+    """Return each burst's throttle reasons as bits, or None if one is unknown or not in order."""
     bits = [[THROTTLE.index(reason) if reason in THROTTLE else -1 for reason in burst.throttle] for burst in bursts]
     if any(each != sorted(set(each)) or -1 in each for each in bits):
         return None
@@ -198,10 +197,10 @@ def _reasons(bursts: Sequence[Telemetry]) -> list[int] | None:
 
 
 def unpack_telemetry(packed: bytes) -> list[dict[str, Any]]:
-    """Return the telemetry that `pack_telemetry` packed. Raises DamagedError for other bytes."""
+    """Return the telemetry packed by `pack_telemetry`. Raises DamagedError for other bytes."""
     try:
         if packed[0] == _JSON:
-            return msgspec.json.decode(packed[1:])
+            return msgspec.json.decode(packed[1:], type=list[dict[str, Any]])
         if packed[0] != _COLUMNS:
             raise DamagedError(f"telemetry is packed by unknown method {packed[0]}")
         return _unpack_columns(packed)
@@ -239,7 +238,6 @@ def _of_ticks(ticks: NDArray[Any], step: int) -> NDArray[np.float32]:
 
 
 def _alike(keys: Iterable[Hashable]) -> Iterable[list[int]]:
-    """Return the places of each key."""
     places: dict[Hashable, list[int]] = defaultdict(list)
     for place, key in enumerate(keys):
         places[key].append(place)
@@ -247,7 +245,7 @@ def _alike(keys: Iterable[Hashable]) -> Iterable[list[int]]:
 
 
 def _pack_rows(rows: NDArray[np.int64]) -> list[bytes]:
-    """Return each row as a block: its minimum, a width, and each difference from the minimum in `width` bits."""
+    """Return each row as a block: minimum, width, and each difference from the minimum in `width` bits."""
     if not rows.size:
         return []
     low = rows.min(axis=1)
@@ -274,7 +272,7 @@ def _signed(value: int) -> int:
 
 
 def _unpack_all(packed: bytes, at: int, count: int) -> NDArray[np.int64]:
-    """Return the values of a block at the end of the bytes. Raises IndexError for trailing bytes."""
+    """Return a block's values from the end of the bytes. Raises IndexError for trailing bytes."""
     values, end = _unpack_whole(packed, at, count)
     if end != len(packed):
         raise IndexError
@@ -282,7 +280,7 @@ def _unpack_all(packed: bytes, at: int, count: int) -> NDArray[np.int64]:
 
 
 def _unpack_whole(packed: bytes, at: int, count: int) -> tuple[NDArray[np.int64], int]:
-    """Return (values, start of the next block)."""
+    """Return (values, next block's start)."""
     coded, at = _read_varint(packed, at)
     base = coded >> 1 if coded % 2 == 0 else -((coded + 1) >> 1)
     width, at = packed[at], at + 1
@@ -322,7 +320,7 @@ def _burst_lengths(packed: bytes) -> tuple[list[int], int]:
 
 
 def _varint(value: int) -> bytes:
-    """Return an integer in seven bits per byte, lowest first; the highest bit marks that more bytes follow."""
+    """Return an integer in seven bits per byte, lowest first; the highest bit marks further bytes."""
     if value < 128:
         return _ONE_BYTE[value]
     out = bytearray()

@@ -1,7 +1,7 @@
-"""Convert a record's result to a row of `point`, and compute its content hash.
+"""Convert a record's result to a `point` row, and compute the content hash.
 
-Everything is a function of stored data; samples are rounded to float32 first. So exporting and re-importing a database,
-or merging it into another, gives the same rows, and `verify` can compute each of them again.
+Everything follows from stored data; samples are rounded to float32 first. So exporting and re-importing a database, or
+merging it into another, gives the same rows, and `verify` can recompute them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def point_values(
     environment: str,  # hash of all its facts
     series: str,  # its identity
 ) -> dict[str, Any]:
-    """Return the columns of a point except its keys."""
+    """Return a point's columns without keys."""
     (packed,) = packed_values([record.latency])
     return plain_values(record, environment, series) | packed
 
 
 def packed_values(latencies: Sequence[Latency | None]) -> list[dict[str, bytes | None]]:
-    """Return the packed columns of points. Many together take less time for each."""
+    """Return points' packed columns. Many together take less time for each."""
     measured = [latency for latency in latencies if latency is not None]
     samples = iter(pack_samples([latency.bursts_ms for latency in measured]))
     telemetry = iter(pack_telemetry([latency.telemetry for latency in measured if latency.telemetry]))
@@ -64,7 +64,7 @@ def plain_values(
     environment: str,  # hash of all its facts
     series: str,  # its identity
 ) -> dict[str, Any]:
-    """Return the columns of a point except its keys and the packed ones."""
+    """Return a point's columns without keys and packed ones."""
     accuracy = record.accuracy or Accuracy()
     flat = None if record.latency is None else flatten(record.latency.bursts_ms)
     return {
@@ -86,12 +86,11 @@ def plain_values(
 
 
 def amounts_of(cell: Cell) -> dict[str, Any]:
-    """Return the amounts of a cell by name."""
     return {name: getattr(cell, name) for name in AMOUNTS}
 
 
 def earlier_content(record: Record, environment: str, series: str) -> int:
-    """Return the content hash of revisions before 0007, which does not cover the amounts."""
+    """Return the content hash before revision 0007, without amounts."""
     bare = msgspec.structs.replace(
         record, cell=msgspec.structs.replace(record.cell, dims={}, flops=None, min_bytes=None)
     )
@@ -100,16 +99,16 @@ def earlier_content(record: Record, environment: str, series: str) -> int:
 
 
 def content_of(record: Record) -> int:
-    """Return a 48-bit hash of a record's series, environment and result.
+    """Return a 48-bit hash over a record's series, environment and result.
 
-    It does not cover the run and commit, nor facts that a later record may add to commit and series.
+    It leaves out the run and commit, and facts added to commit and series by later records.
     """
     flat = None if record.latency is None else flatten(record.latency.bursts_ms)
     return _content(record, digest(record.environment), series_identity(record), flat)
 
 
 def result_of(point: Mapping[str, Any], kernels: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
-    """Return the record fields in a row of `point`, as builtins: the inverse of `point_values`."""
+    """Return the record fields in a `point` row, as builtins: the inverse of `point_values`."""
     latency = None
     if point["samples"] is not None:
         latency = {
@@ -133,7 +132,7 @@ def result_of(point: Mapping[str, Any], kernels: Sequence[Mapping[str, Any]] | N
 
 
 def kernels_hash(kernels: Sequence[Kernel]) -> str | None:
-    """Return one hash of all compiled kernels' code, without library kernels; None if any is unknown."""
+    """Return one hash over all compiled kernels' code, without library kernels; None if any is unknown."""
     hashes = [kernel.hash for kernel in kernels if not kernel.external]
     if not hashes or None in hashes:
         return None
@@ -154,6 +153,8 @@ def _content(record: Record, environment: str, series: str, flat: NDArray[np.flo
     ]
     if record.metrics:
         covered.append(_metrics(record))
+    if record.loaded is not None:
+        covered.append([record.loaded.code, record.loaded.packages])
     amounts = list(amounts_of(record.cell).values())
     if any(amount not in (None, {}) for amount in amounts):
         covered.append(amounts)
@@ -173,7 +174,7 @@ def _metrics(record: Record) -> dict[str, float]:
 
 
 def _signless(value: Any) -> Any:
-    """Return a value without the sign of a zero, which databases do not keep."""
+    """Return a value without a zero's sign, which databases do not keep."""
     return value + 0.0 if isinstance(value, float) else value
 
 

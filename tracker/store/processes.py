@@ -1,7 +1,7 @@
 """Call a function on many items in processes, as `map` does in this one.
 
-The processes are forks, which begin at once with every module that this process has imported. They end with this
-process, however it ends, and leave Ctrl-C to it.
+The processes are forks, and begin at once with this process's modules. They end with this process, however it ends, and
+leave Ctrl-C to it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
-from multiprocessing import connection
 from typing import TypeVar
 
-from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.tools.parent import end_with_parent
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -91,11 +90,4 @@ def _begin() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os._exit(ExitCode.TERMINATED)
+    end_with_parent()

@@ -1,10 +1,10 @@
 """Prune old points: keep everything for some days, then one run a week.
 
-Points at which a history changes stay, whatever their age: the first and last point of each stretch of a series with
-one environment, status and timing. So steps, outages and driver changes stay in place, and a series never disappears.
+Points at which a history changes stay, whatever their age: the first and last point in each stretch with one
+environment, status and timing. So steps, outages and driver changes stay in place, and a series never disappears.
 
-A backfill measures months of history in a day. Its runs take their places by commit, and count in the weeks of their
-commits, so that one of each week stays.
+A backfill measures months within a day. Such runs are placed by commit, and count in their commits' weeks: one per week
+stays.
 """
 
 from __future__ import annotations
@@ -16,11 +16,22 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Select, and_, delete, func, or_, select
+from sqlalchemy import Select, and_, delete, func, or_, select, union
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.record import BACKFILL
-from groupbench.tracker.store.schema import OLDEST_FIRST, Alert, Commit, Environment, KernelSet, Pin, Point, Run, Series
+from groupbench.tracker.store.schema import (
+    OLDEST_FIRST,
+    Alert,
+    Commit,
+    Environment,
+    KernelSet,
+    LoadedList,
+    Pin,
+    Point,
+    Run,
+    Series,
+)
 
 _ALERTS = select(Point.id).join(
     Alert,
@@ -50,7 +61,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Pruning:
-    """The points that a policy removes, and why the rest stays. A point counts under the first reason that applies."""
+    """The points removed by a policy, and why the rest stays. A point counts under the first reason."""
 
     points: int
     young: int
@@ -75,8 +86,8 @@ def plan_pruning(
 ) -> Pruning:
     """Plan a pruning over all points, without changing anything.
 
-    Age is relative to the newest run, or to now if that run is in the future. So a database without new runs loses
-    nothing, and a single run from a clock that was ahead does not age the rest.
+    Age is relative to the newest run, or to now if the newest run is in the future. So a database without new runs
+    loses nothing, and a clock ahead of time does not age the rest.
     """
     newest = session.scalar(select(func.max(Run.started)))
     now = datetime.now(UTC) if now is None else now
@@ -121,9 +132,9 @@ def plan_pruning(
 
 
 def apply_pruning(session: Session, pruning: Pruning) -> None:
-    """Remove the points, and the runs, kernels and environments that no point refers to afterwards.
+    """Remove the points, and the runs, kernels and environments without remaining points.
 
-    Series and commits stay: series list the measured cells, and commits define the order of history.
+    Series and commits stay: series list the measured cells, and commits define the history's order.
     """
     keys = pruning.remove.tolist()
     for start in range(0, len(keys), _DELETED_AT_ONCE):
@@ -131,6 +142,8 @@ def apply_pruning(session: Session, pruning: Pruning) -> None:
     session.execute(delete(Run).where(~select(Point.id).where(Point.run_id == Run.id).exists()))
     used = select(Point.kernels_id).where(Point.kernels_id.is_not(None)).distinct()
     session.execute(delete(KernelSet).where(KernelSet.id.not_in(used)))
+    lists = (select(key).where(key.is_not(None)) for key in (Point.code_id, Point.packages_id))
+    session.execute(delete(LoadedList).where(LoadedList.id.not_in(union(*lists))))
     session.execute(delete(Environment).where(Environment.id.not_in(select(Point.environment_id).distinct())))
 
 
@@ -166,7 +179,7 @@ def _codes(rows: Iterable[tuple[int, str]]) -> NDArray[np.int64]:
 def _first_of_each(
     series: NDArray[np.int64], span: NDArray[np.float64], preferred: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Mark the first preferred point, or else the first, in each span of each series.
+    """Mark the first preferred point, or else the first, in each series' span.
 
     Points must be ordered by series and history.
     """

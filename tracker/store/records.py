@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, Row, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts import record as records
-from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series
+from groupbench.tracker.facts.loaded import ListsOnce
+from groupbench.tracker.store.schema import Commit, Environment, KernelSet, LoadedList, Point, Run, Series
 from groupbench.tracker.text.cells import json_for
 
 POINT_COLUMNS = tuple(Point.__table__.columns)
@@ -32,19 +33,20 @@ def stored_records(
 
 
 def write_jsonl(session: Session, file: IO[bytes]) -> int:
-    """Write every record as a line of JSON and return their number.
+    """Write every record as a JSON line, and return their number.
 
     Ingesting the file into an empty database and exporting again gives the same bytes.
     """
     count = 0
+    lists_once = ListsOnce()
     for _, record in numbered_records(session):
-        file.write(json_for(file, records.encode(record)))
+        file.write(json_for(file, records.encode(lists_once(record))))
         count += 1
     return count
 
 
 def numbered_records(session: Session, *conditions: ColumnElement[bool]) -> Iterator[tuple[Row[Any], records.Record]]:
-    """Yield (row of `point`, its record) for the points that meet all conditions."""
+    """Yield (`point` row, record) for points under all conditions."""
     read = RecordReader(session)
     query = select(*POINT_COLUMNS).where(*conditions).order_by(Point.run_id, Point.id)
     for row in session.execute(query.execution_options(yield_per=_BATCH)):
@@ -52,7 +54,7 @@ def numbered_records(session: Session, *conditions: ColumnElement[bool]) -> Iter
 
 
 class RecordReader:
-    """Converts rows of `point` to records, and caches facts that many rows share."""
+    """Converts `point` rows to records, and caches shared facts."""
 
     def __init__(self, session: Session) -> None:
         from groupbench.tracker.store.points import (
@@ -65,6 +67,7 @@ class RecordReader:
         self.series: dict[int, dict[str, Any]] = {}
         self.environments: dict[int, dict[str, Any]] = {}
         self.kernels: dict[int, list[Any]] = {}
+        self.lists: dict[int, tuple[str, dict[str, str]]] = {}
 
     def record(self, row: Row[Any]) -> records.Record:
         point = cast("Mapping[str, Any]", row._mapping)
@@ -75,6 +78,7 @@ class RecordReader:
                 "environment": self._environment(point["environment_id"]),
                 "cell": {**self._cell(point["series_id"]), **(point["amounts"] or {})},
                 **self.result_of(point, self._kernels(point["kernels_id"])),
+                "loaded": self._loaded(point["code_id"], point["packages_id"]),
             },
             records.Record,
         )
@@ -116,3 +120,18 @@ class RecordReader:
             query = select(KernelSet.kernels).where(KernelSet.id == key)
             self.kernels[key] = self.session.execute(query).scalar_one()
         return self.kernels[key]
+
+    def _loaded(self, code: int | None, packages: int | None) -> dict[str, Any] | None:
+        if code is None and packages is None:
+            return None
+        (code_hash, files), (packages_hash, versions) = self._list(code), self._list(packages)
+        return {"code": code_hash, "files": files, "packages": packages_hash, "versions": versions}
+
+    def _list(self, key: int | None) -> tuple[str | None, dict[str, str]]:
+        if key is None:
+            return None, {}
+        if key not in self.lists:
+            query = select(LoadedList.content, LoadedList.items).where(LoadedList.id == key)
+            content, items = self.session.execute(query).one()
+            self.lists[key] = content, items or {}
+        return self.lists[key]

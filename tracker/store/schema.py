@@ -1,10 +1,10 @@
-"""The tables. Each column's `doc` is its meaning; `docs/reference/schema.md` is generated from them.
+"""The tables. Each column's `doc` explains it; `docs/reference/schema.md` is generated from them.
 
 A *series* stays the same from commit to commit; a *point* is one run's result for it. All times are UTC. Changes to
 these classes need a new file in `migrations/versions`; a test compares the two.
 
-There are millions of points, written once and read for years. So a point stores the values that queries filter and sort
-by as numbers, and packs the rest (see `packing`). Values that many points share have a table of their own.
+There are millions of points, written once and read for years. So a point stores values for filters and sorting as
+numbers, and packs the rest (see `packing`). Shared values have a table of their own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sqlalchemy.types import TypeDecorator
 from groupbench.tracker.facts.record import TIMED
 from groupbench.tracker.store.checksum import checksum_of
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 """Every migration, oldest first. Listed here so that opening a current database does not load Alembic."""
 
 HEAD = REVISIONS[-1]
@@ -69,7 +69,7 @@ class PackedTelemetry(TypeDecorator[list[Any]]):
 
 
 class BurstLengths(TypeDecorator[list[int]]):
-    """The number of samples of each burst, read from packed samples."""
+    """Samples per burst, read from packed samples."""
 
     impl = LargeBinary
     cache_ok = True
@@ -109,29 +109,29 @@ def _checksum() -> Any:
 @event.listens_for(Base, "before_insert", propagate=True)
 @event.listens_for(Base, "before_update", propagate=True)
 def _seal(mapper: Mapper[Any], _: Any, row: Any) -> None:
-    """Set the checksum of a row that is about to be written, if its table has one."""
+    """Set the row's checksum before it is written, if the table has one."""
     if "checksum" in mapper.columns:
         row.checksum = checksum_of({name: getattr(row, name) for name in sealed_columns(type(row))})
 
 
 def sealed_columns(mapped: type[Base]) -> list[str]:
-    """Return the columns that a row's checksum covers."""
+    """Return the columns under a row's checksum."""
     return [column.name for column in mapped.__table__.columns if column.name not in ("id", "checksum")]
 
 
 def sealed_tables() -> list[type[Base]]:
-    """Return the classes of the tables that have a checksum."""
+    """Return the classes with a checksum column."""
     return [mapper.class_ for mapper in Base.registry.mappers if "checksum" in mapper.columns]
 
 
 def table_of(mapped: type[Base]) -> Table:
-    """Return the table of a class, for statements that write many rows."""
+    """Return a class's table, for bulk statements."""
     assert isinstance(mapped.__table__, Table)
     return mapped.__table__
 
 
 class Commit(Base, kw_only=True):
-    """A commit. Only its hash is always known; later records fill in missing facts."""
+    """A commit. Only the hash is always known; later records fill in missing facts."""
 
     __tablename__ = "commit"
 
@@ -146,7 +146,7 @@ class Commit(Base, kw_only=True):
 
 
 class Environment(Base, kw_only=True):
-    """The machine and toolchain of points: one row for each distinct set of facts."""
+    """The machine and toolchain: one row per distinct set of facts."""
 
     __tablename__ = "environment"
 
@@ -171,7 +171,7 @@ class Environment(Base, kw_only=True):
 
 
 class Run(Base, kw_only=True):
-    """One invocation of `tritonbench`."""
+    """One `tritonbench` invocation."""
 
     __tablename__ = "run"
     __table_args__ = (Index(None, "plan", "started"),)
@@ -192,7 +192,7 @@ NEWEST_FIRST = (Run.started.desc(), Run.id.desc())
 
 
 class Series(Base, kw_only=True):
-    """The identity that results of a cell share while the code changes."""
+    """The identity shared by a cell's results while the code changes."""
 
     __tablename__ = "series"
     __table_args__ = (Index(None, "operator", "backend"),)
@@ -221,7 +221,7 @@ class Series(Base, kw_only=True):
 
 
 class KernelSet(Base, kw_only=True):
-    """The compiled kernels that a call launched. One row for each distinct set, shared by many points."""
+    """The compiled kernels launched by a call. One row for each distinct set, shared by many points."""
 
     __tablename__ = "kernel_set"
 
@@ -229,6 +229,19 @@ class KernelSet(Base, kw_only=True):
     content: Mapped[str] = mapped_column(unique=True, doc="hash of all facts of the kernels")
     hash: Mapped[str | None] = mapped_column(doc="hash of all kernels' code; null if any is unknown")
     kernels: Mapped[list[Any]] = mapped_column(doc="each kernel's name, hash, registers, spills, shared memory, config")
+
+
+class LoadedList(Base, kw_only=True):
+    """The files or the packages that measured processes loaded. One row for each distinct list."""
+
+    __tablename__ = "loaded_list"
+
+    id: Mapped[int] = _key()
+    content: Mapped[str] = mapped_column(unique=True, doc="hash of the list")
+    items: Mapped[dict[str, Any] | None] = mapped_column(
+        default=None,
+        doc="hash of each file by its path in the repository, or version of each package by its name; null if unknown",
+    )
 
 
 class Point(Base, kw_only=True):
@@ -286,6 +299,12 @@ class Point(Base, kw_only=True):
     amounts: Mapped[dict[str, Any] | None] = mapped_column(
         default=None, doc="dims, flops and min_bytes in which this record differs from its series; null without any"
     )
+    code_id: Mapped[int | None] = mapped_column(
+        ForeignKey("loaded_list.id"), default=None, doc="files of the repository that its process ran; null if unknown"
+    )
+    packages_id: Mapped[int | None] = mapped_column(
+        ForeignKey("loaded_list.id"), default=None, doc="packages that its process imported; null if unknown"
+    )
 
     # Not columns: expressions that queries use by these names.
     low_ms: Mapped[float | None] = column_property(type_coerce(median_ms * (1 - low_ppm / 1e6), Double))
@@ -294,6 +313,12 @@ class Point(Base, kw_only=True):
     burst_lengths: Mapped[list[Any] | None] = column_property(type_coerce(samples, BurstLengths))
     kernel_hash: Mapped[str | None] = column_property(
         select(KernelSet.hash).where(KernelSet.id == kernels_id).scalar_subquery()
+    )
+    code_hash: Mapped[str | None] = column_property(
+        select(LoadedList.content).where(LoadedList.id == code_id).scalar_subquery()
+    )
+    packages_hash: Mapped[str | None] = column_property(
+        select(LoadedList.content).where(LoadedList.id == packages_id).scalar_subquery()
     )
     kernels: Mapped[list[Any] | None] = column_property(
         select(KernelSet.kernels).where(KernelSet.id == kernels_id).scalar_subquery()
@@ -305,9 +330,9 @@ TIMED_POINT = and_(Point.status == "ok", Point.median_ms.is_not(None), Point.tim
 
 
 class ABComparison(Base, kw_only=True):
-    """An A/B comparison of one series: two commits measured alternately on one machine.
+    """One series' A/B comparison: two commits measured alternately on one machine.
 
-    A row with the verdict `named` is the answer of a search: it names the commit between base and head.
+    A row with the verdict `named` is a search's answer: the commit between base and head.
     """
 
     __tablename__ = "comparison"
@@ -333,7 +358,7 @@ class ABComparison(Base, kw_only=True):
 
 
 class Alert(Base, kw_only=True):
-    """A confirmed regression of one series, and its state."""
+    """A confirmed regression in one series, with a state."""
 
     __tablename__ = "alert"
 
@@ -368,7 +393,7 @@ class Alert(Base, kw_only=True):
 
 
 class AlertEvent(Base, kw_only=True):
-    """A change of an alert's state."""
+    """A change in an alert's state."""
 
     __tablename__ = "alert_event"
 
@@ -382,7 +407,7 @@ class AlertEvent(Base, kw_only=True):
 
 
 class Pin(Base, kw_only=True):
-    """A commit with which every later run is compared, besides its history."""
+    """A commit compared with every later run, besides the history."""
 
     __tablename__ = "pin"
 

@@ -1,24 +1,13 @@
-"""Return the text of docs/reference/schema.md, which `python ci/docs.py` writes."""
+"""Return the text for docs/reference/schema.md, written by `python ci/docs.py`."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from sqlalchemy import ForeignKey, Table, UniqueConstraint
 from sqlalchemy.dialects import sqlite
 
 from groupbench.tracker.store import schema
-
-GLOSSARY = {
-    "record": "one measured cell as a line of JSON, as `tritonbench` writes it",
-    "run": "one invocation of `tritonbench`; a nightly run is one",
-    "cell": "the unit that a run measures once: operator, backend, mode, dtype, shape",
-    "series": "a cell on one model of hardware, across all commits; a history belongs to a series",
-    "point": "one run's result for one series",
-    "burst": "latencies taken back to back; samples of one burst are not independent, but bursts nearly are",
-    "environment": "the machine and toolchain of a point; each distinct set of facts is a row",
-    "identity": "hash of the facts that affect a latency; points with equal identities are comparable",
-    "comparison": "an A/B comparison: two commits measured alternately on one machine",
-    "alert": "a regression or wrong result of one series, and its state",
-}
 
 _HEAD = """# The database
 
@@ -26,16 +15,14 @@ _HEAD = """# The database
 
 Revision {head}. SQLite by default, in WAL mode; PostgreSQL by URL. When a newer groupbench opens an older database, it
 migrates the tables in one transaction. It first copies a SQLite file to `FILE.backup-REVISION`. It refuses a database
-of a newer revision. All times are UTC.
-"""
+of a newer revision. All times are UTC. The [glossary](glossary.md) explains the words. A column may be null
+if its entry says so."""
 
 
 def page() -> str:
     """Return the whole page."""
     parts = [
         _HEAD.format(head=schema.HEAD),
-        "## Words\n",
-        *(f"- **{word}**: {meaning}" for word, meaning in GLOSSARY.items()),
     ]
     classes = {mapper.local_table: mapper.class_ for mapper in schema.Base.registry.mappers}
     for table in schema.Base.metadata.sorted_tables:
@@ -45,15 +32,14 @@ def page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _columns(table: Table) -> list[str]:
-    lines = ["| column | type | meaning |", "|---|---|---|"]
+def _columns(table: Table) -> Iterator[str]:
+    """Yield one item per column, with the type after the name."""
     for column in table.columns:
-        kind = column.type.compile(sqlite.dialect()).lower() + ("" if column.nullable else ", not null")
+        kind = column.type.compile(sqlite.dialect()).lower() + (", null" if column.nullable else "")
         for key in column.foreign_keys:
             assert isinstance(key, ForeignKey)
             kind += f", → {key.target_fullname}"
-        lines.append(f"| `{column.name}` | {kind} | {(column.doc or '').replace('|', chr(92) + '|')} |")
-    return lines
+        yield f"- `{column.name}` ({kind})" + (f": {column.doc}" if column.doc else "")
 
 
 def _indexes(table: Table) -> list[str]:

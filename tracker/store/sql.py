@@ -1,9 +1,9 @@
 """Run a user's SQL statement, which can only read.
 
 SQLite: the file is opened with `mode=ro` and `query_only`, and an authorizer permits only reads. So a statement cannot
-attach another file, load an extension or reset the pragma. PostgreSQL: a read-only transaction that is always rolled
-back, with one prepared statement, so that a second one cannot end it. That does not restrict roles that may access the
-server's files or run programs there, so such roles are refused. The database is never migrated.
+attach another file, load an extension or reset the pragma. PostgreSQL: a read-only transaction, always rolled back,
+with one prepared statement, so a second one cannot end it. Roles with access to the server's files or programs are
+refused, because the transaction does not restrict them. The database is never migrated.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from groupbench.tracker.facts.errors import QueryError, StoreError
-from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, no_database
-from groupbench.tracker.tools.sqlite_uri import read_only_uri
+from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, no_database, read_only_uri
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine, PoolProxiedConnection
@@ -48,7 +47,7 @@ _TAKE_A_NAME = {name for name in _PRAGMAS if name.startswith(("table", "index", 
 
 @dataclass(frozen=True)
 class SqlResult:
-    """The columns and rows that a statement returned."""
+    """A statement's columns and rows."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Any, ...], ...]
@@ -58,9 +57,9 @@ class SqlResult:
 
 
 def ask(location: str | os.PathLike[str], statement: str, params: Mapping[str, str] | None = None) -> SqlResult:
-    """Run one statement and return its rows; `params` are the values of its `:name` parameters.
+    """Run one statement and return the rows; `params` gives the `:name` parameters.
 
-    Raises QueryError for a statement that fails or would write, StoreError for a database that cannot be opened.
+    Raises QueryError for a failing or writing statement, StoreError for a database problem.
     """
     if not statement.strip(" \t\r\n;"):
         raise QueryError("the statement is empty")
@@ -172,7 +171,7 @@ def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlRes
 
 
 def _connected(where: str, scheme: str) -> tuple[Engine, PoolProxiedConnection]:
-    """Return an engine and one connection of the driver. Raises StoreError."""
+    """Return an engine and one driver connection. Raises StoreError."""
     from sqlalchemy import create_engine
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -190,7 +189,7 @@ def _connected(where: str, scheme: str) -> tuple[Engine, PoolProxiedConnection]:
 
 
 def _why_failed(message: str) -> str:
-    """Return the text of an error from the first line of the driver's."""
+    """Return the error text from the driver's first line."""
     if "didn't produce a result" in message or "EMPTY_QUERY" in message:
         return NO_ROWS
     refused = "read-only transaction" in message or "multiple commands" in message
@@ -198,7 +197,7 @@ def _why_failed(message: str) -> str:
 
 
 def _all_of(rows: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
-    """Return all rows. Raises QueryError for more than fit into memory, such as those of an endless recursion."""
+    """Return all rows. Raises QueryError for more than fit into memory, such as an endless recursion."""
     all_rows: list[tuple[Any, ...]] = []
     held = 0
     for row in rows:
@@ -212,7 +211,7 @@ def _all_of(rows: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
 
 
 def _unique(names: list[str]) -> tuple[str, ...]:
-    """Return unique column names: a second `n` becomes `n:2`, or `n:3` if another column has that name."""
+    """Return unique column names: a second `n` becomes `n:2`, or `n:3` if `n:2` exists."""
     unique: dict[str, None] = {}
     for name in names:
         numbers = itertools.count(2)

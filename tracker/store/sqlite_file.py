@@ -47,7 +47,7 @@ def check_file(path: Path, *, create: bool) -> bool:
 
 
 def no_database(path: Path, problem: str = "no such database") -> NoDatabaseError:
-    """Return the error for a file that is not a database yet, with the command that makes it one."""
+    """Return the error for a file without a database, with the command to make one."""
     from groupbench.tracker import project  # the rest of this module needs only the standard library
 
     how = (
@@ -56,6 +56,17 @@ def no_database(path: Path, problem: str = "no such database") -> NoDatabaseErro
         else "run `groupbench night` first"
     )
     return NoDatabaseError(f"{path}: {problem}", how)
+
+
+def read_only_uri(path: Path) -> str:
+    """Return a read-only URI for a file.
+
+    A database in WAL mode needs files next to it. If they cannot be created, the file is opened as immutable.
+    """
+    quoted = str(path.resolve()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    writable = os.access(path, os.W_OK) and os.access(path.parent, os.W_OK)
+    mode = "mode=ro" if writable or Path(f"{path}-wal").exists() else "immutable=1"
+    return f"file:{quoted}?{mode}"
 
 
 def put(made: Path, place: Path) -> None:
@@ -76,7 +87,7 @@ def put(made: Path, place: Path) -> None:
 def folder_beside(place: Path) -> Iterator[Path]:
     """Create a hidden folder next to `place` for unfinished files, and remove it at the end.
 
-    Its creator holds a lock on it. Folders without a lock belong to killed processes and are removed. Raises OSError.
+    The creator locks it. Folders without a lock belong to killed processes and are removed. Raises OSError.
     """
     prefix = f".{place.name[:50]}."
     for left in place.parent.glob(f"{glob.escape(prefix)}????????"):
@@ -100,7 +111,7 @@ def folder_beside(place: Path) -> Iterator[Path]:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove a folder that `folder_beside` created, unless its creator is alive or it contains other files."""
+    """Remove a leftover folder from `folder_beside`, unless the creator is alive or it contains other files."""
     try:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:
@@ -135,10 +146,9 @@ def copy_sqlite(path: Path, copy: Path) -> None:
 
 
 def copy_once(path: Path, name: str) -> Path:
-    """Copy a database next to it, to the first free one of `name`, `name-1`, `name-2` and so on. Returns the copy.
+    """Copy a database next to it, to the first free name: `name`, `name-1`, `name-2` and so on. Returns the copy.
 
-    A copy with the same content is kept instead, such as that of a process that was killed later.
-    Raises OSError, sqlite3.Error.
+    A copy with the same content is kept instead, such as one from a killed process. Raises OSError, sqlite3.Error.
     """
     with folder_beside(path.with_name(name)) as folder:
         made, copy, number = _copied(path, folder), path.with_name(name), 0
@@ -154,7 +164,7 @@ def copy_once(path: Path, name: str) -> Path:
 
 
 def _copied(path: Path, folder: Path) -> Path:
-    """Copy the committed data of a database into a folder of `folder_beside`."""
+    """Copy a database's committed data into a folder from `folder_beside`."""
     made = folder / "copy.db"
     with closing(sqlite3.connect(path, timeout=BUSY_SECONDS)) as source, closing(sqlite3.connect(made)) as target:
         source.backup(target)

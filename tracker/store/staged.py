@@ -1,4 +1,4 @@
-"""Check a whole file of records, and keep them until the database is open.
+"""Check a whole records file, and keep the records until the database is open.
 
 So a bad line stores nothing, and no other writer waits while a file is read. The file is checked part by part: a large
 one in several processes, which halve the time on two cores.
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from groupbench.tracker.facts.errors import IngestError
-from groupbench.tracker.facts.record import Cell, Environment, Run
+from groupbench.tracker.facts.record import Cell, Environment, Loaded, Run
 from groupbench.tracker.store.checked import NOT_REACHED, Checked, hashed, named, packed, storable
 
 _PART = 1 << 20
@@ -39,7 +39,7 @@ _Numbered = tuple[int, bytes]
 
 
 class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A checked record, with its run and environment by index."""
+    """A checked record, with run and environment by index."""
 
     number: int
     run: int
@@ -48,6 +48,7 @@ class _Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
     identity: str
     kernels: tuple[str, bytes] | None
     values: dict[str, Any]
+    loaded: Loaded | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -55,7 +56,7 @@ _decode = msgspec.msgpack.Decoder(list[_Row]).decode
 
 
 class Part(NamedTuple):
-    """The records of a part, up to its first bad line."""
+    """A part's records, up to the first bad line."""
 
     results: list[tuple[int, str, str, int]]  # (line, run, series, content) of cells that the run has reached
     runs: list[Run]
@@ -66,7 +67,7 @@ class Part(NamedTuple):
 
 @contextmanager
 def checking(stream: BufferedReader | BytesIO, source: str) -> Iterator[Iterator[Part]]:
-    """Check the records of a stream, part by part. If it is a large file, processes begin when the context is entered.
+    """Check a stream's records, part by part. If it is a large file, processes begin when the context is entered.
 
     Raises ChildProcessError if a process is killed.
     """
@@ -89,7 +90,7 @@ def checking(stream: BufferedReader | BytesIO, source: str) -> Iterator[Iterator
 
 
 def _size(stream: BufferedReader | BytesIO) -> int | None:
-    """Return the bytes of a regular file; None for other streams."""
+    """Return a regular file's size in bytes; None for other streams."""
     try:
         status = os.fstat(stream.fileno())
     except OSError:
@@ -106,7 +107,6 @@ def _parts(read: Callable[[int], bytes], rest_of_line: Callable[[], bytes]) -> I
 
 
 def check_part(part: _Numbered, source: str) -> Part:
-    """Check each record of a part."""
     first, lines = part
     found, problem = [], None
     try:
@@ -123,7 +123,7 @@ def check_part(part: _Numbered, source: str) -> Part:
         run, _ = runs.setdefault(id(one.run), (len(runs), one.run))
         facts = one.environment, one.environment_content
         environment, _ = environments.setdefault(id(one.environment), (len(environments), facts))
-        rows.append(_Row(one.number, run, environment, one.cell, one.identity, one.kernels, one.values))
+        rows.append(_Row(one.number, run, environment, one.cell, one.identity, one.kernels, one.values, one.loaded))
     return Part(
         results,
         [run for _, run in runs.values()],
@@ -136,9 +136,9 @@ def check_part(part: _Numbered, source: str) -> Part:
 class Staged:
     """Checked records, kept until the database is open. Iterate once to get them back in order.
 
-    A context manager that frees its storage on exit. The constructor iterates `parts` and checks them against each
-    other. It keeps only a hash of each record in memory, and raises IngestError with the line number for a bad line and
-    for two different results of one run and series, and IngestError for a file without records.
+    A context manager: the exit frees the storage. The constructor iterates `parts` and checks them against each other.
+    It keeps only one hash per record in memory. Raises IngestError with the line number for a bad line and for two
+    different results in one run and series, and IngestError for a file without records.
     """
 
     def __init__(self, parts: Iterable[Part], source: str) -> None:
@@ -172,7 +172,7 @@ class Staged:
             for row in _decode(self._file.read(size)):
                 yield Checked(
                     row.number, runs[row.run], *environments[row.environment],
-                    row.cell, row.identity, row.kernels, row.values,
+                    row.cell, row.identity, row.kernels, row.values, row.loaded,
                 )  # fmt: skip
 
     def __enter__(self) -> Staged:

@@ -1,4 +1,4 @@
-"""Find damage in a database, from the file's pages to the hash of every result.
+"""Find database damage, from the file's pages to every result's hash.
 
 No stored data can stop a check. An unreadable row is reported as a problem, and the check continues with the next row.
 """
@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, func, inspect, select, text, true
+from sqlalchemy import Row, Select, func, inspect, select, text, true, union
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -33,6 +33,7 @@ from groupbench.tracker.store.schema import (
     Base,
     Environment,
     KernelSet,
+    LoadedList,
     Point,
     Run,
     Series,
@@ -55,13 +56,12 @@ class DatabaseProblem:
 
 
 def verify(session: Session, *, quick: bool = False, until: float = math.inf) -> Iterator[DatabaseProblem]:
-    """Yield the problems of a database, from the file's pages to the hash of every result.
+    """Yield a database's problems, from the file's pages to every result's hash.
 
-    `quick` skips the results, which take most of the time. `until` is the `time.monotonic` at which to stop checking
-    them.
+    `quick` skips the results, which take longest. `until` is the `time.monotonic` at which to stop checking them.
     """
     checks: list[Callable[[Session], Iterator[DatabaseProblem]]] = [_pages, _references, _orphans, _checksums]
-    checks += [_environments, _kernel_sets, _comparisons, _series]
+    checks += [_environments, _kernel_sets, _loaded_lists, _comparisons, _series]
     if not quick:
         checks.append(partial(_results, until=until))
     for check in checks:
@@ -87,7 +87,7 @@ def _pages(session: Session) -> Iterator[DatabaseProblem]:
 
 
 def _references(session: Session) -> Iterator[DatabaseProblem]:
-    """Yield rows that refer to a missing row. Impossible if the database enforces foreign keys."""
+    """Yield references to missing rows. Impossible if the database enforces foreign keys."""
     for table in Base.metadata.sorted_tables:
         for key in table.foreign_keys:
             referred = key.column.table.alias("referred")
@@ -98,10 +98,13 @@ def _references(session: Session) -> Iterator[DatabaseProblem]:
 
 
 def _orphans(session: Session) -> Iterator[DatabaseProblem]:
-    """Yield rows that nothing refers to, although they exist only to be referred to."""
+    """Yield unreferenced rows in tables only meant for reference."""
     for owner, key in ((Run, Point.run_id), (KernelSet, Point.kernels_id), (Environment, Point.environment_id)):
         query = select(owner.id).where(owner.id.not_in(select(key).where(key.is_not(None)).distinct()))
         yield from _listed(session, query, "orphan", f"{owner.__tablename__} without a point")
+    lists = union(*(select(key).where(key.is_not(None)) for key in (Point.code_id, Point.packages_id)))
+    query = select(LoadedList.id).where(LoadedList.id.not_in(lists))
+    yield from _listed(session, query, "orphan", "loaded_list without a point")
     seen = select(Point.id).where(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id)
     yield from _listed(session, select(Alert.id).where(~seen.exists()), "orphan", "alert without its point")
     silent = select(Alert.id).where(Alert.id.not_in(select(AlertEvent.alert_id).distinct()))
@@ -122,7 +125,7 @@ def _each(
     check: Callable[[Any], str | None],  # returns the problem of a row
     until: float = math.inf,  # a time.monotonic
 ) -> Iterator[DatabaseProblem]:
-    """Check every row of a table by id, and report unreadable rows as problems."""
+    """Check a table's rows by id, and report unreadable rows as problems."""
     name, key = mapped.__tablename__, inspect(mapped).columns["id"]
     query, beyond = select(*columns).order_by(key), true()
     while keys := list(session.scalars(select(key).where(beyond).order_by(key).limit(_BATCH))):
@@ -181,6 +184,13 @@ def _kernel_sets(session: Session) -> Iterator[DatabaseProblem]:
     yield from _each(session, KernelSet, [KernelSet.id, KernelSet.content, KernelSet.kernels, KernelSet.hash], check)
 
 
+def _loaded_lists(session: Session) -> Iterator[DatabaseProblem]:
+    def check(row: Any) -> str | None:
+        return None if row.items is None or digest(row.items) == row.content else "does not match its hash"
+
+    yield from _each(session, LoadedList, [LoadedList.id, LoadedList.content, LoadedList.items], check)
+
+
 def _comparisons(session: Session) -> Iterator[DatabaseProblem]:
     identities = dict(session.execute(select(Series.id, Series.identity)).all())
 
@@ -202,7 +212,7 @@ def _series(session: Session) -> Iterator[DatabaseProblem]:
 
 
 def _results(session: Session, until: float) -> Iterator[DatabaseProblem]:
-    """Check every point against its content hash and the statistics of its samples."""
+    """Check every point against the content hash and the sample statistics."""
     environments = dict(session.execute(select(Environment.id, Environment.content)).all())
     series = dict(session.execute(select(Series.id, Series.identity)).all())
     read = RecordReader(session)

@@ -1,4 +1,4 @@
-"""Explain in plain words why data from a TOML file does not fit the class that describes its keys."""
+"""Explain in plain words why TOML data does not fit the class for the keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def explain(error: msgspec.ValidationError, data: Mapping[str, Any], kind: type[
 
 
 def _follow(value: Any, wanted: inspect.Type, name: str, step: re.Match[str]) -> tuple[Any, inspect.Type, str]:
-    """Return the value, its type and its name one step below. Tables and items of a list are counted from 1."""
+    """Return the value, the type and the name one step below. Tables and items of a list are counted from 1."""
     if isinstance(wanted, inspect.StructType):
         field = next(field for field in wanted.fields if field.encode_name == step[1])
         below = f"{name}: {step[1]}" if name.startswith("[[") else f"{name}.{step[1]}" if name else step[1]

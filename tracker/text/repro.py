@@ -52,9 +52,10 @@ def measure(
 
     Returns None for a cell of an import, which another program has measured.
 
-    commit       full hash; left out if it is not a git hash, as in some imports
-    environment  where the cell was measured; its device and its card are left out if it is unknown
-    metric       a metric to measure in addition to the latency
+    Args:
+        commit: Full hash; left out if it is not a git hash, as in some imports.
+        environment: Where the cell was measured; its device and its card are left out if it is unknown.
+        metric: A metric to measure in addition to the latency.
     """
     switch = f"git switch --detach {commit} && " if commit and _HASH.fullmatch(commit) else ""
     if cell.host == "pytest":
@@ -73,7 +74,7 @@ def measure(
 
 
 def compare(cell: Measurable, base: str, head: str, environment: Environment | None) -> str | None:
-    """Return the command that measures a cell at two commits alternately, on its device.
+    """Return the command to measure a cell at two commits alternately, on the same device.
 
     Falls back to `measure` at `head` if the cell is of a host that cannot be compared so.
     """
@@ -96,9 +97,10 @@ SEARCH_OF = {"latency": "latency", "accuracy": "accuracy", "result": "accuracy"}
 def search(program: list[str], series: int, base: str, head: str, metric: str, environment: Environment) -> str:
     """Return the command that finds the commit in `base..head` that changed a stored series.
 
-    program      `groupbench` with its own options
-    metric       one of SEARCHED
-    environment  where the series was measured
+    Args:
+        program: `groupbench` with its own options.
+        metric: One of SEARCHED.
+        environment: Where the series was measured.
     """
     words = [*program, "bisect", base, head, "--series", str(series)]
     words += ["--metric", metric] if metric != "latency" else []
@@ -108,8 +110,9 @@ def search(program: list[str], series: int, base: str, head: str, metric: str, e
 def search_cell(program: list[str], cell: Comparable, base: str, head: str, metric: str, device: str) -> str:
     """Return the command that finds the commit in `base..head` that changed a cell, without a database.
 
-    program  `groupbench` with its own options
-    metric   one of SEARCHED
+    Args:
+        program: `groupbench` with its own options.
+        metric: One of SEARCHED.
     """
     words = [*program, "bisect", base, head, *_selected(cell)]
     words += ["--metric", metric] if metric != "latency" else []
@@ -122,7 +125,7 @@ def _selected(cell: Comparable) -> list[str]:
 
 
 def _protocol(label: str) -> list[str]:
-    """Return the options that select a protocol by its name, such as `cooled+idle=0.5s+cudagraph`."""
+    """Return the options for a protocol by name, such as `cooled+idle=0.5s+cudagraph`."""
     name, *rest = label.split("+")
     words = ["--protocol", name] if name != "cooled" else []
     return words + [word for part in rest for word in _option(part)]

@@ -17,7 +17,7 @@ _FRESH_S = 60.0
 
 
 class Scratch:
-    """A temporary folder under a lock. A context manager that yields its path and removes it at the end.
+    """A temporary folder under a lock. A context manager: yields a path and removes it at the end.
 
     path    the folder
     handle  descriptor of the lock; the folder is kept as long as any process has it open
@@ -25,9 +25,10 @@ class Scratch:
     Raises OSError.
     """
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, folder: str | None = None) -> None:
+        """Make the folder, in `folder` instead of the usual one for temporary files."""
         remove_abandoned()
-        self.path = Path(tempfile.mkdtemp(prefix=f"groupbench-{kind}-{os.getpid()}-"))
+        self.path = Path(tempfile.mkdtemp(prefix=f"groupbench-{kind}-{os.getpid()}-", dir=folder))
         self.handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         self._removed = False
         with contextlib.suppress(OSError):  # without locks, the file system keeps an abandoned folder
@@ -42,7 +43,7 @@ class Scratch:
         self.remove()
 
     def remove(self) -> None:
-        """Remove the folder and its content. Does nothing the second time."""
+        """Remove the folder with all contents. Does nothing the second time."""
         if not self._removed:
             self._removed = True
             shutil.rmtree(self.path, ignore_errors=True)
@@ -63,7 +64,7 @@ def is_scratch(folder: Path, kind: str) -> bool:
 
 
 def is_abandoned(folder: Path) -> bool:
-    """Return whether a folder is a Scratch whose process, and every other holder of its lock, has ended."""
+    """Return whether a folder is a Scratch whose process, and every other lock holder, has ended."""
     name = _NAME.fullmatch(folder.name)
     if name is None:
         return False

@@ -9,9 +9,10 @@ _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 def histogram(values: Sequence[float], *, rows: int = 10, width: int = 40, blocks: bool = True) -> list[str]:
-    """Return a line for each bin: its start, a bar and its count.
+    """Return a line for each bin: the start, a bar and the count.
 
-    blocks  the terminal can show the characters ▏ to █
+    Args:
+        blocks: The terminal can show the characters ▏ to █.
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
@@ -33,7 +34,7 @@ def histogram(values: Sequence[float], *, rows: int = 10, width: int = 40, block
 
 
 def shortened(text: str, width: int) -> str:
-    """Return the text, without its middle if it is longer than `width`, since shapes differ at both ends."""
+    """Return the text, without the middle if it is longer than `width`, since shapes differ at both ends."""
     if len(text) <= width or width < 3:
         return text
     tail = (width - 1) // 2

@@ -1,7 +1,7 @@
 """The checks that an A/B comparison could not make, in the words that every command shows.
 
-A side (operators/measure/side.py) names each of its own with the reason. Results, records and rows of the database keep
-these texts by side.
+A side (operators/measure/side.py) names each with the reason. Results, records and rows of the database keep these
+texts by side.
 """
 
 from __future__ import annotations

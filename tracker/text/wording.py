@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return a text without control characters, but with its lines, blanks and tabs."""
+    """Return a text without control characters, but with lines, blanks and tabs."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     return "\n".join("\t".join(map(_without_controls, line.split("\t"))) for line in lines)
 
@@ -32,7 +32,7 @@ def _without_controls(text: str) -> str:
 
 
 def counted(number: float, noun: str, many: str | None = None) -> str:
-    """Return a number with its noun: `1 cell`, `2,000 cells`, `1.5 minutes`. `many` is a special plural."""
+    """Return a number with a noun: `1 cell`, `2,000 cells`, `1.5 minutes`. `many` is a special plural."""
     shown = f"{number:g}" if isinstance(number, float) else f"{number:,}"
     return f"{shown} {noun if number == 1 else many or noun + 's'}"
 

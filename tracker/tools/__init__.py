@@ -1,1 +1,1 @@
-"""Small tools of both programs: git, streams and exit codes, device locks, plots, shell completion."""
+"""Small tools of both programs: git, streams and exit codes, device locks, plots."""

@@ -1,4 +1,4 @@
-"""The lock of a device: where its file is, who holds it, and a warning if that is another command.
+"""A device's lock: the file's place, the holder, and a warning if another command holds it.
 
 `groupbench.operators.alone` takes the lock. Commands that do not take it, such as `groupbench ab`, use this module.
 """
@@ -20,7 +20,7 @@ from groupbench.tracker.text.wording import printable
 HELD = "GROUPBENCH_ALONE"
 """Environment variable with the lock file, set for processes that run under a device's lock."""
 
-LONGEST = 300
+LONGEST_WORD = 300
 """Characters shown of each field in a lock file."""
 
 _WARNED: set[str] = set()
@@ -41,7 +41,7 @@ def device_name(device: str, gpu_uuid: str | None) -> str:
 
 
 def lock_file(device: str) -> Path:
-    """Return the lock file of a device, by its `device_name`."""
+    """Return a device's lock file, by `device_name`."""
     # All accounts share the folder: only its own kind of file is written to, and the text of one is not trusted.
     folder = Path(os.environ.get("GROUPBENCH_LOCKS") or "/tmp")  # noqa: S108
     return folder / f"groupbench-{device.replace('/', '_')}.lock"
@@ -84,14 +84,16 @@ def _is_locked(path: Path) -> bool:
 
 
 def holder(path: Path) -> Holder:
-    """Return who holds the lock: the process that took it, or its children if that was killed.
+    """Return the lock's holder: the process that took it, or the children if it was killed.
 
-    Anyone can write the file, so its text is shortened and stripped of terminal control characters.
+    Anyone can write the file, so the text is shortened and stripped of terminal control characters.
     """
     try:
         held = json.loads(_read(path))
         pid, host = int(held["pid"]), str(held["host"])
-        words = {name: printable(str(held[name]))[:LONGEST] for name in ("user", "host", "since", "command", "folder")}
+        words = {
+            name: printable(str(held[name]))[:LONGEST_WORD] for name in ("user", "host", "since", "command", "folder")
+        }
         taker = f"pid {pid} " + "of {user} on {host} since {since}: {command} (in {folder})".format(**words)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return Holder("another process")
@@ -118,7 +120,7 @@ def _read(path: Path) -> bytes:
 
 
 def _holders(path: Path) -> dict[int, int]:
-    """Return {process: its parent} of the processes here that hold the lock, as far as this user may see them.
+    """Return {process: parent} for the processes here holding the lock, as far as this user may see them.
 
     A waiting process has the file open too, so /proc/PID/fdinfo is searched for the lock.
     """

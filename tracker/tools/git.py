@@ -1,7 +1,8 @@
 """Run git. Needs only the standard library, so that a GPU machine can import it.
 
 `run` raises a GitError that names the command and git's reason. `ask` returns None instead, for queries that may have
-no answer, such as outside a checkout or without git.
+no answer, such as outside a checkout or without git. Both raise a RefusedError in a repository that git does not read:
+results of such a checkout would otherwise count as results outside git.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
 from groupbench.tracker.facts.errors import TrackerError
@@ -48,6 +50,14 @@ class NoGitError(GitError):
         super().__init__("git is not installed", "git is not installed")
 
 
+class RefusedError(GitError):
+    """There is a repository, and git does not read it: it belongs to another user, or is damaged or unreadable."""
+
+
+_FAILED = 128
+"""Git's exit code for an error. A query without an answer has another."""
+
+
 def run(
     folder: str | os.PathLike[str],
     *args: str,
@@ -56,23 +66,41 @@ def run(
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """Run git in a folder and return its output.
+    """Run git in a folder and return the output.
 
     Args:
         folder: Where to run it.
         *args: Arguments of git.
         timeout: Seconds after which git is killed.
-        stdin: Text for its standard input.
+        stdin: Text for standard input.
         pass_fds: Descriptors that git keeps open.
         variables: Environment variables to add, such as an index file.
 
     Raises:
+        RefusedError: Git does not read this repository.
         GitError: Git is missing, does not answer, or fails.
     """
+    done = _start(folder, args, timeout, stdin, pass_fds, variables)
+    if done.returncode == _FAILED:
+        _check_readable(folder)
+    if done.returncode != 0:
+        reason = _reason(done)
+        raise GitError(f"git {_verb(args)} in {folder}: {reason}", reason)
+    return done.stdout.decode("utf-8", "replace")
+
+
+def _start(
+    folder: str | os.PathLike[str],
+    args: Sequence[str],
+    timeout: float = TIMEOUT_S,
+    stdin: str | None = None,
+    pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.CompletedProcess[bytes]:
     environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
-    environment |= variables
+    environment |= {"LANGUAGE": "C", **variables}  # messages are compared below
     try:
-        done = subprocess.run(
+        return subprocess.run(
             ["git", "-C", os.fspath(folder), *args],
             capture_output=True,
             input=b"" if stdin is None else stdin.encode(),
@@ -88,12 +116,58 @@ def run(
         raise GitError(f"git {args[0]} in {folder}: {reason}", reason) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in an argument
         raise GitError(f"git {args[0]} in {folder}: {error}", str(error)) from error
-    if done.returncode != 0:
-        printed = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines()]
-        lines = [line for line in printed if line and not line.startswith(_NO_REASON)]
-        reason = lines[-1][:300] if lines else "failed"
-        raise GitError(f"git {_verb(args)} in {folder}: {reason}", reason)
-    return done.stdout.decode("utf-8", "replace")
+
+
+def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
+    """Return git's reason for a failure: its last error, without the advice that may follow."""
+    printed = [line.strip() for line in done.stderr.decode("utf-8", "replace").splitlines()]
+    lines = [line for line in printed if line and not line.startswith(_NO_REASON)]
+    fatal = [line for line in lines if line.startswith("fatal: ")]
+    return (fatal or lines or ["failed"])[-1][:300]
+
+
+def _check_readable(folder: str | os.PathLike[str]) -> None:
+    """Raise RefusedError if a folder is in a repository that git does not read, rather than in none.
+
+    Git's messages are not compared with known ones, apart from one remedy: any failure of the simplest query counts.
+    """
+    done = _start(folder, ["rev-parse", "--git-dir"])
+    if done.returncode == 0 or (place := _repository_above(Path(folder))) is None:
+        return
+    reason = _reason(done)
+    if "dubious ownership" in reason:
+        remedy = f"run `git config --global --add safe.directory {place.parent}`, if you trust its owner"
+    else:
+        remedy = f"{place} exists: repair it or its permissions, or remove it"
+    raise RefusedError(f"git does not read this repository: {reason}; {remedy}", reason)
+
+
+def _repository_above(folder: Path) -> Path | None:
+    """Return the `.git` that git finds for a folder, or None without one. Git stops at the border of a disk."""
+    try:
+        here = folder.resolve()
+        device = here.stat().st_dev
+        ceilings = {
+            Path(place).resolve() for place in os.environ.get("GIT_CEILING_DIRECTORIES", "").split(":") if place
+        }
+        for place in (here, *here.parents):
+            if place in ceilings and place != here:
+                break
+            if place.stat().st_dev != device and not os.environ.get("GIT_DISCOVERY_ACROSS_FILESYSTEM"):
+                break
+            if os.path.lexists(place / ".git") and not _is_empty(place / ".git"):
+                return place / ".git"
+    except OSError:
+        pass
+    return None
+
+
+def _is_empty(place: Path) -> bool:
+    """Return whether a folder is empty. One that cannot be listed counts as full."""
+    try:
+        return place.is_dir() and not any(place.iterdir())
+    except OSError:
+        return False
 
 
 def _verb(args: Sequence[str]) -> str:
@@ -105,9 +179,11 @@ def _verb(args: Sequence[str]) -> str:
 
 
 def ask(folder: str | os.PathLike[str], *args: str, timeout: float = TIMEOUT_S) -> str | None:
-    """Run git and return its output, or None if it fails."""
+    """Run git and return the output, or None on failure. Raises RefusedError."""
     try:
         return run(folder, *args, timeout=timeout)
+    except RefusedError:
+        raise
     except GitError:
         return None
 
@@ -116,6 +192,8 @@ def require_repository(folder: str | os.PathLike[str]) -> None:
     """Raise GitError with one clear line unless a folder is in a git repository."""
     try:
         run(folder, "rev-parse", "--show-toplevel")
+    except RefusedError:
+        raise
     except GitError as error:
         if "not a git repository" not in error.reason:
             raise
@@ -128,6 +206,25 @@ def rev_parse(name: str, folder: str | os.PathLike[str] = ".") -> str | None:
         return None
     output = ask(folder, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     return output.strip() if output else None
+
+
+def head(folder: str | os.PathLike[str] = ".") -> str | None:
+    """Return the hash of the commit that is checked out, or None outside a checkout and in one without commits.
+
+    Raises:
+        RefusedError: Git does not read the repository, or its HEAD names no commit.
+    """
+    if (full := rev_parse("HEAD", folder)) is not None or ask(folder, "rev-parse", "--git-dir") is None:
+        return full
+    try:
+        return run(folder, "log", "-1", "--format=%H").strip()
+    except GitError as error:
+        if "does not have any commits yet" in error.reason:
+            return None
+        remedy = "check out a branch, or repair the repository (`git fsck`)"
+        raise RefusedError(
+            f"git does not know the commit that is checked out: {error.reason}; {remedy}", error.reason
+        ) from error
 
 
 def is_shallow(folder: str | os.PathLike[str] = ".") -> bool:
@@ -155,7 +252,7 @@ def _similar_name(name: str, folder: str | os.PathLike[str]) -> str | None:
 
 
 def first_parents(commit: str) -> tuple[list[str], bool] | None:
-    """Return a commit and its first parents, newest first, and whether they end at a root.
+    """Return a commit and the first parents, newest first, and whether they end at a root.
 
     Returns None if git does not know the commit. In a shallow clone, the parents end where the clone ends.
     """

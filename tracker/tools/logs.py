@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from typing import TextIO
 
 VARIABLE = "GROUPBENCH_LOG"
 """Environment variable with the level: debug, info or warning."""
@@ -13,14 +14,14 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 FORMAT = "%(asctime)s %(levelname)s %(name)s[%(process)d] %(message)s"
 
 
-class _Standard(logging.StreamHandler):
+class _Standard(logging.StreamHandler[TextIO]):
     """Write to the `sys.stderr` of the moment, which progress bars and tests replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> object:
+    def stream(self) -> TextIO:  # type: ignore[override] # an attribute there
         return sys.stderr
 
 

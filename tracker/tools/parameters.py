@@ -32,7 +32,7 @@ class Duration(click.ParamType[float]):
         self.unit, self.least, self.most, self.above, self.was_minutes = unit, least, most, above, was_minutes
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        return "DURATION"
+        return "SECONDS|5m" if self.unit == "s" else "MINUTES|90s"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:

@@ -139,12 +139,7 @@ def _trend_text(panel: Trend, width: int, coloured: bool) -> str:
     figure.set_y_limits(*_limits(measured))
     figure.y_ticks_fkt = lambda low, high: f"{low:.4g}"
     for index, curve in enumerate(panel.curves):
-        if curve.measured:
-            # Without colour, a letter at each point identifies its curve.
-            marker = (None if len(curve.measured) > 1 else "•") if coloured else _letter(index)
-            colour = COLOURS[index % len(COLOURS)] if coloured else None
-            draw = figure.plot if len(curve.measured) > 1 else figure.scatter
-            draw(list(curve.measured), list(curve.measured.values()), lc=colour, marker=marker)
+        _draw(figure, curve, index, coloured)
     for tick, _ in panel.breaks:
         figure.axvline(max(0.0, (tick - 0.5) / last), lc=(128, 128, 128) if coloured else None)
     body = figure.show(legend=False).replace("\u2800", " ").splitlines()[1:-2]  # without plotille's x axis
@@ -159,8 +154,18 @@ def _trend_text(panel: Trend, width: int, coloured: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _draw(figure: Any, curve: Curve, index: int, coloured: bool) -> None:
+    """Draw a curve. Without colour, a letter at each point identifies it."""
+    if curve.measured:
+        single = len(curve.measured) == 1
+        marker = ("•" if single else None) if coloured else _letter(index)
+        colour = COLOURS[index % len(COLOURS)] if coloured else None
+        draw = figure.scatter if single else figure.plot
+        draw(list(curve.measured), list(curve.measured.values()), lc=colour, marker=marker)
+
+
 def _axis(ticks: Sequence[str], columns: int) -> str:
-    """Return the x axis: as many tick names as fit, each below its column."""
+    """Return the x axis: as many tick names as fit, each below a column."""
     line, last = "", max(1, len(ticks) - 1)
     for index, tick in enumerate(ticks):
         place = min(round(index * (columns - 1) / last), columns - len(tick))

@@ -16,6 +16,7 @@ import click
 
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.tools import signals
 
 DISK = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG}
 """Disk errors of standard output, which have no file name. Writers of other files handle their own."""
@@ -29,13 +30,14 @@ def run(
     name: str | None = None,
     **settings: Any,
 ) -> NoReturn:
-    """Run a command and exit with its exit code. An error is one line on standard error.
+    """Run a command and exit with the command's exit code. An error is one line on standard error.
 
-    program    prefix of error lines
-    expected   root of the program's own exceptions, with an `exit_code` and perhaps a `program`
-    arguments  command-line arguments; by default those of this process
-    name       name in usage lines; by default `program`
-    settings   settings of the command's context
+    Args:
+        program: Prefix of error lines.
+        expected: Root of the program's own exceptions, with an `exit_code` and perhaps a `program`.
+        arguments: Command-line arguments; by default those of this process.
+        name: Name in usage lines; by default `program`.
+        settings: Settings of the command's context.
 
     The exit code is 141 for a closed pipe, 130 for an interrupt and 3 for a full disk. Any other exception is a bug: it
     prints a traceback, and the exit code is 70, never 1, which would mean a regression.
@@ -44,8 +46,12 @@ def run(
     atexit.register(gc.freeze)
     _complete(command, name or program, settings)
     _prepare_streams()
+    if arguments is None:
+        signals.interrupt()
     command_line = list(sys.argv[1:] if arguments is None else arguments)
     code = _code(program, lambda: _invoke(command, name or program, command_line, settings), expected)
+    if arguments is None:
+        signals.end_at_once()
     for stream in (sys.stdout, sys.stderr):
         _abandon(stream)
     sys.exit(code)

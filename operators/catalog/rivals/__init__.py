@@ -1,23 +1,23 @@
-"""Optional backends with the kernels of other projects, the alternatives that a user has.
+"""Optional backends with other projects' kernels, a user's alternatives.
 
-This is a plugin like any other. `--rivals` loads it, and so does the name of one of its backends. A plan lists PLUGIN
-in its `plugins`. Each rival has its own file; package.py checks which packages are installed.
+This is a plugin like any other. `--rivals` loads it, and so does a backend's name. A plan lists PLUGIN in `plugins`.
+Each rival has a file; package.py checks which packages are installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from groupbench.operators.catalog.rivals import deep_gemm, fbgemm, flashinfer, liger, quack, triton_kernels
+from groupbench.operators.catalog.rivals import deep_gemm, fbgemm, flashinfer, humming, liger, quack, triton_kernels
 from groupbench.operators.operator import Backend
 
 PLUGIN = "groupbench.operators.catalog.rivals.backends"
 
-_RIVALS = (quack, deep_gemm, fbgemm, triton_kernels, flashinfer, liger)
+_RIVALS = (quack, deep_gemm, fbgemm, triton_kernels, flashinfer, liger, humming)
 
 
 def backends() -> tuple[Backend, ...]:
-    """Return the backends of every rival, installed or not."""
+    """Return every rival's backends, installed or not."""
     return tuple(backend for rival in _RIVALS for backend in rival.BACKENDS)
 
 
@@ -26,7 +26,7 @@ def names() -> frozenset[str]:
 
 
 def not_installed(operators: Iterable[str]) -> dict[str, str]:
-    """Return how to install the missing packages, by name of the backends of these operators that need them."""
+    """Return how to install the missing packages, by backend name, for these operators."""
     wanted = set(operators)
     return {
         backend.name: rival.PACKAGE.missing or ""

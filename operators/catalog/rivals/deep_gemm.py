@@ -1,9 +1,9 @@
 """DeepGEMM's contiguous grouped GEMMs (DeepSeek; the build published by SGLang): bf16, and fp8 with block-wise scales.
 
-In its contiguous layout each group starts at a multiple of an alignment, and a list holds each row's expert, -1 for
-padding. `deep_gemm` copies packed rows into that layout and the output back, inside the call and on the device.
-`deep_gemm_product` is the product alone, for groups that are multiples of the alignment. The difference between the two
-is the cost of the layout.
+In the contiguous layout each group starts at an alignment multiple, and a list holds each row's expert, -1 for padding.
+`deep_gemm` copies packed rows into this layout and the output back, inside the call and on the device.
+`deep_gemm_product` is the product alone, for groups in alignment multiples. The difference between the two is the
+layout's cost.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ALIGNMENT = 128
 
 @dataclass(frozen=True)
 class Padded:
-    """The places of packed rows in the padded layout, and its experts."""
+    """Packed rows' places in the padded layout, and the experts."""
 
     place: Tensor  # [M] int64, of each packed row
     expert: Tensor  # [P] int32, of each padded row; -1 for padding
 
 
 def padded_rows(M: int, G: int, alignment: int) -> int:
-    """Return the number of rows of a layout with room for any M rows in G groups, each padded to the alignment."""
+    """Return the rows in a layout with room for any M rows in G groups, each padded to the alignment."""
     return math.ceil((M + G * (alignment - 1)) / alignment) * alignment
 
 
@@ -69,7 +69,7 @@ def pad(
 def _prepare(
     x: GroupedInputs | Fp8Inputs, sources: tuple[Tensor, ...], N: int, product: Callable[..., Any], out_like: Tensor
 ) -> Run:
-    """Return a call that copies `sources` into the padded layout, multiplies, and copies the output's rows back."""
+    """Return a call to copy `sources` into the padded layout, multiply, and copy the output's rows back."""
     M, alignment = x.a.shape[0], _alignment()
     counts, P = row_counts(x.offs), padded_rows(M, x.offs.numel(), alignment)
 
@@ -156,7 +156,7 @@ def _alignment() -> int:
 
 
 def _aligned_experts(x: GroupedInputs | Fp8Inputs) -> Tensor:
-    """Return each row's expert, [M] int32. Raises Unavailable if a group is not a multiple of the alignment."""
+    """Return each row's expert, [M] int32. Raises Unavailable if a group is not an alignment multiple."""
     import torch
 
     alignment = _alignment()

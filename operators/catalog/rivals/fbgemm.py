@@ -1,4 +1,4 @@
-"""FBGEMM GenAI's CUTLASS grouped GEMMs (Meta): bf16, its gradients, and fp8 with one scale per row."""
+"""FBGEMM GenAI's CUTLASS grouped GEMMs (Meta): bf16, gradients, and fp8 with one scale per row."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def prepare(x: GroupedInputs) -> Run:
 
 
 def prepare_dgrad(x: GroupedInputs) -> Run:
-    """Prepare FBGEMM's operator for gradients, or the forward's if B is not stored in the layout that it takes.
+    """Prepare FBGEMM's operator for gradients, or the forward's if B is stored in another layout.
 
     It takes [G, N, K] with stride 1 along N: weights as a forward pass stores them.
     """

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from groupbench.operators.catalog.rivals.layouts import require, starts_and_ends, weights_nk
 from groupbench.operators.catalog.rivals.package import RivalPackage
-from groupbench.operators.operator import Run
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.operator import Run, Target
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
+    from groupbench.operators.catalog.grouped_gemm_w4 import W4Inputs
 
 PACKAGE = RivalPackage("flashinfer-python", "flashinfer.grouped_mm", "rivals-flashinfer")
 
@@ -32,8 +34,22 @@ def prepare(x: GroupedInputs) -> Run:
 
 
 _SOURCE = "cuDNN's grouped GEMM for experts, through flashinfer.grouped_mm; offsets on the device"
+_LAYER = "FlashInfer has W4A16 for Hopper only inside a whole layer, cutlass_fused_moe"
 _unavailable = PACKAGE.unavailable(("bf16", "fp16"), least=(8, 0))
+
+
+def prepare_w4(x: W4Inputs) -> Run:
+    raise Unavailable(_LAYER)
+
+
+def _only_a_layer(target: Target) -> str:
+    return PACKAGE.missing or _LAYER
+
+
 BACKENDS = (
     PACKAGE.backend("grouped_gemm", "flashinfer_cudnn", prepare, _SOURCE, unavailable=_unavailable),
     PACKAGE.backend("grouped_gemm_dgrad", "flashinfer_cudnn", prepare, _SOURCE, unavailable=_unavailable),
+    PACKAGE.backend(
+        "grouped_gemm_w4a16", "flashinfer", prepare_w4, "CUTLASS's mixed inputs for Hopper", unavailable=_only_a_layer
+    ),
 )

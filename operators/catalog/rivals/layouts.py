@@ -1,7 +1,7 @@
-"""Layouts that several rivals need: row counts, offsets that begin with 0, weights as [G, N, K].
+"""Layouts for several rivals: row counts, offsets beginning with 0, weights as [G, N, K].
 
 A router returns end offsets, so anything else is computed from them inside the call, on the device. Weights keep one
-layout for the life of a model, so a rival's layout is made before the clock starts.
+layout for a model's life, so a rival's layout is made before the clock starts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def starts_and_ends(
     offs: Tensor,  # [G] int32
 ) -> Callable[[], Tensor]:
-    """Return a callable that returns 0 and the current offsets, [G + 1] int32, by one copy of 4 G bytes."""
+    """Return a callable for 0 and the current offsets, [G + 1] int32, by one copy of 4 G bytes."""
     bounds = offs.new_zeros(offs.numel() + 1)
 
     def read() -> Tensor:
@@ -32,7 +32,7 @@ def starts_and_ends(
 def row_counts(
     offs: Tensor,  # [G] int32
 ) -> Callable[[], Tensor]:
-    """Return a callable that returns the rows of each group, [G] int32, from the current offsets."""
+    """Return a callable for each group's rows, [G] int32, from the current offsets."""
     import torch
 
     read = starts_and_ends(offs)
@@ -42,7 +42,7 @@ def row_counts(
 def weights_nk(
     b: Tensor,  # [G, K, N], any strides
 ) -> Tensor:
-    """Return the weights as a contiguous [G, N, K]: a view if they are stored so, else a copy that follows them."""
+    """Return the weights as a contiguous [G, N, K]: a view if possible, else a copy following them."""
     import torch
 
     nk = b.transpose(1, 2)
@@ -52,7 +52,7 @@ def weights_nk(
 
 
 def require(multiple: int, **sizes: int) -> None:
-    """Check that every size is a multiple of `multiple`. Raises Unavailable."""
+    """Check for sizes in multiples of `multiple`. Raises Unavailable."""
     for name, size in sizes.items():
         if size % multiple:
             raise Unavailable(f"it needs {name} to be a multiple of {multiple}, not {size}")

@@ -1,4 +1,4 @@
-"""Liger Kernel's fused mixture-of-experts layer (LinkedIn), in Triton: forward, and a backward that recomputes."""
+"""Liger Kernel's fused mixture-of-experts layer (LinkedIn), in Triton: forward, and a recomputing backward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The package of a rival: whether it is installed, without importing it, and why it cannot run on a target."""
+"""A rival's package: whether it is installed, without importing it, and why it cannot run on a target."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ HOPPER = (9, 0)
 
 @dataclass(frozen=True)
 class RivalPackage:
-    """The package of one rival.
+    """One rival's package.
 
-    distribution  its name for pip, without the version
-    module        module that its backends import; a submodule if several packages share the top-level name
-    extra         extra of groupbench that installs it
-    note          further condition of installing it, or empty
+    Attributes:
+        distribution: Its name for pip, without the version.
+        module: Module that its backends import; a submodule if several packages share the top-level name.
+        extra: Extra of groupbench that installs it.
+        note: Further condition of installing it, or empty.
     """
 
     distribution: str
@@ -29,7 +30,7 @@ class RivalPackage:
 
     @property
     def missing(self) -> str | None:
-        """Return why its backends cannot be imported, with the command that installs it; None if it is installed."""
+        """Return why the backends cannot be imported, with the install command; None if it is installed."""
         if importable(self.module):
             return None
         note = f" ({self.note})" if self.note else ""
@@ -38,7 +39,7 @@ class RivalPackage:
     def unavailable(
         self, dtypes: tuple[str, ...], least: tuple[int, int] = HOPPER, below: tuple[int, int] = (99, 0)
     ) -> Callable[[Target], str | None]:
-        """Return the `unavailable` of a backend for these dtypes and for capabilities from `least` to below `below`."""
+        """Return a backend's `unavailable` for these dtypes and for capabilities from `least` to below `below`."""
 
         def reason(target: Target) -> str | None:
             reasons = [self.missing, _device(target, least, below)]
@@ -49,7 +50,7 @@ class RivalPackage:
         return reason
 
     def backend(self, operator: str, name: str, prepare: Any, source: str, **further: Any) -> Backend:
-        """Return a backend of an operator; its records contain the package's version."""
+        """Return an operator's backend; the records contain the package's version."""
         return Backend(name, prepare, source, operator=operator, packages=(self.distribution,), **further)
 
 

@@ -1,7 +1,6 @@
 """QuACK's GEMM with variable-length batches, in CuTe DSL (Dao-AILab): the product, and both gradients.
 
-Its public function is called: `gemm` chooses one of its configs at the first call for a problem, before the clock
-starts.
+The public function is called: `gemm` chooses a config at the first call for a problem, before the clock starts.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def prepare(x: GroupedInputs) -> Run:
 
 
 def prepare_wgrad(x: WgradInputs) -> Run:
-    """Prepare left.T @ right by groups of rows, in the order that gives the gradient the layout of the weights."""
+    """Prepare left.T @ right by row groups, in the order giving the gradient the weights' layout."""
     from quack.gemm_interface import gemm
 
     require(8, N=x.dc.shape[1], K=x.a.shape[1])

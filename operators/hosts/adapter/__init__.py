@@ -1,1 +1,1 @@
-"""Run our operators and backends in TritonBench, and record each cell. Only this package uses its internals."""
+"""Run our operators and backends in TritonBench, and record cells. Only this package uses TritonBench's internals."""

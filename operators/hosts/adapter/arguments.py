@@ -104,7 +104,7 @@ def _strays(only: list[str], skip: list[str], registered: list[str], match_mode:
 
 
 def check_metrics(setup: Setup, arguments: list[str]) -> None:
-    """Raise UsageError for a metric that TritonBench does not have: its column would be blank."""
+    """Raise UsageError for a metric unknown to TritonBench: the column would be blank."""
     names = arguments[arguments.index("--metrics") + 1].split(",") if "--metrics" in arguments else []
     available = known_metrics(setup.op)
     for name in names:

@@ -1,4 +1,4 @@
-"""Our operators and backends as TritonBench's: classes, methods, names in its lists."""
+"""Our operators and backends as TritonBench's: classes, methods, names in lists."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ from groupbench.operators.operator import Backend, Example, Operator, Target
 
 @dataclass(frozen=True)
 class OperatorContext:
-    """The attribute `groupbench` of a class for TritonBench, from which its methods take their settings.
+    """The attribute `groupbench` on a class for TritonBench, with the methods' settings.
 
-    ours      our operator, or the one whose backends are added to TritonBench's; None if we have no such operator
-    metrics   columns that the operator shows by default
-    finished  cells that an earlier process completed, by input and backend
+    Attributes:
+        ours: Our operator, or the one whose backends are added to TritonBench's; None if we have no such operator.
+        metrics: Columns that the operator shows by default.
+        finished: Cells that an earlier process completed, by input and backend.
     """
 
     setup: Setup
@@ -49,8 +50,9 @@ class OperatorContext:
 def add_backends(cls: type, tb_name: str, operator: Operator, shapes: Sequence[str] | None = None) -> None:
     """Register the operator's backends as methods of a TritonBench operator class.
 
-    shapes  shapes that a class of ours measures; their baseline is the class's, and its mode may be bwd. None for a
-            class of TritonBench's, which keeps its own methods
+    Args:
+        shapes: Shapes that a class of ours measures; their baseline is the class's, and its mode may be bwd. None for a
+            class of TritonBench's, which keeps its own methods.
     """
     own = shapes is not None
     baselines = {operator.baseline_of(operator.parse_shape(text)) for text in shapes or ()}
@@ -138,18 +140,15 @@ class Own(triton_op.BenchmarkOperator):
         return str(example_of(self.groupbench.operator, example_inputs).shape)
 
     def tflops(self, fn_name: str, example_inputs: Any, metrics: Any) -> float:
-        return (
-            self.groupbench.operator.flops(example_of(self.groupbench.operator, example_inputs).shape)
-            / metrics.latency
-            / 1e9
-        )
+        shape = example_of(self.groupbench.operator, example_inputs).shape
+        return float(self.groupbench.operator.flops(shape) / metrics.latency / 1e9)
 
     def accuracy(self, fn: Any, baseline_fn: Any) -> bool:
         """Compare with the reference in higher precision, not with another backend."""
         return self.groupbench_accuracy(fn)[1] is None
 
     def _measure_latency(self, fn: Any, warmup: Any, rep: Any, repcnt: Any) -> Any:
-        """Time cooled bursts and keep outliers. Return None for an interpreted kernel: only its record has the time."""
+        """Time cooled bursts and keep outliers. Return None for an interpreted kernel: only the record has the time."""
         protocol = self.groupbench.setup.protocol
         interpreted = interpreted_here() and self.groupbench.operator.backend(self._cur_backend_name).kind != "torch"
         bursts = cooled_bursts(fn, protocol, self.device, interpreted)
@@ -171,7 +170,7 @@ def own_operator(setup: Setup, operator: Operator) -> type:
 
 
 def derived(tb_name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> type:
-    """Return a class of these bases. TritonBench finds an operator's name in its class's module path."""
+    """Return a class of these bases. TritonBench finds an operator's name in the class's module path."""
     cls = new_class("Operator", bases, exec_body=lambda namespace: namespace.update(attributes))
     cls.__module__ = f"{PACKAGE}.{tb_name}"
     return cls
@@ -191,7 +190,8 @@ def add_operator(tb_name: str, cls: type) -> None:
 def example_of(ours: Operator, example_inputs: Any) -> Example:
     """Return the inputs in the form that our backends take; those of TritonBench are converted."""
     if callable(example_inputs[0]):
-        return example_inputs[0]()
+        made: Example = example_inputs[0]()
+        return made
     assert ours.from_tritonbench is not None
     return ours.from_tritonbench(*example_inputs)
 
@@ -202,7 +202,7 @@ def inputs_of(example_inputs: Any) -> Any:
 
 
 def dtype_of(op: Any) -> str:
-    """Return the name of the operator's precision, or of its inputs' dtype. TritonBench has no torch dtype for fp8."""
+    """Return the operator's precision, or the inputs' dtype. TritonBench has no torch dtype for fp8."""
     precision: str = op.tb_args.precision
     if precision == NO_PRECISION:
         return foreign.input_dtype(op.example_inputs) or precision

@@ -32,8 +32,10 @@ from groupbench.operators.hosts.journal import Event, Finished, Setup, send
 from groupbench.operators.measure import accuracy, compiled
 from groupbench.operators.measure.faults import describe, is_oom, located
 from groupbench.operators.measure.given import Given
+from groupbench.operators.measure.loaded import watch
 from groupbench.operators.measure.protocol import timing_of
 from groupbench.operators.measure.texts import one_line
+from groupbench.operators.measure.wire import Seen
 from groupbench.operators.operator import Operator
 from groupbench.tracker.facts.record import Accuracy, Cell, Code, Latency
 
@@ -53,7 +55,7 @@ UNLIKE_ITSELF = "two runs of the baseline differ by more than the tolerance"
 
 
 class SpoiltInputs(RuntimeError):
-    """Another backend has changed the inputs. No line of this backend is at fault, so its record does not name one."""
+    """Another backend has changed the inputs. No line in this backend is at fault, so the record does not name one."""
 
 
 def recording(base: Any, setup: Setup, ours: Operator | None) -> type:
@@ -185,6 +187,7 @@ class Recording(Base):
                     code=tuple(self.groupbench_code.values()),
                     duration_s=round(time.perf_counter() - start, 3),
                     metrics=_pickled(metrics),
+                    seen=Seen(*watch().loaded()),
                     **facts,
                 ),
             )
@@ -210,7 +213,7 @@ class Recording(Base):
         return {"status": status, "message": problem, "latency": latency, "accuracy": measured}
 
     def _groupbench_compared(self) -> tuple[Accuracy | None, str | None]:
-        """Compare a backend of TritonBench's own operator with its baseline, in modes that return outputs."""
+        """Compare a backend on TritonBench's operator with the baseline, in modes with outputs."""
         if self.mode not in OUTPUTS or self.groupbench_fn is None:
             return None, None
         kept = getattr(self, "_groupbench_baseline", None)
@@ -228,8 +231,8 @@ class Recording(Base):
     def _groupbench_judged(self, right: bool | None, measured: Accuracy | None) -> str | None:
         """Return why a backend's output is wrong, or None. Print once why it cannot be judged.
 
-        If the operator's author or the user chose a tolerance, TritonBench's check decides; `right` is its result if
-        its column is shown. Without one, torch's default tolerance would apply, which is for elements that should be
+        If the operator's author or the user chose a tolerance, TritonBench's check decides; `right` is the result if
+        the column is shown. Without one, torch's default tolerance would apply, which is for elements that should be
         equal and fails sums in another order. So the output's distance from the baseline's decides then.
         """
         args = self.tb_args
@@ -264,7 +267,7 @@ class Recording(Base):
     def _groupbench_distant(self, measured: Accuracy | None) -> str | None:
         if self.mode in OUTPUTS and getattr(self, "baseline_fn", None) is None:
             raise Unavailable(NO_BASELINE)
-        if measured is None or measured.mismatch is None:
+        if measured is None or measured.unwritten is None:
             raise Unavailable("TritonBench has no tolerance for it: --rtol and --atol give one")
         if not foreign.is_distant(measured, dtype_of(self)):
             return None

@@ -14,6 +14,7 @@ from groupbench.operators.catalog.shapes import GroupedShape, listed, parse, uni
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure import accuracy
 from groupbench.operators.operator import Target
+from groupbench.operators.registry import get_operator
 from groupbench.operators.tolerances import TOLERANCES
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -126,18 +127,18 @@ def test_from_tritonbench_with_unlike_rows_and_weights() -> None:
 
 # --- backends ---------------------------------------------------------------------------------------------------------
 
-RUN_HERE = [
+RUN_DEVICE = [
     backend.name
     for backend in gg.GROUPED_GEMM.backends
     if backend.unavailable(Target(DEVICE, "fp16", interpreted=DEVICE == "cpu")) is None
 ]
 # Helion generates a kernel for each dtype, which its kernels' tests run too.
 IN_FP32 = [
-    pytest.param(name, "fp32", marks=pytest.mark.exhaustive if name.startswith("helion") else ()) for name in RUN_HERE
+    pytest.param(name, "fp32", marks=pytest.mark.exhaustive if name.startswith("helion") else ()) for name in RUN_DEVICE
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*((name, "fp16") for name in RUN_HERE), *IN_FP32])
+@pytest.mark.parametrize(("name", "dtype"), [*((name, "fp16") for name in RUN_DEVICE), *IN_FP32])
 def test_backend_is_right_on_every_smoke_shape(name: str, dtype: str, pytestconfig: pytest.Config) -> None:
     backend = gg.GROUPED_GEMM.backend(name)
     smoke = shapes.SUITES["smoke"]
@@ -240,3 +241,37 @@ def test_baseline_and_names() -> None:
     assert gg.GROUPED_GEMM.baseline in names
     assert len(set(names)) == len(names)
     assert all(backend.source for backend in gg.GROUPED_GEMM.backends)
+
+
+@pytest.mark.parametrize("name", gg.INTERLEAVED)
+@pytest.mark.parametrize(
+    "text", ["G=3,M=500,N=40,K=33,routing=interleaved(64),W=nk", "G=4,M=96,N=64,K=48,routing=interleaved(96)"]
+)
+def test_interleaved_rows(name: str, text: str) -> None:
+    """Block i of the rows is of expert i % G; the second shape has one block alone, and experts without rows."""
+    operator = gg.GROUPED_GEMM
+    shape = operator.parse_shape(text)
+    assert (shape.M % shape.block, sum(shape.rows)) == (0, shape.M)
+    x = operator.make_inputs(shape, "fp32", DEVICE, 0)
+    expected = operator.reference(x)
+    last = len(x.experts) - 1
+    assert torch.allclose(
+        expected[last * shape.block :], x.a[last * shape.block :].double() @ x.b[last % shape.G].double()
+    )
+    _, problem = accuracy.check_backend(operator.backend(name).prepare(x), expected, operator, name, "fp32")
+    assert problem is None
+
+
+def test_interleaved_rows_are_refused_where_experts_need_theirs_together() -> None:
+    operator = gg.GROUPED_GEMM
+    shape = operator.parse_shape("G=2,M=256,N=16,K=16,routing=interleaved(128)")
+    with pytest.raises(Unavailable, match="interleaved"):
+        operator.backend("triton_flat").prepare(operator.make_inputs(shape, "fp16", DEVICE, 0))
+    backward = operator.in_mode("bwd")
+    with pytest.raises(Unavailable, match="interleaved"):
+        backward.make_inputs(shape, "fp16", DEVICE, 0)
+    for other in ("grouped_gemm_wgrad", "grouped_gemm_dgrad", "grouped_gemm_fp8"):
+        with pytest.raises(ValueError, match="grouped_gemm alone"):
+            get_operator(other).parse_shape(str(shape))
+    with pytest.raises(ValueError, match="one B per expert"):
+        operator.parse_shape(f"{shape},B=shared")

@@ -96,15 +96,48 @@ library.define("f8f8bf16_rowwise_grouped_stacked(Tensor XQ, Tensor WQ, Tensor xs
 library.impl("f8f8bf16_rowwise_grouped_stacked", rowwise, "CPU")
 """,
     "triton_kernels/__init__.py": "",
+    "humming/__init__.py": "",
+    "humming/layer.py": """
+import torch
+from groupbench.kernels.four_bit.formats import MXFP4, Format, Weights, grouped_gemm_w4_reference
+class HummingLayer:
+    def __init__(self, n, k, weight_config, input_config, num_experts, has_bias, torch_dtype):
+        self.k, self.config, self.quantised = k, weight_config, input_config is not None
+    def cuda(self):
+        return self
+    def load_from_tensors(self, tensors):
+        self.tensors = tensors
+    def transform(self):
+        codes = self.tensors.get("weight", self.tensors.get("weight_packed")).view(torch.uint8)
+        fmt = MXFP4 if self.config["quant_method"] == "mxfp4" else Format("int4", self.config["group_size"])
+        self.weights = Weights(fmt, self.k, codes, self.tensors["weight_scale"])
+    def __call__(self, a, input_scale, expert_layout, compute_config):
+        assert compute_config == {"gemm_type": "grouped_contiguous"} and expert_layout[0] == 0
+        assert self.quantised == (input_scale is not None)
+        scale = None if input_scale is None else input_scale[:, 0]
+        return grouped_gemm_w4_reference(a, scale, self.weights, expert_layout[1:]).bfloat16()
+""",
     "triton_kernels/matmul.py": """
 import torch
-def matmul(a, b, bias, a_ragged_metadata=None):
+from groupbench.kernels.four_bit.formats import MXFP4, Weights, dequantize
+class PrecisionConfig:
+    def __init__(self, b_mx_scale, b_microblock_size):
+        self.scale = b_mx_scale
+        assert b_microblock_size == 32
+def matmul(a, b, bias, a_ragged_metadata=None, precision_config=None):
+    if precision_config is not None:
+        codes, scales = (x.transpose(1, 2).contiguous() for x in (b, precision_config.scale))
+        b = dequantize(Weights(MXFP4, a.shape[1], codes, scales), torch.float32).transpose(1, 2).to(a.dtype)
     counts, rows = a_ragged_metadata
     assert bias is None and counts.dtype == torch.int32 and rows == a.shape[0]
     ends = counts.cumsum(0).tolist()
     return torch.cat([a[s:e] @ b[g] for g, (s, e) in enumerate(zip([0, *ends], ends))])
 """,
+    "triton_kernels/tensor.py": "FP4 = 4\ndef wrap_torch_tensor(x, dtype=None): return x\n"
+    "def convert_layout(x, layout): return x if layout == -2 else None\n",
     "triton_kernels/tensor_details/__init__.py": "",
+    "triton_kernels/tensor_details/layout.py": "def make_default_matmul_mxfp4_w_layout(mx_axis): return mx_axis\n"
+    "def make_default_matmul_mxfp4_w_scale_layout(mx_axis): return mx_axis\n",
     "triton_kernels/tensor_details/ragged_tensor.py": "def make_ragged_tensor_metadata(s, n): return s, n",
     "flashinfer/__init__.py": "",
     "flashinfer/grouped_mm.py": """
@@ -168,13 +201,15 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("key", [key for key in BACKENDS if key[0] != "moe_layer"], ids="-".join)
+@pytest.mark.parametrize(
+    "key", [key for key in BACKENDS if key[0] != "moe_layer" and key[1] != "flashinfer"], ids="-".join
+)
 def test_adapter_computes_the_operator_and_follows_new_routing(
     installed: None, key: tuple[str, str], shape: str
 ) -> None:
     operator, backend = registry.catalog_operator(key[0]), BACKENDS[key]
     problem = operator.parse_shape(shape)
-    x = operator.make_inputs(problem, "fp8" if "fp8" in key[0] else "fp32", "cpu", 0)
+    x = operator.make_inputs(problem, "fp8" if "fp8" in key[0] or "w4a8" in key[0] else "fp32", "cpu", 0)
     if key[1].endswith("_product") and any(rows % 128 for rows in problem.rows):
         with pytest.raises(Unavailable, match="multiples of 128"):
             backend.prepare(x)
@@ -190,6 +225,21 @@ def test_adapter_computes_the_operator_and_follows_new_routing(
         assert isinstance(expected, torch.Tensor)
         assert out.shape == expected.shape
         torch.testing.assert_close(out.float(), expected.float(), rtol=1e-2, atol=2e-2)
+
+
+def test_other_formats_of_four_bits(installed: None) -> None:
+    operator = registry.catalog_operator("grouped_gemm_w4a16")
+    x = operator.make_inputs(operator.parse_shape("G=2,M_g=3,N=64,K=64,fmt=int4(32)"), "bf16", "cpu", 0)
+    out, expected = BACKENDS["grouped_gemm_w4a16", "humming"].prepare(x)(), operator.reference(x)
+    assert isinstance(expected, torch.Tensor)
+    torch.testing.assert_close(out.float(), expected.float(), rtol=1e-2, atol=2e-2)
+    with pytest.raises(Unavailable, match="are mxfp4"):
+        BACKENDS["grouped_gemm_w4a16", "triton_kernels"].prepare(x)
+    x = operator.make_inputs(operator.parse_shape("G=2,M_g=3,N=64,K=64,fmt=int4(32,zp)"), "bf16", "cpu", 0)
+    with pytest.raises(Unavailable, match="zero points"):
+        BACKENDS["grouped_gemm_w4a16", "humming"].prepare(x)
+    with pytest.raises(Unavailable, match="whole layer"):
+        BACKENDS["grouped_gemm_w4a16", "flashinfer"].prepare(x)
 
 
 def test_shared_weights_are_a_matrix_for_each_group(installed: None) -> None:

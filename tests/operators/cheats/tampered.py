@@ -8,7 +8,7 @@ import signal
 import sys
 from typing import Any
 
-from groupbench.operators.integrity.cheat import ELSEWHERE, SEAL, Cheat, product
+from groupbench.operators.integrity.cheat import ELSEWHERE, MOVED, SEAL, Cheat, product
 
 
 def stopped_moves(x: Any) -> Any:
@@ -139,5 +139,5 @@ CHEATS = (
     Cheat("gc", reference_by_gc, ("isolation", *ELSEWHERE, "moved inputs")),
     Cheat("dispatch mode", dispatch_left_on, SEAL),
     Cheat("dispatch mode", patched_kernel, SEAL),
-    Cheat("isolation", stops_warden, ("isolation",)),
+    Cheat("isolation", stops_warden, ("isolation", "domain", *MOVED)),
 )

@@ -90,7 +90,7 @@ def test_equal_outputs(wrap: Any) -> None:
     accuracy, problem, first = compare_outputs(lambda: wrap(X.clone()), tensors(wrap(X)))
     assert problem is None
     assert accuracy is not None
-    assert (accuracy.rms, accuracy.max_abs, accuracy.mismatch, accuracy.repeatable) == (0, 0, 0, True)
+    assert (accuracy.rms, accuracy.max_abs, accuracy.unwritten, accuracy.repeatable) == (0, 0, 0, True)
     assert torch.equal(first[0], X)
 
 
@@ -99,7 +99,7 @@ def test_the_worst_of_several() -> None:
     assert problem is None, "a distance gives no verdict"
     assert accuracy is not None
     assert accuracy.rms == pytest.approx(0.01, rel=1e-3)
-    assert accuracy.mismatch == 1
+    assert accuracy.mismatch is None, "the tolerance table judges none of TritonBench's operators"
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.int64, torch.bool, torch.float64])

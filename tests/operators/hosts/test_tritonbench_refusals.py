@@ -20,8 +20,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "moe_permut: no operator 'moe_permut' (did you mean 'moe_permute'?); known: grouped_gemm, ",
     ),
     "an operator that a plugin has under another name": (
-        ("--op", "row_softmx", "--plugin", "examples/operators/row_softmax.py"),
-        "row_softmx: no operator 'row_softmx' (did you mean 'row_softmax'?); known: grouped_gemm, ",
+        ("--op", "row_log_softmx", "--plugin", "examples/operators/row_log_softmax.py"),
+        "row_log_softmx: no operator 'row_log_softmx' (did you mean 'row_log_softmax'?); known: grouped_gemm, ",
     ),
     "a mode that ours lacks": (
         (*OURS, "--fwd-bwd"),

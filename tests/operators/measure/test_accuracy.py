@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -329,7 +330,21 @@ def test_an_output_of_inference_mode_is_right() -> None:
 
     _, problem = check(run, x.double() * 2, TOLERANCES["fp32"], torch.float32)
     assert problem is None
-    assert rehearse(run, "cpu", Given(()))[2:] == ([], [])
+    shown = rehearse(run, "cpu", Given(()))
+    assert (shown.first, shown.returned, shown.fresh) == ([], [], True)
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 5])
+def test_a_buffer_that_is_handed_out_again_is_noticed(buffers: int) -> None:
+    kept = [torch.empty(8, 4) for _ in range(buffers)]
+    numbers = itertools.count()
+    x = torch.randn(8, 4)
+
+    def run() -> Tensor:
+        return torch.mul(x, 2, out=kept[next(numbers) % buffers])
+
+    assert rehearse(run, "cpu", Given(())).fresh is False
+    assert rehearse(lambda: x * 2, "cpu", Given(())).fresh is True
 
 
 def test_an_output_of_another_dtype_is_refused() -> None:

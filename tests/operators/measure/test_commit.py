@@ -139,3 +139,66 @@ def test_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert find_commit(None, tmp_path).hash == UNKNOWN_COMMIT
     assert find_commit("abcdef12", tmp_path).hash == "abcdef12"
+
+
+def _break_head(repository: Path) -> None:
+    (repository / ".git/HEAD").write_text("junk\n")
+
+
+def _lose_commit(repository: Path) -> None:
+    (repository / ".git/HEAD").write_text(f"{'12' * 20}\n")
+
+
+def _lose_branch(repository: Path) -> None:
+    (repository / ".git/refs/heads/main").write_text("junk\n")
+
+
+def _break_configuration(repository: Path) -> None:
+    (repository / ".git/config").write_text("[core\n")
+
+
+def _break_index(repository: Path) -> None:
+    (repository / ".git/index").write_text("junk\n")
+
+
+def _lose_git_folder(repository: Path) -> None:
+    """Leave a linked worktree without its repository, which a container may not mount."""
+    (repository / ".git").rename(repository / "moved")
+    (repository / ".git").write_text("gitdir: /not/mounted\n")
+
+
+DAMAGE = {
+    "a broken HEAD": (_break_head, "not a git repository.*repair it"),
+    "a HEAD without its commit": (_lose_commit, "bad object HEAD.*git fsck"),
+    "a broken branch": (_lose_branch, "appears to be broken.*git fsck"),
+    "a broken configuration": (_break_configuration, "bad config line 1.*repair it"),
+    "a broken index": (_break_index, "index file smaller than expected"),
+    "a git folder that is not mounted": (_lose_git_folder, "not a git repository.*repair it"),
+}
+
+
+@pytest.mark.parametrize(("damage", "reason"), DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("inside", [False, True], ids=["at the top", "in a folder"])
+def test_a_damaged_repository_is_not_taken_for_none(
+    git: Git, tmp_path: Path, damage: Callable[[Path], None], reason: str, inside: bool
+) -> None:
+    (tmp_path / "inner").mkdir()
+    damage(tmp_path)
+    with pytest.raises(UsageError, match=reason):
+        find_commit(None, tmp_path / "inner" if inside else tmp_path)
+
+
+@pytest.mark.parametrize("revision", [None, "main", "0123456789abcdef"])
+def test_the_repository_of_another_user_is_not_taken_for_none(
+    git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str | None
+) -> None:
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    with pytest.raises(UsageError, match=rf"dubious ownership.*safe.directory {tmp_path}"):
+        find_commit(revision, tmp_path)
+
+
+def test_messages_in_another_language_are_understood(git: Git, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LANGUAGE", "de")
+    (tmp_path / "empty").mkdir()
+    subprocess.run(["git", "init", "-q", str(tmp_path / "empty")], check=True)
+    assert find_commit(None, tmp_path / "empty").hash == UNKNOWN_COMMIT

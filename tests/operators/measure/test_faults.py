@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from groupbench.operators.measure.faults import authors_frame, describe, located
-from groupbench.operators.measure.texts import LONGEST, joined_lines, one_line
+from groupbench.operators.measure.texts import LONGEST_LINE, joined_lines, one_line
 
 LINES = {
     "one": ("a  b", "a b"),
@@ -62,7 +62,7 @@ def test_the_line_of_the_authors_file_is_named(
 def test_a_long_message_leaves_room_for_the_place(tmp_path: Path) -> None:
     error = raised("raise ValueError('x' * 5000)", tmp_path / "mine.py")
     for text in (describe(error), located(error)):
-        assert LONGEST - 50 < len(text) <= LONGEST
+        assert LONGEST_LINE - 50 < len(text) <= LONGEST_LINE
         assert re.search(r"x \.\.\. \(4,\d{3} more characters\)", text)
     assert located(error).endswith("mine.py:1")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.operators.measure.texts import LONGEST, one_line, storable
+from groupbench.operators.measure.texts import LONGEST_LINE, one_line, storable
 from groupbench.tracker.facts.record import Record, decode, encode
 
 TEXTS = {
@@ -33,4 +33,4 @@ def test_a_record_holds_any_message(text: str, make: Callable[..., Record]) -> N
     message = one_line(text + ".")
     record = msgspec.structs.replace(make(ms=None, status="error"), message=message)
     assert decode(encode(record)) == record
-    assert storable(message) == message and "\n" not in message and len(message) <= LONGEST
+    assert storable(message) == message and "\n" not in message and len(message) <= LONGEST_LINE

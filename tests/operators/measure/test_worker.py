@@ -10,36 +10,12 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from importlib.machinery import ModuleSpec
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from groupbench.operators import cli as operators_cli
 from groupbench.operators.errors import GroupbenchError
-from groupbench.operators.measure import worker
-from groupbench.operators.measure.wire import Failure
-
-
-def test_threads_that_ask_for_imports_at_once_are_all_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_socket_folder", lambda: tmp_path)
-    names = [[f"module_{thread}_{number}" for number in range(50)] for thread in range(8)]
-
-    def ask(part: list[str]) -> None:
-        for name in part:
-            worker.preload(name, "torch")
-
-    with ThreadPoolExecutor(len(names)) as threads:
-        list(threads.map(ask, names))
-    worker.preload(*names[0])
-    wanted = (tmp_path / worker.WANTED).read_text().split()
-    assert set(wanted) == {"torch", *(name for part in names for name in part)}
-    assert [wanted.count(name) for name in names[0]] == [1] * 50
+from groupbench.operators.measure import servers, worker
 
 
 def test_the_fork_server_looks_up_installed_plugins_once_for_its_processes() -> None:
@@ -49,17 +25,6 @@ def test_the_fork_server_looks_up_installed_plugins_once_for_its_processes() -> 
 
 def test_the_fork_server_imports_groupbenchs_operators_once_for_its_processes() -> None:
     assert worker.call(eval, "'groupbench.operators.catalog.canary' in __import__('sys').modules")
-
-
-def test_the_fork_server_imports_what_the_main_module_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each process runs the main module again, such as the script `tritonbench`."""
-    main = ModuleType("__main__")
-    main.__dict__.update(cli=operators_cli, run=operators_cli.main, Failure=Failure, other=pytest, text="")
-    main.main = lambda: None  # type: ignore[attr-defined] - of the main module itself
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    assert worker._imported_by_main() == ["groupbench.operators.cli", "groupbench.operators.measure.wire"]
-    main.__spec__ = ModuleSpec("groupbench.operators.__main__", None)  # which is not run again
-    assert worker._imported_by_main() == []
 
 
 STACK = """Current thread 0x00007f58b30b2b80 [python] (most recent call first):
@@ -110,7 +75,6 @@ def test_a_death_is_reported_with_the_backends_own_line(
 def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker.call(os.getpid)  # the fork server's folder, which is used again, is not to be in this one
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     left = worker.Worker("cpu", timeout_s=300.0)
     assert list(tmp_path.glob("groupbench-*")) == []
@@ -119,27 +83,17 @@ def test_a_process_leaves_no_file_whenever_it_or_its_parent_is_killed(
     left.close()
 
 
-def test_a_reply_without_a_reader_is_dropped() -> None:
+def test_a_process_without_a_reader_does_nothing(tmp_path: Path) -> None:
     """After an interrupt the process that asked has ended."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        for compute in (int, lambda: int("five")):
-            parent_end, child_end = multiprocessing.Pipe()
-            begun: list[bool] = []
-
-            def ask(
-                parent_end: Connection = parent_end, begun: list[bool] = begun, compute: Callable[[], int] = compute
-            ) -> int:
-                begun.append(True)
-                parent_end.close()
-                return compute()
-
-            worker._call(ask, (), child_end)
-            assert begun == [True]
-            worker._call(ask, (), child_end)
-            assert begun == [True], "it computed although the pipe was closed"
-    finally:
-        signal.signal(signal.SIGINT, handler)
+    parent_end, child_end = multiprocessing.Pipe()
+    parent_end.close()
+    begun = tmp_path / "begun"
+    arguments = (begun.touch, (), False, b"token")
+    process = servers.JUDGES.fork(worker._call, *arguments, descriptors=(child_end.fileno(),))
+    child_end.close()
+    process.join(60)
+    assert process.exitcode == 0
+    assert not begun.exists()
 
 
 def test_an_interrupt_while_the_fork_server_imports_is_quiet(tmp_path: Path) -> None:
@@ -177,7 +131,7 @@ def _fork_servers(pid: int) -> list[Path]:
     return [
         Path("/proc", child)
         for child in children
-        if b"forkserver import main" in Path("/proc", child, "cmdline").read_bytes()
+        if b"fork_server import main" in Path("/proc", child, "cmdline").read_bytes()
     ]
 
 
@@ -192,6 +146,6 @@ def test_call_says_how_its_process_died(monkeypatch: pytest.MonkeyPatch) -> None
         worker.call(os._exit, 5)
     with pytest.raises(GroupbenchError, match="ValueError"):
         worker.call(int, "x")
-    monkeypatch.setattr(BaseProcess, "join", lambda self, timeout=None: None)  # it would wait for five seconds
+    monkeypatch.setattr(servers.Forked, "join", lambda self, timeout=None: None)  # it would wait for five seconds
     with pytest.raises(GroupbenchError, match=r"no answer within 0\.5 s"):
         worker.call(time.sleep, 60, timeout_s=0.5)

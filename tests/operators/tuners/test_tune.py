@@ -33,16 +33,21 @@ SHAPES = {
     "wgrad": GROUPED,
     "fp8": GROUPED,
     "cluster_fp8": GROUPED,
+    "w4": "G=3,M_g=5|0|1,N=48,K=64,fmt=mxfp4",
+    "w4_hopper": "G=3,M_g=5|0|1,N=48,K=64,fmt=mxfp4",
     "worklist": GROUPED,
     "helion_jagged": GROUPED,
     "helion_persistent": GROUPED,
     "helion_wgrad": GROUPED,
+    "mnk_helion": "groups=5x64x48|1x32x16",
+    "cluster_mnk": "groups=5x64x48|1x32x16",
     "gate_up": "T=16,k=2,G=4,H=64,F=32",
     "bias_add_permute": "G=3,groups=2x3x8:4x16:64",
     "split_k": "16,64,512",
     "helion_barrier": "16,64,512",
 }
 WITHOUT_INTERPRETER = {
+    "four_bit.hopper": "bind_hopper",
     "grouped_gemm.cluster": "prepare_cluster",
     "grouped_gemm.cluster_fp8": "prepare_cluster_fp8",
     "grouped_gemm.cluster_wgrad": "prepare_cluster_wgrad",
@@ -50,6 +55,8 @@ WITHOUT_INTERPRETER = {
     "grouped_gemm.helion_jagged": "prepare_helion_jagged",
     "grouped_gemm.helion_persistent": "prepare_helion_persistent",
     "grouped_gemm.helion_wgrad": "prepare_helion_wgrad",
+    "grouped_gemm.mnk_helion": "prepare_mnk_helion",
+    "grouped_gemm.mnk_cluster": "prepare_mnk_cluster",
     "split_k.helion_barrier": "prepare_barrier",
 }
 
@@ -67,11 +74,16 @@ def clock(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[float]:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *device: GPU)
     monkeypatch.setenv(tuned.FOLDER, str(tmp_path / "user"))
     monkeypatch.setattr(kernels, "draw", draw_here)
+    monkeypatch.setattr("groupbench.operators.tuners.__main__.by_helion", lambda *arguments: None)
     for module_name, function in WITHOUT_INTERPRETER.items():  # it would query the GPU, which may be absent
         module = importlib.import_module(f"groupbench.kernels.{module_name}")
         monkeypatch.setattr(module, function, lambda *arguments: lambda: None)
-    for module_name in ("cluster", "cluster_fp8", "cluster_wgrad"):
-        module = importlib.import_module(f"groupbench.kernels.grouped_gemm.{module_name}")
+    hopper = (
+        "four_bit.hopper",
+        *(f"grouped_gemm.{name}" for name in ("cluster", "cluster_fp8", "cluster_wgrad", "mnk_cluster")),
+    )
+    for module_name in hopper:
+        module = importlib.import_module(f"groupbench.kernels.{module_name}")
         monkeypatch.setattr(module, "illegal", lambda *arguments: None)
     times = [6.0, 5.0, 1.0, 1.0]
     monkeypatch.setattr(tuning, "burst_of", lambda run: partial(float, times.pop(0) if times else 7.0))
@@ -177,3 +189,45 @@ def test_the_list_needs_no_gpu() -> None:
 def test_a_helion_config_comes_back_from_json() -> None:
     config = helion.Config(block_sizes=[128, 256, 64], loop_orders=[[1, 0]], num_warps=8, num_stages=3)
     assert helion.Config(**json.loads(json.dumps(fields_of(config)))) == config
+
+
+def test_helions_own_autotuner_adds_a_config(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It is asked for the kernel's default within the budget, and its config is timed with the others."""
+    asked: list[tuple[Any, float]] = []
+    found = helion.Config(block_sizes=[256, 64, 32], num_warps=8, num_stages=2, l2_groupings=[4])
+
+    def search(default: Any, prepare: Any, budget_s: float) -> Any:
+        asked.append((default, budget_s))
+        clock[:] = [7.0] * 42 + [1.0, 1.0, 1.0, 1.0]
+        return found
+
+    monkeypatch.setattr("groupbench.operators.tuners.__main__.by_helion", search)
+    options = ["helion_jagged", "--shape", GROUPED, "--dtype", "fp16", "--helion-budget", "7s"]
+    done = CliRunner().invoke(main, options)
+    assert done.exit_code == 0, done.output
+    assert [budget for _, budget in asked] == [7.0]
+    assert asked[0][0].block_sizes
+    assert CliRunner().invoke(main, [*options[:-1], "0"]).exit_code == 0
+    assert len(asked) == 1
+
+
+def test_kernels_are_collected_for_the_autotuner(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel that is compiled last is searched, with the arguments that it was bound to."""
+    from helion.runtime.kernel import BoundKernel
+
+    from groupbench.kernels.attention import helion_softmax
+    from groupbench.operators.tuners.autotuner import by_helion
+
+    x = torch.ones(4, 8, dtype=torch.float16, device=DEVICE)
+    default, seen = helion_softmax.default_config(8), []
+
+    def autotune(bound: Any, arguments: Any) -> Any:
+        seen.append((arguments[0] is x, bound.settings.autotune_budget_seconds, bound.settings.autotune_seed_configs))
+        return default
+
+    monkeypatch.setattr(BoundKernel, "autotune", autotune)
+    assert by_helion(default, lambda config: helion_softmax.prepare_softmax_helion(x, config), 2.5) is default
+    assert seen == [(True, 3, [default])]
+    assert helion_softmax.softmax.settings.autotune_seed_configs is None

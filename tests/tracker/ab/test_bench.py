@@ -28,6 +28,7 @@ from groupbench.tracker.ab.result import footnotes
 from groupbench.tracker.ab.side import SideFailure
 from groupbench.tracker.cli import main
 from groupbench.tracker.cli.ab import _show, announced, as_row, left_out
+from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.stats import sequential
 from groupbench.tracker.tools import device_lock
 
@@ -46,7 +47,7 @@ class Played:
     def __init__(self, who: str, side: AbSide, device: str) -> None:
         self.who, self.side, self.device = who, side, device
         self.alive = True
-        self.facts = Greeting("cuda", {"torch": "2", "gpu_uuid": self.gpu_uuid})
+        self.facts = Greeting("cuda", {"device": "cuda", "torch": "2", "gpu_uuid": self.gpu_uuid})
         self._verb = ""
 
     def send(self, verb: str, wait_s: float = 0.0, **arguments: Any) -> None:
@@ -117,6 +118,41 @@ def test_unlike_sides_are_different(compare: Callable[..., AbResult], factor: fl
     printed = json.loads(msgspec.json.encode(ab.as_json(result)))
     numbers = ("effect", "low", "high", "change", "change_low", "change_high")
     assert all(isinstance(printed[name], float) for name in numbers)
+
+
+LOADED = msgspec.to_builtins(loaded_of({"kernel.py": "1", "tuned.json": "2"}, {"numpy": "2.4.0"}))
+OTHER_FILES = msgspec.to_builtins(loaded_of({"kernel.py": "x", "tuned.json": "2"}, {"numpy": "2.4.0"}))
+OTHER_PACKAGES = msgspec.to_builtins(loaded_of({"kernel.py": "1", "tuned.json": "2"}, {"numpy": "2.2.6"}))
+NO_FILES = msgspec.to_builtins(loaded_of({}, {"numpy": "2.4.0"}))
+UNKNOWN_FILES = msgspec.to_builtins(loaded_of(None, {"numpy": "2.4.0"}))
+
+
+def test_sides_that_ran_the_same_files_are_not_timed(compare: Callable[..., AbResult]) -> None:
+    result = compare({"prepared": {"loaded": LOADED}}, {"prepared": {"loaded": LOADED}})
+    assert (result.verdict, result.blocks, ab.exit_code([result])) == ("same", 0, 0)
+    assert result.message == "not timed: both sides ran the same 2 files, with the same packages"
+    assert "burst" not in [verb for _, verb in Played.requests]
+
+
+@pytest.mark.parametrize(
+    ("base", "head"),
+    [
+        *((LOADED, other) for other in (OTHER_FILES, OTHER_PACKAGES, None)),
+        *((unknown, unknown) for unknown in (None, NO_FILES, UNKNOWN_FILES)),
+    ],
+)
+def test_sides_that_may_differ_are_timed(compare: Callable[..., AbResult], base: Any, head: Any) -> None:
+    assert compare({"prepared": {"loaded": base}}, {"prepared": {"loaded": head}}).blocks > 0
+
+
+def test_the_noise_of_the_same_files_can_be_measured(compare: Callable[..., AbResult]) -> None:
+    same = {"prepared": {"loaded": LOADED}}
+    assert compare(same, same, times_same_code=True).blocks > 0
+
+
+def test_two_backends_of_the_same_files_are_timed(compare: Callable[..., AbResult]) -> None:
+    same = {"prepared": {"loaded": LOADED}}
+    assert compare(same, same, replace(CELL, base_backend="other", trusted=())).blocks > 0
 
 
 BUSY, STILL = "times, because other work kept the CPU busy", "stale results, because its inputs do not change"

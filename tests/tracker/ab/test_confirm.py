@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import msgspec
@@ -15,11 +16,13 @@ import numpy as np
 import pytest
 from click.testing import Result
 from msgspec.structs import replace
+from repositories import git
 
 from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
 from groupbench.tracker.ab.confirm import Measuring, confirm
-from groupbench.tracker.ab.worktree import WorktreeError
+from groupbench.tracker.ab.worktree import WorktreeError, trees_are_equal
+from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
@@ -559,3 +562,33 @@ def test_an_upgrade_of_the_line_keeps_its_evidence(
     assert cli("confirm").exit_code == 0
     stored([make(7, ms=1.05, **new)])
     assert "A/B: no difference" in cli("gate").stdout
+
+
+LOADED = loaded_of({"kernel.py": "1"}, {})
+OTHER = loaded_of({"kernel.py": "2"}, {})
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "same"), [(LOADED, LOADED, True), (LOADED, OTHER, False), (None, LOADED, False)]
+)
+def test_known_hashes_of_two_commits(
+    stored: Stored, make: Any, db: Any, tmp_path: Path, base: Any, head: Any, same: bool
+) -> None:
+    stored([make(0, loaded=base), make(1, loaded=head)])
+    row = SimpleNamespace(series=SimpleNamespace(pk=1))
+    pair = SimpleNamespace(base=commit(0), head=commit(1))
+    with open_store(db, create=False) as store:
+        why = confirming.same_files(store, tmp_path, row, pair)  # type: ignore[arg-type]
+    assert (why is not None) == same
+
+
+def test_commits_with_equal_trees_are_not_compared(tmp_path: Path) -> None:
+    for words in (("init", "-q"), ("commit", "-q", "--allow-empty", "-m", "one"), ("tag", "one")):
+        git(tmp_path, *words)
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "two")
+    assert trees_are_equal(tmp_path, "one", "HEAD")
+    (tmp_path / "README.md").write_text("text")
+    git(tmp_path, "add", "README.md")
+    git(tmp_path, "commit", "-q", "-m", "three")
+    assert not trees_are_equal(tmp_path, "one", "HEAD")
+    assert not trees_are_equal(tmp_path, "one", "nowhere")

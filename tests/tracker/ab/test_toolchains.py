@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import zipfile
@@ -76,21 +77,20 @@ def test_a_release_that_the_index_lacks(monkeypatch: pytest.MonkeyPatch) -> None
         releases("fake-kernels", "1.9.0", "3.0")
 
 
-@pytest.mark.parametrize("uv", [None, "/bin/uv"])
-def test_a_requirement_file_is_made_once_for_each_content(
-    tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, uv: str | None
+def test_a_requirement_file_is_made_once_for_each_content_and_set_of_packages(
+    tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(toolchains.shutil, "which", lambda name: uv)
-    monkeypatch.setattr(toolchains, "_needed", lambda requirements: ["msgspec>=0.19"])
-    home_of = toolchains._home()
-    monkeypatch.setattr(toolchains, "_run", made(commands, home_of))
+    monkeypatch.setattr(toolchains, "_run", made(commands, toolchains._home()))
+    monkeypatch.setattr(toolchains, "_pip", lambda: ["pip"])
     (tmp_path / "new.txt").write_text("triton==3.8.0\n")
     first = interpreter("new.txt", tmp_path)
     assert interpreter("new.txt", tmp_path) == first
-    assert len(commands) == 2 and commands[0][0] == (uv or sys.executable)
-    assert commands[1][-3:] == ["-r", str(tmp_path / "new.txt"), "msgspec>=0.19"]
+    assert len(commands) == 2
+    assert commands[1][-2:] == ["-r", str(tmp_path / "new.txt")]
     (tmp_path / "new.txt").write_text("triton==3.9.0\n")
-    assert interpreter("new.txt", tmp_path) != first
+    second = interpreter("new.txt", tmp_path)
+    monkeypatch.setattr(toolchains, "distributions", lambda: ())
+    assert len({first, second, interpreter("new.txt", tmp_path)}) == 3
 
 
 def made(commands: list[list[str]], home: Path) -> Callable[[Sequence[str], str], str]:
@@ -99,16 +99,31 @@ def made(commands: list[list[str]], home: Path) -> Callable[[Sequence[str], str]
     def run(command: Sequence[str], what: str) -> str:
         commands.append(list(command))
         if "venv" in command:
-            Path(command[-1]).mkdir(parents=True)
+            Path(command[-1], "lib", "python3", "site-packages").mkdir(parents=True)
         return ""
 
     return run
 
 
-def test_what_groupbench_needs_is_asked_for_unless_it_is_given() -> None:
-    needed = toolchains._needed({"torch": "2.15.0"})
-    names = {text.split("<")[0].split(">")[0].split("=")[0] for text in needed}
-    assert {"msgspec", "helion", "numpy"} <= names and "torch" not in names and "pytest" not in names
+def test_a_file_with_one_pin_differs_in_that_package_alone(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other packages are those of the running interpreter, whatever the index has."""
+    index = tmp_path / "index"
+    index.mkdir()
+    for name, version in (("groupbench_fake_kernels", "1.10.0"), ("msgspec", "99.0")):
+        wheel(index, name, version)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    (tmp_path / "pinned.txt").write_text("groupbench_fake_kernels==1.10.0\n")
+    python = interpreter("pinned.txt", tmp_path)
+    code = "import importlib.metadata as m; print(sorted({f'{d.name}=={d.version}' for d in m.distributions()}))"
+    here, there = (
+        set(ast.literal_eval(subprocess.run([each, "-c", code], capture_output=True, text=True, check=True).stdout))
+        for each in (sys.executable, python)
+    )
+    assert home in python.parents
+    assert there - here == {"groupbench_fake_kernels==1.10.0"} and here <= there
 
 
 def test_pins_of_a_file(tmp_path: Path) -> None:

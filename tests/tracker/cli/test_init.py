@@ -118,34 +118,91 @@ def test_the_workflow_is_short_and_calls_the_action(repository: Path) -> None:
     assert not [step for step in action["runs"]["steps"] if "${{" in step.get("run", "")]  # text of others in a script
 
 
+WHEEL = "https://wheels.example.org/groupbench-7.8.9-py3-none-any.whl"
 ORIGINS = {
     "a repository": (
         {"url": "ssh://git@git.example.org/kernels/groupbench.git", "vcs_info": {"vcs": "git", "commit_id": "f" * 40}},
         "groupbench[measure,report] @ git+ssh://git@git.example.org/kernels/groupbench.git@" + "f" * 40,
     ),
+    "a wheel": (
+        {"url": WHEEL, "archive_info": {"hashes": {"sha256": "abc"}}},
+        f"groupbench[measure,report] @ {WHEEL}#sha256=abc",
+    ),
+    "a wheel on this machine": ({"url": "file:///home/ada/groupbench.whl", "archive_info": {}}, None),
     "a folder": ({"url": "file:///home/ada/groupbench", "dir_info": {"editable": True}}, None),
     "an index": (None, None),
     "an address that YAML would interpret": ({"url": 'x" # y', "vcs_info": {"vcs": "git", "commit_id": "f"}}, None),
+    "an address with a password": ({"url": "https://a:b@example.org/g.whl", "archive_info": {}}, None),
 }
 
 
 @pytest.mark.parametrize(("origin", "expected"), ORIGINS.values(), ids=ORIGINS)
 @pytest.mark.parametrize("ci", ["github", "gitlab"])
-def test_the_workflow_installs_this_groupbench(
+def test_the_workflow_installs_this_groupbench_or_waits_for_an_address(
     ci: str, origin: object, expected: str | None, repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """It never installs a bare name, which anyone may register."""
+    install_from(origin, monkeypatch)
+    done = run("--ci", ci)
+    assert installs(repository, ci) == (expected or ("" if ci == "github" else "${GROUPBENCH_INSTALL"))
+    assert ("to the address of a groupbench wheel" in done.stderr) == (expected is None)
+    written = "".join(path.read_text() for path in repository.rglob("*") if path.is_file() and ".git/" not in str(path))
+    assert "groupbench==" not in written and "]==" not in written
+
+
+def install_from(origin: object, monkeypatch: pytest.MonkeyPatch) -> None:
     text = None if origin is None else json.dumps(origin)
     installed = SimpleNamespace(version="7.8.9", read_text=lambda name: text)
-    monkeypatch.setattr(sys.modules["groupbench.tracker.cli.init"], "distribution", lambda name: installed)
-    done = run("--ci", ci)
-    expected = expected or "groupbench[measure,report]==7.8.9"
+    monkeypatch.setattr("groupbench.tracker.night.origin.distribution", lambda name: installed)
+
+
+def installs(repository: Path, ci: str) -> str:
     if ci == "github":
         action = YAML(typ="safe").load((repository / ".github/actions/groupbench/action.yml").read_text())
-        assert action["inputs"]["install"]["default"] == expected
-    else:
-        job = YAML(typ="safe").load((repository / "groupbench.gitlab.yml").read_text())["groupbench"]
-        assert f'pip install --quiet "{expected}"' in job["script"]
-    assert (f"if your package index lacks {expected}, replace it" in done.stderr) == ("==" in expected)
+        return str(action["inputs"]["install"]["default"])
+    job = YAML(typ="safe").load((repository / "groupbench.gitlab.yml").read_text())["groupbench"]
+    (line,) = [line for line in job["script"] if "pip install" in line]
+    return str(line.removeprefix('pip install --quiet "').removesuffix('"').partition(":?")[0])
+
+
+REMOTES = {
+    "https": ("https://git.example.org/groupbench.git", "git+https://git.example.org/groupbench.git"),
+    "ssh": ("git@git.example.org:kernels/groupbench.git", "git+ssh://git@git.example.org/kernels/groupbench.git"),
+    "a folder": ("/srv/groupbench.git", None),
+    "none": (None, None),
+}
+
+
+@pytest.mark.parametrize(("remote", "expected"), REMOTES.values(), ids=REMOTES)
+def test_a_clone_is_installed_from_its_remote(
+    remote: str | None, expected: str | None, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clone = tmp_path / "the clone"
+    clone.mkdir()
+    git(clone, "init", "-q")
+    (clone / "pyproject.toml").touch()
+    git(clone, "add", "-A")
+    git(clone, "commit", "-q", "-m", "x")
+    if remote is not None:
+        git(clone, "remote", "add", "origin", remote)
+    install_from({"url": clone.as_uri(), "dir_info": {"editable": True}}, monkeypatch)
+    run("--ci", "github")
+    commit = git(clone, "rev-parse", "HEAD")
+    wanted = "" if expected is None else f"groupbench[measure,report] @ {expected}@{commit}"
+    assert installs(repository, "github") == wanted
+
+
+@pytest.mark.parametrize("ci", ["github", "gitlab"])
+def test_a_wheel_of_the_users_own(ci: str, repository: Path) -> None:
+    run("--ci", ci, "--install", "./wheels/groupbench-0.1.0-py3-none-any.whl[measure]")
+    assert installs(repository, ci) == "./wheels/groupbench-0.1.0-py3-none-any.whl[measure]"
+
+
+@pytest.mark.parametrize("name", ["groupbench", "groupbench==0.1.0", "groupbench[measure] >= 0.1", 'x"; rm -rf /'])
+def test_a_bare_name_is_refused(name: str, repository: Path) -> None:
+    done = CliRunner().invoke(init, ["--install", name])
+    assert done.exit_code == 2 and "--install" in done.output
+    assert files(repository) == set()
 
 
 def test_in_a_folder_of_a_monorepo(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,7 +76,11 @@ def test_order_of_a_store(opened: Store, make: Any) -> None:
         {"commit": "a", "commit_facts": {"parents": ["base"], "time": "2026-02-01T00:00:00Z"}},
         {"commit": "bare"},
     ]
-    ingest(opened, enumerate((make(night, **fields) for night, fields in enumerate(facts)), 1), "file")
+    ingest(
+        opened,
+        enumerate((make(night + 60 * ("commit_facts" in fields), **fields) for night, fields in enumerate(facts)), 1),
+        "file",
+    )
     with opened.read() as session:
         assert [each.hash for each in commit_order(session)] == ["bare", "a", "b", "m"]
         assert ancestors(session, "m") == {"m", "a", "b"}

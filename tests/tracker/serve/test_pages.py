@@ -55,19 +55,6 @@ def test_acknowledged_regressions_are_no_failure(nights: Any, serve: Client, cli
         assert '"><a href="/alerts/1">alert 1</a> acknowledged by Ada: &lt;/td&gt;on it</td>' in page
 
 
-def test_regressions_are_red_until_all_are_acknowledged(
-    stored: Any, make: Any, serve: Client, cli: Cli, plain_statistics: None
-) -> None:
-    levels = [1.0 if night < 5 else 1.1 for night in range(7)]
-    stored([make(night, ms, backend=name) for night, ms in enumerate(levels) for name in ("a", "b")])
-    assert "2 opened" in cli("gate", "--update").stderr
-    client = serve()
-    cli("alerts", "ack", "1", "--reason", "known")
-    assert '<span class="count bad"><b>2</b> regressed (1 acknowledged)</span>' in client.get("/").text
-    cli("alerts", "ack", "2", "--reason", "known")
-    assert '<span class="count warn"><b>2</b> regressed (2 acknowledged)</span>' in client.get("/").text
-
-
 def test_verdicts_cells_and_alerts_have_a_command(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
     (row,) = [row for row in client.get("/overview.json").json()["verdict"]["rows"] if row["verdict"] == "regressed"]

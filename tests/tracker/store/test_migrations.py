@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from alembic.command import downgrade as run_downgrade
 from cases import rarely
 from click.testing import Result
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
 from groupbench.tracker.facts.environment import digest
 from groupbench.tracker.facts.errors import StoreError
@@ -38,6 +39,16 @@ def old(tmp_path: Path) -> Path:
     path = tmp_path / "old.db"
     path.write_bytes(gzip.decompress((DATA / "revision_0001.db.gz").read_bytes()))
     return path
+
+
+def downgrade(path: Path, revision: str) -> None:
+    """Give a database the tables of an earlier revision."""
+    engine = create_engine(f"sqlite:///{path}")
+    config = stores.alembic_config()
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        run_downgrade(config, revision)
+    engine.dispose()
 
 
 def recorded() -> list[Record]:
@@ -101,6 +112,8 @@ def test_levels_of_accuracies_lose_their_floor(
     assert cli("gate", "--update", db=path).exit_code == 1
     with sqlite3.connect(path) as connection:
         (new,) = connection.execute('SELECT "before", "after", effect FROM alert').fetchall()
+    downgrade(path, "0007")
+    with sqlite3.connect(path) as connection:
         connection.execute('UPDATE alert SET "before" = "before" + 1e-6, "after" = "after" + 1e-6, effect = 0.9')
         connection.execute("ALTER TABLE point DROP COLUMN metrics")
         connection.execute("ALTER TABLE point DROP COLUMN amounts")
@@ -296,6 +309,7 @@ def test_rows_of_revision_0006_get_their_checksums(cli: Cli, tmp_path: Path, wri
     assert cli("ingest", write(records), db=path).exit_code == 0
     assert cli("pins", "add", "latest", "--max-slowdown", "3", db=path).exit_code == 0
     made = checksums(path)
+    downgrade(path, "0007")
     with closing(sqlite3.connect(path)) as connection, connection:
         for mapped in sealed_tables():
             connection.execute(f'ALTER TABLE "{mapped.__tablename__}" DROP COLUMN checksum')

@@ -1,4 +1,4 @@
-"""The plot of all samples of a result by burst."""
+"""The plot for a result's samples by burst."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from groupbench.tracker.report.shown import ResultBursts, RunLabel
 
 
 def burst_distribution(bursts: Sequence[ResultBursts], runs: Sequence[RunLabel]) -> Figure:
-    """Return all samples by burst, of the newest result and the one before it.
+    """Return all samples by burst, from the newest result and the one before it.
 
     Samples are grouped because noise is shared within a burst. Outliers are clipped and marked at the edge.
     """
@@ -41,7 +41,7 @@ def burst_distribution(bursts: Sequence[ResultBursts], runs: Sequence[RunLabel])
 
 
 def _box(bursts: ResultBursts, commit: str, newest: bool) -> dict[str, Any]:
-    """Return the samples of a result, by burst."""
+    """Return a result's samples, by burst."""
     ink = "var(--series)" if newest else "var(--older)"
     return {
         "type": "box", "name": plain(commit + ("" if newest else ", before")),
@@ -60,9 +60,9 @@ def _sentence(bursts: ResultBursts, commit: str) -> str:
 
 
 def _clip(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the range of a plot that one outlier does not flatten.
+    """Return a plot range not flattened by one outlier.
 
-    It holds every sample within three interquartile ranges of the quartiles, or within 3 % of the median.
+    It holds every sample within three interquartile ranges around the quartiles, or within 3 % around the median.
     """
     if not samples:
         return 0.0, 1.0
@@ -75,7 +75,7 @@ def _clip(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def _clipped(outside: Sequence[tuple[int, float]], low: float, high: float) -> dict[str, Any]:
-    """Return marks at the edge of a plot for the samples (burst, ms) outside its range."""
+    """Return marks at the plot's edge for samples (burst, ms) out of range."""
     above = [value > high for _, value in outside]
     return {
         "type": "scatter", "mode": "markers", "name": f"{len(outside)} clipped", "cliponaxis": False,

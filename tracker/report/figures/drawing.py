@@ -1,6 +1,6 @@
-"""Plots as plotly's dictionaries, which can be written as JSON, and the texts and marks that they share.
+"""Plots as plotly's dictionaries, writable as JSON, with shared texts and marks.
 
-Plotly itself is not imported. Each figure is {"data": [...], "layout": {...}}. Colours are variables of the style sheet
+Plotly itself is not imported. Each figure is {"data": [...], "layout": {...}}. Colours are style-sheet variables
 ("var(--series)"), and fonts, grids and backgrounds are omitted: `draw.js` adds them when it draws, for the current
 theme. `layout["meta"]` has
 
@@ -39,12 +39,12 @@ def run_text(run: RunLabel) -> str:
 
 
 def mark_of(number: int) -> dict[str, str]:
-    """Return the colour and the symbol of the n-th backend. The symbol is for readers who cannot tell colours apart."""
+    """Return the n-th backend's colour and symbol. The symbol is for readers who cannot tell colours apart."""
     return {"color": f"var(--c{number % COLOURS})", "symbol": SYMBOLS[number % len(SYMBOLS)]}
 
 
 def rounded(value: float | None, digits: int) -> float | None:
-    """Return a number rounded to a number of significant digits, which keeps the JSON small."""
+    """Return a number rounded to some significant digits, which keeps the JSON small."""
     return None if value is None else float(f"{value:.{digits}g}")
 
 

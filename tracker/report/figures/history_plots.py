@@ -1,6 +1,6 @@
-"""Plots of a series by run: its latency, accuracy or another metric, and the latencies of several backends.
+"""Plots by run for a series: latency, accuracy or another metric, and several backends' latencies.
 
-If `runs` is omitted, a history does not repeat the texts of its runs: `draw.js` takes them from the page's list.
+If `runs` is omitted, a history does not repeat the run texts: `draw.js` takes them from the page's list.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def latency_history(history: ShownHistory, runs: Sequence[RunLabel] | None = Non
 
 
 def _levels(history: ShownHistory) -> list[dict[str, Any]]:
-    """Return a trace with the levels of each line."""
+    """Return a trace with each line's levels."""
     traces = []
     for number in sorted({level.line for level in history.levels}):
         x: list[float | None] = []
@@ -82,7 +82,7 @@ def accuracy_history(history: ShownHistory, runs: Sequence[RunLabel] | None = No
 
 
 def metric_history(history: ShownHistory, metric: Metric, runs: Sequence[RunLabel] | None = None) -> Figure:
-    """Return the history of a metric that records carry by name, by run."""
+    """Return the history for a metric carried by name, by run."""
     values = history.further[metric.name]
     numbers = [value for value in values if value is not None]
     title = metric.unit or metric.name
@@ -94,9 +94,9 @@ def metric_history(history: ShownHistory, metric: Metric, runs: Sequence[RunLabe
 
 
 def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel]) -> Figure:
-    """Return the latency of each backend of one problem by run, with a line for each backend.
+    """Return one problem's latencies by run, with a line for each backend.
 
-    The first history is the one that the page is about; its changes of environment are marked.
+    The first history belongs to the page; environment changes are marked there.
     """
     data: list[dict[str, Any]] = []
     alt = []
@@ -123,7 +123,7 @@ def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel
 def _backend_lines(
     history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel] | None, number: int
 ) -> Iterator[dict[str, Any]]:
-    """Yield a line for each toolchain of a backend. The backend with number 0 has a thick one."""
+    """Yield a line for each toolchain with this backend. The backend with number 0 has a thick one."""
     mark = mark_of(number)
     for dash, (toolchain, of_line) in zip(cycle(DASHES), history.split(places), strict=False):
         if not of_line:
@@ -148,9 +148,9 @@ def _results(
     low: Sequence[float | None] = (),
     high: Sequence[float | None] = (),
 ) -> list[dict[str, Any]]:
-    """Return ok results as a line of points, and others as crosses, at the typical value if they have no value.
+    """Return ok results as a line with points, and others as crosses, at the typical value if they have no value.
 
-    Each toolchain that is measured alternately has its own line.
+    Each alternating toolchain has a line.
     """
     every = range(len(values))
     if not history.toolchains:
@@ -217,7 +217,7 @@ def _bars(
 
 
 def _texts(history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel] | None) -> dict[str, Any]:
-    """Return the tooltips of the points; without `runs`, only the text to add to those in the page's list."""
+    """Return the points' tooltips; without `runs`, only the text to add to the page's list."""
     if runs is None:
         added = [_status_text(history, i) for i in places]
         return {"meta": "runs", "text": added} if any(added) else {"meta": "runs"}
@@ -229,13 +229,13 @@ def _texts(history: ShownHistory, places: Sequence[int], runs: Sequence[RunLabel
 
 
 def _status_text(history: ShownHistory, place: int) -> str:
-    """Return the text that a result's status adds to its tooltip, escaped for plotly; empty for an ok result."""
+    """Return the tooltip text for a result's status, escaped for plotly; empty for an ok result."""
     status, message = history.status.get(place), history.message.get(place)
     return plain(status + (f": {cut(message, 200)}" if message else "")) if status else ""
 
 
 def _mark_traces(history: ShownHistory, y: float) -> list[dict[str, Any]]:
-    """Return a symbol at the top of the plot for each mark. Its tooltip has the whole text."""
+    """Return a symbol at the plot's top for each mark. The tooltip has the whole text."""
     traces = []
     for kind, (symbol, _, _) in _MARKS.items():
         marks = [mark for mark in history.marks if mark.kind == kind]
@@ -265,7 +265,7 @@ def _ink(mark: Mark) -> str:
 
 
 def _labels(history: ShownHistory) -> list[dict[str, Any]]:
-    """Return the text of the newest mark of each kind, one below the other. Other marks have only their tooltip."""
+    """Return the newest mark's text for each kind, one below the other. Other marks have only their tooltip."""
     last = {mark.kind: mark for mark in history.marks}
     middle = (history.runs[0] + history.runs[-1]) / 2 if history.runs else 0
     return [
@@ -335,7 +335,7 @@ def _history_alt(
 
 
 def _range(values: Sequence[float], typical: float | None, share: float) -> tuple[float, float]:
-    """Return the range of an axis: at least `share` of the typical value to each side, so that noise looks small."""
+    """Return an axis range: at least `share` of the typical value to each side, so noise looks small."""
     if not values or typical is None:
         return 0.0, 1.0
     low, high = min(*values, typical * (1 - share)), max(*values, typical * (1 + share))

@@ -1,4 +1,4 @@
-"""The roofline: achieved throughput below the ceilings of the same run."""
+"""The roofline: achieved throughput below the same run's ceilings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from groupbench.tracker.report.shown import CanaryCeilings, RoofPoint
 
 
 def roofline(points: Sequence[RoofPoint], ceilings: CanaryCeilings) -> Figure:
-    """Return achieved TFLOP/s by arithmetic intensity, below the ceilings that canaries of the same run reached."""
+    """Return achieved TFLOP/s by arithmetic intensity, below the same run's canary ceilings."""
     ridge = 1e3 * ceilings.tflops / ceilings.gbps
     intensities = [point.intensity for point in points]
     low = min([*intensities, ridge]) / 5
@@ -64,7 +64,7 @@ def roofline(points: Sequence[RoofPoint], ceilings: CanaryCeilings) -> Figure:
 
 
 def _marks(backend: str, points: Sequence[RoofPoint], ceilings: CanaryCeilings, mark: dict[str, Any]) -> dict[str, Any]:
-    """Return the results of a backend."""
+    """Return a backend's results."""
     return {
         "type": "scatter", "mode": "markers", "name": plain(backend),
         "x": [rounded(point.intensity, 4) for point in points],

@@ -1,4 +1,4 @@
-"""The heat map of speed-ups by problem and backend, and speed-ups as text."""
+"""The heat map for speed-ups by problem and backend, and speed-ups as text."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def speedup_heatmap(
     backends: Sequence[str],  # left to right
     baseline: str,  # one of the backends
 ) -> Figure:
-    """Return the speed-up of each backend over the baseline, by problem: blue and ▲ faster, orange and ▼ slower."""
+    """Return each backend's speed-up over the baseline, by problem: blue and ▲ faster, orange and ▼ slower."""
     z: list[list[float | None]] = []
     text: list[list[str]] = []
     hover: list[list[str]] = []
@@ -92,7 +92,7 @@ def speedup_heatmap(
 
 
 def _margins(rows: Sequence[SpeedRow], backends: Sequence[str]) -> tuple[float, float, float]:
-    """Return the pixels left, above and right of the cells that the names of problems and backends need."""
+    """Return the pixels left, above and right for problem and backend names."""
     left = 14 + 6.0 * max((len(row.label) + 2 * row.older for row in rows), default=0)
     slant = 5.0  # pixels of width and height that a letter of a slanted name takes
     top = 22 + slant * max(map(len, backends), default=0)
@@ -113,7 +113,7 @@ def _no_speedup(row: SpeedRow, backend: str, baseline: str) -> tuple[str, str]:
 
 
 def speedup_text(speedup: float) -> str:
-    """Return a speed-up as `▲ 1.25×`. The sign repeats the direction that the colour shows."""
+    """Return a speed-up as `▲ 1.25×`. The sign repeats the colour's direction."""
     if abs(speedup - 1) <= CLEAR:
         return times(speedup)
     return f"{'▲' if speedup > 1 else '▼'} {times(speedup)}"

@@ -1,0 +1,1 @@
+"""Row softmax and causal attention, each with its gradient, written to be read line by line."""

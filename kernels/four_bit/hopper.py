@@ -1,0 +1,279 @@
+"""Grouped GEMM with four-bit weights for Hopper, in CUDA C++: backend `cuda`.
+
+    out[start_g:end_g] = a[start_g:end_g] @ w[g].T + bias[g]      a [M, K]   w [G, N, K] in layout.py   out [M, N]
+
+The operands are swapped, out.T = w @ a.T, for few and for many rows per expert. The left operand comes from registers:
+two groups with four warps each make the weights' values there, from codes in shared memory, and write nothing back. One
+thread loads: weights by plain bulk copies, since they are stored block by block, and activations by TMA.
+
+With many rows per expert, a tile has 64 to 256 activation rows, so few instructions per product make values. wgmma
+multiplies a K block while the next one's values are made.
+
+With few rows, memory limits the kernel. Two or three programs share an SM, and their warps hide each other's waits. For
+up to 32 rows, products are mma's: a wgmma with values from registers takes about 40 cycles even for eight rows. Boxes
+with eight rows load only the rows in the tile.
+
+Sums are added along K in one order, whatever the tile and the instruction, so a row's result depends neither on the
+other rows nor on the config; a test on Hopper compares the bits. So no group is split along K. Integers with fp8
+activations, and scales per 128 along K, scale each group's sums and add them, in one order too.
+
+Source: FlashInfer and Marlin for weights stored in the operand's order; the PTX manual for its layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+import triton
+from torch import Tensor
+
+from groupbench.kernels.cuda_source import CudaKernel, compile_cuda, tensor_map, why_not_nvrtc
+from groupbench.kernels.device import Device, device_of
+from groupbench.kernels.four_bit.formats import Weights
+from groupbench.kernels.four_bit.layout import BLOCK_N, Blocks, block_k, lay_out
+from groupbench.kernels.four_bit.product import require_w4
+from groupbench.kernels.grouped_gemm.cluster_tiles import ragged_map
+from groupbench.kernels.grouped_gemm.quantize import E4M3
+from groupbench.kernels.grouped_gemm.support import no_tma
+from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
+from groupbench.kernels.hopper_source import instructions, products_of_values
+
+MOST_GROUPS = 1024
+WORKERS = 2  # groups of warps that multiply
+OTHER_BYTES = 1536  # of shared memory: barriers, tables, alignment
+MOST_FEW = 64  # rows of activations that are loaded by eights
+MOST_SUMS = 128  # of a thread
+K_BYTES = 128  # of a block's activations
+
+
+@dataclass(frozen=True)
+class HopperConfig:
+    """The kernel's launch options; `illegal` decides which combinations run."""
+
+    rows: int  # of activations in a tile
+    blocks: int = 1  # of 64 rows of weights for each group of warps
+    depth: int = 1  # blocks along K in a stage
+    stages: int = 6
+    per_sm: int = 1
+    group_m: int = 8  # tile rows of a block; see tile_order.serpentine
+
+    @property
+    def threads(self) -> int:
+        """A program's threads; alone on an SM, four warps give up registers to those multiplying."""
+        return WORKERS * 128 + (128 if self.per_sm == 1 else 32)
+
+    def stage_bytes(self, w: Blocks) -> int:
+        """A stage's shared memory."""
+        used = self.depth * (self.rows * K_BYTES + WORKERS * self.blocks * w.blocks.size(-1))
+        return -(-used // 1024) * 1024
+
+    def dynamic_bytes(self, w: Blocks) -> int:
+        """Shared memory for stages and buffers."""
+        return self.stages * self.stage_bytes(w) + WORKERS * (1 if self.per_sm > 1 else 2) * min(self.rows, 16) * 128
+
+
+def groups_that_fit(G: int) -> int:
+    """Return for how many groups the kernel is compiled: it keeps two numbers for each in shared memory."""
+    return max(64, triton.next_power_of_2(G))
+
+
+def candidates(mean_rows: float) -> list[HopperConfig]:
+    """Return the configs tuning tries, by mean rows per expert."""
+    if mean_rows <= 24:
+        return [
+            HopperConfig(rows, 1, depth, stages, per_sm, group_m=1)
+            for rows in (16, 32, 64)
+            for depth in (5, 4, 3, 2, 1)
+            for stages, per_sm in ((6, 2), (4, 2), (3, 2), (2, 2), (3, 3), (2, 3))
+        ]
+    if mean_rows <= 96:
+        return [HopperConfig(rows, blocks, 1, 6) for rows in (64, 96, 128) for blocks in (1, 2)]
+    return [
+        HopperConfig(rows, blocks, 1, stages, group_m=group_m)
+        for rows, blocks, stages in ((128, 1, 8), (128, 2, 6), (192, 1, 6), (224, 1, 5), (256, 1, 5))
+        for group_m in (4, 8)
+    ]
+
+
+def illegal(config: HopperConfig, w: Blocks, scaled_by_block: bool, device: Device) -> str | None:
+    """Return why the kernel cannot run a config on a GPU, or None if it can.
+
+    scaled_by_block  fp8 activations have a scale per 128 along K
+    """
+    if not device.hopper:
+        return f"its instructions are Hopper's, and this GPU is {device.arch}"
+    if config.rows not in (8, *range(16, 257, 16)):
+        return f"a tile has 8 rows or a multiple of 16 up to 256, not {config.rows}"
+    promotes = w.fp8 and (scaled_by_block or not w.fmt.floating)
+    sums = config.rows // 2 * config.blocks * (2 if promotes else 1)
+    if sums > MOST_SUMS or (config.per_sm > 1 and sums > 64):
+        return f"{sums} sums of a thread do not fit in its registers"
+    if min(config.blocks, config.depth, config.stages - 1, config.group_m) < 1 or config.per_sm not in (1, 2, 3):
+        return "blocks, depth and group_m must be at least 1, stages at least 2, per_sm 1 to 3"
+    if w.blocks.size(2) % config.depth:
+        return f"{w.blocks.size(2)} blocks along K are not a multiple of depth={config.depth}"
+    shared = config.dynamic_bytes(w) + 8 * groups_that_fit(w.G) + OTHER_BYTES
+    if shared > device.room(config.per_sm):
+        return f"{config.stages} stages take {shared} bytes of {device.room(config.per_sm)}"
+    return None
+
+
+def default_config(M: int, w: Blocks, scaled_by_block: bool, device: Device) -> HopperConfig:
+    """Return an untuned problem's config, by the mean rows per expert."""
+    mean = M / w.G
+    promotes = w.fp8 and (scaled_by_block or not w.fmt.floating)
+    if mean <= 24:
+        config = HopperConfig(16 if mean <= 4 else 32, 1, _depth(w), 4, per_sm=2, group_m=1)
+    elif mean <= 96:
+        config = HopperConfig(64, 1 if promotes else 2)
+    elif promotes:
+        config = HopperConfig(128, stages=8)
+    else:  # few instructions for each product count more with fp8, and with long groups
+        config = HopperConfig(256, stages=5) if w.fp8 or mean > 1024 else HopperConfig(128, 2)
+    while config.stages > 2 and illegal(config, w, scaled_by_block, device):
+        config = HopperConfig(**{**vars(config), "stages": config.stages - 1})
+    return config
+
+
+def _depth(w: Blocks) -> int:
+    """Return a stage depth dividing K, about 256 bytes per weight row."""
+    return next(depth for depth in ((2, 3, 1) if w.fp8 else (4, 5, 3, 2, 1)) if w.blocks.size(2) % depth == 0)
+
+
+def config_key(M: int, w: Blocks | Weights, fp8: bool) -> str:
+    """Return a problem's tuned-config key."""
+    return problem_key(M, w.G, w.N, w.K, str(w.fmt), "a8" if fp8 else "a16")
+
+
+def choose_config(M: int, w: Blocks, scaled_by_block: bool, device: Device) -> HopperConfig:
+    """Return this problem's tuned config on this GPU, else the default."""
+    default = default_config(M, w, scaled_by_block, device)
+    key = config_key(M, w, w.fp8)
+    return first_legal(
+        configs_in_order("w4_hopper", key, device, default, lambda c: illegal(c, w, scaled_by_block, device))
+    )
+
+
+def unsuitable(a: Tensor, w: Weights) -> str | None:
+    """Return why the kernel cannot take these operands, or None if it can; fp8 also needs `lay_out` to accept them."""
+    if a.device.type != "cuda" or not device_of(a.device).hopper:
+        return "the kernel needs a Hopper GPU"
+    if a.dtype not in (torch.bfloat16, E4M3):
+        return f"the kernel multiplies bf16 or {E4M3}, not {a.dtype}"
+    if w.G > MOST_GROUPS:
+        return f"{w.G} groups are more than {MOST_GROUPS}"
+    if w.N % 8:
+        return f"a row of the output, N={w.N}, is not a multiple of 16 bytes"
+    return no_tma(16, a=a) or why_not_nvrtc()
+
+
+def source(rows: int) -> str:
+    """Return the kernel's CUDA C++ for a number of rows per tile."""
+    files = (Path(__file__).with_name(name).read_text() for name in ("values.cuh", "four_bit.cu"))
+    return instructions(()) + products_of_values(rows) + "".join(files)
+
+
+def constants(
+    config: HopperConfig, w: Blocks, token_scales: int, bias: bool, offsets: torch.dtype
+) -> dict[str, object]:
+    """Return the kernel's constants, by name."""
+    return {
+        "A8": int(w.fp8),
+        "IS_FP8": int(w.fp8),
+        "IS_BF16": 1,
+        "FLOATING": int(w.fmt.floating),
+        "ZEROS": int(w.fmt.zero_point),
+        "GROUPS": w.groups,
+        "ROWS": config.rows,
+        "BLOCKS": config.blocks,
+        "DEPTH": config.depth,
+        "STAGES": config.stages,
+        "THREADS": config.threads,
+        "MOST_FEW": MOST_FEW,
+        "PER_SM": config.per_sm,
+        "GROUP_M": config.group_m,
+        "BIAS": int(bias),
+        "TOKEN_SCALES": token_scales,
+        "OFFSET": "int" if offsets == torch.int32 else "long long",
+        "MOST_GROUPS": groups_that_fit(w.G),
+    }
+
+
+@cache
+def _cubin(rows: int, named: tuple[tuple[str, object], ...]) -> bytes:
+    return compile_cuda(source(rows), dict(named), "sm_90a")
+
+
+@cache
+def _kernel(rows: int, named: tuple[tuple[str, object], ...], shared: int, device: int) -> CudaKernel:
+    return CudaKernel(_cubin(rows, named), "four_bit_kernel", shared)
+
+
+def prepare_hopper(
+    a: Tensor,  # [M, K] in bf16, or e4m3 with scale_a
+    scale_a: Tensor | None,  # [M] fp32, or [M, ceil(K / 128)] with strides 1, M
+    w: Weights,  # [G, N, K]
+    offs: Tensor,  # [G], int32 or int64 end offsets
+    bias: Tensor | None = None,  # [G, N] bf16
+    config: HopperConfig | None = None,
+) -> Callable[[], Tensor]:  # [M, N] in bf16; rows past offs[-1] are zero
+    """Check the operands and lay the weights out; the returned callable allocates the output and launches once.
+
+    The callable reads `offs` on the device, so it follows later changes to them. Raises ValueError for operands
+    or a config the kernel cannot take.
+    """
+    require_w4(a, scale_a, w, offs, bias)
+    if reason := unsuitable(a, w):
+        raise ValueError(reason)
+    run = bind_hopper(a, scale_a, lay_out(w, a.dtype == E4M3), offs, bias, config)
+    return lambda: run(a, scale_a, offs)
+
+
+def bind_hopper(
+    a: Tensor, scale_a: Tensor | None, w: Blocks, offs: Tensor, bias: Tensor | None, config: HopperConfig | None = None
+) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:  # of a, scale_a and offs
+    """Do as `prepare_hopper` for checked operands, and weights already laid out.
+
+    The callable takes activations and offsets like these.
+    """
+    (M, K), N, device = a.shape, w.N, device_of(a.device)
+    if bias is not None and bias.dtype != torch.bfloat16:
+        raise ValueError(f"expected a bias of bf16, got {bias.dtype}")
+    by_block = scale_a is not None and scale_a.ndim == 2
+    if scale_a is not None and by_block and scale_a.stride(1) != M and scale_a.size(1) > 1:
+        raise ValueError("scales of every 128 of K need strides 1, M")
+    if M == 0:
+        return lambda a, scale_a, offs: torch.zeros(M, N, dtype=torch.bfloat16, device=a.device)
+    config = config or choose_config(M, w, by_block, device)
+    if reason := illegal(config, w, by_block, device):
+        raise ValueError(f"{config}: {reason}")
+    named = constants(config, w, 0 if scale_a is None else scale_a.ndim, bias is not None, offs.dtype)
+    multiply = _kernel(config.rows, tuple(named.items()), config.dynamic_bytes(w), torch.cuda.current_device())
+    a_map = tensor_map(a, [K, M], [a.stride(0)], [block_k(w.fp8), config.rows if config.rows > MOST_FEW else 8])
+    some = torch.empty(64, dtype=torch.bfloat16, device=a.device)
+    out_map = ragged_map(some, N, N, [64, min(config.rows, 16)])  # each call moves it to its output
+    tiles = (triton.cdiv(M, config.rows) + min(w.G, M)) * triton.cdiv(N, BLOCK_N * WORKERS * config.blocks)
+    grid = min(tiles, config.per_sm * device.sms)
+    arguments = [
+        a_map, out_map, None, w.blocks, w.factors, bias, scale_a, w.table, offs, w.G, M, M, N, w.blocks.size(2),
+    ]  # fmt: skip
+    launch = multiply.bind(grid, config.threads, arguments)
+    place = a.device
+    # The launch holds addresses alone, so the callable keeps the tensors.
+    fixed = {at: x for at, x in ((3, w.blocks), (4, w.factors), (5, bias), (7, w.table)) if x is not None}
+
+    def run(a: Tensor, scale_a: Tensor | None, offs: Tensor) -> Tensor:
+        out = torch.empty(M, N, dtype=torch.bfloat16, device=place)
+        addresses = {0: a.data_ptr(), 1: out.data_ptr(), 2: out.data_ptr(), 8: offs.data_ptr()}
+        for at, held in fixed.items():
+            addresses[at] = held.data_ptr()
+        if scale_a is not None:
+            addresses[6] = scale_a.data_ptr()
+        launch(addresses)
+        return out
+
+    return run

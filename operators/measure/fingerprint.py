@@ -1,0 +1,213 @@
+"""Reduce the files and libraries that a process loaded to a record's fingerprint.
+
+A file of the repository counts in either of two cases:
+
+- git tracks it, and the process read or ran it;
+- git does not track it, and the process ran it (a module, a shared object, a compiled source), outside of caches and
+  virtual environments. Version files that build tools derive from the commit do not count.
+
+So a tuned-config file counts, and scratch data, records, databases and caches do not. Without git, every file counts
+that is not in a cache or virtual environment.
+
+A source in C, C++ or CUDA counts with the headers of the repository that it includes, because a compiler reads them in
+another process. If a file has changed since the process read it, the code is unknown.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from functools import cache, cached_property
+from pathlib import Path
+
+from groupbench.operators.measure.loaded import C_SOURCES, Noted, repository_root
+from groupbench.tracker.facts.loaded import loaded_of
+from groupbench.tracker.facts.record import Loaded
+from groupbench.tracker.tools import git
+
+VERSION_FILES = ("_version.py", "version.py", "__version__.py")
+"""Names of modules that setuptools-scm, hatch-vcs and the like write with the commit's name."""
+
+_INCLUDE = re.compile(rb'^[ \t]*#[ \t]*include[ \t]*[<"]([^">\n]+)', re.MULTILINE)
+_TOP_LEVEL = re.compile(r"^([^/,\n]+?)(?:/|\.py,|\.[^/,\n]*so,)", re.MULTILINE)
+_MOST_SOURCE = 4 << 20
+"""Size in bytes of a source above which it is not searched for headers."""
+
+
+class Fingerprints:
+    """Computes fingerprints, and remembers the hash of each version of a file.
+
+    Args:
+        root: Top folder of the repository; None if the code is unknown.
+    """
+
+    def __init__(self, root: str | None) -> None:
+        self._root = None if root is None else Path(root)
+        self._tracked = _tracked(root)
+        self._hashes: dict[tuple[str, int, int], str | None] = {}
+        self._folders: dict[str, bool] = {}
+        self._includes: dict[str, tuple[str, ...]] = {}  # names that a source includes, by the source's hash
+        self._headers: dict[str, list[str]] | None = None
+
+    def of(self, noted: Iterable[Noted], libraries: Iterable[str]) -> Loaded:
+        """Return the fingerprint of a process.
+
+        Args:
+            noted: Files of the repository that it loaded.
+            libraries: Outermost names of the modules that it imported from installed packages.
+        """
+        if self._root is None:
+            return loaded_of(None, _distributions().versions(libraries))
+        hashes = {
+            path: self._hash(path, size, time_ns) for path, size, time_ns, run in noted if self._counts(path, run)
+        }
+        files = {path: value for path, value in hashes.items() if value is not None}
+        complete = len(files) == len(hashes)
+        self._add_headers(files)
+        return loaded_of(files if complete else None, _distributions().versions(libraries))
+
+    def _counts(self, path: str, run: bool) -> bool:
+        if self._tracked is not None:
+            if path in self._tracked:
+                return True
+            if not run or path.rpartition("/")[2] in VERSION_FILES:
+                return False
+        return not self._is_excluded(path.rpartition("/")[0])
+
+    def _is_excluded(self, folder: str) -> bool:
+        """Return whether a folder is in a cache, a virtual environment or a hidden folder."""
+        if not folder:
+            return False
+        if folder not in self._folders:
+            parent, _, name = folder.rpartition("/")
+            assert self._root is not None
+            self._folders[folder] = (
+                name.startswith(".")
+                or name.lower().rstrip("_").endswith(("cache", "caches"))
+                or (self._root / folder / "pyvenv.cfg").exists()
+                or self._is_excluded(parent)
+            )
+        return self._folders[folder]
+
+    def _hash(self, path: str, size: int, time_ns: int) -> str | None:
+        """Return the hash of a file as the process read it, or None if it has changed since."""
+        key = path, size, time_ns
+        if key not in self._hashes:
+            self._hashes[key] = self._hash_now(path, size, time_ns)
+        return self._hashes[key]
+
+    def _hash_now(self, path: str, size: int, time_ns: int) -> str | None:
+        assert self._root is not None
+        try:
+            with (self._root / path).open("rb") as file:
+                value = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+                status = os.fstat(file.fileno())
+        except OSError:
+            return None
+        return value if (status.st_size, status.st_mtime_ns) == (size, time_ns) else None
+
+    def _add_headers(self, files: dict[str, str]) -> None:
+        """Add the tracked headers that the sources include, directly or not."""
+        sources = [path for path in files if path.endswith(C_SOURCES)]
+        for path in sources:  # grows
+            for header in self._included(path, files[path]):
+                if header not in files and (value := self._current(header)) is not None:
+                    files[header] = value
+                    sources.append(header)
+
+    def _included(self, path: str, value: str) -> Iterator[str]:
+        if value not in self._includes:
+            self._includes[value] = self._read_includes(path)
+        for name in self._includes[value]:
+            inner = name.lstrip("./")
+            for header in self._known_headers.get(inner.rpartition("/")[2], ()):
+                if header == inner or header.endswith("/" + inner):
+                    yield header
+
+    def _read_includes(self, path: str) -> tuple[str, ...]:
+        assert self._root is not None
+        try:
+            with (self._root / path).open("rb") as file:
+                return tuple(map(os.fsdecode, dict.fromkeys(_INCLUDE.findall(file.read(_MOST_SOURCE)))))
+        except OSError:
+            return ()
+
+    @property
+    def _known_headers(self) -> dict[str, list[str]]:
+        """The tracked sources in C, C++ and CUDA, by their last name."""
+        if self._headers is None:
+            self._headers = {}
+            for path in self._tracked or ():
+                if path.endswith(C_SOURCES):
+                    self._headers.setdefault(path.rpartition("/")[2], []).append(path)
+        return self._headers
+
+    def _current(self, path: str) -> str | None:
+        assert self._root is not None
+        try:
+            status = (self._root / path).stat()
+        except OSError:
+            return None
+        return self._hash(path, status.st_size, status.st_mtime_ns)
+
+
+@cache
+def fingerprints() -> Fingerprints:
+    """Return the fingerprints of the repository that this process measures."""
+    return Fingerprints(repository_root())
+
+
+def _tracked(root: str | None) -> frozenset[str] | None:
+    """Return the files that git tracks, those of submodules included, or None without git."""
+    if root is None:
+        return None
+    listed = git.ask(root, "ls-files", "-z", "--recurse-submodules") or git.ask(root, "ls-files", "-z")
+    return None if listed is None else frozenset(filter(None, listed.split("\0")))
+
+
+class _Distributions:
+    """The installed distributions: names and versions by the modules that they provide.
+
+    `importlib.metadata.packages_distributions` takes half a second. Most modules have the name of their distribution,
+    and only for others are the lists of files read.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[str, importlib.metadata.Distribution] = {}  # the first on the path hides others
+        for each in importlib.metadata.distributions():
+            self._all.setdefault(each.name.lower().replace("-", "_"), each)
+        self._versions: dict[str, str] = {}
+
+    @cached_property
+    def _by_module(self) -> dict[str, list[str]]:
+        names: dict[str, list[str]] = {}
+        for name, each in self._all.items():
+            text = each.read_text("top_level.txt")
+            for module in text.split() if text else set(_TOP_LEVEL.findall(each.read_text("RECORD") or "")):
+                names.setdefault(module, []).append(name)
+        return names
+
+    def versions(self, modules: Iterable[str]) -> dict[str, str]:
+        """Return the versions of the distributions with these modules. Those of a namespace all count."""
+        names = set()
+        for module in modules:
+            if (name := module.lower()) in self._all:
+                names.add(name)
+            elif not module.startswith("__editable__"):
+                names.update(self._by_module.get(module, ()))
+        return {name.replace("_", "-"): self._version(name) for name in sorted(names)}
+
+    def _version(self, name: str) -> str:
+        """Return a version, with the commit of a distribution that was installed from a repository."""
+        if name not in self._versions:
+            origin = json.loads(self._all[name].read_text("direct_url.json") or "{}")
+            commit = origin.get("vcs_info", {}).get("commit_id", "")[:10]
+            self._versions[name] = self._all[name].version + (f"+{commit}" if commit else "")
+        return self._versions[name]
+
+
+_distributions = cache(_Distributions)

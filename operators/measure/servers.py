@@ -1,0 +1,178 @@
+"""The client's end of the fork servers: start them, and have them fork processes.
+
+There are two. `CELLS` forks the processes in which backends and plugins run, `JUDGES` those that decide: the judging
+process, and the one that describes the machine. They are separate interpreters that share no socket, no folder and no
+parent but this process, so nothing that a plugin does reaches a judge through its fork server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import pickle
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+from groupbench.operators.measure.watchdog import Watchdog
+
+log = logging.getLogger(__name__)
+
+PRELOAD = ("torch", "triton", "groupbench.operators.measure.cell", "groupbench.operators.measure.judge")
+LONGEST, MOST_DESCRIPTORS = 1 << 16, 16
+"""Largest request in bytes, and most descriptors that it carries. The work of a process is a file."""
+NUMBER = struct.Struct("q")
+"""The id of a process, and later its exit code, on the pipe to the client."""
+LOST = 255
+"""Exit code of a process whose fork server has died."""
+
+
+class Forked:
+    """A process of a fork server, with the interface of multiprocessing's."""
+
+    def __init__(self, report: int) -> None:
+        """Wait until the process exists. Raises EOFError if the fork server dies first."""
+        self.sentinel = report  # readable when the process has ended
+        self._code: int | None = None
+        number = os.read(report, NUMBER.size)
+        if not number:
+            os.close(report)
+            raise EOFError
+        self.pid: int = NUMBER.unpack(number)[0]
+
+    @property
+    def exitcode(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended it; None while it runs."""
+        if self._code is None and wait([self.sentinel], 0):
+            number = os.read(self.sentinel, NUMBER.size)
+            self._code = NUMBER.unpack(number)[0] if number else LOST
+        return self._code
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait until the process has ended, at most `timeout` seconds."""
+        if self._code is None:
+            wait([self.sentinel], timeout)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            os.close(self.sentinel)
+
+
+class ForkServer:
+    """One fork server, which is started when it is first needed, and again after its death."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._control: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._imports: dict[str, None] = {}
+        self._starting = threading.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def begin(self) -> None:
+        """Start the fork server without waiting for its imports, which take seconds."""
+        with self._starting:
+            if self._control is None:
+                self._start()
+
+    def _start(self) -> None:
+        """Start the server in a session of its own, so that a terminal's signals reach this process alone."""
+        log.info("starting the fork server of %s, which imports %s", self.name, ", ".join(PRELOAD[:2]))
+        control, server_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        modules = [*PRELOAD, *self._imports]
+        code = (
+            f"import sys; sys.path[:] = {sys.path!r}; "
+            "import groupbench.operators.measure.watching; "  # before anything else that a cell loads
+            "from groupbench.operators.measure.fork_server import main; "
+            f"main({server_end.fileno()}, {modules!r})"
+        )
+        with server_end:
+            self._process = subprocess.Popen(
+                [sys.executable, *subprocess._args_from_interpreter_flags(), "-c", code],  # type: ignore[attr-defined]
+                stdin=subprocess.DEVNULL,
+                pass_fds=[server_end.fileno()],
+                start_new_session=True,
+            )
+        self._control = control
+        watchdog().watch_server(self._process.pid)
+
+    def preload(self, modules: Sequence[str]) -> None:
+        """Have it import these modules, if they are installed, before it forks its next process."""
+        more = [name for name in modules if name not in self._imports]
+        if not more:
+            return
+        self._imports |= dict.fromkeys(more)
+        with self._starting:
+            if self._control is not None:
+                with contextlib.suppress(OSError):  # a new server imports them all
+                    self._control.send(" ".join(more).encode())
+
+    def fork(self, function: Callable[..., None], *arguments: Any, descriptors: Sequence[int] = ()) -> Forked:
+        """Run `function(*descriptors, *arguments)` in a process of its own, which has no other descriptor but 0 to 2.
+
+        Raises WorkerLost's cause, EOFError, if the server dies twice.
+        """
+        work = os.memfd_create("work")
+        try:
+            with os.fdopen(os.dup(work), "wb") as file:
+                pickle.dump((sys.path, str(Path.cwd())), file)  # under which the function is found
+                pickle.dump((function, arguments), file)
+            for _ in range(2):
+                self.begin()
+                with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+                    return Forked(self._request([work, *descriptors]))
+                self._forget()
+            raise EOFError(f"the fork server of {self.name} has died twice")
+        finally:
+            os.close(work)
+
+    def _request(self, descriptors: Sequence[int]) -> int:
+        """Ask for a process, and return the pipe on which it is reported."""
+        assert self._control is not None
+        report, server_end = os.pipe()
+        try:
+            work, *inherited = descriptors
+            socket.send_fds(self._control, [b"\0"], [work, server_end, *inherited])
+        except OSError:
+            os.close(report)
+            raise
+        finally:
+            os.close(server_end)
+        return report
+
+    def _forget(self) -> None:
+        with self._starting:
+            if self._control is not None:
+                self._control.close()
+            if self._process is not None:
+                self._process.poll()
+            self._control = self._process = None
+
+
+@cache
+def watchdog() -> Watchdog:
+    """Return the process that looks after this one and the fork servers."""
+    return Watchdog()
+
+
+CELLS, JUDGES = ForkServer("cells"), ForkServer("judges")
+
+
+def begin() -> None:
+    """Start both servers at once, so that their imports overlap."""
+    CELLS.begin()
+    JUDGES.begin()

@@ -1,0 +1,144 @@
+"""row_softmax and causal_attention: their text, and every backend in every mode on the smoke shapes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from groupbench.kernels.attention import causal, causal_backward, softmax
+from groupbench.operators.catalog.causal_attention import CAUSAL_ATTENTION, AttentionShape
+from groupbench.operators.catalog.row_softmax import ROW_SOFTMAX, RowShape
+from groupbench.operators.errors import Unavailable
+from groupbench.operators.measure.accuracy import check_backend
+from groupbench.operators.operator import Operator, Target
+
+OPERATORS = (ROW_SOFTMAX, CAUSAL_ATTENTION)
+HERE = "cuda" if torch.cuda.is_available() else "cpu"
+INTERPRETED = Target("cpu", "fp16", interpreted=True)
+CELLS = [
+    pytest.param(
+        operator, mode, backend.name, dtype, shape,
+        marks=pytest.mark.exhaustive if backend.kind == "helion" and (shape, dtype) != (small[0], "fp16") else (),
+        id=f"{operator.name}-{mode}-{backend.name}-{dtype}-{shape}",
+    )
+    for operator in OPERATORS
+    for mode in operator.modes
+    for small in [operator.in_mode(mode).suites["smoke"]]
+    for backend in operator.backends
+    if HERE == "cuda" or backend.unavailable(INTERPRETED) is None
+    for dtype in ("fp16", "fp32")
+    for shape in small
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("operator", "mode", "name", "dtype", "shape"), CELLS)
+def test_smoke(operator: Operator, mode: str, name: str, dtype: str, shape: Any) -> None:
+    """The sequences hold one without rows, one of one row, ragged tails, and one alone."""
+    if operator.backend(name).unavailable(Target(HERE, dtype, interpreted=HERE == "cpu")):
+        return
+    in_mode = operator.in_mode(mode)
+    x = in_mode.make_inputs(shape, dtype, HERE, 0)
+    try:
+        run = in_mode.backend(name).prepare(x)
+    except Unavailable:
+        return
+    _, problem = check_backend(run, in_mode.reference(x), in_mode, name, dtype)
+    assert problem is None
+
+
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_every_suites_text_is_read_back(operator: Operator) -> None:
+    for suite in operator.suites.values():
+        assert [operator.parse_shape(str(shape)) for shape in suite] == list(suite)
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=9), st.integers(1, 9), st.integers(1, 9), st.integers(1, 256))
+def test_text_goes_both_ways(lengths: list[int], KV: int, R: int, D: int) -> None:
+    if sum(lengths):
+        shape = AttentionShape(tuple(lengths), KV * R, KV, D)
+        assert CAUSAL_ATTENTION.parse_shape(str(shape)) == shape
+    assert ROW_SOFTMAX.parse_shape(f"{KV},{D}") == RowShape(KV, D) == ROW_SOFTMAX.parse_shape(f"M={KV},N={D}")
+
+
+@pytest.mark.parametrize(
+    ("operator", "texts"),
+    [
+        (ROW_SOFTMAX, ("", "M=1", "M=0,N=1", "N=1,M=1", "1,2,3", "M=1,2", "M=x,N=1")),
+        (
+            CAUSAL_ATTENTION,
+            ("", "S=1", "S=1,H=2,D=0", "S=1,H=3,KV=2,D=8", "B=3,S=1|2,H=1,D=8", "S=0,H=1,D=8", "S=1,H=1,D=999",
+             "S=1,S=1,H=1,D=8", "S=1,H=1,D=8,G=1"),
+        ),
+    ],
+)  # fmt: skip
+def test_text_that_is_not_a_shape(operator: Operator, texts: tuple[str, ...]) -> None:
+    for text in texts:
+        with pytest.raises(ValueError, match="A shape is"):
+            operator.parse_shape(text)
+
+
+def test_counts() -> None:
+    shape = CAUSAL_ATTENTION.parse_shape("S=3|2,H=4,KV=2,D=8")
+    assert CAUSAL_ATTENTION.flops(shape) == 4 * 4 * 8 * (6 + 3)
+    assert CAUSAL_ATTENTION.min_bytes(shape, "fp16") == 2 * 8 * 5 * (2 * 4 + 2 * 2)
+    assert ROW_SOFTMAX.in_mode("bwd").min_bytes(RowShape(3, 5), "fp32") == 3 * 60
+
+
+def test_tiles_with_most_work_come_first() -> None:
+    tiles = causal.tiles_of((5, 0, 9), 4, torch.device("cpu"))
+    assert tiles.tolist() == [[13, 5, 14], [4, 0, 5], [9, 5, 14], [0, 0, 5], [5, 5, 14]]
+    assert causal.tiles_of((5, 9), 4, torch.device("cpu"), most_work_last=True)[0].tolist() == [5, 5, 14]
+    assert causal.section(32, 8, 32768, 128, torch.float16) == 4
+    assert causal.section(6, 6, 10, 128, torch.float16) == 6
+
+
+def test_a_nan_stays_in_its_sequence() -> None:
+    """A tile at the end of a sequence reads rows of the next one."""
+    torch.manual_seed(0)
+    q, k, v, dout = (torch.randn(53, 2, 16, dtype=torch.float16, device=HERE) for _ in range(4))
+    for x in (q, k, v, dout):
+        x[21:] = float("nan")
+    out, lse = causal.prepare_with_lse(q, k, v, (21, 32))()
+    assert not out[:21].isnan().any()
+    gradients = causal_backward.prepare_causal_backward(q, k, v, out, lse, dout, (21, 32))()
+    assert not any(gradient[:21].isnan().any() for gradient in gradients)
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows"), [((64, 128), (64, 32)), ((64, 64), (128, 64)), ((128, 64), (64, 32))], ids=str
+)
+def test_configs_of_the_gpu_are_right_too(keys: tuple[int, int], rows: tuple[int, int]) -> None:
+    """Blocks larger than the tile reach past the diagonal; the interpreter's own tiles and blocks are equal."""
+    step = CAUSAL_ATTENTION.in_mode("bwd").make_inputs(
+        CAUSAL_ATTENTION.parse_shape("S=150|70,H=2,KV=1,D=16"), "fp16", HERE, 0
+    )
+    x, operator = step.x, CAUSAL_ATTENTION.in_mode("bwd")
+    forward = causal.AttentionConfig(64, 64, 4, 1)
+    out, lse = causal.prepare_with_lse(x.q, x.k, x.v, x.lengths, forward)()
+    expected = causal.causal_attention_reference(x.q, x.k, x.v, x.lengths)
+    torch.testing.assert_close(out.float(), expected, rtol=2e-3, atol=2e-3)
+    configs = tuple(causal_backward.BackwardConfig(*sizes, num_warps=4, num_stages=1) for sizes in (keys, rows))
+    run = causal_backward.prepare_causal_backward(x.q, x.k, x.v, out, lse, step.dout, x.lengths, configs)
+    _, problem = check_backend(run, operator.reference(step), operator, "triton", "fp16")
+    assert problem is None
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
+def test_softmax_of_nothing(shape: tuple[int, int]) -> None:
+    assert softmax.prepare_softmax(torch.ones(shape, device=HERE))().shape == shape
+
+
+def test_operands_that_do_not_fit() -> None:
+    q, k = torch.ones(8, 4, 16), torch.ones(8, 3, 16)
+    with pytest.raises(ValueError, match="do not fit"):
+        causal.prepare_causal(q, k, k, (8,))
+    with pytest.raises(ValueError, match="contiguous"):
+        causal.prepare_causal(q, q.transpose(0, 1), q, (8,))
+    with pytest.raises(ValueError, match="D=5"):
+        causal.prepare_causal(q[..., :5].contiguous(), q[..., :5].contiguous(), q[..., :5].contiguous(), (8,))
+    with pytest.raises(ValueError, match="contiguous"):
+        softmax.prepare_softmax(q[0].t())

@@ -1,0 +1,153 @@
+"""A hostile backend is named, its neighbours are measured, and the command ends in time and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from groupbench.operators.measure import confine
+from groupbench.tracker.facts.record import Record, read
+
+PLUGIN = Path(__file__).parent / "hostile/bench_hostile.py"
+
+CAPABLE = ("kills_all_above", "hangs_up_all_above", "interrupts_all_above")
+"""Signals to the processes above are only impossible with Landlock."""
+
+HARMLESS = (
+    *("closes_its_output", "hangs_at_its_end", "prints_much", "starts_sleepers", "stops_all_above"),
+    "removes_temporary_files",
+)
+"""Backends that may be measured, because the harm stays in their own process or is undone at once."""
+
+SIGNALS = {f"landlock {version}" for version in range(6, 100)}
+"""The versions of Landlock that keep signals inside of a domain."""
+
+TIMEOUT_S = 5
+QUICK = ("writes_to_descriptors", "promises_a_reply", "ends_the_group_above", "stops_itself", "kills_all_above")
+
+ALL = tuple(
+    line.removeprefix("def ").removesuffix("():")
+    for before, line in zip(PLUGIN.read_text().splitlines(), PLUGIN.read_text().splitlines()[1:], strict=False)
+    if before == "@on_first_call"
+)
+BATCHES = [ALL[start : start + 6] for start in range(0, len(ALL), 6)]
+
+
+def test_there_are_many() -> None:
+    assert len(ALL) >= 35
+
+
+def test_hostile_backends_are_named(tmp_path: Path) -> None:
+    check(QUICK, tmp_path)
+
+
+def test_a_backend_in_tritonbenchs_process_reaches_no_process_above(tmp_path: Path) -> None:
+    """There, a backend's process is not its own, so only the processes outside of TritonBench's are safe."""
+    pytest.importorskip("tritonbench", reason="NOT TESTED: TritonBench's process. It needs TritonBench")
+    if not has_landlock():
+        pytest.skip("NOT TESTED: limits of signals. They need Linux 6.12")
+    records = measured(["good", *CAPABLE], tmp_path, host="tritonbench")
+    assert {record.cell.backend: record.status for record in records} == dict.fromkeys(CAPABLE, "error") | {
+        "good": "ok"
+    }
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("names", BATCHES, ids=lambda names: names[0])
+def test_all_hostile_backends_are_named(tmp_path: Path, names: Sequence[str]) -> None:
+    check(names, tmp_path)
+
+
+def test_a_later_problem_is_measured_without_the_fork_servers_socket(tmp_path: Path) -> None:
+    """The backend removes it, and processes of later problems need a fork server again."""
+    records = measured(["good", "removes_temporary_files"], tmp_path, "--shapes", "M=32,N=64", "M=64,N=64")
+    assert [record.status for record in records if record.cell.backend == "good"] == ["ok", "ok"]
+
+
+def check(names: Sequence[str], folder: Path) -> None:
+    able = [name for name in names if name not in CAPABLE or has_landlock()]
+    begun = time.monotonic()
+    records = {record.cell.backend: record for record in measured(["good", *able, "good_too"], folder)}
+    for name in ("good", "good_too"):
+        assert records[name].status == "ok", (name, records[name].message)
+    for name in able:
+        assert records[name].status != "ok" or name in HARMLESS, name
+        assert records[name].status in ("ok", "wrong") or records[name].message
+    # Each may use its time limit once, and a loaded machine takes long to start processes.
+    assert time.monotonic() - begun < 60 * TIMEOUT_S + 4 * TIMEOUT_S * len(able)
+
+
+def measured(names: Sequence[str], folder: Path, *options: str, host: str = "builtin") -> list[Record]:
+    """Measure backends, and check that no process and no file is left two seconds later."""
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # short enough for the path of a socket
+    command = [sys.executable, "-m", "groupbench.operators", "--plugin", str(PLUGIN), "--op", "hostile"]
+    limits = [
+        "--host",
+        host,
+        "--only",
+        ",".join(names),
+        "--timeout",
+        f"{TIMEOUT_S}s",
+        "--records",
+        str(folder / "r.jsonl"),
+    ]
+    environment = os.environ | {
+        "TMPDIR": str(temporary), "GROUPBENCH_MEMORY_GIB": "3", "GROUPBENCH_LOCKS": str(folder), "HOSTILE": str(folder),
+    }  # fmt: skip
+    environment.pop("GROUPBENCH_TEST_WARM", None)
+    done = subprocess.run(
+        [*command, "--only", ",".join(names), *limits, *options], capture_output=True, text=True, env=environment
+    )
+    assert host == "tritonbench" or "Traceback" not in done.stderr, done.stderr  # TritonBench prints its own
+    until = time.monotonic() + 10  # 2 s, on a machine with nothing else to do
+    while (left := [*temporary.iterdir(), *processes_with(f"HOSTILE={folder}")]) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left
+    temporary.rmdir()
+    with (folder / "r.jsonl").open("rb") as file:
+        return [record for _, record in read(file)]
+
+
+def processes_with(variable: str) -> list[str]:
+    """Return the commands of processes that inherited an environment variable."""
+    commands = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{variable}\0".encode() in (folder / "environ").read_bytes():
+                commands.append((folder / "cmdline").read_bytes().decode().replace("\0", " "))
+        except OSError:
+            continue
+    return commands
+
+
+def has_landlock() -> bool:
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if SIGNALS & {*confine.confine()} else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_confined_process_signals_only_its_own() -> None:
+    if not has_landlock():
+        pytest.skip("NOT TESTED: limits of signals. They need Linux 6.12")
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        confine.confine()
+        sleeper = os.fork()
+        if sleeper == 0:
+            time.sleep(60)
+        os.kill(sleeper, 9)
+        assert os.waitpid(sleeper, 0)[1] == 9
+        try:
+            os.kill(parent, 0)
+        except PermissionError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
