@@ -57,7 +57,7 @@ _FACTS = (Column("fact", "fact"), Column("value", "value", wraps=True))
 @output_formats
 @click.pass_obj
 def show(db: str, what: str, form: Format) -> None:
-    """Show everything stored about a point or a run.
+    """Show everything stored about a point or a run, such as its loaded files and those that differ from before.
 
     ID is a point's id as `history --ids` prints it (12.3), or run: and the start of a run's id (run:3f2a).
     """
