@@ -136,6 +136,7 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
     if dirty:
         say("groupbench: uncommitted changes: no commit has this code, so a change cannot be confirmed; commit first")
     files = NightFiles(places.records, lock.stem, toolchain)
+    files.claim()
     limit = [] if options.budget is None else ["--budget", f"{options.budget:.6f}s"]
     run = Night(context, project, places, files, ["--device", device, *limit, *rest], toolchain, python)
     try:

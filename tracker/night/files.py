@@ -6,6 +6,7 @@ and the next run begins with the cells left out by the newest finished run.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -18,16 +19,31 @@ from groupbench.tracker.text.files import whole_file
 
 
 class NightFiles:
-    """The record files of one device in a folder; with a toolchain of groupbench.toml, of that toolchain.
-
-    `begin` raises IngestError if the folder cannot be written.
-    """
+    """The record files of one device in a folder; with a toolchain of groupbench.toml, of that toolchain."""
 
     def __init__(self, folder: Path, device: str, toolchain: str | None = None) -> None:
         whose = device if toolchain is None else f"{device}@{toolchain}"
         self._folder = folder
         self._unfinished = folder / f".unfinished-{whose}"
         self._newest = folder / f".newest-{whose}"
+        self._claim = folder / f".claimed-{whose}"
+
+    def claim(self) -> None:
+        """Keep other processes from this device's files until this process ends. Raises IngestError.
+
+        The device's lock does not suffice: containers may share this folder, but not the lock's.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._claimed = self._claim.open("wb")  # locked until it is closed
+        except OSError as error:
+            raise IngestError(f"cannot write {self._claim}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise IngestError(f"another night writes to {self._folder}: set another with GROUPBENCH_RECORDS") from error
+        except OSError:  # a file system without locks
+            pass
 
     @property
     def unfinished(self) -> Path | None:
@@ -60,10 +76,6 @@ class NightFiles:
         stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{os.getpid()}"
         names = chain([f"{stem}.jsonl"], (f"{stem}-{number}.jsonl" for number in count(2)))
         file = next(path for path in map(self._folder.joinpath, names) if not path.exists())
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise IngestError(f"cannot write {self._unfinished}: {error.strerror}") from error
         with whole_file(self._unfinished, IngestError) as pointer:
             pointer.write(f"{file.name}\n".encode())
         return file
