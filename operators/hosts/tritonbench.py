@@ -29,7 +29,7 @@ from groupbench.operators.measure.fingerprint import fingerprints
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.selection import default_dtypes, select_mode
 from groupbench.operators.measure.texts import storable
-from groupbench.operators.measure.warden import kill_group, kill_left
+from groupbench.operators.measure.warden import has_ended, kill_group
 from groupbench.operators.registry import CATALOG, get_operator, has_operator
 from groupbench.operators.session import Session
 from groupbench.tracker.facts.exits import ExitCode
@@ -366,7 +366,7 @@ class _Follower:
         """Yield events as the child writes them, until it ends. Kills it after too long without an event."""
         position, last = 0, time.monotonic()
         while True:
-            ended = self._process.poll() is not None
+            ended = self._process.returncode is not None or has_ended(self._process.pid)
             text = self.journal.read_bytes()[position:] if self.journal.exists() else b""
             whole, _, _ = text.rpartition(b"\n")
             for line in whole.split(b"\n") if whole else ():
@@ -378,7 +378,7 @@ class _Follower:
                 yield event
             position += len(whole) + 1 if whole else 0
             if ended:
-                kill_left(self._process.pid)
+                self.kill()
                 return
             patience = self.timeout_s if self.current else max(self.timeout_s, IMPORT_S)
             if time.monotonic() - last > patience:
@@ -400,5 +400,7 @@ class _Follower:
         return ("oom" if code == -signal.SIGKILL else "error"), f"TritonBench's process died ({how}) at this cell"
 
     def kill(self) -> None:
-        kill_group(self._process.pid)
-        self._process.wait(30)
+        """Kill the process and its group, whose number is not another's before the process is reaped."""
+        if self._process.returncode is None:
+            kill_group(self._process.pid)
+            self._process.wait(30)

@@ -42,7 +42,7 @@ IDLE_S = 0.05
 
 
 class _Server:
-    """The state of a fork server. `children` are its processes, each with the pipe on which it reports."""
+    """The state of a fork server. `children` are its processes, each with the socket on which it reports."""
 
     def __init__(self, control: int) -> None:
         self._control = socket.socket(fileno=control)
@@ -97,8 +97,9 @@ class _Server:
             _become(self._control, [self._woken, self._wakes, report, *self._children.values()])
             _work(work, inherited)
         self._children[pid] = report
-        _report(report, pid)
-        for descriptor in (work, *inherited):
+        handle = os.pidfd_open(pid)  # before the process can be reaped
+        _report(report, pid, handle)
+        for descriptor in (work, handle, *inherited):
             os.close(descriptor)
 
     def _reap(self) -> None:
@@ -115,16 +116,17 @@ class _Server:
             orphans = [child for child in warden.children(os.getpid()) if child not in self._children]
             if not orphans:
                 break
-            warden.kill_all(orphans)
+            for child in orphans:  # not reaped yet, so each is the process that was listed
+                os.kill(child, signal.SIGKILL)
         for pid, status in ended.items():
             if (report := self._children.pop(pid, None)) is not None:
                 _report(report, os.waitstatus_to_exitcode(status))
                 os.close(report)
 
 
-def _report(pipe: int, number: int) -> None:
-    with contextlib.suppress(OSError):  # the client has ended, or was interrupted
-        os.write(pipe, NUMBER.pack(number))
+def _report(report: int, number: int, *handles: int) -> None:
+    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(report)) as client:  # it may have ended
+        socket.send_fds(client, [NUMBER.pack(number)], handles, socket.MSG_NOSIGNAL)
 
 
 def _become(control: socket.socket, others: Sequence[int]) -> None:

@@ -165,12 +165,10 @@ def _run(command: list[str], output: Path, timeout_s: float) -> int | None:
     except OSError as error:
         raise ProfileError(f"{command[0]} does not start: {error.strerror}") from None
     try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
+        ended = warden.wait_for_group(process.pid, timeout_s)
     finally:
-        warden.kill_left(process.pid)
-        process.wait()
+        code = process.wait()
+    return code if ended else None
 
 
 def _problem(code: int, printed: str) -> str | None:

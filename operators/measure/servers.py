@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import pickle
+import signal
 import socket
 import struct
 import subprocess
@@ -30,29 +31,44 @@ PRELOAD = ("torch", "triton", "groupbench.operators.measure.cell", "groupbench.o
 LONGEST, MOST_DESCRIPTORS = 1 << 16, 16
 """Largest request in bytes, and most descriptors that it carries. The work of a process is a file."""
 NUMBER = struct.Struct("q")
-"""The id of a process, and later its exit code, on the pipe to the client."""
+"""The id of a process, and later its exit code, on the socket to the client."""
 LOST = 255
 """Exit code of a process whose fork server has died."""
 
 
 class Forked:
-    """A process of a fork server, with the interface of multiprocessing's."""
+    """A process of a fork server, with the interface of multiprocessing's.
 
-    def __init__(self, report: int) -> None:
+    `handle` is its pidfd, which the fork server opened before it could reap the process. Signals go through it, so they
+    never reach another process with the same number.
+    """
+
+    def __init__(self, report: socket.socket) -> None:
         """Wait until the process exists. Raises EOFError if the fork server dies first."""
         self.sentinel = report  # readable when the process has ended
         self._code: int | None = None
-        number = os.read(report, NUMBER.size)
+        number, handles, _, _ = socket.recv_fds(report, NUMBER.size, 1)
         if not number:
-            os.close(report)
+            report.close()
             raise EOFError
         self.pid: int = NUMBER.unpack(number)[0]
+        (self.handle,) = handles
+
+    def signal(self, *numbers: int) -> None:
+        """Send signals to the process, if it has not ended."""
+        with contextlib.suppress(ProcessLookupError):
+            for number in numbers:
+                signal.pidfd_send_signal(self.handle, number)
+
+    def lives(self) -> bool:
+        """Return whether the process has not ended, even if its fork server has, which reports that."""
+        return not wait([self.handle], 0)
 
     @property
     def exitcode(self) -> int | None:
         """The exit code, or the negative number of the signal that ended it; None while it runs."""
         if self._code is None and wait([self.sentinel], 0):
-            number = os.read(self.sentinel, NUMBER.size)
+            number = self.sentinel.recv(NUMBER.size)
             self._code = NUMBER.unpack(number)[0] if number else LOST
         return self._code
 
@@ -66,7 +82,8 @@ class Forked:
 
     def __del__(self) -> None:
         with contextlib.suppress(OSError, AttributeError):
-            os.close(self.sentinel)
+            self.sentinel.close()
+            os.close(self.handle)
 
 
 class ForkServer:
@@ -140,18 +157,17 @@ class ForkServer:
         finally:
             os.close(work)
 
-    def _request(self, descriptors: Sequence[int]) -> int:
-        """Ask for a process, and return the pipe on which it is reported."""
+    def _request(self, descriptors: Sequence[int]) -> socket.socket:
+        """Ask for a process, and return the socket on which it is reported."""
         assert self._control is not None
-        report, server_end = os.pipe()
-        try:
-            work, *inherited = descriptors
-            socket.send_fds(self._control, [b"\0"], [work, server_end, *inherited])
-        except OSError:
-            os.close(report)
-            raise
-        finally:
-            os.close(server_end)
+        report, server_end = socket.socketpair()
+        with server_end:
+            try:
+                work, *inherited = descriptors
+                socket.send_fds(self._control, [b"\0"], [work, server_end.fileno(), *inherited])
+            except OSError:
+                report.close()
+                raise
         return report
 
     def _forget(self) -> None:

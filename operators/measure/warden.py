@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import os
 import resource
+import select
 import signal
 import sys
 import threading
@@ -142,14 +143,31 @@ def _enforce_number() -> None:
 
 
 def _kill_all(processes: Collection[int], reason: str) -> None:
-    kill_all(processes)
+    signal_below(os.getpid(), processes, signal.SIGKILL)
     os.write(1, f"\n{reason}\n".encode())
 
 
-def kill_all(processes: Iterable[int]) -> None:
+def signal_below(ancestor: int, processes: Iterable[int], number: int) -> None:
+    """Send a signal to those of the processes that are below `ancestor`, which must not have been reaped.
+
+    A listed process may have ended, and the number may belong to a foreign one. So each is looked at after it was
+    opened, and the signal goes to the opened one.
+    """
     for pid in processes:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            handle = os.pidfd_open(pid)
+            try:
+                if _is_below(pid, ancestor):
+                    signal.pidfd_send_signal(handle, number)
+            finally:
+                os.close(handle)
+
+
+def _is_below(process: int, ancestor: int) -> bool:
+    """Return whether a process is below `ancestor`. Raises OSError if it has ended."""
+    while process not in (0, ancestor):
+        process = int(_stat(process)[1])
+    return process == ancestor
 
 
 def _shorten_log() -> None:
@@ -178,9 +196,7 @@ def _end_children() -> None:
     which takes less time than a fork, and reaps all that have ended before it lists them again.
     """
     while _reap_ended():
-        for pid in listed_below(os.getpid()) or children(os.getpid()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        signal_below(os.getpid(), listed_below(os.getpid()) or children(os.getpid()), signal.SIGKILL)
         time.sleep(KILL_S)
 
 
@@ -283,30 +299,27 @@ def _stat(process: int) -> list[str]:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
-def end(pid: int) -> None:
-    """End a warden and its descendants."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGTERM)
-        os.kill(pid, signal.SIGCONT)  # its cell may have stopped it
+def wait_for_group(leader: int, timeout_s: float) -> bool:
+    """Wait for the leader of a process group, kill the rest of the group, and return whether the leader ended in time.
 
-
-def end_at_once(pid: int) -> None:
-    """Kill a warden that does not end, and its descendants, which could otherwise stop it again and again.
-
-    The fork server kills those that were forked at the same time.
+    The leader, a child, is not reaped, so no other process has the number of the child or the group.
     """
-    kill_all([pid, *descendants(pid)])
+    end = select.poll()
+    end.register(handle := os.pidfd_open(leader), select.POLLIN)
+    try:
+        return bool(end.poll(1e3 * timeout_s))
+    finally:
+        os.close(handle)
+        kill_group(leader)
 
 
-def kill_group(pid: int) -> None:
-    """Kill a process and the process group that it leads."""
-    kill_left(pid)
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
+def has_ended(child: int) -> bool:
+    """Return whether a child has ended, without reaping it."""
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def kill_left(leader: int) -> None:
-    """Kill the rest of a process's group. Its id is not reused while any member is alive, even if the leader ended."""
+def kill_group(leader: int) -> None:
+    """Kill the process group led by a child, which has not been reaped."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
 

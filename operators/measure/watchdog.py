@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -18,9 +19,9 @@ GRACE_S = 20.0
 """Time in s that this process has, after a time limit, to end a process itself."""
 
 _PROGRAM = """
-import os, select, signal, sys, time
+import os, select, signal, socket, sys, time
 parent = int(sys.argv[1])
-servers, limits, unread = {}, {}, b""
+servers, limits, client = {}, {}, socket.socket(fileno=0)
 def stat(pid):
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -40,30 +41,21 @@ def let_go_on():
     state = stat(parent)
     if state[0] == b"T" and state[4] == b"0":
         send(own, signal.SIGCONT)
-def obey(word, pid, seconds):
-    if word == "unlimit":
-        handle, _ = limits.pop(pid, (-1, 0))
-        if handle >= 0:
-            os.close(handle)
-        return
-    try:
-        handle = os.pidfd_open(pid)
-    except OSError:
-        return
+def obey(word, number, seconds, handle=-1):
     if word == "server":
-        servers[pid] = handle
-    else:
-        limits[pid] = handle, time.monotonic() + seconds
+        servers[number] = handle
+    elif word == "limit":
+        limits[number] = handle, time.monotonic() + seconds
+    elif number in limits:
+        os.close(limits.pop(number)[0])
 own = os.pidfd_open(parent)
 while True:
-    if select.select([0], [], [], 1.0)[0]:
-        data = os.read(0, 4096)
-        if not data:
+    if select.select([client], [], [], 1.0)[0]:
+        line, handles, _, _ = socket.recv_fds(client, 100, 1)
+        if not line:
             break
-        *lines, unread = (unread + data).split(b"\\n")
-        for line in lines:
-            word, pid, seconds = line.decode().split()
-            obey(word, int(pid), float(seconds))
+        word, number, seconds = line.decode().split()
+        obey(word, int(number), float(seconds), *handles)
     let_go_on()
     for handle, until in limits.values():
         if time.monotonic() >= until:
@@ -71,42 +63,43 @@ while True:
 for handle in servers.values():
     send(handle, signal.SIGKILL)
 """
-"""Reads lines `server PID 0`, `limit PID SECONDS` and `unlimit PID 0`. The end of its input is the parent's end.
+"""Reads messages `server PID 0`, `limit NUMBER SECONDS` and `unlimit NUMBER 0`. The first two come with the pidfd of a
+process, so no signal goes to another one with the same PID. The end of its input is the parent's end.
 
 A stopped parent continues only if it has no terminal (the field tty_nr of its state).
 """
 
 
 class Watchdog:
-    """The end of the pipe to the watching process."""
+    """The end of the socket to the watching process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        read_end, self._pipe = os.pipe()
-        try:
+        self._socket, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with far_end:
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _PROGRAM, str(os.getpid())],
-                stdin=read_end,
+                stdin=far_end.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
                 cwd="/",
             )
-        finally:
-            os.close(read_end)
-        os.set_blocking(self._pipe, False)
+        self._socket.setblocking(False)
 
     def watch_server(self, pid: int) -> None:
-        """Look after the fork server from now on, until this process ends."""
-        self._tell(f"server {pid} 0")
+        """Look after a fork server, a child of this process, from now on until this process ends."""
+        handle = os.pidfd_open(pid)
+        self._tell(f"server {pid} 0", handle)
+        os.close(handle)
 
-    def limit(self, pid: int, seconds: float) -> None:
-        """End a process if it is not `unlimited` before `seconds` and GRACE_S have passed."""
-        self._tell(f"limit {pid} {seconds + GRACE_S:.0f}")
+    def limit(self, handle: int, seconds: float) -> None:
+        """End the process of this pidfd if it is not `unlimited` before `seconds` and GRACE_S have passed."""
+        self._tell(f"limit {handle} {seconds + GRACE_S:.0f}", handle)
 
-    def unlimit(self, pid: int) -> None:
-        self._tell(f"unlimit {pid} 0")
+    def unlimit(self, handle: int) -> None:
+        self._tell(f"unlimit {handle} 0")
 
-    def _tell(self, line: str) -> None:
+    def _tell(self, line: str, *handles: int) -> None:
         with self._lock, contextlib.suppress(OSError):
-            os.write(self._pipe, f"{line}\n".encode())
+            socket.send_fds(self._socket, [line.encode()], handles)

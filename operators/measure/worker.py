@@ -17,14 +17,14 @@ import resource
 import signal
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
-from groupbench.operators.errors import GroupbenchError, WorkerLost
+from groupbench.operators.errors import GroupbenchError, PlanError, UsageError, WorkerLost
 from groupbench.operators.measure import cell, confine, host_memory, judge, servers, warden
 from groupbench.operators.measure.channel import BadReply, Channel
 from groupbench.operators.measure.faults import authors_frame, shown
@@ -147,19 +147,6 @@ def _backends_frame(stack: str) -> str:
     return authors_frame([(f, int(n), name) for f, n, name in inner]) or f", at {shown(file)}:{line} in {function}"
 
 
-@dataclass(frozen=True)
-class Scheduling:
-    """The processors on which a process may run, its nice value, and its scheduling policy."""
-
-    processors: frozenset[int]
-    nice: int
-    policy: int
-
-    def __str__(self) -> str:
-        policy = "" if self.policy == os.SCHED_OTHER else f" and policy {self.policy}"
-        return f"{len(self.processors)} processors, nice {self.nice}{policy}"
-
-
 class Worker:
     """The process of one cell. Every request gets a reply: if the process dies or hangs, the reply is a Failure."""
 
@@ -184,9 +171,6 @@ class Worker:
         )
         log.info("process %s: started as %s on %s", self._process.pid, type(self).__name__.lower(), device)
         child_end.close()
-        self._alive: int | None = None
-        with contextlib.suppress(OSError):
-            self._alive = os.pidfd_open(self._process.pid)
         self._decoder = msgspec.msgpack.Decoder(self.answers)
 
     @property
@@ -206,7 +190,7 @@ class Worker:
     @property
     def over(self) -> bool:
         """Return whether the process has ended."""
-        return not self._lives()
+        return not self._process.lives()
 
     def send(self, request: Request) -> None:
         """Send a request without waiting. `receive` returns the reply."""
@@ -223,7 +207,7 @@ class Worker:
         """
         # A child of the process may keep the pipe open after the process has died. A pidfd reports the death even
         # if the fork server has died as well.
-        over = self._process.sentinel if self._alive is None else self._alive
+        over = self._process.handle
         try:
             return self._decoder.decode(self._channel.receive(over, self.timeout_s, self._still_waiting))
         except TimeoutError:
@@ -237,12 +221,12 @@ class Worker:
         finally:
             if self._limited:
                 self._limited = False
-                servers.watchdog().unlimit(self._process.pid)
+                servers.watchdog().unlimit(self._process.handle)
 
     def _still_waiting(self, waited_s: float) -> None:
         if not self._limited:
             self._limited = True
-            servers.watchdog().limit(self._process.pid, self.timeout_s - waited_s)
+            servers.watchdog().limit(self._process.handle, self.timeout_s - waited_s)
         log.info(
             "process %s: waiting for %s for %.0f s, at most %g s",
             *(self._process.pid, self._doing, waited_s, self.timeout_s),
@@ -271,19 +255,6 @@ class Worker:
         timed = self._timed()
         return None if timed is None else warden.last_processor(timed)
 
-    def scheduling(self) -> Scheduling | None:
-        """Return the settings by which the system schedules the process; None if it has ended."""
-        timed = self._timed()
-        if timed is None:
-            return None
-        with contextlib.suppress(OSError):
-            return Scheduling(
-                frozenset(os.sched_getaffinity(timed)),
-                os.getpriority(os.PRIO_PROCESS, timed),
-                os.sched_getscheduler(timed),
-            )
-        return None
-
     def _timed(self) -> int | None:
         """Return the id of the process that makes the calls, below its warden; None if it has ended."""
         below = warden.listed_below(self._process.pid)
@@ -291,11 +262,11 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the process and all processes that it has started."""
-        if self._process.is_alive() and self._lives():
-            warden.end(self._process.pid)
+        if self._process.is_alive():
+            self._process.signal(signal.SIGTERM, signal.SIGCONT)  # its cell may have stopped it
             self._process.join(END_S)
-        if self._process.is_alive() and self._lives():
-            warden.end_at_once(self._process.pid)
+        if self._process.is_alive():  # the fork server adopts and kills the processes below it
+            self._process.signal(signal.SIGKILL)
             self._process.join(END_S)
 
     def close(self) -> None:
@@ -305,20 +276,13 @@ class Worker:
         self.kill()
         self._log.close()
         self._file.close()
-        if self._alive is not None:
-            os.close(self._alive)
-            self._alive = None
 
     def _abort(self, over: int) -> None:
         """Let Python's fault handler write where a silent process is, and end it. A backend may have disabled both."""
-        for child in warden.children(self._process.pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(child, signal.SIGABRT)
+        below = warden.children(self._process.pid)
+        if self._process.lives():  # or the number may be that of another process
+            warden.signal_below(self._process.pid, below, signal.SIGABRT)
         wait([over], ABORT_S)
-
-    def _lives(self) -> bool:
-        """Return whether the process is alive, by its pidfd: the PID alone may have been reused."""
-        return self._alive is None or not wait([self._alive], 0)
 
     def _obituary(self, error: Exception) -> Failure:
         code = self._process.exitcode
@@ -414,7 +378,7 @@ def call(
     process = server.fork(_call, *arguments, descriptors=(child_end.fileno(),))
     child_end.close()
     try:
-        called = msgspec.msgpack.decode(channel.receive(process.sentinel, timeout_s), type=_Called)
+        called = msgspec.msgpack.decode(channel.receive(process.handle, timeout_s), type=_Called)
         if called.failure is None:
             return msgspec.msgpack.decode(called.value, type=returns)
     except TimeoutError:
@@ -428,16 +392,16 @@ def call(
         channel.close()
         if process.is_alive():
             process.join(5)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-    raise GroupbenchError(called.failure)
+            process.signal(signal.SIGKILL)
+    raise {kind.__name__: kind for kind in (UsageError, PlanError)}.get(called.kind, GroupbenchError)(called.failure)
 
 
 class _Called(msgspec.Struct, frozen=True):
-    """The answer of a process to `call`: the result, or a failure."""
+    """The answer of a process to `call`: the result, or a failure and its class."""
 
     value: bytes = b""  # msgpack
     failure: str | None = None
+    kind: str = ""
 
 
 def _call(channel: int, function: Callable[..., Any], args: tuple[Any, ...], confined: bool, token: bytes) -> None:
@@ -455,7 +419,7 @@ def _call(channel: int, function: Callable[..., Any], args: tuple[Any, ...], con
         except ModuleNotFoundError as error:
             called = _Called(failure=f"{error.name} is not installed: pip install 'groupbench[measure]'")
         except GroupbenchError as error:
-            called = _Called(failure=str(error))
+            called = _Called(failure=str(error), kind=type(error).__name__)
         except Exception as error:
             called = _Called(failure=f"{type(error).__name__}: {error}")
         connection.send_bytes(token + msgspec.msgpack.encode(called))
