@@ -126,9 +126,11 @@ def _run(options: dict[str, Any]) -> int:
     else:
         code = _run_builtin(options, session)
     if options["traces"] is not None:
+        from groupbench.operators import foreign
         from groupbench.operators.problems import traces
 
-        number = traces.write(options["traces"], session.records, options["plugins"])
+        arguments = (options["traces"].absolute(), session.records, options["plugins"])
+        number = foreign.ask(traces.write, *arguments, plugins=options["plugins"], returns=int)
         session.say(f"traces: {options['traces']}: {number}")
     return code
 
@@ -327,7 +329,7 @@ def _session(options: dict[str, Any]) -> Any:
 
 
 def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]:
-    from groupbench.operators import plan, registry
+    from groupbench.operators import foreign, plan
     from groupbench.operators.measure.protocol import Protocol
     from groupbench.operators.table import costs_of
 
@@ -337,11 +339,7 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         session.plan = options["plan_name"] or contents.name
         session.budget_s = options["budget"] or contents.budget_s or math.inf
         session.builds = contents.builds
-        registry.plugin_backends(plugins)
         return contents.selections
-    if options["baseline"]:
-        for op in options["ops"]:
-            registry.get_backend(registry.get_operator(op, plugins), options["baseline"])
     if options["trace_steps"] != plan.TRACE_STEPS and options["routing_trace"] is None:
         raise UsageError("--trace-steps needs --routing-trace")
     if options["cudagraph"] and device == "cpu":
@@ -354,7 +352,9 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
         cudagraph=options["cudagraph"],
         test_only=options.get("test_only", False),
     )
-    named = plan.named(options["ops"], options["only"], options["skip"], plugins)
+    arguments = (options["ops"], options["only"], options["skip"], plugins, options["baseline"])
+    names = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+    named = foreign.ask(plan.named, *arguments, plugins=plugins, returns=names)
     return [
         plan.Selection(
             operator=op,

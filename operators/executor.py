@@ -21,7 +21,8 @@ from types import MappingProxyType
 from typing import Any
 
 from groupbench.operators.errors import WorkerLost
-from groupbench.operators.measure import environment, machine_code, seal, servers
+from groupbench.operators.foreign import facts_of, learn
+from groupbench.operators.measure import environment, machine_code, servers
 from groupbench.operators.measure.cold import first_results
 from groupbench.operators.measure.further import (
     begin_analysis,
@@ -31,12 +32,12 @@ from groupbench.operators.measure.further import (
     find_properties,
     wants_first_result,
 )
-from groupbench.operators.measure.live import Live, adopted, cool, drawn, fingerprint_of, new_secret, settle
-from groupbench.operators.measure.selection import imports_of, why_unavailable
+from groupbench.operators.measure.live import Live, cool, drawn, fingerprint_of, new_secret, settle
+from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
-from groupbench.operators.operator import Operator, Target, runs_everywhere
-from groupbench.operators.registry import CATALOG, get_backend, get_operator, module_name, plugins_of
+from groupbench.operators.operator import Target
+from groupbench.operators.registry import CATALOG, catalog_operator, get_operator
 from groupbench.tracker.facts.record import (
     SCHEMA,
     Accuracy,
@@ -136,13 +137,9 @@ class Workers:
 
 
 def imports(jobs: list[Job]) -> tuple[str, ...]:
-    """Return the modules to import for these jobs: all operators, if a plugin is checked."""
-    has_plugins, own = any(job.plugins for job in jobs), {job.operator for job in jobs}
-    operators = [name for name in CATALOG if has_plugins or name in own]
-    cells = {(job.operator, job.plugins, job.mode, job.backend) for job in jobs}
-    backends = [(get_backend(get_operator(name, plugins, mode), b), plugins) for name, plugins, mode, b in cells]
-    large = (module for backend, plugins in backends for module in imports_of(backend, plugins))
-    return tuple(dict.fromkeys((*map(module_name, operators), *large)))
+    """Return the large modules to import for these jobs."""
+    learn(jobs)
+    return tuple(dict.fromkeys(module for job in jobs for module in facts_of(job).imports))
 
 
 def probe(device: str) -> Machine:
@@ -173,8 +170,7 @@ def execute(
     kept, workers = workers is not None, workers or Workers(timeout_s)
     interrupted = True
     preload(*imports(jobs))
-    seal.renew()  # plugins were checked at import, but threads that they started then may still replace something
-    until = time.monotonic() + budget_s  # after renew: on a slow machine it took all of a budget of milliseconds
+    until = time.monotonic() + budget_s  # after the plugins are imported, which may take all of a short budget
     try:
         for _, problem in groupby(jobs, key=problem_of):
             if time.monotonic() >= until:
@@ -212,11 +208,10 @@ def problem_of(job: Job) -> tuple[Any, ...]:
 def _problem_records(
     jobs: list[Job], machine: Machine, run: Run, workers: Workers, progress: Progress
 ) -> Iterator[tuple[Record, Job]]:
-    operator = get_operator(jobs[0].operator, jobs[0].plugins, jobs[0].mode)
     target = Target(jobs[0].device, jobs[0].dtype, jobs[0].interpreted, machine.capability)
-    reasons = {job: _why_unavailable(job, operator, target, workers.reasons) for job in jobs}
+    reasons = {job: _why_unavailable(job, target, workers.reasons) for job in jobs}
     able = [job for job in jobs if reasons[job] is None]
-    size = _batch_size(operator, jobs[0], machine.environment)
+    size = _batch_size(jobs[0], machine.environment)
     measured = chain.from_iterable(
         _batch_records(able[first : first + size], size, machine, run, workers, progress)
         for first in range(0, len(able), size)
@@ -230,16 +225,13 @@ def _problem_records(
     yield from measured  # yields nothing; lets the generator release its last process
 
 
-def _why_unavailable(
-    job: Job, operator: Operator, target: Target, answers: dict[tuple[Any, ...], str | None]
-) -> str | None:
-    """Return why the backend cannot run, or None.
-
-    A plugin is asked in another process, because this one times and decides, and once for all shapes.
-    """
-    chosen = operator.backend(job.backend)
-    if chosen.unavailable is runs_everywhere or not plugins_of(job.operator, job.backend, job.plugins):
-        return why_unavailable(operator, job.backend, target)
+def _why_unavailable(job: Job, target: Target, answers: dict[tuple[Any, ...], str | None]) -> str | None:
+    """Return why the backend cannot run, or None. A plugin is asked in another process, once for all shapes."""
+    facts = facts_of(job)
+    if not facts.plugins and job.operator in CATALOG:
+        return why_unavailable(catalog_operator(job.operator).in_mode(job.mode), job.backend, target)
+    if not facts.is_asked:
+        return None
     question = (job.operator, job.backend, job.plugins, job.mode, target)
     if question not in answers:
         try:
@@ -257,7 +249,7 @@ def _batch_records(
     jobs: list[Job], size: int, machine: Machine, run: Run, workers: Workers, progress: Progress
 ) -> Iterator[tuple[Record, Job]]:
     """Yield the records for jobs whose processes fit into memory together, `size` at once."""
-    cells = [Live(job, workers.get(job), partial(workers.judge, job.device)) for job in jobs]
+    cells = [Live(job, workers.get(job), partial(workers.judge, job.device), facts_of(job).held_to) for job in jobs]
     workers.judge(jobs[0].device)  # opens the GPU while the others do
     progress.describe(f"{jobs[0].operator} {jobs[0].shape} {jobs[0].dtype}: loading")
     _load(cells)
@@ -299,9 +291,14 @@ def _load(cells: list[Live]) -> None:
         ready = [cell for cell in cells if cell.failure is None]
         for cell in ready:
             cell.started = time.monotonic()
-            cell.worker.send(Request(verb, adopted(cell.job) if verb == "adopt" else None))
+            cell.worker.send(Request(verb, _adopted(cell.job) if verb == "adopt" else None))
         for cell in ready:
             cell.take(cell.worker.receive())
+
+
+def _adopted(job: Job) -> Job:
+    """Return a job with only the plugins to import."""
+    return replace(job, plugins=facts_of(job).plugins)
 
 
 def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress: Progress) -> None:
@@ -309,7 +306,7 @@ def _find_first_results(cells: list[Live], timeout_s: float, room: int, progress
     wanting = [cell for cell in cells if wants_first_result(cell)]
     if wanting:
         progress.describe(f"{_name(wanting[0].job)}: first results of new processes")
-    results = first_results([adopted(cell.job) for cell in wanting], timeout_s, room)
+    results = first_results([_adopted(cell.job) for cell in wanting], timeout_s, room)
     for cell, metrics in zip(wanting, results, strict=True):
         cell.metrics |= metrics
 
@@ -388,15 +385,14 @@ def _record(
     code: tuple[Code, ...] = (),
     loaded: Loaded | None = None,
 ) -> Record:
-    operator = get_operator(job.operator, job.plugins, job.mode)
-    shape = job.shape_of(operator)
-    flops = operator.flops(shape)
+    facts = facts_of(job)
+    flops = facts.flops
     if flops and metrics.get("energy_j"):
         metrics = {**metrics, "tflops_w": flops / metrics["energy_j"] / 1e12}
     return Record(
         schema=SCHEMA,
         run=run,
-        environment=environment.with_packages(machine.environment, operator.backend(job.backend).packages),
+        environment=environment.with_packages(machine.environment, facts.packages),
         cell=Cell(
             operator=job.operator,
             backend=job.backend,
@@ -405,13 +401,13 @@ def _record(
             mode=job.mode,
             protocol=job.protocol.label,
             seed=job.seed,
-            dims=shape.dims,
+            dims=facts.dims,
             flops=flops,
-            min_bytes=operator.min_bytes(shape, job.dtype) or None,
+            min_bytes=facts.min_bytes or None,
         ),
         status=status,
         message=message,
-        baseline=job.backend == operator.baseline_of(shape),
+        baseline=facts.is_baseline,
         latency=latency,
         accuracy=accuracy,
         kernels=kernels,
@@ -422,12 +418,12 @@ def _record(
     )
 
 
-def _batch_size(operator: Operator, job: Job, environment: Environment) -> int:
+def _batch_size(job: Job, environment: Environment) -> int:
     """Return how many processes for this problem fit in memory at once.
 
     Each keeps the inputs and may pack them again; one at a time also holds the reference and the check's temporaries.
     """
-    problem_mib = operator.min_bytes(job.shape_of(operator), job.dtype) / 2**20
+    problem_mib = facts_of(job).min_bytes / 2**20
     have_mib = environment.gpu_memory_mib if job.device == "cuda" else environment.memory_mib
     if not have_mib:
         return 1

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +73,19 @@ class Selection:
 
 
 def named(
-    ops: tuple[str, ...], only: tuple[str, ...], skip: tuple[str, ...], plugins: tuple[str, ...]
+    ops: tuple[str, ...],
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    plugins: tuple[str, ...],
+    baseline: str | None = None,
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return, by operator, the names in --only and --skip without other operators' backends.
 
-    An unknown name is kept and reported later. Raises UsageError if --only leaves an operator without a backend.
+    An unknown name is kept and reported later. Raises UsageError if --only leaves an operator without a backend, or if
+    one does not have the `baseline`.
     """
+    for op in ops if baseline else ():
+        get_backend(get_operator(op, plugins), baseline or "")
     backends = {op: [b.name for b in get_operator(op, plugins).backends] for op in ops}
     of_any = {name for names in backends.values() for name in names}
 
@@ -155,6 +162,12 @@ def _protocol(entry: PlanEntry) -> Protocol:
         "idle_s": entry.idle,
     }
     return Protocol(**{name: value for name, value in values.items() if value is not None})
+
+
+def planned(selections: Sequence[Selection], device: str) -> tuple[Job, ...]:
+    """Return the cells of the selections, each once, with the shapes as text. Raises UsageError as `jobs` does."""
+    cells = (job for selection in selections for job in jobs(selection, device, interpreted=device == "cpu"))
+    return tuple(dict.fromkeys(replace(job, problem=None) for job in cells))
 
 
 def jobs(selection: Selection, device: str, interpreted: bool) -> list[Job]:

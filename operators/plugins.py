@@ -19,7 +19,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +30,6 @@ from typing import Any
 
 from groupbench.operators.define import Definition
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import seal
 from groupbench.operators.measure.faults import located
 from groupbench.operators.operator import KINDS, Backend, Operator
 from groupbench.operators.problems.definition import PublishedProblem, read_json
@@ -68,7 +67,7 @@ def installed(group: str) -> tuple[Plugin, ...]:
     plugins = []
     for entry_point in offered()[group]:
         try:
-            with _sealed(entry_point.value):
+            with _own_environment():
                 loaded = entry_point.load()
         except (Exception, SystemExit) as error:
             raise UsageError(
@@ -96,46 +95,30 @@ def operators_in(path: str) -> tuple[Operator, ...]:
 
 def load(path: str) -> Any:
     """Return the object named by `--plugin path`. Modules in the current folder are found too. Raises UsageError."""
-    with _sealed(path):
+    with _own_environment():
         return _loaded(path)
-
-
-@contextmanager
-def _sealed(path: str) -> Iterator[None]:
-    """Reject a plugin that replaces groupbench's parts at import, since the judging process imports it too.
-
-    Raises UsageError.
-    """
-    seal.close()
-    before, facts, environment = seal.broken(), _catalog_facts(), dict(os.environ)
-    # Kept here, where the plugin cannot forget them: it may call `seal.renew`, or replace the functions of the seal.
-    changed, places = seal.changed, seal.watched() if before else seal.remembered()
-    try:
-        yield
-    finally:
-        _keep_variables(environment)
-    if (name := changed(places) or seal.broken()) not in (None, before):
-        raise UsageError(f"plugin {path!r} replaces {name}, which measures it, when it is imported")
-    for name, value in _catalog_facts().items():
-        if value is not facts.get(name):
-            raise UsageError(f"plugin {path!r} replaces {name} of groupbench when it is imported")
 
 
 variables: dict[str, str | None] = {}
 """The environment variables that plugins have set when they were imported, or removed (None)."""
 
 
-def _keep_variables(before: Mapping[str, str]) -> None:
-    """Restore the environment, and remember the changes that the import of a plugin has made.
+@contextmanager
+def _own_environment() -> Iterator[None]:
+    """Restore the environment, and remember the changes that the import of a plugin makes in this context.
 
     Only the process of its own backend takes the changes on (`adopt_variables`): all others are to be measured as the
     user started them.
     """
-    now = dict(os.environ)
-    for name in {**before, **now}:
-        if now.get(name) != before.get(name):
-            variables[name] = now.get(name)
-            _set(name, before.get(name))
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        now = dict(os.environ)
+        for name in {**before, **now}:
+            if now.get(name) != before.get(name):
+                variables[name] = now.get(name)
+                _set(name, before.get(name))
 
 
 def adopt_variables() -> None:
@@ -149,18 +132,6 @@ def _set(name: str, value: str | None) -> None:
         os.environ.pop(name, None)
     else:
         os.environ[name] = value
-
-
-def _catalog_facts() -> dict[str, Any]:
-    """Return the fields in groupbench's operators and backends, such as `grouped_gemm.flops`."""
-    registry = importlib.import_module("groupbench.operators.registry")
-    facts: dict[str, Any] = {}
-    for name in registry.CATALOG:
-        operator = registry.catalog_operator(name)
-        facts |= {f"{name}.{field}": value for field, value in vars(operator).items()}
-        for backend in operator.backends:
-            facts |= {f"{name}.{backend.name}.{field}": value for field, value in vars(backend).items()}
-    return facts
 
 
 def _loaded(path: str) -> Any:

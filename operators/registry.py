@@ -173,7 +173,7 @@ def _plugins(plugins: tuple[str, ...]) -> Iterator[Plugin]:
     yield from _read(plugins)
 
 
-@cache  # the seal is checked for each plugin
+@cache
 def _read(plugins: tuple[str, ...]) -> tuple[Plugin, ...]:
     return tuple(map(read, plugins))
 

@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
-from groupbench.operators import executor
-from groupbench.operators.errors import GroupbenchError, UsageError
+from groupbench.operators import executor, foreign
+from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress, Workers
 from groupbench.operators.logs import Logs
 from groupbench.operators.measure.environment import resolve_device
@@ -228,10 +228,15 @@ def plugin_fault(plugins: Sequence[str]) -> str | None:
     A worker imports modules from the folder in which it was started.
     """
     try:
-        plugin_backends(plugins)
-    except UsageError as error:
+        foreign.ask(check_plugins, plugins, plugins=plugins, returns=None)
+    except GroupbenchError as error:
         return one_line(str(error))
     return None
+
+
+def check_plugins(plugins: Sequence[str]) -> None:
+    """Raise UsageError if a plugin does not load. Imports them in this process."""
+    plugin_backends(plugins)
 
 
 def machine_here(device: str) -> Machine:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from groupbench.operators import executor, plan, resume
+from groupbench.operators import executor, foreign, plan, resume
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.measure.wire import Job
 from groupbench.operators.plan import Selection
@@ -11,8 +11,8 @@ from groupbench.operators.session import Session
 
 def list_jobs(selections: list[Selection], device: str) -> list[Job]:
     """Return the cells of the selections, each once."""
-    jobs = [job for selection in selections for job in plan.jobs(selection, device, interpreted=device == "cpu")]
-    return list(dict.fromkeys(jobs))
+    plugins = (plugin for selection in selections for plugin in selection.plugins)
+    return list(foreign.ask(plan.planned, selections, device, plugins=plugins, returns=tuple[Job, ...]))
 
 
 def record_failure(selections: list[Selection], device: str, session: Session, reason: str) -> int:

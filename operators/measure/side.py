@@ -147,7 +147,7 @@ class AbServer:
         if isinstance(reply, Failure):
             return self._end_on_failure(reply)
         self._moving, self._audited = reply.possible, None
-        live = Live(self._job, self._checker, self._judging, held_to=self._held_to)
+        live = Live(self._job, self._checker, self._judging, self._held_to)
         live.prepare()
         if live.going and not live.problem:
             settle([live])
@@ -197,9 +197,9 @@ class AbServer:
         reply = self._ask(Request("reload", arguments=(seed, samples)))
         if isinstance(reply, Failure):
             return reply
-        assert self._timed is not None and self._job is not None
+        assert self._timed is not None and self._job is not None and self._held_to is not None
         if self._live is None or self._live.worker is not self._timed or self._live.job is not self._job:
-            self._live = Live(self._job, self._timed, self._judging, held_to=self._held_to)
+            self._live = Live(self._job, self._timed, self._judging, self._held_to)
             self._live.learn(self._checked)
             self._owed = MOST_OWED
         self._live.samples = samples

@@ -41,8 +41,13 @@ class Job:
     problem: Any = field(default=None, compare=False)
 
     def shape_of(self, operator: Operator) -> Any:
-        """Return the shape. Raises ValueError if the operator does not read the text."""
-        return operator.parse_shape(self.shape) if self.problem is None else self.problem
+        """Return the shape. Raises ValueError if it is not one of a suite, and the operator does not read the text."""
+        if self.problem is not None:
+            return self.problem
+        for shape in (shape for suite in operator.suites.values() for shape in suite):
+            if str(shape) == self.shape:
+                return shape
+        return operator.parse_shape(self.shape)
 
 
 class Prepared(msgspec.Struct, frozen=True, tag=True):

@@ -17,7 +17,6 @@ import pytest
 import torch
 
 from groupbench.operators import executor
-from groupbench.operators.catalog.grouped_gemm import GROUPED_GEMM
 from groupbench.operators.errors import GroupbenchError
 from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import machine_code, servers, witness, worker
@@ -572,12 +571,9 @@ SIZES = {
 @pytest.mark.parametrize(("memory_mib", "size"), SIZES.values(), ids=SIZES)
 def test_as_many_at_once_as_fit_in_memory(memory_mib: int | None, size: int) -> None:
     one = job("torch_loop", SHAPE, dtype="fp16", device="cuda")
-    assert (
-        executor._batch_size(GROUPED_GEMM, one, Environment(device="cuda", gpu_memory_mib=memory_mib, memory_mib=1))
-        == size
-    )
+    assert executor._batch_size(one, Environment(device="cuda", gpu_memory_mib=memory_mib, memory_mib=1)) == size
     two = job("torch_loop", SHAPE, dtype="fp16")
-    assert executor._batch_size(GROUPED_GEMM, two, Environment(device="cpu", memory_mib=memory_mib)) == size
+    assert executor._batch_size(two, Environment(device="cpu", memory_mib=memory_mib)) == size
 
 
 def test_progress_adds_up_to_the_cells(scripted: type[Scripted]) -> None:

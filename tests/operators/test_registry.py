@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
-import statistics
 import subprocess
 import sys
 import time
@@ -19,7 +17,6 @@ import pytest
 
 from groupbench.operators import plugins, registry
 from groupbench.operators.errors import UsageError
-from groupbench.operators.measure import seal, witness
 from groupbench.operators.operator import Backend, Operator
 from groupbench.operators.registry import get_backend, get_operator
 
@@ -413,47 +410,3 @@ def test_an_unknown_operator_may_be_tritonbenchs(monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError) as error:
         get_operator("softmax")
     assert str(error.value).endswith(", and TritonBench, which is not installed, has more") is not installed
-
-
-BLIND = "from groupbench.operators.measure import seal; seal.broken = lambda: None"
-UNLIKE = "from groupbench.operators.measure import seal; seal.changed = lambda places: None"
-FORGETFUL = "from groupbench.operators.measure import seal; seal.renew()"
-
-
-@pytest.mark.parametrize(
-    ("statement", "replaced"),
-    [
-        ("import time; time.perf_counter = lambda: 0.0", "time.perf_counter"),
-        ("from groupbench.operators.measure import witness; witness.watch = lambda *a: None", "witness.watch"),
-        ("import statistics; statistics.median = min", "statistics.median"),
-        ("import time; time.perf_counter = lambda: 0.0\n" + BLIND, "time.perf_counter"),
-        ("import time; time.perf_counter = lambda: 0.0\n" + UNLIKE, "time.perf_counter"),
-        ("import time; time.perf_counter = lambda: 0.0\n" + FORGETFUL, "time.perf_counter"),
-    ],
-    ids=["clock", "the parent's clock", "median", "the seal", "its comparison", "the memory of the seal"],
-)
-def test_a_plugin_that_replaces_the_timer_at_import_is_refused(statement: str, replaced: str, tmp_path: Path) -> None:
-    """The process that times and records imports plugins too, but their replacements there do not reach a cell."""
-    kept = time.perf_counter, witness.watch, statistics.median
-    broken, changed = seal.broken, seal.changed
-    plugin = tmp_path / "forging_plugin.py"
-    plugin.write_text(statement + "\n")
-    try:
-        with pytest.raises(UsageError, match=rf"replaces .*{re.escape(replaced)}, which measures it, when it is impo"):
-            plugins.load(str(plugin))
-    finally:
-        time.perf_counter, witness.watch, statistics.median = kept  # type: ignore[assignment]
-        seal.broken, seal.changed = broken, changed
-        seal.renew()
-    sys.modules.pop("forging_plugin", None)
-
-
-def test_a_plugins_replacement_is_found_beside_an_earlier_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seal.renew()
-    monkeypatch.setattr(time, "thread_time", lambda: 0.0)
-    monkeypatch.setattr(statistics, "median", statistics.median)  # put back at the end
-    plugin = tmp_path / "second_forging_plugin.py"
-    plugin.write_text("import statistics; statistics.median = min\n")
-    with pytest.raises(UsageError, match=r"replaces statistics\.median, which measures it"):
-        plugins.load(str(plugin))
-    sys.modules.pop("second_forging_plugin", None)
