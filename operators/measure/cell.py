@@ -150,7 +150,7 @@ class _Ready:
         run: The callable that is timed.
         interpreted: Whether its kernels are interpreted.
         held: Names of inputs by the address of their memory.
-        timer: The timer, and `built` its attributes when it was made.
+        timer: The timer.
         given: Checksums of the inputs; None where nothing is restored.
         pads: Unused allocations.
     """
@@ -160,7 +160,6 @@ class _Ready:
     moves: moves.Moves
     held: Mapping[int, str]
     timer: GpuTimer | CpuTimer
-    built: dict[str, Any]
     given: Given | None = None
     nvml: Any = None
     pads: list[Any] | None = None
@@ -271,8 +270,7 @@ class CellHandler:
         self, run: Any, copies: list[Any], interpreted: bool, held: Mapping[int, str], protocol: Protocol
     ) -> _Ready:
         moved = moves.of(self.adopted.operator, self.adopted.inputs, partial(_draw, self), copies)
-        timer = timer_of(run, protocol, self.job.device, interpreted)
-        return _Ready(run, interpreted, moved, held, timer, dict(vars(timer)))
+        return _Ready(run, interpreted, moved, held, timer_of(run, protocol, self.job.device, interpreted))
 
     def first(self, folder: str) -> Costs:
         """Prepare the backend and call it once, with all compiler caches in `folder`, which is empty."""
@@ -357,7 +355,7 @@ class CellHandler:
         samples = ready.timer.burst(kept) if isinstance(ready.timer, GpuTimer) else ready.timer.burst(kept, calls)
         self.kept = kept.kept
         sums = kept.sums()
-        problem = seal.problem() or seal.as_problem(_altered(self, kept)) or _misbehaved(kept)
+        problem = seal.problem() or _altered(ready, kept) or _misbehaved(kept)
         telemetry = ready.nvml.telemetry() if ready.nvml else None
         enqueue_ms = ready.timer.burst_enqueue_ms if isinstance(ready.timer, GpuTimer) else None
         return Burst(tuple(samples), telemetry, tuple(step for step, _, _ in kept.kept), sums, problem, enqueue_ms)
@@ -419,20 +417,17 @@ def _draw(handler: CellHandler, seed: int) -> Any:
     return adopted.operator.make_inputs(adopted.shape, job.dtype, job.device, seed)
 
 
-def _altered(handler: CellHandler, keeper: Keeper) -> str | None:
-    """Return the part exchanged by the backend in a harness object, or None."""
-    ready, timer = handler.ready, GpuTimer if handler.job.device == "cuda" else CpuTimer
-    objects = (handler, CellHandler), (ready.timer, timer), (ready.moves, moves.Moves), (keeper, Keeper)
-    name = seal.exchanged(*objects, (keeper.kept, list))
-    return name or seal.differing(f"the {timer.__name__}'s", vars(ready.timer), ready.built)
+def _altered(ready: _Ready, keeper: Keeper) -> str | None:
+    """Return as a record's message the object of the harness that the backend has changed, or None."""
+    timer = GpuTimer if isinstance(ready.timer, GpuTimer) else CpuTimer
+    name = seal.exchanged((ready.timer, timer), (ready.moves, moves.Moves), (keeper, Keeper), (keeper.kept, list))
+    return name and f"the backend's process replaced {name}, which measures it"
 
 
 def _misbehaved(kept: Keeper) -> str | None:
     """Return the fault of a timed call, or None."""
     if kept.returned:
         return f"the output of a timed call shares memory with its input {kept.returned[0]}"
-    if kept.left_thread:
-        return "a call returned while a thread that it had started was still running"
     if (threads := _torch_threads()) > _first_threads():
         return f"the backend's process raised torch's threads from {_first_threads()} to {threads}"
     if kept.reserved:

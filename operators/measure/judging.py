@@ -79,13 +79,3 @@ class Judging:
         """Return how many times as long known work takes on the device, by the judging process."""
         gauged = self.ask(Request("gauge"))
         return gauged.stretch if isinstance(gauged, Gauged) else gauged
-
-    def rescheduled(self) -> Failure | None:
-        """Return a Failure if the system schedules the cell's process unlike the judge's, which started like it.
-
-        Either the backend has changed this, or another cell's has slowed this one down.
-        """
-        ours, usual = self._worker.scheduling(), self._judge().scheduling()
-        if ours is None or usual is None or ours == usual:
-            return None
-        return Failure("error", f"not comparable: its process was rescheduled, to {ours} instead of {usual}")

@@ -12,7 +12,6 @@ higher. Every record names the protocol.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import random
 import time
@@ -40,9 +39,7 @@ CPU_BURST_S = 0.25
 LEAST_ENQUEUED, MOST_ENQUEUED, ENQUEUE_S = 7, 60, 0.05
 """Limits for the calls on an idle GPU that measure the host's time of one call: fewest, most, and their total in s."""
 
-# Bound here before any plugin is imported, so that a backend that replaces them does not change a measurement.
-_now = time.perf_counter
-_threads = _thread._count
+_now = time.perf_counter  # bound before any plugin is imported
 
 
 @dataclass(frozen=True)
@@ -89,9 +86,6 @@ class Protocol:
 
 class Watch:
     """Hooks around each call in a burst, which may move inputs and keep outputs; by default they do nothing."""
-
-    left_thread = False
-    """Whether a call returned while a thread that it had started was still running."""
 
     def before(self) -> None:
         """Run before each call, including warm-ups."""
@@ -253,13 +247,10 @@ class CpuTimer:
         times: list[float] = []
         while len(times) < samples and (not times or sum(times) < 1e3 * CPU_BURST_S):
             watch.before()
-            threads = _threads()
             start = _now()
             out = self.run()
             end = _now()
             times.append(max(1e3 * (end - start), 1e-6))
-            if _threads() > threads:
-                watch.left_thread = True
             watch.after(out)
             del out
         return times

@@ -1,235 +1,161 @@
-"""Check whether the measuring functions are still the imported ones.
+"""Check whether the code that runs between timed calls is still the imported one.
 
-The harness holds references to clocks from before any plugin is imported, so replacing `time.perf_counter` does not
-change a measurement. A backend replacing such a function, on purpose or by a leftover test helper, is still reported,
-because other changes are unknown.
+The judging process compares the outputs, and the parent's clock bounds the times, so a replaced function makes no wrong
+result right. On a GPU, though, the parent's clock does not see the cost of the harness's own handling of an
+output, nor work before the clock starts: work can hide there. Each guard is for one way to hide it, and for each,
+tests/operators/measure/test_seal.py has a cheat that passes without it.
 """
 
 from __future__ import annotations
 
-import random
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import takewhile
-from multiprocessing import connection
-from types import CodeType, FunctionType, ModuleType
+from collections.abc import Iterator
+from types import CodeType, FunctionType
 from typing import Any
 
-CLOCKS = (
-    *("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns", "process_time", "sleep"),
-    *("thread_time", "clock_gettime", "clock_gettime_ns"),
-)
-OPERATORS = ("__and__", "__getitem__", "__iter__", "__len__")
-"""Methods that the harness calls by an operator."""
-RENEWED = ("manual_seed",)
-"""Functions that torch itself replaces when Dynamo is imported. The harness does not call them, only a namesake."""
-OWN = ("_now", "_threads", "now", "rest", "_draw_bytes")
-"""Names under which modules of the harness keep their own clocks, and their source of secrets."""
 HARNESS = "groupbench.operators.measure."
-"""Package whose functions call those of MODULES and of classes of torch: each that they name is watched."""
-MODULES = (
-    *("builtins", "statistics", "random", "mmap", "os", "secrets", "gc", "msgspec.msgpack", "msgspec.structs"),
-    *("multiprocessing.connection", "torch"),
-)
-TORCH = ("Tensor", "UntypedStorage", "cuda")
-"""Classes and a module of torch, which are watched like MODULES."""
-PACKAGES = ("groupbench.operators.", "groupbench.tracker.facts.record", "groupbench.tracker.facts.physics")
-"""Packages in whose modules every function and method is watched."""
-
+"""Package with watched functions. The functions of the modules and classes below are watched if one names them."""
+MODULES = ("builtins", "time", "os", "gc", "mmap", "random", "secrets", "statistics", "msgspec.msgpack", "torch")
+CLASSES = {
+    "torch": ("Tensor", "UntypedStorage", "cuda"),
+    "torch.cuda": ("Event",),
+    "random": ("SystemRandom",),
+    "multiprocessing.connection": ("Connection",),
+}
+OPERATORS = ("__and__", "__getitem__", "__iter__", "__len__")
+"""Methods called by an operator."""
+RENEWED = ("manual_seed",)
+"""Functions replaced by torch itself when Dynamo is imported. The harness does not call them, only a namesake."""
 ATEN = ("copy_", "clone", "detach", "empty_like", "zero_", "bitwise_xor_.Tensor", "sum", "contiguous")
-"""Operations of torch that the harness uses between timed calls, whose kernels `torch.library` can replace."""
+"""Operations of torch between timed calls, whose kernels `torch.library` can replace."""
 KEYS = ("CPU", "CUDA", "AutogradCPU", "AutogradCUDA", "Autograd[alias]", "Composite")
 """Beginnings of the names of the dispatch keys under which their kernels are registered."""
 
 Place = tuple[str, Any, str, Any]
-"""Something that is watched: its label, the namespace, class or function that holds it, its name there, and itself."""
+"""A watched value: label, the namespace, class or function with the value, name there, and the value."""
 
-_GONE = object()
-_first: dict[str, Place] = {}
-_first_hooks: dict[str, Any] = {}
+_first: list[Place] = []
 _first_kernels: dict[str, list[str]] = {}
-_used: set[str] = set()
-_newest = ""
-"""The module that was the newest when `close` last looked."""
+_first_hooks: dict[str, Any] = {}
 
 
-def close() -> None:
-    """Remember the current functions, before a plugin is imported. Does not replace remembered functions.
+def close(again: bool = False) -> None:
+    """Remember the current functions, before a plugin is imported: mostly in the fork server, for all its processes.
 
-    A module in PACKAGES is read once, mostly in the fork server for all processes. Reading all names in `sys.modules`
-    again would take a process 10 ms, since it has to copy each one's memory.
+    Reading all of them takes a process 20 ms.
     """
-    global _newest
-    names = list(takewhile(_newest.__ne__, reversed(sys.modules)))
-    _newest = next(iter(names), _newest)
-    modules = [(name, module) for name in names if name.startswith(PACKAGES) and (module := sys.modules.get(name))]
-    for name, module in modules:
-        if name.startswith(HARNESS):
-            for _, _, _, value in _functions(name, module):
-                if isinstance(value, CodeType):
-                    _used.update(_names(value))
-    for place in (*_used_places(), *_own_places(modules)):
-        _first.setdefault(place[0], place)
-    for label, hook in _set_hooks().items():
-        _first_hooks.setdefault(label, hook)
-    for label, kernels in _kernels().items():
-        _first_kernels.setdefault(label, kernels)
-
-
-def renew() -> None:
-    """Forget the remembered functions, and remember the current ones."""
-    global _newest
-    _newest = ""
-    _first.clear()
-    _first_hooks.clear()
-    _first_kernels.clear()
-    close()
-
-
-def broken() -> str | None:
-    """Return a replaced function's name, or None."""
-    return changed(_first.values()) or _hooks() or _modes() or _replaced_kernel()
-
-
-def changed(places: Iterable[Place]) -> str | None:
-    """Return the first label for a place with another object, or None.
-
-    It calls none of this module's functions: replacing them cannot make it blind.
-    """
-    for label, holder, name, value in places:
-        if isinstance(holder, dict):
-            now = holder.get(name)
-        elif isinstance(holder, type):  # without binding it
-            for base in holder.__mro__:
-                if name in base.__dict__:
-                    now = base.__dict__[name]
-                    break
-            else:
-                now = None
-        else:
-            now = getattr(holder, name)
-        if now is not value:
-            return label
-    return None
+    if not _first or again:
+        _first[:] = _places()
+        _first_kernels.update(_kernels())
+        _first_hooks.update(_hooks())
 
 
 def problem() -> str | None:
-    """Return the result from `broken` as a record's message."""
-    return as_problem(broken())
-
-
-def as_problem(name: str | None) -> str | None:
-    """Return a record's message about something replaced."""
+    """Return as a record's message the thing replaced or left on, or None."""
+    name = replaced() or hook() or mode() or kernel()
     return name and f"the backend's process replaced {name}, which measures it"
 
 
+def replaced() -> str | None:
+    """Return a replaced function, class or module.
+
+    Only this catches `lazy_method`: a method of all tensors computes the output when the harness handles it.
+    """
+    return next((label for label, holder, name, value in _first if _of(holder, name) is not value), None)
+
+
+def hook() -> str | None:
+    """Return a hook called by Python between the harness's own operations.
+
+    Only this catches `profile_hook` and `trace_hook`, which compute there.
+    """
+    return next((name for name, now in _hooks().items() if now is not _first_hooks.get(name)), None)
+
+
+def mode() -> str | None:
+    """Return a mode of torch left on, which sees the harness's own operations.
+
+    Only this catches `dispatch_left_on`.
+    """
+    torch: Any = sys.modules["torch"]
+    if torch._C._len_torch_dispatch_stack():
+        return "torch's dispatch mode"
+    return "torch's function mode" if torch._C._len_torch_function_stack() else None
+
+
+def kernel() -> str | None:
+    """Return an operation of torch whose kernel was replaced.
+
+    Only this catches `patched_kernel`, which computes when the harness copies the output.
+    """
+    return next((f"torch's {name}" for name, now in _kernels().items() if now != _first_kernels[name]), None)
+
+
 def exchanged(*objects: tuple[Any, type]) -> str | None:
-    """Return what was replaced in a harness object: the class, or a method on the object; or None.
+    """Return the replaced part in an object of the harness: the class, or a method on the object.
+
+    Only this catches `ahead_of_the_clock`, which computes as soon as the inputs have moved.
 
     Args:
         objects: Each with its class.
     """
     for value, kind in objects:
-        if type(value) is not kind:
-            return f"the class of its {kind.__name__}"
-        for name in getattr(value, "__dict__", ()):
-            if callable(getattr(kind, name, None)):
-                return f"{name} of its {kind.__name__}"
+        methods = [name for name in getattr(value, "__dict__", ()) if callable(getattr(kind, name, None))]
+        if type(value) is not kind or methods:
+            return f"{methods[0] if methods else 'the class'} of its {kind.__name__}"
     return None
 
 
-def differing(label: str, now: Mapping[str, Any], before: Mapping[str, Any]) -> str | None:
-    """Return an attribute's name if it is another object than before, or None."""
-    names = (name for name in {**before, **now} if now.get(name, _GONE) is not before.get(name, _GONE))
-    return next((f"{label} {name}" for name in names), None)
-
-
-def _hooks() -> str | None:
-    """Return the set hook, or None: Python calls it between the harness's own operations."""
-    return next((name for name, hook in _set_hooks().items() if hook is not _first_hooks.get(name)), None)
-
-
-def _set_hooks() -> dict[str, Any]:
-    hooks = {"Python's profile hook": sys.getprofile(), "Python's trace hook": sys.gettrace()}
+def _hooks() -> dict[str, Any]:
     monitoring = getattr(sys, "monitoring", None)  # since Python 3.12
     tools = {f"Python's monitoring tool {tool}": monitoring.get_tool(tool) for tool in range(6)} if monitoring else {}
-    return hooks | tools
-
-
-def _replaced_kernel() -> str | None:
-    """Return the torch operation with a replaced kernel, or None."""
-    return next((f"torch's {name}" for name, now in _kernels().items() if now != _first_kernels.get(name, now)), None)
+    return {"Python's profile hook": sys.getprofile(), "Python's trace hook": sys.gettrace(), **tools}
 
 
 def _kernels() -> dict[str, list[str]]:
-    """Return where ATEN's kernels are registered."""
-    torch = sys.modules.get("torch")
-    dump = getattr(getattr(torch, "_C", None), "_dispatch_dump", None)
-    if dump is None:
+    """Return where ATEN's kernels are registered; nothing without torch."""
+    if "torch" not in sys.modules:
         return {}
+    dump = sys.modules["torch"]._C._dispatch_dump
     return {name: [line for line in dump(f"aten::{name}").splitlines() if line.startswith(KEYS)] for name in ATEN}
 
 
-def _modes() -> str | None:
-    """Return the mode left on by a backend, or None. It could change the harness's own operations."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return None
-    if torch._C._len_torch_dispatch_stack():
-        return "torch's dispatch mode"
-    if torch._C._len_torch_function_stack():
-        return "torch's function mode"
-    return None
-
-
-def remembered() -> list[Place]:
-    """Return everything remembered by `close`."""
-    return list(_first.values())
-
-
-def watched() -> list[Place]:
-    """Return everything watched as it is now; for a function, also the code."""
-    return [*_used_places(), *_own_places(sys.modules.items())]
-
-
-def _used_places() -> list[Place]:
-    """Return the Python and torch functions used by the harness."""
-    places: list[Place] = [(f"time.{name}", vars(time), name, getattr(time, name)) for name in CLOCKS]
-    for place in _holders():
-        label, _, _, holder = place
-        names = sorted(_used.union(OPERATORS).intersection(dir(holder)).difference(RENEWED))
-        of: Any = holder if isinstance(holder, type) else vars(holder)
-        places += [place, *((f"{label}.{name}", of, name, _of(holder, name)) for name in names)]
-    return places
-
-
-def _own_places(modules: Iterable[tuple[str, ModuleType]]) -> Iterator[Place]:
-    """Return every function and class from the modules in PACKAGES."""
-    for module_name, module in list(modules):
-        if not module_name.startswith(PACKAGES) or ".catalog" in module_name or ".integrity" in module_name:
-            continue
-        short, values = module_name.removeprefix("groupbench."), vars(module)
+def _places() -> Iterator[Place]:
+    """Yield the harness's functions and classes, then those named by them of Python and torch."""
+    used = {*OPERATORS}
+    for module_name, module in [item for item in sys.modules.items() if item[0].startswith(HARNESS)]:
+        short = module_name.removeprefix("groupbench.")
         yield short, sys.modules, module_name, module
-        yield from ((f"{short}.{name}", values, name, values[name]) for name in OWN if name in values)
-        yield from _functions(module_name, module)
+        for name, value in list(vars(module).items()):
+            if callable(value):  # clocks, too
+                yield f"{short}.{name}", vars(module), name, value
+                if getattr(value, "__module__", None) == module_name:
+                    yield from _inside(f"{short}.{name}", value, used)
+    holders = [(name, sys.modules[name]) for name in MODULES if name in sys.modules]
+    for module_name, names in CLASSES.items():
+        for name in names if module_name in sys.modules else ():
+            holder = getattr(sys.modules[module_name], name)
+            yield f"{module_name}.{name}", vars(sys.modules[module_name]), name, holder
+            holders.append((f"{module_name}.{name}", holder))
+    for label, holder in holders:
+        watched = used.intersection(dir(holder)).difference(RENEWED)
+        if label == "time":
+            watched = {name for name in dir(holder) if callable(getattr(holder, name))}
+        place = holder if isinstance(holder, type) else vars(holder)
+        yield from ((f"{label}.{name}", place, name, _of(place, name)) for name in sorted(watched))
 
 
-def _functions(module_name: str, module: ModuleType) -> list[Place]:
-    """Return the functions and classes defined by a module."""
-    places: list[Place] = []
-    short = module_name.removeprefix("groupbench.")
-    for name, value in list(vars(module).items()):
-        if getattr(value, "__module__", None) == module_name and callable(value):
-            label = f"{short}.{name}"
-            places.append((label, vars(module), name, value))
-            if isinstance(value, FunctionType):
-                places += _inside(label, value)
-            elif isinstance(value, type):
-                for member, method in list(vars(value).items()):
-                    if isinstance(method, FunctionType):
-                        places += [(f"{label}.{member}", value, member, method), *_inside(f"{label}.{member}", method)]
-    return places
+def _inside(label: str, value: Any, used: set[str]) -> Iterator[Place]:
+    """Yield a function's parts, or a class's methods with theirs. Adds the names in their code to `used`."""
+    if isinstance(value, FunctionType):
+        used.update(_names(value.__code__))
+        yield f"{label}'s code", value, "__code__", value.__code__
+        yield f"{label}'s defaults", value, "__defaults__", value.__defaults__
+    elif isinstance(value, type):
+        for name, method in list(vars(value).items()):
+            if isinstance(method, FunctionType):
+                yield f"{label}.{name}", value, name, method
+                yield from _inside(f"{label}.{name}", method, used)
 
 
 def _names(code: CodeType) -> set[str]:
@@ -238,31 +164,10 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, inner))
 
 
-def _inside(label: str, function: FunctionType) -> list[Place]:
-    return [
-        (f"{label}'s code", function, "__code__", function.__code__),
-        (f"{label}'s defaults", function, "__defaults__", function.__defaults__),
-    ]
-
-
-def _holders() -> list[Place]:
-    """Return the modules and classes whose functions the harness uses, if they are imported."""
-    imported = sys.modules
-    holders: list[Place] = [(name, imported, name, imported[name]) for name in MODULES if name in imported]
-    holders.append(("random.SystemRandom", vars(random), "SystemRandom", random.SystemRandom))
-    holders.append(("Connection", vars(connection), "Connection", connection.Connection))
-    torch = imported.get("torch")
-    if torch is not None and hasattr(torch, "cuda"):
-        holders += [(f"torch.{name}", vars(torch), name, getattr(torch, name)) for name in TORCH]
-        holders.append(("torch.cuda.Event", vars(torch.cuda), "Event", torch.cuda.Event))
-    return holders
-
-
 def _of(holder: Any, name: str) -> Any:
-    """Return a class attribute, without binding it, or a module attribute."""
+    """Return the value held by a namespace, a class or a function under a name, without binding it."""
+    if isinstance(holder, dict):
+        return holder.get(name)
     if isinstance(holder, type):
-        for base in holder.__mro__:
-            if name in vars(base):
-                return vars(base)[name]
-        return None
-    return vars(holder).get(name)
+        return next((base.__dict__[name] for base in holder.__mro__ if name in base.__dict__), None)
+    return getattr(holder, name)

@@ -18,7 +18,7 @@ from unittest.mock import Mock
 import pytest
 from cases import rarely
 
-from groupbench.operators.measure import seal, side, witness
+from groupbench.operators.measure import side, witness
 from groupbench.operators.measure.judging import held_to
 from groupbench.operators.measure.wire import Burst, Failure
 from groupbench.operators.measure.witness import Implausible
@@ -95,7 +95,6 @@ def test_a_backend_that_is_honest_where_it_is_checked_is_found_where_it_is_timed
     """The side is this process, so that its audits can be short: they take six seconds, most of them in pauses."""
     monkeypatch.setattr(witness, "LIMITS", witness.Limits(attempts=2))
     monkeypatch.setattr(side, "_one_in", lambda number: True)
-    seal.renew()  # an earlier test may have closed it, and these changes are not a plugin's
     ab = side.AbServer()
     ab.hello("cpu")
     facts = {"backend": "forges_elsewhere", "shape": "G=2,M_g=128,N=256,K=256"}

@@ -1,0 +1,187 @@
+"""Each guard of the seal names a cheat that passes without it: right outputs, computed while the clock is stopped."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from groupbench.operators.measure import moves, protocol, seal, worker  # noqa: E402
+from groupbench.operators.measure.keeper import Keeper  # noqa: E402
+from groupbench.operators.measure.protocol import CpuTimer, Protocol  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """Forget the patches of an earlier test."""
+    seal.close(again=True)
+    yield
+    assert seal.problem() is None
+
+
+class Late:
+    """A backend that returns memory without a result, which `finish` writes later: while the clock is stopped."""
+
+    def __init__(self) -> None:
+        self.pending: list[Any] = []
+
+    def __call__(self) -> Any:
+        out = torch.zeros(4, 4)
+        self.pending[:] = [out]
+        return out
+
+    def finish(self) -> None:
+        if self.pending:
+            self.pending.pop().fill_(7)
+
+
+def burst(run: Any, inputs: moves.Moves | None = None) -> Any:
+    """Return the output of a timed call that the harness keeps, and would send to the judge."""
+    keeper = Keeper(inputs or moves.Moves(()), "cpu", 1)
+    CpuTimer(run, Protocol(samples=1), interpreted=False).burst(keeper)
+    ((_, _, (kept,)),) = keeper.kept
+    return kept
+
+
+def passes(out: Any) -> bool:
+    return bool((out == 7).all())
+
+
+@pytest.mark.parametrize(
+    ("set_hook", "name"),
+    [(sys.setprofile, "Python's profile hook"), (sys.settrace, "Python's trace hook")],
+    ids=["profile", "trace"],
+)
+def test_only_the_look_at_hooks_catches_work_in_one(set_hook: Callable[[Any], None], name: str) -> None:
+    late = Late()
+
+    def hook(frame: Any, event: str, argument: Any) -> None:
+        if frame.f_code.co_name == "plain_parts":
+            late.finish()
+
+    before = sys.getprofile(), sys.gettrace()
+    set_hook(hook)
+    try:
+        kept, named = burst(late), seal.hook()
+    finally:
+        sys.setprofile(before[0])
+        sys.settrace(before[1])
+    assert passes(kept) and named == name
+
+
+def test_only_the_look_at_functions_catches_work_in_a_method_of_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    late, real = Late(), torch.Tensor.is_conj
+
+    def is_conj(self: Any) -> bool:
+        late.finish()
+        return bool(real(self))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "is_conj", is_conj)
+        kept, named = burst(late), seal.replaced()
+    assert passes(kept) and named == "torch.Tensor.is_conj"
+
+
+def test_only_the_look_at_modes_catches_work_in_one() -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    late = Late()
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if function is torch.ops.aten.clone.default:
+                late.finish()
+            return function(*args, **(kwargs or {}))
+
+    with Spy():  # type: ignore[no-untyped-call]
+        kept, named = burst(late), seal.mode()
+    assert passes(kept) and named == "torch's dispatch mode"
+
+
+def test_only_the_look_at_kernels_catches_work_in_one() -> None:
+    late, library = Late(), torch.library.Library("aten", "IMPL")
+
+    def clone(tensor: Any, *, memory_format: Any = None) -> Any:
+        late.finish()
+        return torch.add(tensor, 0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        library.impl("clone", clone, "CPU")
+    try:
+        kept, named = burst(late), seal.kernel()
+    finally:
+        library._destroy()
+    assert passes(kept) and named == "torch's clone"
+
+
+def test_only_the_look_at_objects_catches_work_before_the_clock_starts() -> None:
+    ready: list[Any] = []
+
+    class Ahead(moves.Moves):
+        def advance(self) -> None:
+            ready[:] = [torch.full((4, 4), 7.0)]
+
+    inputs = moves.Moves(())
+    inputs.__class__ = Ahead
+    kept, named = burst(ready.pop, inputs), seal.exchanged((inputs, moves.Moves))
+    assert passes(kept) and named == "the class of its Moves"
+    again = moves.Moves(())
+    again.advance = lambda: None  # type: ignore[method-assign]
+    assert seal.exchanged((again, moves.Moves)) == "advance of its Moves"
+    assert seal.exchanged((moves.Moves(()), moves.Moves)) is None
+
+
+# --- the watched parts ------------------------------------------------------------------------------------------------
+
+
+def test_a_replaced_clock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert seal.problem() is None
+    for holder, name, label in (
+        (time, "perf_counter", "time.perf_counter"),
+        (protocol, "_now", "operators.measure.protocol._now"),
+    ):
+        with monkeypatch.context() as replaced:
+            replaced.setattr(holder, name, lambda: 0.0)
+            assert seal.problem() == f"the backend's process replaced {label}, which measures it"
+
+
+def test_every_method_of_a_tensor_that_the_harness_calls_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("is_conj", "numel", "element_size", "detach", "clone", "__getitem__"):
+        with monkeypatch.context() as replaced:
+            replaced.setattr(torch.Tensor, name, lambda self, *args: None)
+            named = seal.replaced()
+        assert named == f"torch.Tensor.{name}"
+
+
+def test_a_module_that_is_exchanged_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "groupbench.operators.measure.exchange"
+    copy = ModuleType(name)
+    vars(copy).update(vars(importlib.import_module(name)))
+    with monkeypatch.context() as replaced:
+        replaced.setitem(sys.modules, name, copy)
+        named = seal.replaced()
+    assert named == "operators.measure.exchange"
+
+
+def test_a_process_begins_with_the_seal_of_its_fork_server() -> None:
+    """Otherwise each process reads all functions, which takes 20 ms."""
+    assert worker.call(eval, "len(__import__('sys').modules['groupbench.operators.measure.seal']._first)") > 500
+
+
+def test_code_that_is_swapped_within_a_function_is_named() -> None:
+    function = protocol.CpuTimer.burst
+    before = function.__code__
+    function.__code__ = (lambda self, watch=None, samples=None: []).__code__
+    try:
+        assert seal.replaced() == "operators.measure.protocol.CpuTimer.burst's code"
+    finally:
+        function.__code__ = before
