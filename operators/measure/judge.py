@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from groupbench.operators import registry
+from groupbench.operators.dtypes import torch_dtype
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import accuracy, environment, exchange, moves, seal, specials, witness
 from groupbench.operators.measure.arrays import size_of
@@ -35,10 +36,16 @@ LOCAL = 6.0
 """Tolerance of a row, block or element for random inputs, as a multiple of the tolerance of the whole output."""
 
 
-COARSER, NEGLIGIBLE, SURE = 1.5, 8.0, 4096
-"""The relative RMS error of a timed result may be COARSER times that of the first one, or a part of the tolerance.
-Moved inputs keep their magnitudes, so an honest backend's errors agree within a few per cent if there are SURE elements
-or more; int8 in place of bf16 has three times the error."""
+COARSER, SPREAD, LEAST_SURE = 1.5, 8.0, 64
+"""The relative RMS error of a timed result of n >= LEAST_SURE elements may be COARSER + SPREAD / sqrt(n) times that of
+the first one, or of one rounding. Moved inputs keep their magnitudes, so an honest backend's errors agree within a few
+per cent if n is large. int8 in place of bf16 has three to seven times the error."""
+
+ROUNDED = 0.42
+"""Relative RMS error of one rounding, in units of the dtype's roundoff. A first result may be exact, for small
+integers as inputs, and a result for the moved inputs is rounded."""
+SUMMED = {"fp32": 6e-7, "fp64": 1e-14}
+"""The same for dtypes that are also summed in: of K = 4096 terms."""
 
 LATE = "the output is not the one that was kept: it has changed since the burst"
 """The fault of an output whose sum is not the one that was named with the burst."""
@@ -259,8 +266,8 @@ class _Judge:
         local = 1.0 if slack == 1 else LOCAL
         wide = slack * local
         rms = slack * tolerance.rms
-        if first_rms is not None and sent.size >= SURE:
-            rms = min(rms, max(COARSER * first_rms, tolerance.rms / NEGLIGIBLE))
+        if first_rms is not None and sent.size >= LEAST_SURE:
+            rms = min(rms, _coarsest(first_rms, sent.size, operator.output_dtype(dtype)))
         local *= slack * tolerance.rms / rms if rms else 1.0
         tolerance = Tolerance(rms, wide * tolerance.rtol, wide * tolerance.atol)
         outputs = exchange.receive(sent, path, device)
@@ -299,6 +306,17 @@ VERBS: dict[str, Callable[..., Any]] = {
     "unload": _Judge.unload,
 }
 """The requests that this process answers."""
+
+
+def _coarsest(first_rms: float, elements: int, dtype: str) -> float:
+    """Return the largest relative RMS error of a timed result, given that of the first one."""
+    name = dtype.partition("_")[0]
+    rounded = SUMMED.get(name, 0.0)
+    if name not in SUMMED and torch_dtype(name).is_floating_point:
+        import torch
+
+        rounded = ROUNDED * torch.finfo(torch_dtype(name)).eps / 2
+    return (COARSER + SPREAD / math.sqrt(elements)) * max(first_rms, rounded)
 
 
 def _clocks() -> tuple[float, float, float]:
