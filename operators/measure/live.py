@@ -6,23 +6,23 @@ steps; one comparison side drives two.
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import msgspec
 
-from groupbench.operators import registry
-from groupbench.operators.measure import seal, witness
+from groupbench.operators.measure import witness
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.fingerprint import fingerprints
 from groupbench.operators.measure.judge import At, OutputJudgement
-from groupbench.operators.measure.judging import FIRST, HeldTo, Judging, held_to
+from groupbench.operators.measure.judging import FIRST, HeldTo, Judging
 from groupbench.operators.measure.keeper import room_for
 from groupbench.operators.measure.moves import Copied
 from groupbench.operators.measure.protocol import ATTEMPTS, CPU_BURST_S, timing_of
@@ -50,6 +50,10 @@ REPEATS, ACCUSED = 2, 2
 """Number of times that a cell is measured again, if other work on the device kept its times from being checked, and the
 number of measurements whose processor times must be implausible before the backend is to blame."""
 
+CHECK_S = 4.0
+"""Time in s from the first check of the times, after which none is repeated because of other work. With the time of the
+last one, a cell takes at most 10 s longer."""
+
 _draw_bytes = os.urandom
 """Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
 
@@ -64,14 +68,6 @@ def drawn(bits: int) -> int:
     return int.from_bytes(_draw_bytes(-(-bits // 8)), "big") >> -bits % 8
 
 
-def adopted(job: Job) -> Job:
-    """Return a job with only the plugins to import."""
-    needed = getattr(registry, "plugins_of", None)  # a tree from before it had any
-    if needed is None or not job.plugins:
-        return job
-    return replace(job, plugins=needed(job.operator, job.backend, job.plugins))
-
-
 @dataclass
 class Live:
     """A cell and the results so far. `judge` returns the judging process, restarted if it has died."""
@@ -79,6 +75,7 @@ class Live:
     job: Job
     worker: Worker
     judge: Callable[[], Judge]
+    held_to: HeldTo
     started: float = field(default_factory=time.monotonic)
     prepared: Prepared | None = None
     failure: Failure | None = None
@@ -91,18 +88,18 @@ class Live:
 
     analysis: Future[tuple[Kernel, ...]] | None = None  # the kernels with the facts about their machine code
 
-    held_to: HeldTo | None = None
     inaccurate: str | None = None  # the fault in the output of the first calls, as text
 
     def __post_init__(self) -> None:
         self.worker.begin_log()
-        self.judging = Judging(self.job, self.worker, self.judge, self.held_to or held_to(self.job))
+        self.judging = Judging(self.job, self.worker, self.judge, self.held_to)
         self.rest = Rest(self.worker, self.job.device)
         self._looks = LOOKS
         self.samples = self.job.protocol.samples
         self.output_bytes: int | None = None  # by the judge
         self._timing: str | None = None
         self._first_rms: float | None = None  # relative error of the first output
+        self._until = math.inf
         self._doubted = False  # whether other work on the machine may be to blame for the problem
         self.copies: tuple[Copied, ...] = ()  # the backend's copies of inputs
 
@@ -178,8 +175,6 @@ class Live:
         Args:
             chosen: Seed for the choice of calls; None to check none.
         """
-        if (disturbed := self.judging.rescheduled()) is not None:
-            return self.take(disturbed)
         fault = self.rest.end()
         timed = self._timed(secret)
         if isinstance(timed, Failure):
@@ -269,12 +264,7 @@ class Live:
         """Make the checks after the bursts. Calls in a row are made on inputs moved by the secret."""
         if not self.going:
             return
-        if self.job.plugins and (name := seal.broken()) is not None:
-            self.problem = f"a plugin replaced {name} in the process that times it"
-            return
-        if (disturbed := self.judging.rescheduled()) is not None:
-            self.failure = disturbed
-            return
+        self._until = min(self._until, witness.now() + CHECK_S)
         self._blame(self._intruding())
         if self.failure is not None:
             return
@@ -303,7 +293,8 @@ class Live:
         accused = 0
         for _ in range(REPEATS):
             accused += self._doubted
-            if accused == ACCUSED or not (self._doubted or isinstance(self.failure, witness.Disturbed)):
+            is_late = witness.now() >= self._until and not self._doubted
+            if accused == ACCUSED or is_late or not (self._doubted or isinstance(self.failure, witness.Disturbed)):
                 return
             if self._doubted:
                 self.problem, self._doubted = None, False

@@ -41,6 +41,7 @@ class Limits:
     most_audited: int = 400  # calls
     move_ms: float = 0.1  # expected time to move inputs
     pause_s: float = 0.05  # before another attempt; doubles each time
+    audit_s: float = 3.0  # after which no further attempt begins
     burst_ms: float = 1.25  # time of a burst that none of its calls has: that of the request itself
     agreement: float = 0.15  # bursts without calls agree within this share of their time, or of a call's
 
@@ -304,7 +305,10 @@ class Audit:
 
     def run(self) -> str | Failure | None:
         """Return why the reported times are implausible, or None."""
+        until = now() + LIMITS.audit_s
         for attempt in range(LIMITS.attempts):
+            if attempt and now() >= until:
+                break
             if attempt:
                 log.debug("audit: attempt %d, evidence %.2f", attempt + 1, self._test.evidence)
                 rest(LIMITS.pause_s * 2**attempt)
@@ -348,6 +352,10 @@ class Audit:
         least, median_ms = self._least, self._median_ms
         if not self._test.convicts and least.problem(median_ms) is None and least.is_confirmed(median_ms):
             return None
+        if not self._gauges:
+            if isinstance(gauged := self._gauge(), Failure):
+                return gauged
+            self._gauges.append(gauged)
         stretched = statistics.median(self._gauges)
         accused = least.problem(median_ms, noise_ms=least.noise_ms)
         unexplained = stretched < LIMITS.stretched or least.problem(median_ms, LIMITS.uneven * stretched)
