@@ -2,11 +2,15 @@
 
 Landlock (Linux 5.19; see landlock(7)) puts the process and all that it starts into a domain. From there it can neither
 trace other processes nor open their memory and descriptors in /proc, also as root. Since Linux 6.12 it can send no
-signal out of its domain either. A filter of system calls (seccomp(2)) makes all changes of priority, scheduling policy
-and processors succeed without an effect: no backend runs under other conditions than its rivals, and none is accused of
-`nice(1)`.
+signal out of its domain either. In /proc it writes to its own files alone, and in /sys to none: there, any process of
+the user could lower the priority of a rival's session.
 
-Neither restricts files or the network: a backend has the rights of its user there.
+A filter of system calls (seccomp(2)) makes all changes of priority, scheduling policy and processors succeed without an
+effect: no backend runs under other conditions than its rivals, and none is accused of `nice(1)`. It refuses limits for
+another process, such as of processor time, which would end a rival. A process of root loses the capabilities that
+reach other processes, clocks and the kernel.
+
+No other file is restricted, nor the network: a backend has the rights of its user there.
 """
 
 from __future__ import annotations
@@ -15,10 +19,12 @@ import ctypes
 import os
 import platform
 import struct
+from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # on every architecture
 _PATH_BENEATH = 1
-_REFER = 1 << 13
+_REFER, _WRITE_FILE = 1 << 13, 1 << 1
+_READ_ONLY = ("proc", "sys")
 _SCOPE_ABSTRACT_SOCKET, _SCOPE_SIGNAL = 1, 2
 _LEAST_LANDLOCK, _SCOPES_SINCE, _NET_SINCE = 2, 6, 4
 """Versions of Landlock: the first that can allow moves of files between folders, and those with larger structures."""
@@ -27,33 +33,43 @@ _PR_SET_NO_NEW_PRIVS = 38
 _SET_MODE_FILTER, _SPEC_ALLOW = 1, 1 << 2
 """The second flag keeps speculation as it is: kernels before 5.16 otherwise slow a filtered process down."""
 _ALLOW, _ERRNO = 0x7FFF0000, 0x00050000
-_ENOSYS = 38
+_ENOSYS, _EPERM = 38, 1
 _X32 = 0x40000000
 """The bit of x86's third kind of system calls."""
 
+_CAPABILITIES = struct.Struct("6I")
+"""Effective, permitted and inheritable ones, the first 32 and the others."""
+_CAPABILITY_VERSION = 0x20080522
+_DROPPED = (16, 17, 19, 21, 22, 23, 24, 25, 38, 39)
+"""SYS_MODULE, SYS_RAWIO, SYS_PTRACE, SYS_ADMIN, SYS_BOOT, SYS_NICE, SYS_RESOURCE, SYS_TIME, PERFMON, BPF. SYS_ADMIN or
+PERFMON is enough to read the environment and the addresses of any process, and SYS_ADMIN to set the clocks of a GPU."""
+_PR_CAPBSET_DROP = 24
+
 # architecture -> (its number in a filter, seccomp(2), the calls that change how a thread is scheduled: setpriority,
-# sched_setparam, sched_setscheduler, sched_setaffinity, ioprio_set, sched_setattr)
+# sched_setparam, sched_setscheduler, sched_setaffinity, ioprio_set, sched_setattr; prlimit64)
 _ARCHITECTURES = {
-    "x86_64": (0xC000003E, 317, (141, 142, 144, 203, 251, 314)),
-    "aarch64": (0xC00000B7, 277, (140, 118, 119, 122, 30, 274)),
+    "x86_64": (0xC000003E, 317, (141, 142, 144, 203, 251, 314), 302),
+    "aarch64": (0xC00000B7, 277, (140, 118, 119, 122, 30, 274), 261),
 }
+_FIRST_ARGUMENT = 16
+"""Offset of the lower half of the first argument, on a little-endian machine."""
 
 
 def confine() -> tuple[str, ...]:
-    """Confine this process for good, and return the means in force: `landlock VERSION`, `seccomp`.
+    """Confine this process for good, and return the means in force: `landlock VERSION`, `seccomp`, `capabilities`.
 
     Call it before the process starts a thread: both hold for the calling thread and its later children.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    return (*_enter_domain(libc), *_filter_scheduling(libc))
+    return (*_enter_domain(libc), *_filter_scheduling(libc), *_drop_capabilities(libc))
 
 
 def _enter_domain(libc: ctypes.CDLL) -> tuple[str, ...]:
     version = libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1)
     if version < _LEAST_LANDLOCK:
         return ()
-    fields = [_REFER]
+    fields = [_REFER | _WRITE_FILE]
     if version >= _NET_SINCE:
         fields.append(0)
     if version >= _SCOPES_SINCE:
@@ -62,28 +78,55 @@ def _enter_domain(libc: ctypes.CDLL) -> tuple[str, ...]:
     rules = libc.syscall(_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
     if rules < 0:
         return ()
-    root = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    writable = [str(path) for path in Path("/").iterdir() if path.name not in _READ_ONLY]
     try:
-        allowed = struct.pack("=Qi", _REFER, root)
-        done = libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, allowed, 0) == 0
+        done = _allow(libc, rules, "/", _REFER)
+        for path in (*writable, f"/proc/{os.getpid()}"):
+            _allow(libc, rules, path, _WRITE_FILE)
         done = done and libc.syscall(_RESTRICT_SELF, rules, 0) == 0
     finally:
-        os.close(root)
         os.close(rules)
     return (f"landlock {version}",) if done else ()
+
+
+def _allow(libc: ctypes.CDLL, rules: int, path: str, access: int) -> bool:
+    """Allow a kind of access below a path. Returns whether it could."""
+    try:
+        below = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        rule = struct.pack("=Qi", access, below)
+        return bool(libc.syscall(_ADD_RULE, rules, _PATH_BENEATH, rule, 0) == 0)
+    finally:
+        os.close(below)
 
 
 def _filter_scheduling(libc: ctypes.CDLL) -> tuple[str, ...]:
     if platform.machine() not in _ARCHITECTURES:
         return ()
-    architecture, seccomp, calls = _ARCHITECTURES[platform.machine()]
+    architecture, seccomp, calls, prlimit = _ARCHITECTURES[platform.machine()]
     load, equal, at_least, give = 0x20, 0x15, 0x35, 0x06  # of classic BPF
-    ignored, refused = (give, 0, 0, _ERRNO), (give, 0, 0, _ERRNO | _ENOSYS)
+    ignored, refused, forbidden = ((give, 0, 0, _ERRNO | error) for error in (0, _ENOSYS, _EPERM))
     program = [(load, 0, 0, 4), (equal, 1, 0, architecture), refused, (load, 0, 0, 0), (at_least, 0, 1, _X32), refused]
     for call in calls:
         program += [(equal, 0, 1, call), ignored]
+    program += [(equal, 0, 3, prlimit), (load, 0, 0, _FIRST_ARGUMENT), (equal, 1, 0, 0), forbidden]
     program.append((give, 0, 0, _ALLOW))
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
     whole = struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code))
     done = libc.syscall(seccomp, _SET_MODE_FILTER, _SPEC_ALLOW, whole) == 0
     return ("seccomp",) if done else ()
+
+
+def _drop_capabilities(libc: ctypes.CDLL) -> tuple[str, ...]:
+    header = struct.pack("Ii", _CAPABILITY_VERSION, 0)
+    held = ctypes.create_string_buffer(_CAPABILITIES.size)
+    if libc.capget(header, held) != 0:
+        return ()
+    kept = ~sum(1 << number for number in _DROPPED)
+    words = _CAPABILITIES.unpack(held.raw)
+    left = (word & (kept >> 32 * (place // 3)) & 0xFFFFFFFF for place, word in enumerate(words))
+    for number in _DROPPED:
+        libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
+    return ("capabilities",) if libc.capset(header, _CAPABILITIES.pack(*left)) == 0 else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -151,3 +152,36 @@ def test_a_confined_process_signals_only_its_own() -> None:
             os._exit(7)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_confined_process_of_root_has_no_power_over_others() -> None:
+    """It could otherwise read the environment of the judge, since Linux 6.16, and set the clocks of a GPU."""
+    if os.geteuid() != 0:
+        pytest.skip("NOT TESTED: dropped capabilities. They need root")
+    parent, child = os.getpid(), os.fork()
+    if child == 0:
+        confine.confine()
+        try:
+            resource.prlimit(parent, resource.RLIMIT_CPU, (3600, 3600))
+            os._exit(2)
+        except PermissionError:
+            pass
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its own
+        name_of_this = Path("/proc/self/comm")
+        name_of_this.write_text(name_of_this.read_text())
+        Path(f"/tmp/confined-{os.getpid()}").touch()
+        Path(f"/tmp/confined-{os.getpid()}").unlink()
+        for name, text in (("oom_score_adj", "1000"), ("autogroup", "0"), ("comm", "other")):
+            try:
+                Path(f"/proc/{parent}/{name}").write_text(text)
+                os._exit(3)
+            except PermissionError:
+                pass
+        read = []
+        for name in ("environ", "maps", "mem"):
+            try:
+                read.append(Path(f"/proc/{parent}/{name}").read_bytes()[:1])
+            except OSError:
+                read.append(b"")
+        os._exit(0 if not any(read) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
