@@ -22,9 +22,8 @@ CATCHERS = {
     "poisoned memory": r"never (over)?written",
     "reference elsewhere": r"relative RMS error|of the elements are outside the tolerance",
     "seal": r"^the backend's process replaced ",
-    "threads": r"^a call returned while a thread that it had started was still running$|raised torch's threads",
+    "threads": r"raised torch's threads",
     "idle": r"of processor time in the .* between its bursts",
-    "scheduling": r"its process was rescheduled",
     "L2": r"of the L2 cache, which stay unflushed$",
     "parent's clock": r"by the parent's clock|a (timed )?call [a-z ]*takes|times are reported for",
     "physics": r"^implausible: .* is less than",
@@ -71,9 +70,14 @@ def backends(cheats: Iterable[Cheat]) -> tuple[Backend, ...]:
     )  # fmt: skip
 
 
+def is_not_checked(record: Record) -> bool:
+    """Return whether the machine was too busy to check the times: the backend is neither accused nor ok."""
+    return record.status == "error" and (record.message or "").startswith("not checked: ")
+
+
 def caught_by(record: Record) -> str | None:
-    """Return the mechanism that caught a backend: `something else` for an unknown message, None if it passed."""
-    if record.status == "ok":
+    """Return the mechanism that caught a backend: `something else` for an unknown message, None if none did."""
+    if record.status == "ok" or is_not_checked(record):
         return None
     message = record.message or ""
     return next((name for name, pattern in CATCHERS.items() if re.search(pattern, message)), "something else")

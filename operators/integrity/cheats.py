@@ -208,6 +208,6 @@ CHEATS = (
     Cheat("judge", patched_judge, (*ELSEWHERE, "seal")),
     Cheat("judge", loose_tolerance, ("tolerance table",), tolerance="fp16"),
     Cheat("others", busy_between_bursts, ("idle",)),
-    Cheat("others", scheduled_otherwise, ("scheduling", "domain")),
+    Cheat("others", scheduled_otherwise, ("domain",)),
     Cheat("isolation", signals_parent, ("isolation", "domain")),
 )

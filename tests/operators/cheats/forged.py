@@ -22,7 +22,7 @@ def exchange_seal() -> None:
 
     from groupbench.operators.measure import cell
 
-    names = ("close", "problem", "as_problem", "exchanged", "differing")
+    names = ("close", "problem", "exchanged")
     setattr(cell, "seal", SimpleNamespace(**dict.fromkeys(names, lambda *args: None)))  # noqa: B010
 
 
@@ -127,9 +127,9 @@ def forged_instance(x: Any) -> Any:
 
     def run() -> Any:
         calls[0] += 1
-        if calls[0] == 4:
+        if calls[0] >= 4:  # the timer is made after the first calls
             for timer in gc.get_objects():
-                if type(timer) in (protocol.CpuTimer, protocol.GpuTimer):
+                if type(timer) in (protocol.CpuTimer, protocol.GpuTimer) and "burst" not in vars(timer):
                     timer.burst = hundredth(timer.burst)
                     if type(timer) is protocol.GpuTimer:
                         timer.witness = hundredth_in_a_row(timer.witness)  # type: ignore[method-assign]
@@ -192,9 +192,9 @@ def forged_and_idle(x: Any) -> Any:
 
     def run() -> Any:
         calls[0] += 1
-        if calls[0] == 4:
+        if calls[0] >= 4:  # the timer is made after the first calls
             for timer in gc.get_objects():
-                if type(timer) in (protocol.CpuTimer, protocol.GpuTimer):
+                if type(timer) in (protocol.CpuTimer, protocol.GpuTimer) and "burst" not in vars(timer):
                     timer.burst = tenth(timer.burst)
         if sys._getframe(1).f_code.co_name == "witness":
             time.sleep(2e-5)

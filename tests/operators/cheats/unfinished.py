@@ -126,7 +126,7 @@ def ahead_of_the_clock(x: Any) -> Any:
 
     def run() -> Any:
         calls[0] += 1
-        if calls[0] == 4:
+        if calls[0] >= 4:  # the object is made after the first calls
             for held in gc.get_objects():
                 if type(held) is moves.Moves:
                     held.__class__ = Ahead

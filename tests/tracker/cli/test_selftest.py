@@ -13,7 +13,7 @@ from click.testing import Result
 Cli = Callable[..., Result]
 
 
-@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 2), (-9, 2)])
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (3, 3), (2, 2), (-9, 2)])
 def test_the_exit_code_is_the_suites(code: int, expected: int, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[list[str]] = []
 
