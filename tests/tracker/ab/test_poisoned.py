@@ -1,0 +1,206 @@
+"""A poisoned head reaches neither the judge, nor the clock, nor base, by any command that compares two sides.
+
+The plugin attacks when a process imports it, and again when it is prepared. It notes each thing within reach.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from repositories import git
+
+from groupbench.tracker.ab.bench import AbCell, AbSide, Bench
+
+pytestmark = pytest.mark.usefixtures("warm_imports")
+
+HONEST = """
+from groupbench.operators.operator import Backend
+
+def prepare(x):
+    return lambda: x.a @ x.b[0]
+
+MINE = Backend("mine", prepare, "a test", operator="grouped_gemm")
+"""
+
+POISON = """
+import contextlib, gc, json, os, signal, socket, struct, sys, threading, time
+from pathlib import Path
+from groupbench.operators.operator import Backend
+
+OWN = os.getpid()
+
+def note(line):
+    with open({reached!r}, "a") as file:
+        file.write(line + chr(10))
+
+def above():
+    pid, pids = os.getpid(), []
+    while pid > 1:
+        pid = int(Path(f"/proc/{{pid}}/stat").read_text().rpartition(")")[2].split()[1])
+        pids.append(pid)
+    return [pid for pid in pids if pid > 1]
+
+def attack():
+    from groupbench.operators.measure import accuracy, exchange, judge, judging, witness
+    from groupbench.tracker.facts.record import Accuracy
+    perfect = Accuracy(rms=0.0, max_abs=0.0, worst_block_rms=0.0, mismatch=0.0, unwritten=0.0)
+    accuracy.judge = accuracy.compare = lambda *a, **k: (perfect, None)
+    accuracy.check = judge._Judge.compare = lambda *a, **k: (perfect, None)
+    witness.audit = witness.watch = witness.too_long = lambda *a, **k: None
+    witness.now = lambda: 0.0
+    judging.SLACK = 1e9
+    for pid in above():
+        with contextlib.suppress(OSError):
+            os.kill(pid, 0)
+            note(f"signal to {{Path('/proc', str(pid), 'cmdline').read_text()}}")
+        for name in ("mem", "environ", "maps"):
+            with contextlib.suppress(OSError):
+                with open(f"/proc/{{pid}}/{{name}}", "rb") as file:
+                    if file.read(1):
+                        note(f"{{name}} of {{pid}}")
+        with contextlib.suppress(OSError):
+            for number in os.listdir(f"/proc/{{pid}}/fd"):
+                with contextlib.suppress(OSError):
+                    os.close(os.open(f"/proc/{{pid}}/fd/{{number}}", os.O_RDWR | os.O_NONBLOCK))
+                    note(f"descriptor {{number}} of {{pid}}")
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+            if os.getpriority(os.PRIO_PROCESS, pid) == 19:
+                note(f"priority of {{pid}}")
+
+def attack_later():
+    time.sleep(1)
+    attack()
+
+if "Seccomp:\t0" in Path("/proc/self/status").read_text():
+    note(f"imported by an unconfined process: {{sys.orig_argv}}")
+threading.Thread(target=attack_later, daemon=True).start()
+with contextlib.suppress(ImportError):
+    attack()
+
+def prepare(x):
+    attack()
+    zeros = x.a.new_zeros(x.a.shape[0], x.b.shape[2])
+    def run():
+        return zeros.clone()
+    return run
+
+MINE = Backend("mine", prepare, "a test", operator="grouped_gemm")
+"""
+SHAPE = "G=1,M_g=64,N=64,K=64"
+PLAN = f"""
+plugins = ["poisonable.MINE"]
+
+[[measure]]
+operator = "grouped_gemm"
+shapes = ["{SHAPE}"]
+only = ["mine"]
+dtypes = ["fp32"]
+"""
+
+
+class Poisoned:
+    """A repository whose second commit is poisoned."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.reached = folder / "repository", folder / "reached"
+        self.folder.mkdir()
+        self.plugin = self.folder / "poisonable.py"
+        git(self.folder, "init", "-q", "-b", "main")
+        (self.folder / "groupbench.toml").write_text(PLAN)
+        self.plugin.write_text(HONEST)
+        git(self.folder, "add", ".")
+        git(self.folder, "commit", "-qm", "good")
+        git(self.folder, "switch", "-q", "-c", "change")
+        self.plugin.write_text(POISON.format(reached=str(self.reached)))
+        git(self.folder, "commit", "-qam", "poison")
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "groupbench.tracker", *words, "--device", "cpu"]
+        environment = os.environ | {"GROUPBENCH_DB": str(self.folder / "none.db")}
+        return subprocess.run(command, cwd=self.folder, capture_output=True, text=True, env=environment, timeout=300)
+
+
+@pytest.fixture
+def poisoned(tmp_path: Path) -> Poisoned:
+    return Poisoned(tmp_path)
+
+
+CELL = ("--operator", "grouped_gemm", "--shape", SHAPE, "--dtype", "fp32", "--backend", "mine")
+
+
+def ab(poisoned: Poisoned) -> None:
+    done = poisoned.run("ab", "main", "change", *CELL, "--plugin", "poisonable.MINE", "--budget", "10", "--format=json")
+    (row,) = json.loads(done.stdout)
+    assert row["head_accuracy"]["status"] == "wrong", done.stderr
+    assert done.returncode == 1
+
+
+def bisect(poisoned: Poisoned) -> None:
+    done = poisoned.run("bisect", "main", "change", *CELL, "--plugin", "poisonable.MINE", "--budget", "60")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "wrong" in done.stdout
+
+
+def pull_request(poisoned: Poisoned) -> None:
+    done = poisoned.run("pull-request", "main", "change", "--budget", "10")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "wrong" in (poisoned.folder / "artifacts" / "comment.md").read_text()
+
+
+def evaluate(poisoned: Poisoned) -> None:
+    words = ("--against", "torch_loop", "--shape", SHAPE, "--dtype", "fp32", "--budget", "10", "--format=json")
+    done = poisoned.run("evaluate", str(poisoned.plugin), *words)
+    (row,) = json.loads(done.stdout)
+    assert not row["right"] and done.returncode == 1, done.stderr
+
+
+def mcp(poisoned: Poisoned) -> None:
+    from groupbench.tracker.cli.mcp import measuring_tools
+
+    tool: Any = measuring_tools(None, "cpu")[0]
+    compared = tool(str(poisoned.plugin), against="torch_loop", shapes=[SHAPE], dtypes=["fp32"])
+    assert [one["right"] for one in compared["evaluations"]] == [False]
+
+
+def confirm(poisoned: Poisoned) -> None:
+    """The command opens a bench on two checkouts, as here."""
+    head, base = poisoned.folder, poisoned.folder.parent / "base"
+    git(head, "worktree", "add", "-q", str(base), "main")
+    cell = AbCell("grouped_gemm", "mine", SHAPE, "fp32", device="cpu", plugins=("poisonable.MINE",))
+    with Bench(AbSide("good", base), AbSide("poison", head)) as bench:
+        result = bench.compare(cell)
+    assert result.head_accuracy is not None and result.head_accuracy.status == "wrong"
+    assert result.base_accuracy is not None and result.base_accuracy.status == "ok"
+
+
+def night(poisoned: Poisoned) -> None:
+    """Not a comparison, but the rival's result counts here too."""
+    command = [sys.executable, "-m", "groupbench.operators", "--host", "builtin", "--device", "cpu", "--op"]
+    command += ["grouped_gemm", "--shapes", SHAPE, "--precision", "fp32", "--plugin", str(poisoned.plugin)]
+    command += ["--only", "torch_loop,mine", "--records", str(poisoned.folder / "r.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=poisoned.folder, timeout=300)
+    records = [json.loads(line) for line in (poisoned.folder / "r.jsonl").read_text().splitlines()]
+    statuses = {record["cell"]["backend"]: record["status"] for record in records}
+    assert statuses == {"torch_loop": "ok", "mine": "wrong"}, done.stderr
+
+
+COMMANDS = (ab, bisect, pull_request, evaluate, mcp, confirm, night)
+QUICK = (evaluate, night)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [pytest.param(each, marks=() if each in QUICK else pytest.mark.exhaustive) for each in COMMANDS],
+    ids=lambda command: command.__name__,
+)
+def test_a_poisoned_head_reaches_nothing(command: Callable[[Poisoned], None], poisoned: Poisoned) -> None:
+    command(poisoned)
+    assert not poisoned.reached.exists() or not poisoned.reached.read_text()
