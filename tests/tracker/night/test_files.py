@@ -54,7 +54,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 def test_only_one_process_writes_a_devices_files(tmp_path: Path) -> None:
-    """As of two containers that share the folder, but not the device's lock."""
+    """Two containers may share the folder, but not the device's lock."""
     first = NightFiles(tmp_path, "cpu")
     first.claim()
     with pytest.raises(IngestError, match="another night writes"):
