@@ -5,6 +5,7 @@ The plugin attacks when a process imports it, and again when it is prepared. It 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -182,11 +183,11 @@ def confirm(poisoned: Poisoned) -> None:
     head, base = poisoned.folder, poisoned.folder.parent / "base"
     git(head, "worktree", "add", "-q", str(base), "main")
     cell = AbCell("grouped_gemm", "mine", SHAPE, "fp32", device="cpu", plugins=("poisonable.MINE",))
-    with Bench(AbSide("good", base), AbSide("poison", head)) as bench:
+    with contextlib.chdir(head), Bench(AbSide("good", base), AbSide("poison", head)) as bench:
         result = bench.compare(cell)
     if BUSY not in (result.message or ""):
-        assert result.head_accuracy is not None and result.head_accuracy.status == "wrong", result
-        assert result.base_accuracy is not None and result.base_accuracy.status == "ok", result
+        assert result.head_accuracy is not None and result.head_accuracy.status == "wrong", result.message
+        assert result.base_accuracy is not None and result.base_accuracy.status == "ok", result.message
 
 
 def night(poisoned: Poisoned) -> None:
