@@ -27,6 +27,7 @@ from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Backend, Backward, Operator, Run, Target
 from groupbench.operators.sizes import size, within
+from groupbench.operators.tolerances import TOLERANCES, Tolerance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -256,7 +257,9 @@ def flex(q: Tensor, k: Tensor, v: Tensor, lengths: tuple[int, ...]) -> Callable[
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (part.transpose(0, 1)[None] for part in (q, k, v))
         with _disable_current_modes():  # under a dispatch mode Dynamo would not run its compiled code
-            out: Tensor = compiled(q, k, v, block_mask=mask, enable_gqa=True)
+            # For less than 128 rows torch 2.11 chooses its kernel for decoding, which lacks configs for many heads.
+            options = {"FORCE_USE_FLEX_ATTENTION": True}
+            out: Tensor = compiled(q, k, v, block_mask=mask, enable_gqa=True, kernel_options=options)
         return out[0].transpose(0, 1)
 
     return attend
@@ -375,6 +378,13 @@ CAUSAL_ATTENTION = Operator(
     min_bytes=min_bytes,
     returns="[T, H, D]",
     shapes_help=HELP,
+    # Several products in a row, each result rounded. Few rows average little out: of five rows in fp16, dk is off by
+    # 0.0016 in one feature by flash attention, by torch.compile and by ours.
+    tolerances={
+        "bf16_attention": Tolerance(rms=1.6e-2, rtol=6.4e-2, atol=2.5e-1),
+        "fp16_attention": Tolerance(rms=2e-3, rtol=8e-3, atol=3.2e-2),
+        "fp32_attention": TOLERANCES["fp32_layer"],
+    },
     backward=Backward(
         make_inputs=make_step,
         reference=lambda step: decode(reference_backward(step)),
@@ -382,7 +392,7 @@ CAUSAL_ATTENTION = Operator(
         min_bytes=min_bytes_backward,
         returns="(dq [T, H, D], dk [T, KV, D], dv [T, KV, D])",
         moves=("dout",),  # the rest was saved by the forward pass
-        output_dtype=lambda dtype: f"{dtype}_layer",  # several products in a row
+        output_dtype=lambda dtype: f"{dtype}_attention",
         # One row in all has a gradient of zero for q, from which any error is infinitely far.
         suites={name: tuple(s for s in suite if max(s.lengths) > 1) for name, suite in SUITES.items()},
     ),

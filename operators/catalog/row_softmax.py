@@ -15,6 +15,7 @@ from groupbench.operators.catalog.inductor import compiled, no_gpu_to_compile_fo
 from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.operator import Backend, Backward, Operator, Run
 from groupbench.operators.sizes import size
+from groupbench.operators.tolerances import TOLERANCES, Tolerance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,9 +89,14 @@ def reference(x: RowInputs) -> Tensor:
 
 
 def reference_backward(step: RowStep) -> dict[str, Tensor]:
+    """Compute the gradient of the output as it was saved: rounded, like every backend's.
+
+    From the exact output, torch's own gradient would be off by 0.0023 RMS in a row of five, where terms cancel.
+    """
     from groupbench.kernels.attention.softmax import softmax_backward_reference, softmax_reference
 
-    return {"dx": softmax_backward_reference(softmax_reference(step.x), step.dy)}
+    y = softmax_reference(step.x)
+    return {"dx": softmax_backward_reference(y.to(step.x.dtype).to(y.dtype), step.dy)}
 
 
 # --- backends ---------------------------------------------------------------------------------------------------------
@@ -196,6 +202,12 @@ ROW_SOFTMAX = Operator(
     min_bytes=lambda shape, dtype: 2 * shape.M * shape.N * BYTES[dtype],
     returns="[M, N]",
     shapes_help=HELP,
+    # torch rounds y * dy before it subtracts: it is off by 0.0013 RMS in a row of five in fp16, where terms cancel.
+    tolerances={
+        "bf16_difference": Tolerance(rms=1.6e-2, rtol=1.6e-2, atol=6.4e-2),
+        "fp16_difference": Tolerance(rms=2e-3, rtol=2e-3, atol=8e-3),
+        "fp32_difference": TOLERANCES["fp32_summed"],
+    },
     backward=Backward(
         make_inputs=make_step,
         reference=reference_backward,
@@ -203,7 +215,7 @@ ROW_SOFTMAX = Operator(
         min_bytes=lambda shape, dtype: 3 * shape.M * shape.N * BYTES[dtype],
         returns="(dx [M, N])",
         moves=("dy",),  # the rest was saved by the forward pass
-        output_dtype=lambda dtype: f"{dtype}_summed",  # y was rounded when it was saved
+        output_dtype=lambda dtype: f"{dtype}_difference",
         suites=SUITES,
     ),
 )

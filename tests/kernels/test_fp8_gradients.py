@@ -95,7 +95,9 @@ def test_swiglu_and_its_gradient_are_quantised(device):
     weights = torch.rand(ids.shape, device=device)
     count = int(routing.offs[-1])
     act = swiglu_quantized(both, routing.offs)
-    same(quantize.dequantize(act.q[:count], act.scale[:count]), swiglu_reference(both[:count].float()))
+    # Below 2**-6 times the scale, steps of e4m3 are 2**-9 times the scale.
+    got, subnormal = quantize.dequantize(act.q[:count], act.scale[:count]), float(act.scale[:count].max()) * 2**-10
+    torch.testing.assert_close(got, swiglu_reference(both[:count].float()), rtol=0.07, atol=subnormal)
     dboth, dboth_t, weighted, dweights = swiglu_backward_quantized(da, both, weights, routing)
     expected = swiglu_backward_reference(da.float(), both.float(), weights, routing)
     largest = expected[0].abs().max()

@@ -132,14 +132,15 @@ def _words(process: Path) -> list[bytes]:
         (
             "forks_hoarders",
             r"^killed during prepare or the first calls, .*; it last wrote: "
-            r"out of memory: its processes used \d\.\d GiB of 0\.5 \(GROUPBENCH_MEMORY_GIB\)$",
+            r"out of memory: its processes used \d\.\d GiB of \d\.\d \(GROUPBENCH_MEMORY_GIB\)$",
         ),
     ],
 )
 def test_a_cell_that_uses_too_much_memory_is_stopped_alone(
     faulty: str, monkeypatch: pytest.MonkeyPatch, backend: str, message: str
 ) -> None:
-    monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", "0.5")
+    # CUDA's libraries alone need more than 0.5 GiB. The backends keep 4 and 8 GiB.
+    monkeypatch.setenv("GROUPBENCH_MEMORY_GIB", "3.0" if torch.cuda.is_available() else "0.5")
     hoarder, neighbour = measure([job(backend), job("torch_loop")], timeout_s=300)
     assert (hoarder.status, neighbour.status) == ("oom", "ok"), hoarder.message
     assert re.search(message, hoarder.message or ""), hoarder.message
