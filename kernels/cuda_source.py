@@ -25,13 +25,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from groupbench.kernels.device import has_context, make_context_current
+from groupbench.kernels.device import cuda_driver, make_context_current
 from groupbench.kernels.launch import require_current
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 TENSOR_MAP_TYPES = {torch.float8_e4m3fn: 0, torch.float16: 6, torch.bfloat16: 9}  # CU_TENSOR_MAP_DATA_TYPE_*; bytes: 0
 SWIZZLE_128B, PROMOTE_TO_256B = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 TENSOR_MAP_ALIGNMENT = 64  # bytes
+INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
 def why_not_nvrtc() -> str | None:
@@ -140,9 +141,11 @@ class CudaKernel:
     def launch(self, grid: int, threads: int, addresses: ctypes.Array[ctypes.c_void_p]) -> None:
         """Launch on the current stream with the arguments' addresses. Does not wait. Raises RuntimeError."""
         stream = torch._C._cuda_getCurrentRawStream(self.device)
-        failed = _driver().cuLaunchKernel(
-            self._function, grid, 1, 1, threads, 1, 1, self._shared_bytes, stream, addresses, None
-        )
+        arguments = (self._function, grid, 1, 1, threads, 1, 1, self._shared_bytes, stream, addresses, None)
+        failed = _driver().cuLaunchKernel(*arguments)
+        if failed == INVALID_CONTEXT:  # in a thread that has not used CUDA yet
+            make_context_current(self.device)
+            failed = _driver().cuLaunchKernel(*arguments)
         if failed:
             _check(failed)
 
@@ -171,9 +174,8 @@ class BoundKernel:
         A map is moved to a tensor with the same shape, strides and dtype. Raises ValueError under another current
         device, and RuntimeError if the driver refuses.
         """
-        if not has_context() or torch._C._cuda_getDevice() != self._kernel.device:
+        if torch._C._cuda_getDevice() != self._kernel.device:
             require_current(self._kernel.device)
-            make_context_current(self._kernel.device)
         with self._in_use:
             for at, address in tensors.items():
                 if at not in self._maps:
@@ -205,7 +207,7 @@ def _aligned_map() -> TensorMap:
 
 @cache
 def _driver() -> ctypes.CDLL:
-    driver = ctypes.CDLL("libcuda.so.1")
+    driver = cuda_driver()
     pointer, number = ctypes.c_void_p, ctypes.c_uint
     driver.cuTensorMapReplaceAddress.argtypes = (pointer, pointer)
     driver.cuLaunchKernel.argtypes = (pointer, *[number] * 7, pointer, pointer, pointer)

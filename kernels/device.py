@@ -191,6 +191,12 @@ def _smaller(config: Any, sides: tuple[str, ...]) -> Iterator[Any]:
         config = replace(config, **{side: getattr(config, side) // 2})
 
 
+@cache
+def cuda_driver() -> ctypes.CDLL:
+    """Return the CUDA driver's library. Raises OSError without one."""
+    return ctypes.CDLL("libcuda.so.1")
+
+
 _thread = threading.local()
 
 
@@ -207,7 +213,7 @@ def make_context_current(device: int) -> None:
     """
     torch.cuda.set_device(device)
     context = ctypes.c_void_p()
-    ctypes.CDLL("libcuda.so.1").cuCtxGetCurrent(ctypes.byref(context))
+    cuda_driver().cuCtxGetCurrent(ctypes.byref(context))
     if not context.value:  # with CUDA before 12
         torch.empty(1, device="cuda").zero_()
     _thread.has_context = True

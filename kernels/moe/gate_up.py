@@ -229,17 +229,13 @@ def gate_up(
     Allocates and launches. Raises ValueError for a config that is illegal here.
     """
     M, F = a.size(0), w.size(1) // 2
-    if M == 0 or F == 0:
-        return a.new_empty(M, F), a.new_empty(M, 2 * F) if save else None
-    without_tma, device = no_tma(F, a=a, w=w), device_of(a.device)
-    if config is not None and without_tma is None:
-        if reason := illegal(config, a.dtype, device):
-            raise ValueError(f"{config}: {reason}")
-        return _bind_tma(a, w, offs, save, config)(a, w, offs)
-    key = (a.shape, a.stride(), w.shape, w.stride(), a.dtype, a.device, offs.dtype, save, without_tma)
+    aligned = (a.data_ptr() | w.data_ptr()) & 15 == 0
+    key = (a.shape, a.stride(), w.shape, w.stride(), a.dtype, a.get_device(), offs.dtype, save, aligned, config)
     run = _bound.get(key)
     if run is None:
-        run = _bound.add(key, _bind(a, w, offs, save, without_tma))
+        if M == 0 or F == 0:
+            return a.new_empty(M, F), a.new_empty(M, 2 * F) if save else None
+        run = _bound.add(key, _bind(a, w, offs, save, config))
     return run(a, w, offs)
 
 
@@ -247,9 +243,14 @@ GateUp = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]  # of 
 _bound: Kept[GateUp] = Kept()
 
 
-def _bind(a: Tensor, w: Tensor, offs: Tensor, save: bool, without_tma: str | None) -> GateUp:
-    """Return `gate_up` for operands like these."""
+def _bind(a: Tensor, w: Tensor, offs: Tensor, save: bool, config: GateUpConfig | None) -> GateUp:
+    """Return `gate_up` for operands like these. Raises ValueError for an illegal config."""
     (M, H), G, F, device = a.shape, w.size(0), w.size(1) // 2, device_of(a.device)
+    without_tma = no_tma(F, a=a, w=w)
+    if config is not None and without_tma is None:
+        if reason := illegal(config, a.dtype, device):
+            raise ValueError(f"{config}: {reason}")
+        return _bind_tma(a, w, offs, save, config)
 
     def separately(a: Tensor, w: Tensor, offs: Tensor) -> tuple[Tensor, Tensor | None]:
         both = product(a, w.transpose(1, 2), offs)
@@ -295,6 +296,8 @@ def _bind_tma(
     def run(a: Tensor, w: Tensor, offs: Tensor) -> tuple[Tensor, Tensor | None]:
         act = torch.empty(M, F, dtype=dtype, device=device)
         if not save:
+            if launch.again(a.data_ptr(), w.data_ptr(), act.data_ptr(), offs.data_ptr()):
+                return act, None
             launch(a_desc(a), w_desc(w), act_desc(act), None, None, offs, F, H)
             return act, None
         both = torch.empty(M, 2 * F, dtype=dtype, device=device)

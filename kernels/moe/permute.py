@@ -31,7 +31,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
 from groupbench.kernels.grouped_gemm.support import can_chain, require_runnable, require_tensors, worker_count
-from groupbench.kernels.launch import Kept, launch
+from groupbench.kernels.launch import Kept, Launch
 from groupbench.kernels.masks import masked_if
 from groupbench.kernels.moe.permute_fused import TokensConfig, choose_tokens, place_and_spread
 from groupbench.kernels.moe.routing import Routing, check_ids, route, route_reference
@@ -214,10 +214,10 @@ def permute_rows(
     Allocates and launches, for an x that was checked already. Raises ValueError for ids or a G that the kernels cannot
     take.
     """
-    check_ids(ids, G)
-    key = (x.shape, x.stride(), x.dtype, x.device, ids.size(1), G)
+    key = (x.shape, x.stride(), x.dtype, x.get_device(), ids.shape, ids.dtype, G)
     run = _permutes.get(key)
     if run is None:
+        check_ids(ids, G)
         run = _permutes.add(key, _permute(choose_tokens(x, ids.size(1), G), (x.dtype, G, x.device)))
     return run(x, ids, G)
 
@@ -262,15 +262,26 @@ def _spread(x: Tensor, position: Tensor, config: RowConfig | None, chained: bool
     (T, H), k = x.shape, position.size(1)
     position = position.contiguous()
     out = torch.empty(T * k, H, dtype=x.dtype, device=x.device)
-    if out.numel():
+    if not out.numel():
+        return out
+    key = ("spread", x.shape, x.stride(), x.dtype, x.get_device(), k, config, chained)
+    kept = _launches.get(key)
+    if kept is None:
         config = config or choose_config(T, H, x.element_size())
         early = worker_count(x.device, SM_WARPS // config.num_warps) // config.splits if chained else 0
-        launch(
-            _spread_kernel, (T, config.splits),
-            x, position, out, H, early, *x.stride(), H, K=k, BLOCK_H=config.block_h, SPLITS=config.splits,
-            CHAINED=chained, num_warps=config.num_warps, **({"launch_pdl": True} if chained else {}),
+        bound = Launch(
+            _spread_kernel, (T, config.splits), K=k, BLOCK_H=config.block_h, SPLITS=config.splits, CHAINED=chained,
+            num_warps=config.num_warps, **({"launch_pdl": True} if chained else {}),
         )  # fmt: skip
+        kept = _launches.add(key, (bound, (H, early, *x.stride(), H)))
+    launch, numbers = kept
+    if not launch.again(x.data_ptr(), position.data_ptr(), out.data_ptr()):
+        launch(x, position, out, *numbers)
     return out
+
+
+_launches: Kept[tuple[Launch, tuple[int, ...]]] = Kept()
+"""Bound launches by problem class, with their integer arguments."""
 
 
 def combine_rows(
@@ -283,15 +294,22 @@ def combine_rows(
     (T, k), H = position.shape, y.size(1)
     position = position.contiguous()
     out = torch.empty(T, H, dtype=y.dtype, device=y.device)
-    if out.numel():
+    if not out.numel():
+        return out
+    factors = position if weights is None else weights.contiguous()
+    key = ("combine", T, k, y.shape, y.stride(), y.dtype, y.get_device(), factors.dtype, config)
+    kept = _launches.get(key)
+    if kept is None:
         config = config or choose_config(T, H, y.element_size(), rows=k, vectors=2 if k >= MANY else 4)
-        launch(
-            _combine_kernel, (T, config.splits),
-            y, position, position if weights is None else weights.contiguous(), out, H, *y.stride(), K=k,
-            CHOICES=triton.next_power_of_2(k), BLOCK_H=config.block_h, SPLITS=config.splits,
-            WEIGHTED=weights is not None, EVICT="evict_first" if k >= STREAMED else "",
+        bound = Launch(
+            _combine_kernel, (T, config.splits), K=k, CHOICES=triton.next_power_of_2(k), BLOCK_H=config.block_h,
+            SPLITS=config.splits, WEIGHTED=weights is not None, EVICT="evict_first" if k >= STREAMED else "",
             AT_ONCE=max(min(AT_ONCE, k // 2), 1), num_warps=config.num_warps,
         )  # fmt: skip
+        kept = _launches.add(key, (bound, (H, *y.stride())))
+    launch, numbers = kept
+    if not launch.again(y.data_ptr(), position.data_ptr(), factors.data_ptr(), out.data_ptr()):
+        launch(y, position, factors, out, *numbers)
     return out
 
 

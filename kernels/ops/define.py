@@ -20,9 +20,11 @@ from torch import Tensor
 
 NAMESPACE = "groupbench"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-_PLAIN = frozenset((Tensor, torch.nn.Parameter))
+_PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
+autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+"""Return whether autocast is enabled for any kind of device."""
 
 
 def define(
@@ -67,7 +69,7 @@ def direct(*tensors: Tensor | None) -> bool:
     """Return whether a call with these tensors may go around torch's dispatcher."""
     if torch.compiler.is_compiling() or _modes() or _transforms():
         return False
-    return all(tensor is None or type(tensor) in _PLAIN for tensor in tensors)
+    return {type(tensor) for tensor in tensors} <= _PLAIN
 
 
 def cast_by_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

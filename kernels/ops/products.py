@@ -11,14 +11,15 @@ Other forms, dtypes and devices are computed by torch's own operation; `fallback
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.choose import gradient, product, unfit
+from groupbench.kernels.grouped_gemm.choose import gradient, product, product_again, unfit
 from groupbench.kernels.ops.define import (
+    autocast_enabled,
     cast_by_autocast,
     define,
     direct,
@@ -50,17 +51,23 @@ def grouped_mm(
     Returns:
         [M, N], zero in rows past offs[-1]; or [G, P, Q].
     """
+    if direct(a, b, offs) and offs is not None and out_dtype is None and bias is None and not autocast_enabled():
+        if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
+            if b.dim() == 3 and unfit(a, b, offs) is None:
+                return cast(Tensor, _Eager.apply(a, b, offs))
+        elif (again := product_again(a, b, offs)) is not None:
+            return again
     a, b = cast_by_autocast(a, b)
     if unfit(a, b, offs, out_dtype) is not None:
         return _by_torch(a, b, offs, bias, out_dtype)
     assert offs is not None
     out: Tensor
     if transformed():
-        out = _Direct.apply(a, b, offs)
+        out = _Transformed.apply(a, b, offs)
     elif not direct(a, b, offs):
         out = torch.ops.groupbench.grouped_mm(a, b, offs)
     elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        out = _Direct.apply(a, b, offs)
+        out = _Eager.apply(a, b, offs)
     else:
         out = _compute(a, b, offs)
     return out if bias is None else _add_bias(out, bias, offs)
@@ -173,8 +180,27 @@ define(
 )
 
 
-class _Direct(torch.autograd.Function):
-    """The same gradients for calls that need no dispatcher, and for torch.func, which cannot use registered ones."""
+class _Eager(torch.autograd.Function):
+    """The same gradients for calls that need no dispatcher.
+
+    Without `setup_context`, with which torch inspects the signature at every call.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        _save(ctx, (a, b, offs), a)
+        return _again_or_compute(a, b, offs)
+
+    @staticmethod
+    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        a, b, offs = ctx.saved_tensors
+        # With create_graph, the gradients need the nodes that refuse a second derivative.
+        multiply = _again_or_compute if not torch.is_grad_enabled() and direct(dc) else _Gradient.apply
+        return *_gradients(multiply, dc, a, b, offs, ctx.nk, ctx.needs_input_grad[:2]), None
+
+
+class _Transformed(torch.autograd.Function):
+    """The same gradients for torch.func, which cannot use registered ones."""
 
     @staticmethod
     def forward(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -186,14 +212,16 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        a, b, offs = ctx.saved_tensors
-        # With create_graph, the gradients need the nodes that refuse a second derivative.
-        multiply = _compute if not torch.is_grad_enabled() and direct(dc) else _Gradient.apply
-        return *_gradients(multiply, dc, a, b, offs, ctx.nk, ctx.needs_input_grad[:2]), None
+        return _Eager.backward(ctx, dc)
 
     @staticmethod
     def vmap(*args: Any) -> Any:
         return refuse_vmap("groupbench::grouped_mm")()
+
+
+def _again_or_compute(a: Tensor, b: Tensor, offs: Tensor, nk: bool = False) -> Tensor:
+    again = product_again(a, b, offs) if b.dim() == 3 else None
+    return _compute(a, b, offs, nk) if again is None else again
 
 
 class _Gradient(torch.autograd.Function):

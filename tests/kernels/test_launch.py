@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
+import struct
 import weakref
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from groupbench.kernels import launch as launching
+from groupbench.kernels.direct import Direct, Unknown, _Parameters
 from groupbench.kernels.elementwise import prepare_add
 from groupbench.kernels.grouped_gemm.flat import prepare_flat
 from groupbench.kernels.grouped_gemm.wgrad import prepare_wgrad
@@ -79,6 +82,39 @@ def test_arguments_that_may_need_another_kernel_are_bound_again(
     assert (len(kernel.bound), kernel.compiled.launched) == (2, [])
 
 
+def test_a_repeated_launch_needs_a_full_one_first_and_aligned_addresses(kernel: Kernel) -> None:
+    launch, x = Launch(kernel, (3,), B=16), torch.zeros(64)
+    assert not launch.again(x.data_ptr())
+    launch(x, 5)
+    assert not launch.again(x.data_ptr())  # the driver cannot launch this kernel
+    launched: list[tuple[int, ...]] = []
+    launch._aligned = lambda addresses: launched.append(addresses) or True  # type: ignore[assignment,func-returns-value]
+    assert launch.again(64) and not launch.again(66)
+    assert launched == [(64,)]
+
+
+def test_integers_and_floats_are_told_apart_by_their_bits(kernel: Kernel) -> None:
+    launch, x = Launch(kernel, (3,), B=16), torch.zeros(64)
+    for number in (0.0, -0.0, 1.0):
+        launch(x, number)
+    assert len(kernel.bound) == 3
+
+
+def test_parameters_lie_where_the_driver_reads_them() -> None:
+    parameters = _Parameters()
+    for kind, arg in (("constexpr", 7), ("i32", -2), ("u1", True), ("fp32", 0.5), ("i64", 1 << 40)):
+        parameters.add(kind, arg, iter(()))
+    parameters.append(bytes(range(128)))
+    words, places, at = parameters.placed()
+    assert parameters.sizes == [4, 1, 4, 8, 128] and at == []
+    read = [ctypes.string_at(place, size) for place, size in zip(places, parameters.sizes, strict=True)]
+    assert read == [struct.pack("i", -2), b"\1", struct.pack("f", 0.5), struct.pack("q", 1 << 40), bytes(range(128))]
+    assert places[-1] % 128 == 0 and ctypes.addressof(words) % 128 == 0
+    for kind, arg in (("fp16", 1.0), (("i32", "i32"), (1, 2)), ("*bf16", 3), ("tensordesc<bf16[16,16]>", None)):
+        with pytest.raises(Unknown):
+            parameters.add(kind, arg, iter(()))
+
+
 def test_a_launch_under_another_current_device_is_refused(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
     launch, x = Launch(kernel, (3,), B=16), torch.zeros(64)
     launch(x, 5)
@@ -132,7 +168,10 @@ def test_every_launch_computes_the_same_on_a_gpu(name: str, rows: int, monkeypat
         "outer_k": lambda: prepare_outer_k(a[:, :16], b[0, :16]),
         "add": lambda: prepare_add(a, a),
     }[name]()
+    made: list[Direct] = []
+    monkeypatch.setattr(launching, "Direct", lambda *args: made.append(Direct(*args)) or made[-1])  # no Unknown
     first = run()
+    assert made
     with compiled.watched() as kernels:
         run()
     assert kernels  # a launch is seen, although this callable has launched before
