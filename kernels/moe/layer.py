@@ -1,4 +1,4 @@
-"""A mixture-of-experts layer with gradients: permute, gate and up, SwiGLU, down, unpermute.
+"""The two passes of a mixture-of-experts layer: permute, gate and up, SwiGLU, down, unpermute.
 
     out[t] = sum over j of weights[t, j] * (silu(x[t] @ gate.T) * (x[t] @ up.T)) @ down.T
              with gate, up = w_gate_up[g, :F], w_gate_up[g, F:] and down = w_down[g] of the expert g = ids[t, j]
@@ -23,6 +23,8 @@
 The backward pass needs `both` and `rows`. It does not need y (swiglu.py explains why), and computes act again while it
 reads both. With `recompute` it also gathers the rows again: that saves M*H values and costs one more permutation.
 
+`ops.moe_layer` connects them to autograd, and is the function to call.
+
 A choice with an id outside 0..G-1 adds nothing to the output, and the weight's gradient is zero.
 
 If H or F is not a multiple of 16 bytes, every call pads all operands with zeros, weights included: correct, but slow.
@@ -34,15 +36,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as nn
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from groupbench.kernels.grouped_gemm import choose
-from groupbench.kernels.grouped_gemm.support import TMA_BYTES, require_runnable, require_tensors
+from groupbench.kernels.grouped_gemm.support import TMA_BYTES, require_tensors
 from groupbench.kernels.moe.gate_up import gate_up, gate_up_reference
 from groupbench.kernels.moe.permute import (
     check_rows,
@@ -69,32 +69,6 @@ class Parts:
     product: Callable[[Tensor, Tensor, Tensor], Tensor]  # a [M, K], b [G, K, N], offs -> [M, N]
     wgrad: Callable[[Tensor, Tensor, Tensor], Tensor]  # a [M, K], dc [M, N], offs -> [G, N, K]
     swiglu_backward: Callable[[Tensor, Tensor, Tensor, Routing], tuple[Tensor, Tensor, Tensor]]
-
-
-def moe_layer(
-    x: Tensor,  # [T, H], any strides
-    ids: Tensor,  # [T, k], int32 or int64
-    weights: Tensor,  # [T, k], any float dtype
-    w_gate_up: Tensor,  # [G, 2F, H]
-    w_down: Tensor,  # [G, H, F]
-    reference: bool = False,  # plain torch, in any dtype and on any device
-    recompute: bool = False,  # gather the rows again in the backward pass instead of saving them
-) -> Tensor:  # [T, H]
-    """Return the layer's output, differentiable once in x, weights, w_gate_up and w_down.
-
-    The backward pass uses the routing of the forward pass, so later changes of `ids` have no effect on it. Raises
-    TypeError for an operand that is not a tensor, and ValueError for operands that do not fit together or cannot run.
-    """
-    check_layer(x, ids, weights, w_gate_up, w_down)
-    if not reference:
-        require_runnable(x, w_gate_up, w_down)
-    H = x.size(1)
-    x, w_gate_up, w_down = pad_sizes(x, w_gate_up, w_down)
-    # Decided here: within a Function gradients are off, and needs_input_grad ignores torch.no_grad.
-    keep = torch.is_grad_enabled() and any(each.requires_grad for each in (x, weights, w_gate_up, w_down))
-    parts = REFERENCE if reference else TRITON
-    out: Tensor = _Layer.apply(x, ids, weights, w_gate_up, w_down, parts, keep, recompute)
-    return out if out.size(1) == H else out[:, :H]
 
 
 def pad_sizes(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -180,35 +154,6 @@ def backward(
     if wanted[0]:
         dx = parts.combine(parts.product(dboth, saved.w_gate_up, offs), position, None)
     return dx, dweights if wanted[1] else None, dw_gate_up, dw_down
-
-
-class _Layer(torch.autograd.Function):
-    """Connect `forward` and `backward` of this module to autograd."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, ids: Tensor, weights: Tensor, w_gate_up: Tensor, w_down: Tensor, parts: Parts,
-        keep: bool, recompute: bool,
-    ) -> Tensor:  # fmt: skip
-        ctx.parts, ctx.recompute = parts, recompute
-        out, saved = forward(parts, x, ids, weights, w_gate_up, w_down, keep, recompute)
-        if saved is not None:
-            routing = saved.routing
-            ctx.save_for_backward(
-                saved.rows, saved.both, saved.weights, saved.w_gate_up, saved.w_down,
-                routing.offs, routing.position, routing.source,
-            )  # fmt: skip
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        rows, both, weights, w_gate_up, w_down, offs, position, source = ctx.saved_tensors
-        saved = Saved(rows, both, weights, w_gate_up, w_down, Routing(offs, position, source))
-        needs = ctx.needs_input_grad
-        wanted = (needs[0], needs[2], needs[3], needs[4])
-        dx, dweights, dw_gate_up, dw_down = backward(ctx.parts, saved, dout, wanted, ctx.recompute)
-        return dx, None, dweights, dw_gate_up, dw_down, None, None, None
 
 
 def _wgrad(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:

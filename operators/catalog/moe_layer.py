@@ -231,7 +231,7 @@ def compiled_layer(x: LayerInputs) -> Layer:
 
 
 def triton_layer(x: LayerInputs, recompute: bool = False) -> Layer:
-    from groupbench.kernels.moe.layer import moe_layer
+    from groupbench.kernels import ops
     from groupbench.kernels.moe.layer_fp8 import moe_layer_fp8
 
     if x.fp8:
@@ -240,7 +240,9 @@ def triton_layer(x: LayerInputs, recompute: bool = False) -> Layer:
         if x.x.size(1) % 128 or x.w_down.size(2) % 128 or not x.x.numel():
             raise Unavailable("in fp8 it needs tokens, and H and F in multiples of 128")
         return lambda tokens, weights, w_gate_up, w_down: moe_layer_fp8(tokens, x.ids, weights, w_gate_up, w_down)
-    return lambda tokens, weights, w_gate_up, w_down: moe_layer(
+    if reason := ops.layer_fallback_reason(x.x, x.w_gate_up, x.w_down):
+        raise Unavailable(reason)
+    return lambda tokens, weights, w_gate_up, w_down: ops.moe_layer(
         tokens, x.ids, weights, w_gate_up, w_down, recompute=recompute
     )
 

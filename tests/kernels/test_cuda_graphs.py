@@ -22,8 +22,9 @@ from groupbench.kernels.grouped_gemm import (
 )
 from groupbench.kernels.grouped_gemm import wgrad as triton_wgrad
 from groupbench.kernels.grouped_gemm.reference import grouped_gemm_reference, grouped_gemm_wgrad_reference
-from groupbench.kernels.moe.layer import moe_layer, moe_layer_reference
+from groupbench.kernels.moe.layer import moe_layer_reference
 from groupbench.kernels.moe.permute import permute_reference, permute_rows
+from groupbench.kernels.ops import moe_layer
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NOT TESTED: CUDA graphs. No GPU")
 

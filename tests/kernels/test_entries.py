@@ -11,13 +11,12 @@ import torch
 from groupbench.kernels import elementwise, outer_k
 from groupbench.kernels.bias_add_permute.problem import Group
 from groupbench.kernels.grouped_gemm import contiguous, flat, fp8, pointer, quantize, wgrad
-from groupbench.kernels.grouped_gemm.autograd import grouped_gemm
 from groupbench.kernels.grouped_gemm.helion_jagged import prepare_helion_jagged
 from groupbench.kernels.grouped_gemm.helion_persistent import prepare_helion_persistent
 from groupbench.kernels.grouped_gemm.helion_wgrad import prepare_helion_wgrad
 from groupbench.kernels.grouped_gemm.helion_worklist import prepare_helion_worklist
 from groupbench.kernels.moe import helion_permute, permute, routing
-from groupbench.kernels.moe.layer import moe_layer
+from groupbench.kernels.ops import moe_layer
 from groupbench.kernels.split_k import helion_barrier, tiled
 
 
@@ -36,7 +35,6 @@ ENTRIES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "helion_jagged": (prepare_helion_jagged, GROUPED),
     "helion_persistent": (prepare_helion_persistent, GROUPED),
     "helion_worklist": (prepare_helion_worklist, GROUPED),
-    "grouped_gemm": (grouped_gemm, GROUPED),
     "wgrad": (wgrad.prepare_wgrad, GRADIENT),
     "helion_wgrad": (prepare_helion_wgrad, GRADIENT),
     "pointer": (lambda a, b: pointer.prepare_pointer([a], [b]), PRODUCT),
