@@ -28,6 +28,7 @@ from groupbench.tracker.facts import exits, record
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import METRICS, Metric
 from groupbench.tracker.facts.verdicts import Verdict
+from groupbench.tracker.judge import rules
 from groupbench.tracker.store import schema_doc
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -211,6 +212,18 @@ def _verdicts() -> str:
     for verdict in Verdict:
         strict = verdict.strict if verdict.exit is ExitCode.OK else verdict.exit
         lines.append(f"| `{verdict.value}` | {_cell(verdict.meaning)} | {int(verdict.exit)} | {int(strict)} |")
+    lines += ["", "## Rules", ""]
+    lines += [
+        "The first rule that applies to the evidence about a row decides it. `groupbench gate --why SERIES` prints"
+    ]
+    lines += [
+        "the evidence, the rule, and those that were passed over. *Out* means: a chance of at most 1 % on the level,"
+    ]
+    lines += ["and beyond what counts ([statistics](../explanation/statistics.md)).", ""]
+    lines += ["| | rule | applies | verdict | cause |", "|---|---|---|---|---|"]
+    for number, rule in enumerate(rules.RULES, 1):
+        cause = f"`{rule.cause}`" if rule.cause else ""
+        lines.append(f"| {number} | {rule.name} | {_cell(rule.meaning)} | `{rule.verdict.value}` | {cause} |")
     return "\n".join(lines) + "\n"
 
 

@@ -136,6 +136,10 @@ NOT_RUN = {
     "groupbench selftest": "tries every cheat; tests/operators/test_integrity.py",
     "groupbench serve": "serves until it is stopped; tests/tracker/serve",
     "groupbench tune": "needs a GPU; tests/tracker/cli/test_tune.py",
+    **dict.fromkeys(
+        (f"groupbench {name}" for name in ("alerts mute", "alerts unmute", "db reject", "db rename")),
+        "needs a certain database; tests/tracker/cli/test_decisions.py",
+    ),
     "groupbench pins remove": "needs a pin; tests/tracker/judge/test_pins.py",
 }
 """Commands whose examples are only parsed, with the reason. All other examples of `groupbench` run in a test."""

@@ -50,7 +50,10 @@ class ProjectError(TrackerError):
 
 
 class PlanEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """One `[[measure]]` section: cells of an operator. Omitted fields default to the operator's or the protocol's."""
+    """One `[[measure]]` section: cells of an operator. Omitted fields default to the operator's or the protocol's.
+
+    `min_effect` is the smallest relative change of the latency that counts for the gate: 0.05 is 5 %.
+    """
 
     operator: str
     suites: tuple[str, ...] = ()
@@ -66,6 +69,7 @@ class PlanEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     idle: float | None = None
     costs: tuple[Literal["memory", "kernels", "energy", "cold"], ...] = ("memory",)
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 0
+    min_effect: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
 
 
 class Post(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -85,7 +89,9 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         pythonpath: Folders to search for modules, before the file's folder and its `src`.
         setup: Shell command that builds a checkout, run in the file's folder of every commit that is measured.
         benchmarks: Files and folders to copy from this checkout into commits that predate them.
-        budget: Time for measuring; confirm: time for suspects; wait: time to wait for another run on the device.
+        budget: Time for measuring.
+        confirm: Time for suspects, by default `ab.confirm.enough`.
+        wait: Time to wait for another run on the device.
         database: A file or a URL; records and artifacts are folders; report is a file.
         toolchains: Requirement files (*.txt) and interpreters by name, for `night --toolchain` and `confirm`.
     """
@@ -97,7 +103,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     setup: str | None = None
     benchmarks: tuple[str, ...] = ()
     budget: Duration | None = None
-    confirm: Duration = "30m"
+    confirm: Duration | None = None
     wait: Duration = 0
     device: Literal["auto", "cuda", "cpu"] = "auto"
     database: str = "groupbench.db"

@@ -16,9 +16,9 @@ import json
 
 import numpy as np
 
-from . import ab, fleet, judgement, kernels, tracker
+from . import ab, fleet, judgement, kernels, stories, tracker
 
-BENCHMARKS = {"judgement": judgement, "ab": ab, "tracker": tracker, "fleet": fleet}
+BENCHMARKS = {"judgement": judgement, "stories": stories, "ab": ab, "tracker": tracker, "fleet": fleet}
 
 
 def main() -> None:

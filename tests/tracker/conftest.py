@@ -455,33 +455,11 @@ def stored(
 
 
 @pytest.fixture
-def plain_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the statistics by a simple rule, for tests of the code that uses their findings.
+def two_nights_are_certain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let two nights make a change certain, instead of three, for tests of the code that uses verdicts."""
+    from groupbench.tracker.stats import walk
 
-    If the newest results of an environment are all more than 2 % above or below the median before, two or more are a
-    change, and one is a suspect. Fewer than three results before are too few.
-    """
-    from groupbench.tracker.stats import scan
-
-    def one(history: Any) -> Any:
-        alike = np.flatnonzero(history.environment == history.environment[-1])
-        log, n = history.log_ms[alike], len(alike) - 1
-        rest = {"levels": (), "p": 1e-6, "q": 1e-5, "sigma": 0.001, "reason": ""}
-        none = dict.fromkeys(("index", "first", "last", "effect", "low", "high", "before"))
-        for after in range(n - 2, 0, -1):
-            before, now = log[:-after], log[-after:]
-            effect = float(np.median(now) - np.median(before))
-            if (np.sign(effect) * (now - np.median(before))).min() > max(0.02, history.min_effect):
-                place = int(alike[len(log) - after])
-                change = {"index": place, "first": int(alike[len(log) - after - 1]), "last": place, "effect": effect}
-                change["low"] = effect - 0.005
-                change |= {"high": effect + 0.005, "before": float(np.median(before))}
-                verdict = "changed" if after > 1 else "suspect"
-                return scan.SeriesFinding(verdict=verdict, **change, **rest, n_before=len(before), n_after=after)
-        verdict = "ok" if n >= 3 else "insufficient" if n else "new"
-        return scan.SeriesFinding(verdict=verdict, **none, **rest, n_before=n, n_after=0)
-
-    monkeypatch.setattr(scan, "scan", lambda histories, **_: [one(history) for history in histories])
+    monkeypatch.setattr(walk, "NIGHTS", 2)
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.loaded import code_hashes
 from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store import comparisons
-from groupbench.tracker.store.comparisons import FAILED, Compared
+from groupbench.tracker.store.comparisons import DIFFERENT, FAILED, UNKNOWN, Compared
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.text.wording import counted, duration
 from groupbench.tracker.tools import git
@@ -39,6 +39,8 @@ Report = Callable[[Judged, Compared], None]
 
 CELL_S = 60.0
 """Longest wall time of one comparison."""
+SHARE, LEAST_S = 0.1, 180.0
+"""Share of the time of a night that its A/Bs may take, and the time that they may always take."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,11 @@ class Measuring:
         return self.interpreters or Interpreters({}, self.repo, others, say=say)
 
 
+def enough(night_s: float) -> float:
+    """Return the seconds for the A/Bs of a night whose measuring took `night_s`."""
+    return max(LEAST_S, SHARE * night_s)
+
+
 def confirm(
     store: Store,
     measuring: Measuring,
@@ -141,6 +148,7 @@ def confirm(
     run: str | None = None,
     budget_s: float,
     again: bool = False,
+    repeat: bool = False,
     report: Report = lambda row, compared: None,
     say: Callable[[str], None] = lambda text: None,
     clock: Callable[[], float] = time.monotonic,
@@ -156,6 +164,8 @@ def confirm(
         run: Start of the run's id; None: the newest.
         budget_s: Time in s after which no further suspect is measured.
         again: Also measure suspects whose earlier A/B was inconclusive.
+        repeat: Repeat a comparison that is undecided, or finds a difference. The second answer counts, unless it is
+            undecided after a difference.
         report: Called with each suspect and comparison.
         say: Called with lines for the user.
         clock: Seconds of a steady clock.
@@ -170,7 +180,9 @@ def confirm(
     pairs, inconclusive = _plan(judged.suspects, earlier, again)
     if pairs:
         resolve(measuring.repo, "HEAD")  # fail early if `repo` is not a clone, which would look like an unknown commit
-    confirming = _Confirming(store, measuring, measuring.found_by(say), report, say, clock, clock() + budget_s)
+    confirming = _Confirming(
+        store, measuring, measuring.found_by(say), report, say, clock, clock() + budget_s, repeat=repeat
+    )
     for pair in pairs:
         confirming.decide(pair)
     return Confirmed(
@@ -197,6 +209,8 @@ class _Confirming:
     left_out: list[Judged] = field(default_factory=list)
     elsewhere: list[Judged] = field(default_factory=list)
     same_code: list[Judged] = field(default_factory=list)
+    repeat: bool = False
+    repeated: set[tuple[int, str, str]] = field(default_factory=set)
 
     def decide(self, pair: _Pair) -> None:
         """Measure the suspects of a pair, as long as there is time."""
@@ -215,6 +229,11 @@ class _Confirming:
                     row = remaining[0]
                     result = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
                     compared = _compared(row, result, pair)
+                    if self._is_in_doubt(row, compared):
+                        second = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
+                        repeated = _compared(row, second, pair)
+                        if repeated.decided or compared.verdict != DIFFERENT:  # the second answer counts, if it is one
+                            result, compared = second, repeated
                     # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
                     self._add(row, compared, kept=result.failed_side != "both")
                     remaining.pop(0)
@@ -237,6 +256,18 @@ class _Confirming:
             self.say(f"no A/B of {pair.text} for {row.series}: {why}")
             self.same_code.append(row)
         return why is not None
+
+    def _is_in_doubt(self, row: Judged, compared: Compared) -> bool:
+        """Return whether to repeat a comparison: it did not decide, or it is the first to find a difference.
+
+        A false difference would stay red for weeks, since later nights rely on it.
+        """
+        if not self.repeat or compared.verdict not in (UNKNOWN, DIFFERENT) or self.clock() >= self.end:
+            return False
+        ends = row.series.pk, compared.base, compared.head
+        first = ends not in self.repeated
+        self.repeated.add(ends)
+        return first
 
     def _add(self, row: Judged, compared: Compared, kept: bool = True) -> None:
         if kept:

@@ -32,7 +32,7 @@ RECORDS_SCHEMA = 2
 REFRESH_BLOCKS = 4
 """Blocks before both sides get new processes; the verdict "different" needs at least three pairs of processes. Keeping
 several processes per side would make renewal cheaper, but with three, placing them again takes 0.35 s on an H100."""
-PROCESS_SD = ((0.015, 0.011), (0.06, 0.0035), (0.12, 0.0012), (0.3, 0.0007), (0.6, 0.0006))
+PROCESS_SD = ((0.015, 0.011), (0.06, 0.0035), (0.12, 0.0013), (0.4, 0.0013), (0.6, 0.0006))
 """(latency in ms, relative standard deviation of a process's constant offset), on an H100: docs/explanation/ab.md."""
 TICK_MS = {"gpu": 32e-6, "cpu": 1e-6}
 """Resolution of CUDA's event clock on an H100, and of the CPU's clock."""

@@ -315,9 +315,11 @@ class _Hunter:
         reached = 0.0 if level is None or level.verdict == "same" else level.effect or 0.0
         slack = math.hypot(_half(ends), _half(result.finding)) + ends.least
         unchanged = level is None or level.verdict == "same"
+        certain = 0.0 if level is not None and level.verdict == "different" else slack  # an A/B measured it
+        rest = ends.effect - reached - explained
         culprits: list[Culprit] = []
-        for part, effect, quiet in ((before, reached, unchanged), (after, ends.effect - reached - explained, False)):
-            if part.changes and self._is_worth_searching(effect, explained, slack, quiet):
+        for part, effect, limit, quiet in ((before, reached, certain, unchanged), (after, rest, slack, False)):
+            if part.changes and self._is_worth_searching(effect, explained, limit, quiet):
                 culprits += yield from self._rest(part, effect, merges, sure)
         return culprits
 

@@ -75,6 +75,8 @@ GROUPS: dict[str, Commands] = {
         "expect": ("alerts:expect", "Accept the new level of alerts."),
         "close": ("alerts:close", "Close alerts as fixed or invalid."),
         "accept-transition": ("alerts:accept_transition", "Accept levels that changed with the toolchain or machine."),
+        "mute": ("decisions:mute", "Let the gate pass series until a date."),
+        "unmute": ("decisions:unmute", "Judge muted series again."),
     },
     "pins": {
         "list": ("pins:list_pins", "List the pinned commits."),
@@ -95,6 +97,8 @@ GROUPS: dict[str, Commands] = {
         "backup": ("database:backup", "Copy the database while it is in use."),
         "verify": ("database:verify", "Check the database file, its references and every hash."),
         "merge": ("database:merge", "Add another database to this one."),
+        "reject": ("decisions:reject", "Reject a run, so that no run is compared with it."),
+        "rename": ("decisions:rename", "Rename an operator, a backend or a shape."),
     },
 }
 """Commands of the groups."""

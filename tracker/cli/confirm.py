@@ -103,7 +103,7 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
     )
     with open_store(context.obj, create=False) as store:
         done = confirming.confirm(
-            store, measuring, run=run_id, budget_s=how.budget, again=how.again, report=_report, say=say
+            store, measuring, run=run_id, budget_s=how.budget, again=how.again, repeat=True, report=_report, say=say
         )
     click.echo(printable(done.text))
     if done.compared and not is_step_of_another(context):  # `night` runs the gate next

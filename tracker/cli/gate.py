@@ -80,6 +80,11 @@ COLUMNS = (
     metavar="N",
     help="Judge a series by at most this many earlier results.",
 )
+@click.option(
+    "--why",
+    metavar="SERIES",
+    help="Print the evidence about a series and the rules that decided: its number in `list series`, or words of it.",
+)
 @click.option("--update", is_flag=True, help="Open alerts for new regressions and close fixed ones.")
 @click.option(
     "-o",
@@ -98,6 +103,7 @@ def gate(
     min_effect: float | None,
     strict: bool,
     window: int,
+    why: str | None,
     update: bool,
     outputs: tuple[str, ...],
     always: bool,
@@ -144,13 +150,42 @@ def gate(
 
             updated = alert_moves.update(session, judged)
         result = _result(session, judged, strict, updated) if targets else None
-    _write(judged, form, program_of(context))
+    if why is not None:
+        _explain(judged, why)
+    else:
+        _write(judged, form, program_of(context))
     if updated is not None:
         say(updated.text)
     failures = write(result, targets, always=always) if result else []
     for message in [f"groupbench: {failure}" for failure in failures] or judged.notes:
         say(message)
     context.exit(ExitCode.USAGE if failures else judged.exit_code)
+
+
+def _explain(judged: Gate, why: str) -> None:
+    """Print the evidence about some series, the rule that decided each row, and those that were passed over.
+
+    Raises UsageError if no series of the night has the number or the words.
+    """
+    from groupbench.tracker.judge.rules import RULES, passed_over
+
+    words = why.lower().split()
+    rows = [
+        row
+        for row in (*judged.rows, *judged.asked)
+        if why == str(row.series.pk) or all(word in str(row.series).lower() for word in words)
+    ]
+    if not rows:
+        raise click.UsageError(f"no series of the run has the number or the words {why!r}; `groupbench list series`")
+    for row in rows:
+        click.echo(printable(f"{row.series}: {row.verdict}" + (f" {row.what}" if row.what else "")))
+        for line in row.evidence.lines:
+            click.echo(printable(f"  {line}"))
+        over = passed_over(row.evidence)
+        if over:
+            click.echo(printable(f"  passed over: {', '.join(rule.name for rule in over)}"))
+        rule = next(rule for rule in RULES if rule.name == row.rule)
+        click.echo(printable(f"  rule {rule.name}: {rule.meaning}"))
 
 
 def _targets(outputs: tuple[str, ...]) -> list[OutputTarget]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +66,8 @@ class NightOptions:
     click.option(
         "--confirm",
         type=Duration(most=6e6, was_minutes=True),
-        help="Confirm suspects for up to this long; 0 skips this. Default: "
-        "GROUPBENCH_CONFIRM_MINUTES, `confirm` of groupbench.toml, or 30m.",
+        help="Confirm suspects for up to this long; 0 skips this. Default: GROUPBENCH_CONFIRM_MINUTES, `confirm` of "
+        "groupbench.toml, or a tenth of the time of the measuring, at least 3m.",
     ),
     toolchain_option,
 )
@@ -120,7 +122,7 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
     project = here(context)
     _check(rest)
     settings, toolchain = project.settings, options.toolchain
-    wait_s = _seconds("GROUPBENCH_WAIT_MINUTES", options.wait, settings.wait)
+    wait_s = _seconds("GROUPBENCH_WAIT_MINUTES", options.wait, settings.wait) or 0.0
     device = options.device or settings.device
     python = None
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
@@ -140,7 +142,11 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
     limit = [] if options.budget is None else ["--budget", f"{options.budget:.6f}s"]
     run = Night(context, project, places, files, ["--device", device, *limit, *rest], toolchain, python)
     try:
-        return run(_seconds("GROUPBENCH_CONFIRM_MINUTES", options.confirm, settings.confirm))
+        given = (
+            options.confirm is not None or os.environ.get("GROUPBENCH_CONFIRM_MINUTES") or settings.confirm is not None
+        )
+        confirm = _seconds("GROUPBENCH_CONFIRM_MINUTES", options.confirm, settings.confirm) if given else None
+        return run(confirm)
     except KeyboardInterrupt:
         say(
             "groupbench: interrupted; a run of uncommitted changes cannot continue: a repeated command begins a new run"
@@ -172,12 +178,13 @@ def _check(rest: tuple[str, ...]) -> None:
             raise click.UsageError(f"{flag} cannot be used with `night`: {OWN_OPTIONS[flag]}")
 
 
-def _seconds(variable: str, option: float | None, field: Any) -> float:
-    """Return a duration in seconds: the option's, else the environment variable's (minutes), else the file's."""
-    if option is not None:
+def _seconds(variable: str, option: float | None, field: Any) -> float | None:
+    """Return a duration in seconds: the option's, the environment variable's (minutes), or the file's, if any."""
+    text = os.environ.get(variable) or field
+    if option is not None or text is None:
         return option
     try:
-        return in_seconds(os.environ.get(variable) or field)
+        return in_seconds(text)
     except ValueError as error:
         raise click.UsageError(f"{variable}: {error}") from error
 
@@ -286,16 +293,21 @@ class Night:
         self._options, self._toolchain, self._python = options, toolchain, python
         self._new = False
 
-    def __call__(self, confirm_s: float) -> int:
-        """Run every step and return the exit code."""
+    def __call__(self, confirm_s: float | None) -> int:
+        """Run every step and return the exit code. `confirm_s` is None for a share of the time of the measuring."""
+        from groupbench.tracker.ab.confirm import enough
+
+        begun = time.monotonic()
         for path in self._files.set_aside_unreadable():
             say(f"groupbench: unreadable records were moved to {path}; a new run begins")
         measured, file = self._measure()
+        budget_s = enough(time.monotonic() - begun) if confirm_s is None else confirm_s
         run = self._store(file)
-        if confirm_s > 0:
+        self._store_plan(run)
+        if budget_s > 0:
             with self._errors_printed():  # the gate reports undecided suspects
                 named = [] if self._toolchain is None else ["--toolchain", self._toolchain]
-                self.step("confirm", run, "--budget", f"{confirm_s}s", *named)
+                self.step("confirm", run, "--budget", f"{budget_s:.3f}s", *named)
         judged = self.step("gate", "--update", "--run", run, *self._outputs())
         reported = False
         with self._errors_printed():  # the run is judged: a report that cannot be made does not change the verdict
@@ -370,6 +382,16 @@ class Night:
         click.echo()
         self.step("ingest", str(file))
         return str(run_of(file))
+
+    def _store_plan(self, run: str) -> None:
+        """Store the decisions of the plan about the series of a run."""
+        from groupbench.tracker.night.plan import store_plan
+        from groupbench.tracker.query.resolve import find_run
+        from groupbench.tracker.store.engine import open_store
+
+        with open_store(self._places.database, create=False) as store, store.write() as session:
+            entries, now = self._project.settings.measure, datetime.now(UTC)
+            store_plan(session, find_run(session, run), entries, now, git.first_parents)
 
     def _outputs(self) -> list[str]:
         folder = self._places.artifacts

@@ -106,6 +106,13 @@ class Verdict(StrEnum):
         changed=True,
         phrase="may have regressed",  # suspected improvements do not set the exit code
     )
+    UNCONFIRMED = _Facts(
+        "unconfirmed",
+        WARN,
+        "its first night far outside all earlier results; an A/B or the next night can decide",
+        ExitCode.INCOMPLETE,
+        changed=True,
+    )
     INCOMPARABLE = _Facts(
         "incomparable",
         WARN,
@@ -132,14 +139,6 @@ class Verdict(StrEnum):
         quiet=True,
         of_sides=True,
         unjudged="new",
-    )
-    INSUFFICIENT = _Facts(
-        "insufficient",
-        FAINT,
-        "it has too few earlier results",
-        strict=ExitCode.INCOMPLETE,
-        quiet=True,
-        unjudged="with too few results",
     )
     UNAVAILABLE = _Facts("unavailable", FAINT, "its backend cannot run here", quiet=True)
     UNKNOWN = _Facts("~", FAINT, "`groupbench compare` cannot judge it", quiet=True, of_sides=True)

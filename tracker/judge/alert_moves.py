@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -14,14 +14,14 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import digest
 from groupbench.tracker.facts.errors import QueryError
-from groupbench.tracker.facts.metrics import METRICS
+from groupbench.tracker.facts.metrics import LATENCY, METRICS, RMS, of_alert
 from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.alert_levels import is_back, levels
 from groupbench.tracker.judge.alerts import ITSELF, OPEN, AlertRow, find
 from groupbench.tracker.judge.verdicts import PIN, Gate, Judged
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.resolve import Lookup, commit_hash
+from groupbench.tracker.stats.walk import SURE
 from groupbench.tracker.store.schema import Alert, AlertEvent, Series
 from groupbench.tracker.tools import git
 
@@ -56,7 +56,7 @@ def update(session: Session, gate: Gate, now: datetime | None = None) -> Updated
     # A pin needs no alert: it fails the gate until it is met or removed.
     failing = [row for row in gate.rows if row.verdict.fails and row.what != PIN]
     opened, reopened = _raise_alerts(session, failing, now, at)
-    seen = {row.alert.pk for row in failing if row.alert is not None}
+    seen = {row.alert.pk for row in gate.rows if row.alert is not None}
     still_open = [alert for alert in gate.alerts if alert.state in OPEN and alert.pk not in opened]
     fixed, lapsed = _settle_alerts(session, gate, still_open, seen, now, at)
     return Updated(tuple(opened), (*reopened, *lapsed), tuple(fixed))
@@ -78,19 +78,43 @@ def _settle_alerts(
     session: Session, gate: Gate, alerts: Iterable[AlertRow], seen: set[int], now: datetime, at: str
 ) -> tuple[list[int], list[int]]:
     """Close each alert whose level is back, reopen each expired one, and return the keys of both."""
-    rows = {row.series.pk: row for row in gate.rows if row.point is not None}
+    rows = {(row.series.pk, row.point.environment.machine): row for row in gate.rows if row.point is not None}
     fixed, lapsed = [], []
     for alert in alerts:
         if alert.pk in gate.elsewhere:
             continue
-        judged = rows.get(alert.series.pk) if alert.pk not in seen and alert.run != gate.run else None
-        if judged is not None and is_back(alert, judged):
+        row = rows.get((alert.series.pk, alert.machine or "")) if alert.run != gate.run else None
+        if row is not None and alert.pk not in seen and _is_back(alert, row, gate.lapsed):
             _move(session, alert.pk, "fixed", ITSELF, f"back on the earlier level: {at}", now)
             fixed.append(alert.pk)
         elif alert.pk in gate.lapsed:
             _move(session, alert.pk, "new", ITSELF, f"was expected until {alert.until}", now)
             lapsed.append(alert.pk)
     return fixed, lapsed
+
+
+def _is_back(alert: AlertRow, row: Judged, lapsed: Collection[int]) -> bool:
+    """Return whether no row has an alert because its level is over: tonight's value is not on it any more."""
+    point = row.point
+    assert point is not None
+    if alert.metric == "result":
+        return True
+    if point.status != "ok":
+        return False
+    metric = of_alert(alert.metric)
+    now = point.value(metric)
+    if alert.metric == "repeatability":
+        return point.repeatable is True
+    if now is None or (metric is LATENCY and not point.timed):
+        return False
+    if alert.state != "expected" or alert.pk in lapsed:
+        return True
+    if alert.before is None or alert.distance is None:  # accepted: compare with the level before
+        return False
+    sigma = row.evidence.sigma or 0.0
+    slack = max(row.evidence.counts or math.log1p(metric.least), SURE * sigma)
+    away = (metric.log(now) - metric.log(alert.before)) * math.copysign(1, alert.distance)
+    return away <= min(slack, abs(alert.distance) / 2)
 
 
 def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
@@ -132,6 +156,17 @@ def _open(session: Session, row: Judged, now: datetime, at: str) -> int:
     session.flush()
     _event(session, alert.id, "new", ITSELF, at, now)
     return alert.id
+
+
+def levels(row: Judged) -> tuple[float | None, float | None]:
+    """Return a row's (level before, level after), in the unit of its metric."""
+    if row.what == "latency" and row.effect.before_ms and row.change is not None:
+        return row.effect.before_ms, row.effect.before_ms * (1 + row.change)
+    if row.metric is RMS and row.effect.before_rms is not None and row.point is not None and row.point.rms is not None:
+        return row.effect.before_rms, row.point.rms
+    if row.what in METRICS and row.effect.before is not None and row.now is not None:
+        return row.effect.before, row.now
+    return None, None
 
 
 def accept_improvements(session: Session, gate: Gate, who: str, reason: str | None, now: datetime) -> list[AlertRow]:

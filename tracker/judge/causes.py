@@ -99,8 +99,6 @@ def _besides_code(before: Facts, after: Facts) -> Cause | None:
 
 SAME_KERNELS = "compiled kernel unchanged"
 SAME_FILES = "the loaded files are the same"
-DRIFT = "drift"
-"""The cause of many small steps in one direction, none of which counts as a change."""
 
 
 def _other_config(before: Sequence[Kernel], after: Sequence[Kernel]) -> bool:

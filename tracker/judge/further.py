@@ -1,157 +1,198 @@
-"""The rules that metrics share: statistics for values that scatter, exact comparison for those that do not."""
+"""The evidence about every metric but the latency: accuracy, repeatability, costs.
+
+Metrics differ by data. Some scatter from run to run and are followed like latencies; the others are the same whenever
+the code is the same, so that each change of their value is one.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
 
-from groupbench.tracker.facts.metrics import LATENCY, Metric, finite_or_none, judged, relative
+from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric, judged
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge import together
+from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.causes import find_cause
+from groupbench.tracker.judge.evidence import OLD, Evidence
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.parts import OLD, Q, history, joined, loud_while_new, moved, percent
+from groupbench.tracker.judge.marks import marks_of
+from groupbench.tracker.judge.parts import Case, found_by, joined, percent
 from groupbench.tracker.judge.pasts import Past, coded
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
-from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
+from groupbench.tracker.judge.verdicts import Effect, Judged, News
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import PointRow
 from groupbench.tracker.query.runs import code_of_runs
-from groupbench.tracker.stats import scan as scans
+from groupbench.tracker.stats.predict import lower_median
+from groupbench.tracker.stats.screen import Followed, follow
+from groupbench.tracker.stats.walk import Walked
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.comparisons import DIFFERENT, SAME
 from groupbench.tracker.store.schema import Point, Run
-
-GROSS = 5.0
-"""Multiple of the smallest relevant change that makes a suspect in a series too young for statistics."""
 
 FLIPS = 2
 """Number of recent changes of an exact value after which a return to an earlier value is not news.
 
 A regression, its fix and the same regression again are three changes. An alert already covers the last one."""
+RMS_PRIOR = 0.05
+"""Scatter to assume of an error without results."""
+ALWAYS = "repeatability"
+
+REPEATABLE = Metric("repeatability", "", "two executions are bitwise equal", better="higher", rule="exact", least=0.0)
 
 
 @dataclass(frozen=True)
-class _Step:
-    """A change of one metric of a point. `first` and `last` are places in the past."""
+class Changed:
+    """A change of one metric of a point. Places are those of the past.
+
+    Attributes:
+        metric: The metric.
+        past: Results on the point's machine.
+        start: First place since the change.
+        before: Level before, in the metric's unit.
+        evidence: The known facts of the change but for its cause.
+        alert: The alert of the change.
+    """
 
     metric: Metric
-    past: Past  # in the environment of the point
-    first: int  # the last result that is certainly before
-    last: int  # the first result that is certainly after
-    since: int  # results after it
-    before: float  # level, in the metric's unit
-    verdict: Verdict
-    finding: scans.SeriesFinding | None = None
+    past: Past
+    start: int
+    before: float
+    evidence: Evidence
+    alert: AlertRow | None = None
+
+    @property
+    def effect(self) -> float:
+        """The change in the metric's own direction, as a logarithm."""
+        return -self.evidence.distance if self.metric.better == "higher" else self.evidence.distance
 
 
-@dataclass(frozen=True)
-class Moved:
-    """A change of the latency."""
-
-    effect: float  # logarithm
-    span: Span
-
-
-class FurtherRule:
-    """Judges the metrics without a rule of their own."""
+class Further:
+    """The metrics of a run's points, but for their latencies."""
 
     def __init__(self, data: GateData) -> None:
         self.data = data
-        self.steps: dict[int, list[_Step]] = {}
+        self.changed: dict[int, list[Changed]] = {}
         self._places = {run: number for number, run in enumerate(reversed(data.line.runs))}
+        self._accuracy()
+        self._repeatability()
         metrics = [metric for metric in judged() if any(point.value(metric) is not None for point in data.points)]
-        shares = sum(metric.share for metric in metrics if metric.rule == "scatter")
-        scattered: dict[str, list[tuple[PointRow, Past]]] = {
-            metric.name: [] for metric in metrics if metric.rule == "scatter"
-        }
-        steps: dict[str, list[tuple[PointRow, _Step]]] = {metric.name: [] for metric in metrics}
-        for metric, pasts in self._pasts(metrics):
-            if metric.rule == "exact":
-                steps[metric.name] += _exact_steps(metric, pasts)
-            else:
-                scattered[metric.name] += pasts
-        for metric in metrics:
-            if (of_all := scattered.pop(metric.name, None)) is not None:
-                # The chance of a false suspect is that of the night, so the metrics share it.
-                pasts_alone = together.alone(of_all) if metric.shared else of_all
-                steps[metric.name] += _scattered_steps(metric, pasts_alone, Q * metric.share / shares)
-            for point, step in steps[metric.name]:
-                self.steps.setdefault(point.pk, []).append(step)
+        for metric, pasts in self._pasts(metrics) if metrics else ():
+            exact = metric.rule == "exact"
+            self._add(metric, _exact(data, metric, pasts) if exact else _scattered(data, metric, pasts))
+
+    def _add(self, metric: Metric, changes: Iterator[tuple[PointRow, Changed]]) -> None:
+        for point, changed in changes:
+            self.changed.setdefault(point.pk, []).append(changed)
+
+    def _accuracy(self) -> None:
+        moved = self.data.pasts.inaccurate(math.log1p(RMS.least) / 2)
+        pasts = []
+        for point in self.data.points:
+            alerted = any(each.metric == "accuracy" for each in self.data.alerts.get(point.series.pk, ()))
+            if point.status == "ok" and point.rms is not None and (point.series.pk in moved or alerted):
+                past = self.data.pasts.accuracy(point.series.pk)
+                pasts.append((point, past.where(past.alike)))
+        self._add(RMS, _scattered(self.data, RMS, pasts))
+
+    def _repeatability(self) -> None:
+        pasts = []
+        for point in self.data.points:
+            alerted = any(each.metric == "repeatability" for each in self.data.alerts.get(point.series.pk, ()))
+            if point.status == "ok" and (point.repeatable is False or alerted):
+                past = self.data.pasts.repeatable(point.series.pk)
+                pasts.append((point, past.where(past.alike)))
+        self._add(REPEATABLE, _exact(self.data, REPEATABLE, pasts))
 
     def places(self, point: PointRow) -> list[int]:
         """Return the runs whose facts are needed to find a cause."""
-        steps = self.steps.get(point.pk, ())
-        return [int(step.past.run[at]) for step in steps for at in (step.first, step.last)]
+        return [
+            int(one.past.run[at])
+            for one in self.changed.get(point.pk, ())
+            for at in (one.start - 1, one.start)
+            if at >= 0
+        ]
 
-    def rows(self, point: PointRow, latency: Moved | None) -> list[Judged]:
-        """Return a row for each metric that changed, without those that the change of the latency explains."""
-        steps = self.steps.get(point.pk, ())
-        return [self._row(point, step) for step in steps if not self._explained(step, latency)]
+    def cases(self, point: PointRow, latency: tuple[float, Span] | None) -> list[Case]:
+        """Return a case for each metric that changed, without those that the change of the latency explains."""
+        changed = self.changed.get(point.pk, ())
+        return [self._case(point, one) for one in changed if not self._explained(one, latency)]
 
-    def explained(self, point: PointRow, latency: Moved | None) -> str | None:
+    def explained(self, point: PointRow, latency: tuple[float, Span] | None) -> str | None:
         """Return the metrics that changed with the latency and as much, as text for its row."""
-        steps = [step for step in self.steps.get(point.pk, ()) if self._explained(step, latency)]
-        return joined(*(_change_text(point, step) for step in steps))
+        changed = [one for one in self.changed.get(point.pk, ()) if self._explained(one, latency)]
+        return joined(*(_change_text(point, one) for one in changed))
 
-    def _explained(self, step: _Step, latency: Moved | None) -> bool:
+    def _explained(self, one: Changed, latency: tuple[float, Span] | None) -> bool:
         """Return whether a metric follows the latency, which changed at the same time and no less."""
-        if latency is None or step.metric.follows != LATENCY.name or step.finding is None:
+        if latency is None or one.metric.follows != LATENCY.name or not one.evidence.scatters:
             return False
-        effect = step.finding.effect or 0.0
-        same_way = effect * latency.effect > 0
-        beyond = abs(effect) - abs(latency.effect)
-        return same_way and beyond < math.log1p(step.metric.least) and self._span(step).overlaps(latency.span)
+        effect, span = latency
+        beyond = abs(one.effect) - abs(effect)
+        return one.effect * effect > 0 and beyond < math.log1p(one.metric.least) and self._span(one).overlaps(span)
 
-    def _span(self, step: _Step) -> Span:
-        run = step.past.run
-        return Span(self.data.runs.get(int(run[step.first])), self.data.runs[int(run[step.last])])
+    def _span(self, one: Changed) -> Span:
+        if one.alert is not None:
+            return Span(one.alert.base_run, one.alert.run)
+        run = one.past.run
+        base = self.data.runs.get(int(run[one.start - 1])) if one.start > 0 else None
+        return Span(base, self.data.runs[int(run[one.start])])
 
-    def _row(self, point: PointRow, step: _Step) -> Judged:
-        metric, past, finding = step.metric, step.past, step.finding
-        now, span = _now(point, step), self._span(step)
-        cause = find_cause(*self.data.facts_of(point, span), result=True, metric=metric.name)
-        apart = f"unlike the other cells of the run, and unlike its {metric.follows}" if metric.shared else None
-        note = joined(_change_text(point, step), apart, cause.note)
-        change = now / step.before - 1 if step.before else None
-        effect, evidence = Effect(before=step.before, change=change), Evidence(len(past) - 1)
-        if finding is not None:
-            change = change if finding.effect is None else math.expm1(finding.effect)
-            effect = replace(effect, change=change, low=relative(finding.low), high=relative(finding.high))
-            evidence = replace(
-                evidence, sigma=finite_or_none(finding.sigma), p=finite_or_none(finding.p), q=finite_or_none(finding.q)
-            )
+    def _case(self, point: PointRow, one: Changed) -> Case:
+        metric, span = one.metric, self._span(one)
+        what = "accuracy" if metric is RMS else metric.name
+        now = point.value(metric) if metric is not REPEATABLE else None
+        change = now / one.before - 1 if one.before and now is not None else None
+        effect = (
+            Effect(before_rms=one.before, change=None) if metric is RMS else Effect(before=one.before, change=change)
+        )
+        if metric is REPEATABLE:
+            effect = Effect()
+        cause = find_cause(*self.data.facts_of(point, span), result=not one.evidence.scatters or metric is RMS,
+                           metric=None if metric in (RMS, REPEATABLE) else metric.name)  # fmt: skip
         row = Judged(
-            point.series, step.verdict, point, metric.name, cause.word, note, effect, evidence, News(step.since), span
+            point.series, Verdict.OK, point, what, cause.word,
+            joined(_change_text(point, one), cause.note), effect, news=News(one.evidence.since), span=span,
         )  # fmt: skip
-        return self._hinted(row) if metric.hint and step.verdict is Verdict.SUSPECT else row
+        evidence = replace(one.evidence, cause=cause.word, same_code=cause.note == "same commit before and after"
+                           and metric not in (RMS, REPEATABLE))  # fmt: skip
+        if one.alert is not None:
+            row = replace(row, alert=one.alert, cause=one.alert.cause or row.cause,
+                          note=joined(_change_text(point, one), self.data.alert_text(one.alert)))  # fmt: skip
+        return self._hinted(Case(evidence, row)) if metric.hint and evidence.distance > 0 else Case(evidence, row)
 
-    def _hinted(self, row: Judged) -> Judged:
-        """Judge a hint of a slower kernel by an A/B comparison of the latency, or request one."""
+    def _hinted(self, case: Case) -> Case:
+        """Return the case of a hint of a slower kernel with the A/B of the latency, or the commits to compare."""
+        row, run = case.row, self.data.run
         assert row.span is not None
-        run, base = self.data.run, row.span.base
+        base = row.span.base
         ends = [{end.commit} if end is not None and end.state.clean else set() for end in (base, run)]
         stored = self.data.evidence(row.series.pk, [] if base is None else [base.pk], [run.pk])
         compared = comparisons.about(of_one_toolchain(stored), *ends)
-        if compared is None or not compared.decided or (compared.effect is None and compared.verdict != SAME):
+        ab = found_by(compared, 0.0)
+        if ab in (None, "undecided") or compared is None:
             askable = base is not None and all(ends) and base.commit != run.commit
-            return replace(row, ab_base=base if askable else None, compared=compared)
-        slower = compared.verdict == DIFFERENT and (compared.effect or 0.0) > 0
+            return Case(
+                replace(case.evidence, ab=ab, asked=askable),
+                replace(row, ab_base=base if askable else None, compared=compared),
+            )
         effect = f" {percent(compared.effect)}" if compared.effect is not None else ""
         note = joined(row.note, f"A/B of the latency: {compared.verdict}{effect}")
-        verdict = Verdict.REGRESSED if slower else Verdict.OK
-        return replace(row, verdict=verdict, compared=compared, note=note, news=loud_while_new(row.news))
+        return Case(
+            replace(case.evidence, ab="worse" if ab == "worse" else "same"), replace(row, compared=compared, note=note)
+        )
+
+    # ---- reading
 
     def _pasts(self, metrics: list[Metric]) -> Iterator[tuple[Metric, list[tuple[PointRow, Past]]]]:
-        """Yield metrics with the pasts of some points, in their environment, on their accepted level.
+        """Yield metrics with the pasts of some points, in their environment.
 
         Rows are read and dropped in chunks of points, since those of a large night take more memory than all pasts.
         """
@@ -175,8 +216,9 @@ class FurtherRule:
                 yield metric, [(point, past) for point, past in pasts if len(past) > 1]
 
     def _read(self, metrics: list[Metric], points: Sequence[PointRow]) -> dict[int, list[Any]]:
-        """Return the stored rows of the points' series by key, oldest first."""
+        """Return the newest stored rows of the points' series by key, oldest first."""
         columns = [getattr(Point, metric.column) for metric in metrics if metric.column is not None]
+        runs = self.data.line.runs[: self.data.window + 1]
         query = (
             select(
                 Point.series_id,
@@ -188,6 +230,7 @@ class FurtherRule:
             )
             .join(Run, Point.run_id == Run.id)
             .where(Point.status == "ok", Point.series_id.in_({point.series.pk for point in points}))
+            .where(Point.run_id >= min(runs, default=0))
         )
         rows: dict[int, list[Any]] = {}
         for row in self.data.session.execute(query):
@@ -206,64 +249,164 @@ class FurtherRule:
     ) -> Past:
         """Return one point's past. `machine`, `toolchain`: codes by environment, as `coded` makes them."""
         of_metric = [(row, value) for row in rows if (value := _value(metric, row)) is not None]
-        where = np.array([row.environment_id for row, _ in of_metric])
-        code = np.array([row.code for row, _ in of_metric])
+        where = np.array([row.environment_id for row, _ in of_metric], dtype=np.int64)
+        code = np.array([row.code for row, _ in of_metric], dtype=np.int64)
         values = Past(
             point.series.pk,
-            run=np.array([row.run_id for row, _ in of_metric]),
+            run=np.array([row.run_id for row, _ in of_metric], dtype=np.int64),
             environment=machine[where],
             toolchain=toolchain[where],
             state=code * (len(toolchain) + 1) + toolchain[where],
             log=np.array([metric.log(value) for _, value in of_metric]),
             error=np.full(len(of_metric), np.nan),
         )
-        past = self.data.on_accepted_level(self.data.pasts.of_its_toolchain(values), metric.name)
-        if metric.follows:
-            past = self.data.on_accepted_level(past, metric.follows)
+        past = self.data.pasts.of_its_toolchain(values)
         return past.where(past.alike)
-
-
-def _now(point: PointRow, step: _Step) -> float:
-    """Return the point's value, or the level since the change if the value includes what the run's series share."""
-    now = point.value(step.metric)
-    assert now is not None
-    if step.metric.shared and step.finding is not None and step.finding.effect is not None:
-        return step.before * math.exp(step.finding.effect)
-    return now
-
-
-def _change_text(point: PointRow, step: _Step) -> str:
-    metric = step.metric
-    return f"{metric.name} {metric.text(step.before)} → {metric.text(_now(point, step))}"
 
 
 def _value(metric: Metric, row: Any) -> float | None:
     return getattr(row, metric.column) if metric.column is not None else (row.metrics or {}).get(metric.name)
 
 
+def _change_text(point: PointRow, one: Changed) -> str:
+    metric = one.metric
+    if metric is REPEATABLE:
+        return "two executions now differ bitwise"
+    now = point.value(metric)
+    assert now is not None
+    return f"{metric.name} {metric.text(one.before)} → {metric.text(now)}"
+
+
 def _levels(metric: Metric, log: NDArray[np.float64]) -> list[float]:
     """Return the values of logarithms, without rounding residue."""
-    return [0.0 if level < 1e-29 else float(f"{level:.9g}") for level in (np.exp(log) - metric.negligible).tolist()]
+    if metric is REPEATABLE:
+        return log.tolist()
+    residue = max(1e-9 * metric.negligible, 1e-29)
+    return [0.0 if level < residue else float(f"{level:.9g}") for level in (np.exp(log) - metric.negligible).tolist()]
 
 
-def _exact_steps(metric: Metric, pasts: Iterable[tuple[PointRow, Past]]) -> Iterator[tuple[PointRow, _Step]]:
+def _what(metric: Metric) -> str:
+    return "accuracy" if metric is RMS else metric.name
+
+
+# ---- values that scatter
+
+
+def _scattered(
+    data: GateData, metric: Metric, pasts: Sequence[tuple[PointRow, Past]]
+) -> Iterator[tuple[PointRow, Changed]]:
+    """Yield the changes of values that scatter."""
+    counts, sign = math.log1p(metric.least), -1.0 if metric.better == "higher" else 1.0
+    prior = RMS_PRIOR if metric is RMS else counts
+    noteworthy = []
+    for point, past in pasts:
+        marks = marks_of(data, past, _what(metric))
+        if len(past) > 1 and (marks or np.ptp(past.log) > counts):
+            if sign < 0:
+                marks = {}
+            noteworthy.append((point, past, Followed(sign * past.log, counts, prior, metric.floor, None, marks)))
+    for (point, past, _), walked in zip(noteworthy, follow([one for *_, one in noteworthy], 0.0), strict=True):
+        for changed in _changes(data, metric, past, walked, counts):
+            if changed.evidence.nights or changed.evidence.kind != "tonight" or changed.evidence.accepted:
+                yield point, replace(changed, before=_levels(metric, np.array([sign * changed.before]))[0])
+
+
+def _changes(data: GateData, metric: Metric, past: Past, walked: Walked, counts: float) -> Iterator[Changed]:
+    """Yield the changes that a walk shows. `before` is a logarithm, positive for the worse."""
+    last = len(past) - 1
+    common = Evidence(n=last, counts=counts, hint=metric.hint, is_error=metric is RMS,
+                      sigma=None if walked.top is None else walked.top.deviation)  # fmt: skip
+    for at, level in enumerate(walked.stack[1:], 1):
+        was = walked.stack[at - 1].centre if level.was is None else level.was
+        alert = data.alert(level.tag) or _alert_in(data, metric, past, level.start)
+        evidence = replace(
+            common, kind="step", distance=float(past.log[-1]) - was,
+            since=last + 1 - max(level.start, 0), alert=None if alert is None else alert.state,
+        )  # fmt: skip
+        yield Changed(metric, past, max(level.start, 0), was, evidence, alert)
+    reference = walked.stack[0]
+    if len(walked.stack) == 1 and reference.by in ("nights", "faster") and reference.was is not None:
+        since = last + 1 - reference.start
+        if since <= OLD:
+            evidence = replace(common, kind="gain", distance=reference.centre - reference.was, since=since)
+            yield Changed(metric, past, reference.start, reference.was, evidence)
+    if len(walked.stack) == 1 and reference.tag is not None and not walked.nights:
+        alert = data.alert(reference.tag)
+        if alert is not None and alert.state == "expected":
+            yield Changed(metric, past, reference.start, reference.centre, replace(common, accepted=True), alert)
+    if walked.nights:
+        evidence = replace(common, distance=walked.distance, p=walked.p, nights=walked.nights, beyond=walked.beyond,
+                           since=abs(walked.nights))  # fmt: skip
+        centre = lower_median([walked.stack[-1].centre]) if walked.top is None else walked.top.centre
+        yield Changed(metric, past, walked.begins, centre, evidence)
+
+
+def _alert_in(data: GateData, metric: Metric, past: Past, start: int) -> AlertRow | None:
+    """Return the newest alert about a metric whose first run is since a place."""
+    inside = set(past.run[max(start, 0) :].tolist())
+    of_metric_alerts = [
+        each for each in data.alerts.get(past.series, ()) if each.metric == _what(metric) and each.run.pk in inside
+    ]
+    return next((each for each in reversed(of_metric_alerts) if not data.accepted(each)), None)
+
+
+# ---- values that do not
+
+
+def _exact(
+    data: GateData, metric: Metric, pasts: Sequence[tuple[PointRow, Past]]
+) -> Iterator[tuple[PointRow, Changed]]:
     """Yield the newest change of each history whose value still differs from the one before."""
     for point, past in pasts:
+        alerts = [each for each in data.alerts.get(past.series, ()) if each.metric == metric.name]
+        runs = past.run.tolist()
+        accepted = [runs.index(each.run.pk) for each in alerts if data.accepted(each) and each.run.pk in runs]
         levels = _levels(metric, past.log)
+        still = _still(data, metric, alerts, levels[-1]) if levels else None
+        first = max(accepted, default=0)
         differs = [
-            at for at in range(1, len(levels))
+            at for at in range(first + 1, len(levels))
             if metric.worse(levels[at - 1], levels[at]) or metric.worse(levels[at], levels[at - 1])
         ]  # fmt: skip
-        if not differs:
+        if still is not None:
+            start = runs.index(still.run.pk) if still.run.pk in runs else 0
+            evidence = Evidence(
+                "step", n=len(past) - 1, scatters=False, since=len(past) - start, alert=still.state, distance=1.0
+            )
+            yield (
+                point,
+                Changed(metric, past, start, still.before if still.before is not None else levels[0], evidence, still),
+            )
+            continue
+        same = bool(differs) and metric is not REPEATABLE and past.state[differs[-1] - 1] == past.state[differs[-1]]
+        if not differs or same or _flips(metric, levels, differs):
+            if accepted and any(data.accepted(each) and each.state == "expected" for each in alerts):
+                evidence = Evidence(n=len(past) - 1, scatters=False, accepted=True)
+                yield (
+                    point,
+                    Changed(metric, past, first, levels[first], evidence, [e for e in alerts if data.accepted(e)][-1]),
+                )
             continue
         at, since = differs[-1], len(levels) - differs[-1]
-        if past.state[at - 1] == past.state[at] or _flips(metric, levels, differs):
+        worse = metric.worse(levels[at - 1], levels[-1])
+        alert = _alert_in(data, metric, past, at) if worse else None
+        if worse or since <= OLD:
+            evidence = Evidence(
+                "step" if worse else "gain", n=len(past) - 1, scatters=False, since=since, hint=metric.hint,
+                distance=1.0 if worse else -1.0, alert=None if alert is None else alert.state,
+            )  # fmt: skip
+            yield point, Changed(metric, past, at, levels[at - 1], evidence, alert)
+
+
+def _still(data: GateData, metric: Metric, alerts: Sequence[AlertRow], now: float) -> AlertRow | None:
+    """Return the newest open alert whose value is not back."""
+    for alert in reversed(alerts):
+        if alert.state not in OPEN or data.accepted(alert):
             continue
-        if metric.worse(levels[at - 1], levels[-1]):
-            verdict = Verdict.SUSPECT if metric.hint else Verdict.REGRESSED
-            yield point, _Step(metric, past, at - 1, at, since, levels[at - 1], verdict)
-        elif since <= OLD:
-            yield point, _Step(metric, past, at - 1, at, since, levels[at - 1], Verdict.IMPROVED)
+        before = 1.0 if metric is REPEATABLE else alert.before
+        if before is not None and metric.worse(before, now):
+            return alert
+    return None
 
 
 def _flips(metric: Metric, levels: list[float], differs: list[int]) -> bool:
@@ -274,40 +417,3 @@ def _flips(metric: Metric, levels: list[float], differs: list[int]) -> bool:
     recent = [at for at in differs if at >= len(levels) - OLD]
     earlier = levels[max(0, len(levels) - OLD - 1) : differs[-1]]
     return len(recent) > FLIPS and any(not metric.worse(level, levels[-1]) for level in earlier)
-
-
-def _scattered_steps(
-    metric: Metric, pasts: Iterable[tuple[PointRow, Past]], q: float
-) -> Iterator[tuple[PointRow, _Step]]:
-    """Yield the changes found by statistics. q: chance of any false suspect in a nightly run of 20 quiet series."""
-    points_and_pasts = list(pasts)
-    least, gross = math.log1p(metric.least), math.log1p(GROSS * metric.least)
-    worse: Literal[1, -1] = -1 if metric.better == "higher" else 1
-    histories = [
-        history(
-            past, metric.floor, least, (metric.name, point.series.hardware, point.series.host), gross=gross, worse=worse
-        )
-        for point, past in points_and_pasts
-    ]
-    for (point, past), finding in zip(points_and_pasts, scans.scan(histories, q=q), strict=True):
-        step = _step_found(metric, past, finding) if moved(finding) else None
-        if step is not None:
-            yield point, step
-
-
-def _step_found(metric: Metric, past: Past, finding: scans.SeriesFinding) -> _Step | None:
-    """Return a finding as a step, or None for an old improvement or a change within the same code."""
-    assert finding.effect is not None
-    worse = (finding.effect > 0) == (metric.better == "lower")
-    certain = finding.verdict == "changed"
-    first, last, since = finding.first or 0, finding.last or 0, finding.n_after
-    if not worse and (not certain or since > OLD):
-        return None
-    if past.state[first] == past.state[last]:  # the code is the same before and after
-        return None
-    if finding.before is None:
-        before = _levels(metric, past.log[first : first + 1])[0]
-    else:
-        before = math.exp(finding.before) - metric.negligible
-    verdict = (Verdict.REGRESSED if certain and not metric.hint else Verdict.SUSPECT) if worse else Verdict.IMPROVED
-    return _Step(metric, past, first, last, since, before, verdict, finding)

@@ -1,9 +1,9 @@
-"""The verdict on a run: read the store, apply the statistics, and decide the exit code of a CI job.
+"""The verdict on a night: gather the evidence of every series, decide by the table of rules, and set the exit code.
 
-All series of the run are judged together to bound the false-positive rate of the whole night. A change that history
-alone cannot decide is a suspect until an A/B comparison of the two commits finds "same" or "different". Stored alerts
-count too: an accepted level replaces the earlier one, and a regression stays a regression while its alert is open,
-even when it has become the series' normal level.
+A row is decided by `rules.RULES` alone. Here, the evidence is gathered: where each series is by its results
+(`latency`, `further`), the stored A/Bs and alerts, the moves of the machine, and whether there is a result at all
+(`results`). A night is all its runs (`nights`). Stored alerts count: an accepted level is a reference, and a regression
+stays a regression while its alert is open.
 """
 
 from __future__ import annotations
@@ -14,39 +14,30 @@ from functools import cache
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.facts.metrics import METRICS
-from groupbench.tracker.facts.physics import floor_ms, too_fast
-from groupbench.tracker.facts.record import Timing
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge import alerts, transitions
-from groupbench.tracker.judge.accuracy import AccuracyRule
-from groupbench.tracker.judge.alert_rules import AlertRules
-from groupbench.tracker.judge.further import FurtherRule, Moved
+from groupbench.tracker.judge import alerts, results, transitions
+from groupbench.tracker.judge.further import Further
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.headline import summary
-from groupbench.tracker.judge.latency import LatencyRule
+from groupbench.tracker.judge.latency import Latencies
 from groupbench.tracker.judge.named import named_in, number_of_commits
-from groupbench.tracker.judge.parts import joined
+from groupbench.tracker.judge.nights import previous_night, runs_of_night
+from groupbench.tracker.judge.parts import Case, joined
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.pins import PinRule
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.judge.verdicts import Evidence, Gate, Judged, exit_code
+from groupbench.tracker.judge.verdicts import Gate, Judged, exit_code
 from groupbench.tracker.query.lines import CommitLine, CommitsBetween, FirstParents, line_of
-from groupbench.tracker.query.points import outcomes_of_run, points_of_run
+from groupbench.tracker.query.points import points_of_run
 from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
-from groupbench.tracker.query.runs import previous_of_plan
-from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.stats.thresholds import least_effect
 from groupbench.tracker.text.unchecked import unchecked_lines
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import change_in_words, counted
 
 __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 
 WINDOW = 100
 """Number of earlier results of a series that count: about three months of nightly runs."""
-
-_OF_THE_CELL = ("latency", "accuracy", "repeatability", "result")
-"""Metrics of alerts that the latency and accuracy rules produce."""
 
 
 def judge_run(
@@ -59,31 +50,48 @@ def judge_run(
     first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
     between: CommitsBetween = lambda first, last: None,
 ) -> Gate:
-    """Return the verdict on each series that a run contains or should contain. Only reads."""
-    points = points_of_run(session, run)
-    line = line_of(session, run, first_parents)
-    previous = previous_of_plan(session, run, {point.series.hardware for point in points}, line)
-    expected = {} if previous is None else outcomes_of_run(session, previous)
-    stored_alerts = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
-    data = GateData.read(session, run, line, points, expected, stored_alerts, window, min_effect)
-    judge = _Judge(data, between)
-    rows = [*judge.rows(), *_absent(session, points, expected)]
+    """Return the verdict on each series that a run's night contains or should contain. Only reads."""
+    night = runs_of_night(session, run)
+    lines = [line_of(session, each, first_parents) for each in night]
+    points = _newest(session, night)
+    hardware = {point.series.hardware for of_run in points for point in of_run}
+    previous, expected = previous_night(session, night, hardware, lines[0])
+    parts = [
+        _Part(session, each, line, of_run, expected, window, min_effect, cache(between))
+        for each, line, of_run in zip(night, lines, points, strict=True)
+        if of_run or each is run
+    ]
+    rows = [row for part in parts for row in part.rows()]
+    every = [point for of_run in points for point in of_run]
+    rows += [case.judged() for case in results.absent(session, every, expected, parts[0].data.decisions)]
     code = exit_code(rows, strict)
-    same_commit = previous is not None and run.state.same_code(previous.state)
-    first_line = summary(rows, code, strict=strict, same_commit=same_commit)
-    notes = (*_notes(line, data.pasts.copies), *_limits(rows, min_effect), *judge.pins.notes())
-    transition_lines = (*transitions.lines(rows, run), *transitions.baselines(rows))
+    same_commit = bool(previous) and run.state.same_code(previous[0].state)
+    first_line = summary(rows, code, strict=strict, same_commit=same_commit, runs=len(parts))
+    stored = {alert.pk: alert for part in parts for alert in part.stored}
+    notes = dict.fromkeys(note for part in parts for note in part.notes())
     return Gate(
-        run, tuple(rows), code, first_line, tuple(stored_alerts), data.lapsed, data.elsewhere, line, notes,
-        transition_lines,
+        run, tuple(rows), code, first_line, tuple(stored.values()),
+        frozenset(key for part in parts for key in part.data.lapsed),
+        frozenset(key for part in parts for key in part.data.elsewhere), lines[0],
+        (*notes, *_limits(rows, min_effect), *_names(night)),
+        (*transitions.lines(rows, run), *transitions.baselines(rows)),
+        tuple(row for part in parts for row in part.asked),
     )  # fmt: skip
 
 
-def _notes(line: CommitLine, copies: int) -> tuple[str, ...]:
-    left_out = ""
-    if copies:
-        left_out = f"{counted(copies, 'result')} ignored: same samples as in another run of the same commit"
-    return tuple(note for note in (line.note, left_out) if note)
+def _newest(session: Session, night: Sequence[RunRow]) -> list[list[PointRow]]:
+    """Return the points of each run of a night, without those that a newer run measured on the same machine."""
+    seen: set[tuple[int, str, str]] = set()
+    points = []
+    for run in night:
+        of_run = []
+        for point in points_of_run(session, run):
+            key = point.series.pk, point.environment.machine, point.environment.toolchain
+            if key not in seen:
+                seen.add(key)
+                of_run.append(point)
+        points.append(of_run)
+    return points
 
 
 def _limits(rows: Sequence[Judged], min_effect: float | None) -> tuple[str, ...]:
@@ -95,23 +103,44 @@ def _limits(rows: Sequence[Judged], min_effect: float | None) -> tuple[str, ...]
     return (f"on a CPU, changes of less than {least:.0f} % do not count; `gate --min-effect` sets another limit",)
 
 
-class _Judge:
-    """Applies every rule to every point."""
+def _names(night: Sequence[RunRow]) -> tuple[str, ...]:
+    """Return a note that names the runs of a night that has several."""
+    if len(night) < 2:
+        return ()
+    return (f"the night has {len(night)} runs: {', '.join(each.id[:12] for each in reversed(night))}",)
 
-    def __init__(self, data: GateData, between: CommitsBetween) -> None:
-        self.data, self.between = data, cache(between)
-        self.further = FurtherRule(data)  # first: the pasts that it drops and those that the others keep do not add up
-        self.latency, self.accuracy = LatencyRule(data), AccuracyRule(data)
-        self.alerts, self.pins = AlertRules(data), PinRule(data)
-        rules = (self.latency, self.accuracy, self.further)
-        places = {(point.series.pk, run) for point in data.points for rule in rules for run in rule.places(point)}
-        for series, turn in data.turns.items():
+
+class _Part:
+    """The evidence of one run of a night."""
+
+    def __init__(
+        self, session: Session, run: RunRow, line: CommitLine, points: Sequence[PointRow],
+        expected: Mapping[int, PointOutcome], window: int, min_effect: float | None, between: CommitsBetween,
+    ) -> None:  # fmt: skip
+        self.stored = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
+        self.data = GateData.read(session, run, line, points, expected, self.stored, window, min_effect)
+        self.between = between
+        self.asked: list[Judged] = []  # worth an A/B besides the rows of their series
+        self.further = Further(self.data)  # first: the pasts that it drops and those that the others keep do not add up
+        self.latency, self.pins = Latencies(self.data), PinRule(self.data)
+        gatherers = (self.latency, self.further)
+        places = {(point.series.pk, run) for point in points for each in gatherers for run in each.places(point)}
+        for series, turn in self.data.turns.items():
             places |= {(series, run) for run in (turn.base, turn.head) if run is not None}
-        data.load_facts(places)
+        self.data.load_facts(places)
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the caveats about the history."""
+        copies = self.data.pasts.copies
+        left_out = f"{counted(copies, 'result')} ignored: same samples as in another run of the same commit"
+        texts = (self.data.line.note, left_out if copies else None, *self.pins.notes())
+        return tuple(text for text in texts if text)
 
     def rows(self) -> list[Judged]:
         """Return the rows of all points, in order."""
-        rows = [row for point in self.data.points for row in self._rows(point)]
+        cases = {point.pk: self._cases(point) for point in self.data.points}
+        self.latency.machines.ask_once(cases)
+        rows = [row for point in self.data.points for row in self._rows(point, cases[point.pk])]
         rows = [replace(row, note=joined(row.note, _unknown(row), _unchecked(row))) for row in rows]
         author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
         return [
@@ -129,58 +158,41 @@ class _Judge:
             span, head_author=author, named=named, number=number_of_commits(span, self.between) if counts else None
         )
 
-    def _rows(self, point: PointRow) -> list[Judged]:
-        """Return the row of a point, or several rows if the series changed in several ways at different times."""
+    def _cases(self, point: PointRow) -> list[Case]:
+        """Return all cases of a point, that of its latency first."""
+        muted = self.data.decisions.muted.get(point.series.pk)
+        return [case.unless_muted(muted) for case in self._heard(point)]
+
+    def _heard(self, point: PointRow) -> list[Case]:
         if point.status != "ok":
-            row = self.alerts.apply(self.accuracy.not_ok(point), *_OF_THE_CELL)
-            return [*(self.alerts.of_wrong_result(point) if row.verdict is Verdict.WRONG else ()), row]
-        reason = _implausible(point)
-        if reason is not None:  # stored before `ingest` refused such records
-            row = Judged(point.series, Verdict.WRONG, point, "result", note=reason)
-            return [*self.alerts.of_wrong_result(point), row]
-        rows = self._of_the_cell(point)
+            return results.of_status(self.data, point)
+        if impossible := results.implausible(self.data, point):
+            return impossible
+        cases = self.latency.cases(point) if point.timed else [results.untimed(self.data, point)]
         moved = self.latency.moved(point)
-        with_it = self.further.explained(point, moved)
-        rows = [
-            replace(row, note=joined(with_it, row.note)) if row.what == "latency" and row.change is not None else row
-            for row in rows
-        ]
-        further = [row for row in self._further(point, moved) if not row.verdict.quiet or row.alert or row.news.loud]
-        further += self.pins.rows(point, rows[0])
+        if (with_it := self.further.explained(point, moved)) is not None:
+            cases = [replace(case, row=replace(case.row, note=joined(with_it, case.row.note))) for case in cases]
+        return [*cases, *self.further.cases(point, moved), *self.pins.cases(point, cases[0].row)]
+
+    def _rows(self, point: PointRow, cases: Sequence[Case]) -> list[Judged]:
+        """Return the row of a point, or several rows if it changed in several ways."""
+        rows = _together([case.judged() for case in cases])
         kept = [row for row in rows if not row.verdict.quiet or row.alert or row.news.loud]
-        return [*(kept if further else rows), *further]
+        self.asked += [row for row in rows if row.ab_base and kept and row not in kept]
+        return kept or [row for row in rows if row.news.old][:1] or rows[:1]
 
-    def _of_the_cell(self, point: PointRow) -> list[Judged]:
-        """Return a row for latency and result, or several rows if they changed at different times."""
-        rows = self._newest_of_the_cell(point)
-        left = self.latency.remaining(point)
-        if left is None or any(row.what == "latency" and row.verdict.fails for row in rows):
-            return rows  # such as the row of an open alert of the earlier slowdown
-        return [*rows, self.alerts.apply(left, "latency")]
 
-    def _newest_of_the_cell(self, point: PointRow) -> list[Judged]:
-        """Return a row for the newest change of latency and result, or two rows."""
-        row = self.latency.row(point)
-        worse = self.accuracy.worse(point, row)
-        if worse is None:
-            return self.alerts.rows(row, *_OF_THE_CELL)
-        if row.verdict.changed and row.span and worse.span and row.span.overlaps(worse.span):
-            return self.alerts.rows(worse, *_OF_THE_CELL)
-        evidence = Evidence(sigma=row.evidence.sigma, latest=row.evidence.latest)
-        unchanged = Judged(row.series, Verdict.OK, point, evidence=evidence)
-        worse = self.accuracy.worse(point, unchanged) or worse
-        # Each row has its own alerts, so that neither hides the other's open ones.
-        both = [*self.alerts.rows(row, "latency"), *self.alerts.rows(worse, worse.what)]
-        return [one for one in both if not one.verdict.quiet or one.alert] or both[1:]
-
-    def _further(self, point: PointRow, moved: Moved | None) -> list[Judged]:
-        """Return a row for each other metric that changed or has an alert."""
-        rows = self.further.rows(point, moved)
-        covered = {row.what for row in rows} | {"latency"}
-        alerted_metrics = {each.metric for each in self.data.alerts.get(point.series.pk, ())}
-        for name in sorted((alerted_metrics - covered) & set(METRICS)):
-            rows.append(Judged(point.series, Verdict.OK, point, name))
-        return [each for row in rows for each in self.alerts.rows(row, row.what)]
+def _together(rows: list[Judged]) -> list[Judged]:
+    """Return the rows, with one for a kernel that got faster and less accurate at once."""
+    faster = next((row for row in rows if row.what == "latency" and row.better and row.verdict.changed), None)
+    worse = next((row for row in rows if row.what in ("accuracy", "repeatability") and row.verdict.fails), None)
+    if faster is None or worse is None or not (faster.span and worse.span and faster.span.overlaps(worse.span)):
+        return rows
+    assert faster.change is not None
+    first, _, rest = (worse.note or "").partition("; ")
+    note = joined(f"{first}, and {change_in_words(faster.change)}", rest)
+    both = replace(worse, note=note, effect=replace(faster.effect, before_rms=worse.effect.before_rms))
+    return [both if row is worse else row for row in rows if row is not faster]
 
 
 def _unknown(row: Judged) -> str | None:
@@ -194,25 +206,3 @@ def _unchecked(row: Judged) -> str | None:
     """Return the checks that the A/B of a row could not make, or None."""
     lines = () if row.compared is None else unchecked_lines(row.compared.unchecked)
     return f"A/B {'; '.join(lines)}" if lines else None
-
-
-def _implausible(point: PointRow) -> str | None:
-    """Return why a point's latency is implausible, or None."""
-    if not point.timed or point.median_ms is None:
-        return None
-    series, where = point.series, point.environment.facts
-    timing: Timing = "gpu" if point.timing == "gpu" else "cpu"
-    amounts = (series.flops or 0, series.min_bytes or 0, series.dtype)
-    return too_fast(point.median_ms, floor_ms(*amounts, timing, where.gpu, where.cpu_count))
-
-
-def _absent(session: Session, points: Sequence[PointRow], expected: Mapping[int, PointOutcome]) -> list[Judged]:
-    """Return a row for each series that the plan's previous run measured on this hardware and this run lacks."""
-    present = {point.series.pk for point in points}
-    hardware = {point.series.hardware for point in points}
-    missing_keys = [key for key, before in expected.items() if before.status == "ok" and key not in present]
-    missing = sorted(series_rows(session, missing_keys).values(), key=lambda series: series.sort_key)
-    note = "measured in the previous run of the plan, absent from this one"
-    return [
-        Judged(series, Verdict.MISSING, None, "absent", note=note) for series in missing if series.hardware in hardware
-    ]

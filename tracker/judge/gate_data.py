@@ -4,23 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-import numpy as np
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import Facts
-from groupbench.tracker.judge.pasts import Past, Pasts, Turn, facts_at, turns_wrong
+from groupbench.tracker.judge.pasts import Pasts, Turn, facts_at, turns_wrong
 from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
-
-SETTLED = 6
-"""Number of results on an accepted level that form a history of their own."""
+from groupbench.tracker.store.decisions import Decisions, in_force
 
 
 @dataclass
@@ -42,6 +41,7 @@ class GateData:
     lapsed: frozenset[int]  # keys of expected alerts that have expired
     elsewhere: frozenset[int]  # keys of alerts of other toolchains, measured alternately with the run's
     runs: dict[int, RunRow]  # by key
+    decisions: Decisions  # about series
     facts: dict[tuple[int, int], Facts] = field(default_factory=dict)  # by series and run
 
     @classmethod
@@ -82,6 +82,7 @@ class GateData:
             lapsed=frozenset(alert.pk for alert in stored if alerts.lapsed(session, alert, run)),
             elsewhere=frozenset(elsewhere),
             runs=run_rows(session, ends.union(pasts.runs)),
+            decisions=in_force(session, run.started),
         )
 
     def load_facts(self, places: Iterable[tuple[int, int]]) -> None:
@@ -115,24 +116,24 @@ class GateData:
         """Return whether the level after an alert's change is accepted."""
         return alert.state == "invalid" or (alert.state == "expected" and alert.pk not in self.lapsed)
 
-    def on_accepted_level(self, past: Past, metric: str) -> Past:
-        """Return a past from its newest accepted level on, or with earlier results shifted to that level."""
-        for alert in self.alerts.get(past.series, ()):
-            place = np.flatnonzero(past.run == alert.run.pk)
-            if alert.metric != metric or alert.distance is None or not self.accepted(alert) or not len(place):
-                continue
-            at = np.arange(len(past))
-            since = at >= place[0]
-            if since.sum() >= SETTLED:
-                past = past.where(since)
-                continue
-            base = np.flatnonzero(past.run == (-1 if alert.base_run is None else alert.base_run.pk))
-            earlier = at <= base[0] if len(base) else ~since
-            # Results between the ends of the change are dropped: their level is unknown.
-            if alert.cause == "environment":  # one machine was accepted in place of another
-                past = past.on_machine_of(int(place[0]), np.flatnonzero(earlier))
-            past = past.shifted(np.flatnonzero(earlier), alert.distance).where(earlier | since)
-        return past
+    def comparisons_of(self, series: int, runs: Sequence[int]) -> list[Compared]:
+        """Return the A/Bs of a series that the toolchains of some runs measured, newest first."""
+        stored = self.comparisons.get(series, ())
+        return of_one_toolchain(self.evidence(series, [], runs)) if stored else []
+
+    def alert(self, key: int | None) -> AlertRow | None:
+        """Return an alert by its key."""
+        return None if key is None else self._alerts_by_key.get(key)
+
+    @cached_property
+    def _alerts_by_key(self) -> dict[int, AlertRow]:
+        return {alert.pk: alert for of_series in self.alerts.values() for alert in of_series}
+
+    def alert_text(self, alert: AlertRow) -> str:
+        """Return the state of a row's alert. An alert closed as fixed is about to reopen, since its change is back."""
+        if alert.state == "fixed":
+            return f"regressed again after alert {alert.pk} was fixed"
+        return "; ".join(filter(None, [alert.text, "expired" if alert.pk in self.lapsed else None, alert.advice]))
 
 
 def point_facts(point: PointRow) -> Facts:

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.facts.metrics import LATENCY
 from groupbench.tracker.facts.verdicts import FAINT, Tone, Verdict, tone_of_count
-from groupbench.tracker.judge.causes import DRIFT
 from groupbench.tracker.judge.verdicts import Judged, count, latencies, measured, outcome
-from groupbench.tracker.stats.changepoints import MIN_SEGMENT
 from groupbench.tracker.text.wording import counted
-
-SHORT = 2 * MIN_SEGMENT
-"""Number of results from which statistics look for a step between earlier results."""
 
 NEWS = 3
 """Number of results on a new level for which an improvement makes the headline; later it is only counted."""
 
 
-def summary(rows: Sequence[Judged], code: ExitCode, *, strict: bool, same_commit: bool) -> str:
+def summary(rows: Sequence[Judged], code: ExitCode, *, strict: bool, same_commit: bool, runs: int = 1) -> str:
     """Return the first line of the output: the outcome, then a count of every verdict."""
     head = _head(rows, count(rows), code, strict)
+    if runs > 1:
+        head += f" (a night of {runs} runs)"
     if same_commit:
         head += "; same commit as the previous run"
     return f"{head}. " + ", ".join(f"{each.number} {each.text}" for each in verdict_counts(rows))
@@ -121,20 +118,40 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
     if timed and not judged:
         return f"no latency was judged ({_not_judged(counts)})"
     if not timed:
-        return "nothing changed; no latency was measured"
-    number = f"{judged:,}" if judged == timed else f"{judged:,} of {timed:,}"
-    of = f"in {number} {'latency' if timed == 1 else 'latencies'}"
-    if Verdict.IMPROVED in counts:
-        return f"nothing new {of}"
-    short = len({row.series.pk for row in rows if _has_short_history(row)})
-    if not short:
-        return f"nothing changed {of}"
-    return f"no change found {of} ({short:,} with fewer than {SHORT} results, which show only large changes)"
+        return "no result changed; no latency was measured"
+    return no_change_above(rows)
 
 
-def _has_short_history(row: Judged) -> bool:
-    """Return whether a latency was compared with so few results that a step between them counts as their scatter."""
-    return row.judged_latency and row.metric in (None, LATENCY) and row.evidence.n + 1 < SHORT
+MOST = 0.95
+"""Share of the latencies whose limit the first line states besides the largest."""
+
+
+def no_change_above(rows: Sequence[Judged]) -> str:
+    """Return the excluded changes: the smallest change that would have been noticed in every latency."""
+    limits: dict[int, tuple[float, Judged]] = {}
+    for row in rows:
+        if row.judged_latency and row.what in (None, "latency") and row.evidence.reach is not None:
+            limits[row.series.pk] = (row.evidence.reach, row)
+    judged, timed = latencies(rows)
+    of = "" if judged == timed else f" in {judged:,} of {timed:,} latencies"
+    if not limits:
+        return f"no change found{of}"
+    ordered = sorted(limits.values(), key=lambda each: each[0])
+    largest, row = ordered[-1]
+    text = f"no change above {_percent(largest)}{of}"
+    if len(ordered) == 1:
+        return text
+    number = max(int(MOST * len(ordered)), 1)
+    most = ordered[number - 1][0]
+    rest = f"; {number:,} of {len(ordered):,} below {_percent(most)}" if most < largest / 1.2 else ""
+    series = row.series
+    return f"{text} ({series.backend} {series.shape}{rest})"
+
+
+def _percent(distance: float) -> str:
+    """Return a distance as a change: `2.1 %`, `140 %`."""
+    share = 100 * math.expm1(distance)
+    return f"{share:.2g} %" if share < 100 else f"{share:,.0f} %"
 
 
 def _news(rows: Sequence[Judged]) -> str | None:
@@ -161,8 +178,10 @@ def _asides(rows: Sequence[Judged]) -> dict[str, int]:
     unchanged = [row for row in rows if row.verdict is Verdict.OK]
     numbers = {
         "changed long ago": sum(row.news.old for row in unchanged),
-        "drifting": sum(row.cause == DRIFT for row in unchanged),
+        "drifting": sum(row.cause == "drift" for row in unchanged),
         "changed with no code change": sum(row.cause == "infrastructure" for row in unchanged),
+        "muted": sum(row.evidence.muted for row in unchanged),
+        "to compare": sum(row.rule == "to compare" for row in unchanged),
         "on an expected level": sum(
             row.alert is not None and row.alert.state == "expected" for row in rows if row.verdict.quiet
         ),

@@ -1,29 +1,51 @@
-"""Helpers that the gate's rules share: notes, intervals, and input for the statistics."""
+"""Helpers that the gathering of evidence shares: cases, notes and intervals."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from dataclasses import replace
-from typing import Literal, TypeGuard
+from dataclasses import dataclass, replace
+from typing import Any
 
 from groupbench.tracker.facts.metrics import relative
-from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.pasts import Past
-from groupbench.tracker.judge.verdicts import Effect, Judged, News
-from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.stats import scan as scans
-from groupbench.tracker.store.comparisons import Compared
+from groupbench.tracker.judge.evidence import AB, Evidence
+from groupbench.tracker.judge.rules import decide
+from groupbench.tracker.judge.verdicts import Effect, Judged
+from groupbench.tracker.stats.predict import Predicted
+from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
+from groupbench.tracker.store.decisions import Muted
 from groupbench.tracker.text.wording import counted, signed_change
 
-Q = 0.05
-"""False-discovery rate of the changes that history reports."""
 
-OLD = scans.RECENT
-"""Number of results on a new level for which a change is news.
+@dataclass(frozen=True)
+class Case:
+    """The evidence about a row, and the row without its verdict."""
 
-An older change counts only if it has an alert. So a regression stays until its alert is resolved, while changes from
-before the alerts began, and improvements, do not fail or fill reports forever."""
+    evidence: Evidence
+    row: Judged
+
+    def knowing(self, **facts: Any) -> Case:
+        """Return the case with further facts."""
+        return replace(self, evidence=replace(self.evidence, **facts))
+
+    def unless_muted(self, muted: Muted | None) -> Case:
+        """Return the case of a series that may be muted: without an A/B, and with the reason."""
+        if muted is None:
+            return self
+        row = replace(self.row, ab_base=None, note=joined(muted.text, self.row.note))
+        return replace(self.knowing(muted=True, asked=False, score=None), row=row)
+
+    def judged(self) -> Judged:
+        """Return the row with its verdict."""
+        rule, row = decide(self.evidence), self.row
+        note = row.note
+        if rule.note is not None and rule.note not in (note or ""):
+            note = joined(rule.note, note)
+        news = replace(row.news, loud=row.news.loud or rule.loud, old=rule.name == "old")
+        base = row.ab_base if rule.verdict not in (rule.verdict.WRONG, rule.verdict.IMPROVED) else None
+        return replace(
+            row, verdict=rule.verdict, rule=rule.name, cause=rule.cause or row.cause, note=note, news=news,
+            evidence=self.evidence, ab_base=base,
+        )  # fmt: skip
 
 
 def joined(*texts: str | None) -> str | None:
@@ -36,72 +58,29 @@ def percent(effect: float) -> str:
     return signed_change(math.expm1(effect))
 
 
-def moved(finding: scans.SeriesFinding | None) -> TypeGuard[scans.SeriesFinding]:
-    """Return whether a finding is a change or a suspect."""
-    return finding is not None and finding.moved and finding.effect is not None
+def effect_on_latency(before: float, distance: float, predicted: Predicted | None) -> Effect:
+    """Return the effect of a distance from a level; both are logarithms. The interval is that of tonight's result."""
+    half = None if predicted is None else predicted.reach(0.025)
+    low, high = (None, None) if half is None else (relative(distance - half), relative(distance + half))
+    return Effect(before_ms=math.exp(before), change=math.expm1(distance), low=low, high=high)
 
 
-def history(
-    past: Past,
-    floor: float,
-    least: float,
-    pool: Hashable,
-    *,
-    gross: float = scans.SeriesHistory.gross,
-    worse: Literal[1, -1] = 1,
-) -> scans.SeriesHistory:
-    """Return a past as input for the statistics; `least` and `gross` are logarithms."""
-    return scans.SeriesHistory(
-        log_ms=past.log, error=past.error, environment=past.environment, state=past.state,
-        floor=floor, min_effect=least, gross=gross, pool=pool, worse=worse,
-    )  # fmt: skip
+def found_by(compared: Compared | None, counts: float) -> AB | None:
+    """Return the result of an A/B of a latency; a difference that does not count is `same`."""
+    if compared is None:
+        return None
+    if compared.verdict == SAME:
+        return "same"
+    if compared.verdict != DIFFERENT or compared.effect is None:
+        return "undecided"
+    if abs(compared.effect) < counts:
+        return "same"
+    return "worse" if compared.effect > 0 else "better"
 
 
-def changes(point: PointRow, finding: scans.SeriesFinding) -> Effect:
-    """Return the effect of a finding on a latency."""
-    if finding.effect is None or point.median_ms is None:
-        return Effect()
-    change = math.expm1(finding.effect)
-    before = math.exp(finding.before) if finding.before is not None else point.median_ms / (1 + change)
-    return Effect(before_ms=before, change=change, low=relative(finding.low), high=relative(finding.high))
-
-
-def loud_while_new(news: News) -> News:
-    """Return the news, marked to be shown while the level is new."""
-    return replace(news, loud=news.since <= OLD)
-
-
-def confirmed(row: Judged) -> Judged:
-    """Return a row with the verdict of the A/B comparison that found a difference.
-
-    The row's numbers stay those of the points that were judged, so that they agree with each other and with the plots.
-    The A/B, which may be of an earlier run, is in the note, which tells the two apart if they disagree. If the points
-    alone show no change, the A/B's effect is the row's.
-    """
-    compared = row.compared
-    assert compared is not None and compared.effect is not None and row.point is not None
-    note = joined(ab_text(compared), row.note)
-    if row.change is not None and row.change * compared.effect < 0:
-        note = joined("history and A/B contradict each other", note)
-        return replace(row, verdict=Verdict.UNRESOLVED, note=note)
-    effect = row.effect
-    if effect.change is None:
-        change = math.expm1(compared.effect)
-        before = (row.point.median_ms or math.nan) / (1 + change)
-        effect = replace(
-            effect, before_ms=before, change=change, low=relative(compared.low), high=relative(compared.high)
-        )
-    elif _is_outside(effect.change, compared):
-        note = joined(ab_text(compared), f"estimated from the history: {signed_change(effect.change)}", row.note)
-    verdict = Verdict.REGRESSED if compared.effect > 0 else Verdict.IMPROVED
-    return replace(row, verdict=verdict, effect=effect, note=note, ab_base=None)
-
-
-def _is_outside(change: float, compared: Compared) -> bool:
-    """Return whether a relative change is outside the interval of an A/B."""
-    low = -math.inf if compared.low is None else compared.low
-    high = math.inf if compared.high is None else compared.high
-    return not low <= math.log1p(change) <= high
+def why_undecided(compared: Compared) -> str:
+    """Return why an A/B did not decide."""
+    return f"A/B {compared.verdict}" + (f": {compared.message}" if compared.message else "")
 
 
 def ab_text(compared: Compared) -> str:

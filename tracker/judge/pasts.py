@@ -22,13 +22,14 @@ from groupbench.tracker.judge.toolchain_lines import LineSoftware, in_turns, lin
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.runs import code_of_runs, run_rows
-from groupbench.tracker.stats.changepoints import MIN_SEGMENT
-from groupbench.tracker.stats.histories import newest_environment
 from groupbench.tracker.stats.thresholds import RMS_FLOOR
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
 
 _OK = STATUSES.index("ok")
+
+MIN_SEGMENT = 4
+"""Number of results of a toolchain that make a level of its own."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Past:
     @cached_property
     def alike(self) -> NDArray[np.int64]:
         """The indices [m] of the results on the machine of the last one."""
-        return newest_environment(self.environment)
+        return np.flatnonzero(self.environment == self.environment[-1:])
 
     def where(self, keep: NDArray[Any]) -> Past:
         arrays = {name: getattr(self, name)[keep] for name in _ARRAYS}
@@ -66,8 +67,8 @@ class Past:
         if (used == used[-1:]).all():
             return self
         lines = np.array(lines_of(used.tolist()))
-        own = lines == lines[-1]
-        begin = int(np.argmax(own))
+        of_line = lines == lines[-1]
+        begin = int(np.argmax(of_line))
         while begin:
             back = set(used[begin:].tolist())
             before = used[:begin].tolist()
@@ -76,28 +77,12 @@ class Past:
             if toolchain is None:
                 break
             end, begin = begin, before.index(toolchain)
-            own[begin:end] = used[begin:end] == toolchain
-        if own.all():
+            of_line[begin:end] = used[begin:end] == toolchain
+        if of_line.all():
             return self
         keep = np.ones(len(self), dtype=bool)
-        keep[alike] = own
+        keep[alike] = of_line
         return self.where(keep)
-
-    def on_machine_of(self, place: int, places: NDArray[Any]) -> Past:
-        """Return the past with the results at `places` assigned to the machine of the one at `place`."""
-        environment = self.environment.copy()
-        environment[places] = environment[place]
-        return replace(self, environment=environment)
-
-    def less(self, log: NDArray[np.float64]) -> Past:
-        """Return the past with these logarithms subtracted, one for each result."""
-        return replace(self, log=self.log - log)
-
-    def shifted(self, places: NDArray[Any], by: float | NDArray[np.float64]) -> Past:
-        """Return the past with the results at `places` shifted by one log distance, or each by its own."""
-        log = self.log.copy()
-        log[places] += by
-        return replace(self, log=log)
 
 
 _ARRAYS = ("run", "environment", "toolchain", "state", "log", "error")
@@ -190,7 +175,7 @@ class Pasts:
     def elsewhere(self, series: int) -> set[int]:
         """Return the runs on lines other than the newest result's that are measured alternately with it."""
         rows = self._rows(series)
-        alike = newest_environment(self._environment[rows])
+        alike = np.flatnonzero(self._environment[rows] == self._environment[rows][-1:])
         run, used = self._run[rows][alike], self._toolchain[rows][alike]
         if not len(run):
             return set()

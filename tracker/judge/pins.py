@@ -23,12 +23,13 @@ from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.record import LONGEST_NAME
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.causes import some
+from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.parts import percent
+from groupbench.tracker.judge.parts import Case, percent
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
-from groupbench.tracker.judge.verdicts import CANARY, PIN, Effect, Evidence, Judged
+from groupbench.tracker.judge.verdicts import CANARY, PIN, Effect, Judged
 from groupbench.tracker.query import filters
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.resolve import resolve_commit
@@ -183,12 +184,12 @@ class PinRule:
         self.pins = find(data.session)
         self.levels = {each.pk: _Levels(data.session, each, data.points) for each in self.pins}
 
-    def rows(self, point: PointRow, row: Judged) -> list[Judged]:
-        """Return a row for each pin whose limit a point's latency exceeds or may exceed. `row` is the latency's."""
+    def cases(self, point: PointRow, row: Judged) -> list[Case]:
+        """Return a case for each pin whose limit a point's latency exceeds or may exceed. `row` is the latency's."""
         if not point.timed or point.series.operator == CANARY:
             return []
-        rows = (self._row(each, point, row) for each in self.pins)
-        return [each for each in rows if each is not None]
+        cases = (self._case(each, point, row) for each in self.pins)
+        return [each for each in cases if each is not None]
 
     def notes(self) -> tuple[str, ...]:
         """Return a line for each pin that lacks some latencies, since silence would look like a pass."""
@@ -212,8 +213,8 @@ class PinRule:
             lines.append(line)
         return tuple(lines)
 
-    def _row(self, pinned: PinRow, point: PointRow, row: Judged) -> Judged | None:
-        """Return a row if a point is slower than one pin allows: by an A/B of the two, else by their levels."""
+    def _case(self, pinned: PinRow, point: PointRow, row: Judged) -> Case | None:
+        """Return a case if a point is slower than one pin allows: by an A/B of the two, else by their levels."""
         before = self.levels[pinned.pk].at(point)
         if before is None or point.run.state.commit == pinned.commit:
             return None
@@ -231,15 +232,15 @@ class PinRule:
         if effect <= limit:
             return None
         base, run = before.run, self.data.run
-        verdict = Verdict.REGRESSED if low > limit else Verdict.SUSPECT
         judged = replace(
-            Judged(point.series, verdict, point, PIN, PIN, span=Span(base, run)),
+            Judged(point.series, Verdict.OK, point, PIN, PIN, span=Span(base, run)),
             note=f"{percent(effect)} since {pinned.name}; the limit is {percent(limit)}",
             effect=Effect(math.exp(before.log), change=math.expm1(effect), low=math.expm1(low), high=math.expm1(high)),
-            evidence=Evidence(before.n, row.evidence.sigma), compared=compared,
+            compared=compared,
         )  # fmt: skip
-        decides = verdict is Verdict.SUSPECT and compared is None and run.state.clean
-        return replace(judged, ab_base=base) if decides else judged
+        evidence = Evidence("pin", n=before.n, sigma=row.evidence.sigma, distance=effect, certain=low > limit)
+        decides = not evidence.certain and compared is None and run.state.clean
+        return Case(evidence, replace(judged, ab_base=base) if decides else judged)
 
 
 def _on_newest_level(past: Past, point: PointRow, limit: float) -> int:

@@ -42,8 +42,8 @@ def lines_of(
     lines: dict[int, tuple[Hashable, int]] = {}
     for name in set(names):
         places = [place for place, each in enumerate(names) if each == name]
-        own = _split([toolchains[place] for place in places], [machines[place] for place in places])
-        lines.update({place: (name, line) for place, line in zip(places, own, strict=True)})
+        of_line = _split([toolchains[place] for place in places], [machines[place] for place in places])
+        lines.update({place: (name, line) for place, line in zip(places, of_line, strict=True)})
     numbers: dict[tuple[Hashable, int], int] = {}
     return [numbers.setdefault(lines[place], len(numbers)) for place in range(len(toolchains))]
 

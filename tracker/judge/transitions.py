@@ -25,15 +25,16 @@ from groupbench.tracker.facts.environment import (
 )
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.causes import OF_TOOLCHAINS, Cause, some
+from groupbench.tracker.judge.causes import Cause, some
+from groupbench.tracker.judge.evidence import AB, Evidence
 from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.parts import confirmed, joined, percent
+from groupbench.tracker.judge.parts import Case, ab_text, joined, percent, why_undecided
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
-from groupbench.tracker.judge.verdicts import Effect, Evidence, Judged, News
+from groupbench.tracker.judge.verdicts import Effect, Judged, News
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.stats.thresholds import FLOOR, GROSS, step_scatter
+from groupbench.tracker.stats.thresholds import FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
 from groupbench.tracker.text.unchecked import merged
@@ -119,18 +120,6 @@ def cause_of(transition: Transition) -> Cause:
     return Cause("toolchain", transition.text)
 
 
-def is_certain(row: Judged, cause: Cause) -> bool:
-    """Return whether a toolchain change is certain without an A/B comparison: its whole interval is a large change.
-
-    The same could hold for code changes, but those can always be measured by an A/B comparison. The threshold is twice
-    the gross change, because a single outlier can reach the gross change itself.
-    """
-    if cause.word not in OF_TOOLCHAINS or row.point is None or row.effect.low is None or row.effect.high is None:
-        return False
-    gross = 2 * GROSS[row.point.timing or "gpu"]
-    return row.effect.low > gross or row.effect.high < -gross
-
-
 @dataclass(frozen=True)
 class SeparatingComparisons:
     """The A/B comparisons that separate the toolchain's effect from the code's."""
@@ -176,34 +165,55 @@ def parts(data: GateData, row: Judged, before: Sequence[int], after: Sequence[in
     )
 
 
-def separated(row: Judged, made: SeparatingComparisons) -> tuple[Judged, Cause | None]:
-    """Return the row after its A/B comparisons, and the cause if history has to decide, else None."""
+def with_parts(data: GateData, case: Case, before: Sequence[int], after: Sequence[int]) -> Case:
+    """Return the case of a change across a transition, with what A/Bs of toolchains and commits found.
+
+    Args:
+        data: The night's data.
+        case: The case, with its transition.
+        before: Keys of the runs certainly before the change.
+        after: Keys of the runs since.
+    """
+    evidence, row = case.evidence, case.row
     transition = row.transition
     assert transition is not None
-    changed = some(transition.differences)
+    made, changed = parts(data, row, before, after), some(transition.differences)
     same, undecided = made.same, made.undecided
     if made.different:
-        return _with_parts(row, made, changed), None
+        compared = _sum(made.different.values())
+        each = [f"{changed if part == 'toolchain' else 'code'}: {_effect(one)}" for part, one in made.different.items()]
+        unknown = f"not separated from the {next(iter(undecided))}, which also changed" if undecided else None
+        note = joined(ab_text(compared), row.note, "; ".join(each) if len(made.by_part) > 1 else changed, unknown)
+        parts_found = " and ".join(sorted(made.different))
+        ab: AB = "worse" if (compared.effect or 0.0) > 0 else "better"
+        if (ab == "worse") != (evidence.distance > 0):
+            return Case(
+                replace(evidence, ab="undecided"), replace(row, compared=compared, note=joined(CONTRADICT, note))
+            )
+        return Case(
+            replace(evidence, ab=ab, cause=parts_found), replace(row, cause=parts_found, compared=compared, note=note)
+        )
+    cause = cause_of(transition)
     if not undecided:
-        row = replace(row, cause=cause_of(transition).word, compared=_sum(same.values()))
         sides = "both toolchains" if len(same) == 1 else "toolchains and commits"
-        return replace(row, verdict=Verdict.OK, note=joined(f"A/B of {sides}: no difference", changed)), None
-    row = replace(row, compared=next((one for one in undecided.values() if one is not None), None))
+        note = joined(f"A/B of {sides}: no difference", changed)
+        compared = _sum(same.values())
+        return Case(replace(evidence, ab="same"), replace(row, cause=cause.word, compared=compared, note=note))
+    one = next((one for one in undecided.values() if one is not None), None)
     if same and list(undecided) == ["toolchain"]:
-        return row, Cause("toolchain", f"{transition.text}; A/B of the commits: no difference")
-    if same:
-        return row, Cause("code", f"A/B of the toolchains ({changed}): no difference")
-    return row, cause_of(transition)
+        cause = Cause("toolchain", f"{transition.text}; A/B of the commits: no difference")
+    elif same:
+        cause = Cause("code", f"A/B of the toolchains ({changed}): no difference")
+    note = joined(None if one is None else why_undecided(one), row.note, cause.note)
+    if not transition.replaceable:
+        note = joined(note, ACCEPT)
+    unknown_ab: AB | None = None if one is None else "undecided"
+    return Case(
+        replace(evidence, ab=unknown_ab, cause=cause.word), replace(row, cause=cause.word, compared=one, note=note)
+    )
 
 
-def _with_parts(row: Judged, made: SeparatingComparisons, changed: str) -> Judged:
-    """Return the row of a change whose parts are known, at least one of them."""
-    different, undecided = made.different, list(made.undecided)
-    each = [f"{changed if part == 'toolchain' else 'code'}: {_effect(one)}" for part, one in different.items()]
-    unknown = f"not separated from the {undecided[0]}, which also changed" if undecided else None
-    note = joined("; ".join(each) if len(made.by_part) > 1 else changed, unknown)
-    cause = " and ".join(sorted(different))
-    return confirmed(replace(row, cause=cause, note=note, compared=_sum(different.values())))
+CONTRADICT = "history and A/B contradict each other"
 
 
 def _effect(compared: Compared) -> str:
@@ -230,11 +240,11 @@ def _sum(comparisons_made: Iterable[Compared]) -> Compared:
 # ---- another machine
 
 
-def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tuple[Judged, RunRow]:
-    """Judge the first results on a machine against the last ones on the earlier machine; also return its last run.
+def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tuple[Judged, RunRow, float]:
+    """Compare the first results on a machine with the last ones on the earlier machine.
 
-    The verdict is `ok` for a change below the threshold or within the interval, else `incomparable`. Only a person who
-    accepts the change, or an A/B comparison on this machine, can tell how much of it is due to the machine.
+    Returns the row, the last run on the earlier machine, and the distance within which nothing changed. Only a person
+    who accepts the change, or an A/B on this machine, can tell how much of it is due to the machine.
     """
     alike = past.alike
     last = int(alike[0]) - 1 if alike[0] else int(np.flatnonzero(past.environment != past.environment[-1])[-1])
@@ -252,15 +262,13 @@ def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tupl
         math.expm1(effect), relative(low), relative(high), before.environment, after.environment, machine=True,
     )  # fmt: skip
     half = 0.0 if high is None else high - effect  # too few results for an interval: the threshold alone decides
-    still = abs(effect) <= max(least, half)
     level = math.exp(float(np.median(past.log[old][-YOUNG:])))
     row = Judged(
-        point.series, Verdict.OK if still else Verdict.INCOMPARABLE, point, "latency", "environment",
-        transition.text if still else "; ".join(transition.differences),
-        Effect(level, change=math.expm1(effect), low=relative(low), high=relative(high)), Evidence(len(old)),
+        point.series, Verdict.OK, point, "latency", "environment", "; ".join(transition.differences),
+        Effect(level, change=math.expm1(effect), low=relative(low), high=relative(high)), Evidence(n=len(old)),
         News(len(alike)), Span(base, data.run), transition=transition,
     )  # fmt: skip
-    return row, base
+    return row, base, max(least, half)
 
 
 # ---- the lines of a run

@@ -14,6 +14,7 @@ from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric, named
 from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.facts.verdicts import NOT_JUDGED, OUTCOMES, RunOutcome, Verdict, most_severe
 from groupbench.tracker.judge.alerts import AlertRow
+from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.shown import Shown
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.query.lines import CommitLine
@@ -45,17 +46,6 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Evidence:
-    """The statistics behind a verdict."""
-
-    n: int = 0  # earlier results used
-    sigma: float | None = None  # log scatter of one result
-    p: float | None = None
-    q: float | None = None
-    latest: tuple[tuple[int, float], ...] = ()  # (run, log ms) of the last few results in the environment, newest last
-
-
-@dataclass(frozen=True)
 class News:
     """The age of a change in this run, and whether to show it."""
 
@@ -75,13 +65,14 @@ class Judged:
     cause: str | None = None  # a word of causes.find_cause, or drift
     note: str | None = None
     effect: Effect = field(default=Effect())
-    evidence: Evidence = field(default=Evidence())
+    evidence: Evidence = field(default=Evidence("result"))
     news: News = field(default=News())
     span: Span | None = None
     compared: Compared | None = None  # the A/B comparison that decided
     alert: AlertRow | None = None  # the stored alert of this change
     ab_base: RunRow | None = None  # run whose commit is the base of the A/B comparison that would decide
     transition: Transition | None = None  # the transition at the change, or at the newest result
+    rule: str = ""  # name of the rule that decided
 
     @property
     def change(self) -> float | None:
@@ -181,7 +172,20 @@ class Judged:
     def columns(cls) -> tuple[str, ...]:
         """Return the columns of CSV, which are keys of `flat`."""
         return (
-            *("verdict", "metric", "cause", *SHOWN, "before_ms", "latency_ms", "change", "low", "high", "p", "q", "n"),
+            *(
+                "verdict",
+                "metric",
+                "cause",
+                *SHOWN,
+                "before_ms",
+                "latency_ms",
+                "change",
+                "low",
+                "high",
+                "p",
+                "n",
+                "rule",
+            ),
             *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
             *("before", "now", "unit", "since", "transition"),
         )
@@ -192,7 +196,8 @@ class Judged:
             **{name: getattr(self, name) for name in ("verdict", "cause", "note")},
             "metric": self.what,
             **{name: getattr(self.effect, name) for name in ("before_ms", "change", "low", "high", "before_rms")},
-            **{name: getattr(self.evidence, name) for name in ("p", "q", "n")},
+            **{name: getattr(self.evidence, name) for name in ("p", "n")},
+            "rule": self.rule or None,
             **{name: getattr(self.series, name) for name in SHOWN},
             "latency_ms": _of(self.point, "median_ms"),
             "timing": _of(self.point, "timing"),
@@ -232,6 +237,7 @@ class Gate:
     line: CommitLine = field(default=CommitLine(()))  # the runs used as history
     notes: tuple[str, ...] = ()  # caveats about that history
     transitions: tuple[str, ...] = ()  # a line for each new transition, and for each baseline that moved
+    asked: tuple[Judged, ...] = ()  # further results worth an A/B, of series whose rows are about something else
 
     @property
     def counts(self) -> dict[str, int]:
@@ -274,9 +280,9 @@ class Gate:
 
     @property
     def suspects(self) -> tuple[Judged, ...]:
-        """The rows that an A/B comparison would decide, the largest changes for the worse first."""
-        suspects = [row for row in self.rows if row.ab_base is not None]
-        return tuple(sorted(suspects, key=lambda row: (-(row.change or 0.0), row.series.sort_key)))
+        """The rows that an A/B comparison would decide, the least likely of the level first."""
+        suspects = [row for row in (*self.rows, *self.asked) if row.ab_base is not None]
+        return tuple(sorted(suspects, key=_rank))
 
     @property
     def folded(self) -> tuple[list[str], list[Judged]]:
@@ -298,6 +304,12 @@ class Gate:
     def table(self) -> Rows[Judged]:
         """Return every row as a table with `to_pandas()` and `to_arrow()`."""
         return Rows(Judged, self.rows)
+
+
+def _rank(row: Judged) -> tuple[object, ...]:
+    """Return a key that sorts rows to compare: those for the worse first, by chance, then by size."""
+    score = row.evidence.score
+    return row.better, 1.0 if score is None else score, -abs(row.change or 0.0), row.series.sort_key
 
 
 def count(rows: Sequence[Judged]) -> dict[str, int]:

@@ -20,6 +20,7 @@ from groupbench.tracker.facts.record import UNKNOWN_COMMIT
 from groupbench.tracker.query.ancestry import commit_order
 from groupbench.tracker.query.rewritten import Rewritten
 from groupbench.tracker.query.rows import PointRow, RunRow
+from groupbench.tracker.store.decisions import rejected
 from groupbench.tracker.store.schema import Commit, Run
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools.counterparts import Counterparts, counterparts
@@ -74,16 +75,19 @@ class CommitLine:
 
 @dataclass(frozen=True)
 class _Stored:
-    """Every stored run, with the commits' stored ancestry."""
+    """Every stored run that was not rejected, with the commits' stored ancestry."""
 
     runs: tuple[tuple[int, datetime, str], ...]  # key, start, commit
     parents: Mapping[str, tuple[str, ...]]
     branches: Mapping[str, str | None]
 
     @classmethod
-    def read(cls, session: Session) -> _Stored:
+    def read(cls, session: Session, run: int | None = None) -> _Stored:
+        """Read every run but the rejected ones, except `run`."""
         columns = (Run.id, Run.started, Commit.hash, Commit.parents, Commit.branch)
-        rows = session.execute(select(*columns).join(Commit, Run.commit_id == Commit.id)).all()
+        without = rejected(session) - {run}
+        query = select(*columns).join(Commit, Run.commit_id == Commit.id)
+        rows = [row for row in session.execute(query) if row[0] not in without]
         return cls(
             tuple((row[0], row[1], row[2]) for row in rows),
             {row[2]: tuple(row[3] or ()) for row in rows},
@@ -93,7 +97,7 @@ class _Stored:
 
 def line_of(session: Session, run: RunRow, first_parents: FirstParents | None = None) -> CommitLine:
     """Return the line up to a run: earlier runs at the same commit, and runs at the commits before."""
-    return _line_to(run.commit, run, _Stored.read(session), first_parents)
+    return _line_to(run.commit, run, _Stored.read(session, run.pk), first_parents)
 
 
 def line_through(
@@ -104,7 +108,7 @@ def line_through(
     A backfill measures the newest commit first, so the latest run may have an old commit. `branch` is the branch to
     follow; then runs with unknown ancestry count only if they are on it.
     """
-    stored = _Stored.read(session)
+    stored = _Stored.read(session, run.pk)
     tip = _tip(run.commit, stored, first_parents, branch)
     return _line_to(tip, run, stored, first_parents, branch)
 

@@ -18,6 +18,7 @@ from groupbench.tracker.query.patterns import starts
 from groupbench.tracker.query.points import ReadRuns
 from groupbench.tracker.query.rows import RunRow, State
 from groupbench.tracker.query.runs import run_row, run_rows, run_select
+from groupbench.tracker.store.decisions import rejected
 from groupbench.tracker.store.schema import NEWEST_FIRST, Commit, Run
 from groupbench.tracker.text.wording import counted, some
 from groupbench.tracker.tools import git
@@ -56,11 +57,12 @@ def find_run(session: Session, text: str | None = None) -> RunRow:
 def latest_run(
     session: Session, read_through: ReadThrough = _line_by_git, read_runs: ReadRuns = run_rows
 ) -> RunRow | None:
-    """Return the newest run, or None for a database without runs.
+    """Return the newest run that was not rejected, or None for a database without one.
 
     A backfill measures old commits last. If the newest run is part of one, the newest run on the line is returned.
     """
-    key = session.scalar(select(Run.id).order_by(*NEWEST_FIRST).limit(1))
+    query = select(Run.id).where(Run.id.not_in(rejected(session))).order_by(*NEWEST_FIRST)
+    key = session.scalar(query.limit(1))
     if key is None:
         return None
     run = read_runs(session, [key])[key]

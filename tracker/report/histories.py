@@ -13,14 +13,13 @@ from sqlalchemy.orm import Session
 from groupbench.tracker.facts.environment import environment_differences, machine_differences, toolchain_differences
 from groupbench.tracker.facts.metrics import carried
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
-from groupbench.tracker.judge.levels import ChangeEvidence, Levels, levels_of
+from groupbench.tracker.judge.levels import ChangeEvidence, Levels, PastChange, levels_of
 from groupbench.tracker.judge.pasts import Past, Pasts
-from groupbench.tracker.judge.verdicts import CANARY, Judged
+from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.report.shown import Mark, MarkKind, ResultBursts, ShownHistory, ShownLevel
 from groupbench.tracker.report.toolchain_lines import lines_of, names_of, toolchains_of
-from groupbench.tracker.stats.histories import PastChange
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import Compared
@@ -106,7 +105,7 @@ def _change_marks(levels: Levels, where: Mapping[int, int]) -> Iterator[Mark]:
     """Yield a mark at each change between the page's runs."""
     for run, change in levels.changes:
         if run in where:
-            yield Mark("change", where[run], _change_text(change))
+            yield Mark("change", where[run], _change_text(change), good=change.effect < 0)
 
 
 def _shown_levels(levels: Levels, where: Mapping[int, int], line_at: Mapping[int, int]) -> Iterator[ShownLevel]:
@@ -166,12 +165,10 @@ def _read_levels(
     levels = levels_of(
         stretches,
         [timed[past.series].timing or "gpu" for past in stretches],
-        [timed[past.series].series.operator == CANARY for past in stretches],
         [
             ChangeEvidence(
                 alerts.get(past.series, ()),
                 _on_its_line(compared.get(past.series, ()), pasts, past),
-                judged.get(past.series, ()),
             )
             for past in stretches
         ],

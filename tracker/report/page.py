@@ -83,7 +83,7 @@ def render(report: Report, plotly: str) -> str:
         index=None if report.coverage.complete else selection.index(judged, report.coverage),
         environments=views.environments(report),
         environment_changes=views.changes_table(report),
-        runs=[[drawing.run_text(label), label.commit[:7]] for label in report.labels],
+        runs=[[drawing.run_text(label), drawing.tick_text(label)] for label in report.labels],
         plotly=plotly,
         script=script,
     )

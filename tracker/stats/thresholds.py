@@ -106,6 +106,15 @@ def least_effect(timing: str, latency_ms: float) -> float:
     return 0.02 if latency_ms < 0.04 else 0.01 if latency_ms < 0.09 else 0.003
 
 
+CPU_PRIOR = 0.08
+"""Scatter to assume of a latency on a CPU without results."""
+
+
+def prior_scatter(timing: str, latency_ms: float) -> float:
+    """Return the scatter to assume of a latency without results: on a GPU, half of what counts."""
+    return least_effect(timing, latency_ms) / 2 if timing == "gpu" else CPU_PRIOR
+
+
 def judge_pools(
     before_ms: ArrayLike,  # [n] medians of one commit's runs
     before_errors: ArrayLike,  # [n] NaN if unknown
@@ -140,42 +149,6 @@ def judge_rms(rms: float | None, history_rms: ArrayLike) -> ChangeVerdict:
     worse = RMS.worse(before, rms)
     change = math.log(rms / before) if rms > 0 and before > 0 else None
     return ChangeVerdict(Verdict.REGRESSED if worse else Verdict.OK, n, change, math.log(RMS_RATIO), before)
-
-
-def worse_since(
-    rms: NDArray[np.float64],  # [n] of a series, newest last
-) -> int | None:
-    """Return the first index from which every relative error is worse than every earlier one, or None."""
-    before = np.maximum.accumulate(rms)[:-1]
-    after = np.minimum.accumulate(rms[::-1])[::-1][1:]
-    worse = np.flatnonzero(RMS.worse(before, after))
-    return int(worse[-1]) + 1 if len(worse) else None
-
-
-SURE = 3.0
-"""Standard errors from a level at which results are not on it."""
-LATEST = 9
-"""The largest number of newest results that decide whether a level is back."""
-
-
-def on_level(
-    latest: Sequence[float],  # [n] log latencies, the newest last
-    before: float,  # log level
-    effect: float,  # log distance of the other level
-    sigma: float | None,
-    least: float,  # smallest log change that counts
-) -> int:
-    """Return how many of the newest results show that they are on the level `before` rather than on the other one.
-
-    One result is enough if the levels are six sigma apart; otherwise enough results for their mean to be as certain,
-    up to `LATEST`. Returns 0 if they are not on the level, or too few to tell.
-    """
-    needed = max(1, math.ceil((2 * SURE * (sigma or 0.0) / effect) ** 2)) if effect else 1
-    if not latest or needed > min(len(latest), LATEST):
-        return 0
-    far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
-    slack = max(least, SURE * (sigma or 0.0) / math.sqrt(needed))
-    return needed if far <= min(slack, abs(effect) / 2) else 0
 
 
 def typical(errors: ArrayLike) -> float:

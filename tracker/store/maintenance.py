@@ -14,7 +14,7 @@ from groupbench.tracker.store.checked import prepared
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.ingest import Ingested, ingest_into
 from groupbench.tracker.store.records import stored_records
-from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Pin, Run, Series
+from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Decision, Pin, Run, Series
 from groupbench.tracker.store.sqlite_file import copy_sqlite
 
 _PRIVATE = ("", ":memory:")
@@ -53,6 +53,7 @@ def merge(store: Store, other: Store) -> Ingested:
         done = ingest_into(session, prepared(enumerate(stored_records(other_session), 1), other.name), other.name)
         _merge_alerts(session, other_session, _merge_comparisons(session, other_session))
         _merge_pins(session, other_session)
+        _merge_decisions(session, other_session)
         return done
 
 
@@ -67,6 +68,25 @@ def _merge_pins(session: Session, other: Session) -> None:
         if tuple(facts.values()) not in our_facts:
             ended = row.ended if row.ended or row.name not in in_force else row.created
             session.add(Pin(**facts, ended=ended))
+    session.flush()
+
+
+def _merge_decisions(session: Session, other: Session) -> None:
+    """Add the other database's decisions about runs and series without one of the kind here."""
+    ours = dict(session.execute(select(Series.identity, Series.id)).all())
+    runs = dict(session.execute(select(Run.uuid, Run.id)).all())
+    stored_keys = {(row.kind, row.run_id, row.series_id) for row in session.scalars(select(Decision))}
+    query = (
+        select(Decision, Run.uuid, Series.identity)
+        .outerjoin(Run, Decision.run_id == Run.id)
+        .outerjoin(Series, Decision.series_id == Series.id)
+        .order_by(Decision.id)
+    )
+    for row, uuid, identity in other.execute(query).all():
+        keys = row.kind, runs.get(uuid), ours.get(identity)
+        if keys not in stored_keys:
+            facts = {name: getattr(row, name) for name in ("value", "until", "at", "who", "reason", "ended")}
+            session.add(Decision(kind=row.kind, run_id=keys[1], series_id=keys[2], **facts))
     session.flush()
 
 

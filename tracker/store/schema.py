@@ -35,7 +35,7 @@ from sqlalchemy.types import TypeDecorator
 from groupbench.tracker.facts.record import TIMED
 from groupbench.tracker.store.checksum import checksum_of
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 """Every migration, oldest first. Listed here so that opening a current database does not load Alembic."""
 
 HEAD = REVISIONS[-1]
@@ -418,4 +418,24 @@ class Pin(Base, kw_only=True):
     created: Mapped[datetime] = mapped_column(doc="time of creation")
     who: Mapped[str] = mapped_column(doc="creator")
     ended: Mapped[datetime | None] = mapped_column(default=None, doc="time at which it was removed or replaced")
+    checksum: Mapped[int | None] = _checksum()
+
+
+class Decision(Base, kw_only=True):
+    """A decision of a person or of the plan about a run or a series."""
+
+    __tablename__ = "decision"
+
+    id: Mapped[int] = _key()
+    kind: Mapped[str] = mapped_column(
+        doc="rejected, muted, removed (from the plan), or limit (smallest change that counts)"
+    )
+    run_id: Mapped[int | None] = mapped_column(ForeignKey("run.id"), default=None, doc="rejected run")
+    series_id: Mapped[int | None] = mapped_column(ForeignKey("series.id"), default=None, doc="series of the others")
+    value: Mapped[float | None] = mapped_column(default=None, doc="relative limit: 0.03 is 3 %")
+    until: Mapped[datetime | None] = mapped_column(default=None, doc="end of a mute")
+    at: Mapped[datetime] = mapped_column(doc="time of the decision")
+    who: Mapped[str] = mapped_column(doc="person, or groupbench for the plan")
+    reason: Mapped[str | None] = mapped_column(default=None, doc="why")
+    ended: Mapped[datetime | None] = mapped_column(default=None, doc="time at which it was withdrawn")
     checksum: Mapped[int | None] = _checksum()

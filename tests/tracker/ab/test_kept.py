@@ -37,7 +37,7 @@ def of_three(make: Any) -> list[Any]:
     return [make(0), make(1, ms=1.4), make(2, ms=1.4)]
 
 
-@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.usefixtures("two_nights_are_certain")
 def test_the_gate_judges_by_it(cli: Cli, stored: Stored, make: Any, db: Any) -> None:
     stored(of_three(make))
     assert cli("gate").exit_code == 3
@@ -48,7 +48,7 @@ def test_the_gate_judges_by_it(cli: Cli, stored: Stored, make: Any, db: Any) -> 
     assert "measured by an A/B of 000ccccccc..001ccccccc: +40.5%" in judged.stdout
 
 
-@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.usefixtures("two_nights_are_certain")
 @pytest.mark.parametrize(("effect", "labelled"), [(0.27, True), (0.336, False)])
 def test_its_size_is_kept_apart_from_that_of_the_history(
     cli: Cli, stored: Stored, make: Any, db: Any, effect: float, labelled: bool

@@ -24,7 +24,7 @@ from groupbench.tracker.serve.verdict import judge
 Cli = Callable[..., Result]
 H100 = {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "python": "3.11.9", "torch": "2.13.0", "triton": "3.7.1"}
 RIGHT, WRONG = SideAccuracy("ok", 2e-3), SideAccuracy("wrong", 0.5, "12 % outside")
-pytestmark = [pytest.mark.sqlite, pytest.mark.usefixtures("plain_statistics")]
+pytestmark = [pytest.mark.sqlite, pytest.mark.usefixtures("two_nights_are_certain")]
 
 
 class Bench:

@@ -30,7 +30,7 @@ EXAMPLES = [
     if line.startswith(tuple(f"$ groupbench {name}" for name in RUN_HERE))
     and not line.startswith(tuple(f"$ groupbench {name}" for name in NOT_HERE))
 ]
-pytestmark = [pytest.mark.sqlite, pytest.mark.usefixtures("plain_statistics")]
+pytestmark = [pytest.mark.sqlite, pytest.mark.usefixtures("two_nights_are_certain")]
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def test_explain_begins_with_them(cli: Cli) -> None:
     assert json.loads(cli("explain", "previous", "latest", "--format=json").stdout)["loaded"]["files"] == ["tuned.json"]
 
 
-@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.usefixtures("two_nights_are_certain")
 @pytest.mark.parametrize(
     ("before", "after", "cause"),
     [(OLD, OLD, "infrastructure"), (OLD, NEW, "code"), (None, OLD, "code"), (None, None, "code")],

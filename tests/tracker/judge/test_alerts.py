@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from click.testing import Result
@@ -18,12 +15,6 @@ from sqlalchemy import func, select
 from groupbench.tracker import open_tracker
 from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.judge import alert_moves, alerts
-from groupbench.tracker.judge.alert_levels import same_change, smallest_change
-from groupbench.tracker.judge.alert_rules import AlertRules
-from groupbench.tracker.judge.gate import judge_run
-from groupbench.tracker.judge.gate_data import GateData
-from groupbench.tracker.judge.verdicts import Effect
-from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
@@ -33,20 +24,23 @@ from groupbench.tracker.store.verify import verify
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
-pytestmark = pytest.mark.usefixtures("plain_statistics")
-
 
 def quiet(make: Any, nights: int, **fields: Any) -> list[Any]:
     return [make(night, ms=1 + 0.001 * (night % 3 - 1), **fields) for night in range(nights)]
 
 
+def twice(make: Any, night: int, ms: float, **fields: Any) -> list[Any]:
+    """Return two results of a night, which with that of another night make a change certain."""
+    return [make(night, ms=ms, **fields), make(night, ms=ms * 1.0001, run=f"run-{night:03d}-again", **fields)]
+
+
 @pytest.fixture
 def slower(cli: Cli, stored: Stored, make: Any, fill: Callable[..., None]) -> Cli:
-    """Six quiet nights and two that are 5 % slower, with their alert. They are judged once for all tests on SQLite."""
+    """Six quiet nights, and three results that are 5 % slower, with their alert: judged once for all tests."""
 
     def judge() -> None:
         facts = {"subject": "Tiles", "author": "Ada", "branch": "main"}
-        stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), make(7, ms=1.05)])
+        stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), *twice(make, 7, 1.05)])
         result = cli("gate", "--update")
         assert result.exit_code == 1
         assert "alerts: 1 opened (1)" in result.stderr
@@ -65,7 +59,7 @@ def first_line(result: Result) -> str:
 
 @pytest.mark.sqlite
 def test_the_gate_alone_writes_nothing(cli: Cli, stored: Stored, make: Any) -> None:
-    stored([*quiet(make, 6), make(6, ms=1.05), make(7, ms=1.05)])
+    stored([*quiet(make, 6), make(6, ms=1.05), *twice(make, 7, 1.05)])
     assert cli("gate").exit_code == 1
     result = cli("alerts")
     assert (result.stdout, result.stderr) == ("", "no alert is open; --all lists closed alerts\n")
@@ -104,7 +98,7 @@ def test_one_change_is_one_alert_however_many_nights_see_it(slower: Cli, stored:
 @pytest.mark.sqlite
 def test_a_second_step_is_a_second_alert(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(night, ms=1.2) for night in (8, 9, 10)])
-    assert "1 opened (2)" in slower("gate", "--update", "--window", "5").stderr
+    assert "1 opened (2)" in slower("gate", "--update", "--window", "10").stderr
     assert [alert["alert"] for alert in listed(slower)] == [1, 2]
 
 
@@ -139,7 +133,7 @@ def test_a_wrong_result_on_an_accepted_level_has_one_row(slower: Cli, stored: St
 def test_changes_of_one_commit_and_backend_stand_together(cli: Cli, stored: Stored, make: Any) -> None:
     shapes = [f"G=4,N={n},K=64" for n in (64, 128, 256)]
     for shape in shapes:
-        stored([*quiet(make, 6, shape=shape), make(6, ms=1.05, shape=shape), make(7, ms=1.05, shape=shape)])
+        stored([*quiet(make, 6, shape=shape), make(6, ms=1.05, shape=shape), *twice(make, 7, 1.05, shape=shape)])
     assert "3 opened (1, 2, 3)" in cli("gate", "--update").stderr
     lines = cli("alerts").stdout.splitlines()
     assert (len(lines), lines[1].startswith("1 2 3")) == (2, True)
@@ -191,16 +185,16 @@ def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, m
     assert "1 on an expected level" in first_line(result)
     assert "expected by Ada, until 2100-02-01 00:00: accuracy" in result.stdout
     stored([make(8, ms=1.05), make(9, ms=1.1)])
-    assert "1 suspect" in first_line(slower("gate"))
+    assert "1 unconfirmed" in first_line(slower("gate"))
     assert "+4.8%" in slower("gate").stdout
-    stored([make(10, ms=1.1)])
+    stored([make(10, ms=1.1), make(11, ms=1.1)])
     result = slower("gate", "--update")
     assert (result.exit_code, "1 opened (2)" in result.stderr) == (1, True)
-    stored([make(night, ms=1.1) for night in range(11, 20)])
+    stored([make(night, ms=1.1) for night in range(12, 20)])
     assert slower("gate").exit_code == 1
     assert slower("alerts", "expect", "2", "--reason", "too").exit_code == 0
     assert slower("gate").exit_code == 0
-    stored([make(20, ms=1.2), make(21, ms=1.2)])
+    stored([make(20, ms=1.2), *twice(make, 21, 1.2)])
     assert slower("gate").exit_code == 1
 
 
@@ -244,17 +238,17 @@ def test_a_span_to_come_is_a_date(slower: Cli) -> None:
     assert timedelta(days=29) < until - datetime.now(UTC) < timedelta(days=31)
 
 
-def test_it_closes_itself_and_reopens(slower: Cli, stored: Stored, make: Any) -> None:
+def test_it_closes_itself_and_a_later_slowdown_has_an_alert_of_its_own(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(8, ms=1.001)])
     assert "1 fixed (1)" in slower("gate", "--update").stderr
     assert listed(slower) == []
     assert listed(slower, "--all")[0]["last"].startswith("fixed by groupbench: back on the earlier level")
     stored([make(night, ms=1.0) for night in (9, 10, 11)])
     assert slower("gate", "--update").exit_code == 0
-    stored([make(12, ms=1.05), make(13, ms=1.05)])
-    result = slower("gate", "--update", "--window", "6")
-    assert (result.exit_code, "1 reopened (1)" in result.stderr) == (1, True)
-    assert [event.split()[2] for event in listed(slower)[0]["events"]] == ["new", "fixed", "new"]
+    stored([make(12, ms=1.05), *twice(make, 13, 1.05)])
+    result = slower("gate", "--update")
+    assert (result.exit_code, "1 opened (2)" in result.stderr) == (1, True)
+    assert listed(slower)[0]["commits"] == "00bccccccc..00cccccccc"
 
 
 @pytest.mark.sqlite
@@ -273,22 +267,24 @@ def test_a_regression_that_history_grew_used_to_stays_one(slower: Cli, stored: S
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize(("ms", "verdict"), [(1.025, "improved"), (1.2, "regressed")])
+@pytest.mark.parametrize(("ms", "verdict"), [(1.025, "regressed"), (1.2, "regressed")])
 def test_a_newer_change_does_not_hide_an_open_alert(
     slower: Cli, stored: Stored, make: Any, ms: float, verdict: str
 ) -> None:
-    stored([*(make(night, ms=1.05) for night in range(8, 15)), make(15, ms=ms), make(16, ms=ms)])
-    result = slower("gate", "--window", "6", "--format=json")
+    stored([*(make(night, ms=1.05) for night in range(8, 15)), make(15, ms=ms), *twice(make, 16, ms)])
+    result = slower("gate", "--window", "11", "--format=json")
     rows = {row["alert"]: row for row in json.loads(result.stdout)["series"] if row["metric"] == "latency"}
-    assert {alert: row["verdict"] for alert, row in rows.items()} == {None: verdict, 1: "regressed"}
+    grew = ms > 1.05
+    assert {alert: row["verdict"] for alert, row in rows.items()} == {1: verdict} | ({None: verdict} if grew else {})
     assert (rows[1]["before_ms"], rows[1]["p"]) == (pytest.approx(1.0, abs=0.002), None)
+    assert grew or "partly taken back at 00fccccccc" in rows[1]["note"]
     assert result.exit_code == 1
     slower("alerts", "ack", "1", "--reason", "known")
-    result = slower("gate", "--window", "6")
-    assert result.exit_code == (1 if verdict == "regressed" else 0)
+    result = slower("gate", "--window", "11")
+    assert result.exit_code == grew
     acknowledged = ["acknowledged" in line for line in result.stdout.split("\n") if line.startswith("regressed")]
-    assert acknowledged == ([False, True] if verdict == "regressed" else [True])
-    assert result.stdout.count("reproduce") == (verdict == "regressed")
+    assert acknowledged == ([False, True] if grew else [True])
+    assert result.stdout.count("reproduce") == grew
 
 
 @pytest.mark.sqlite
@@ -296,47 +292,15 @@ def test_an_acknowledged_regression_that_grows_is_news(slower: Cli, stored: Stor
     slower("alerts", "ack", "1", "--reason", "known")
     stored([make(night, ms=1.2) for night in range(8, 13)])
     assert slower("gate").exit_code == 1
-    assert "(1)" in slower("gate", "--update").stderr
-    assert listed(slower)[0]["change"] == pytest.approx(0.2, abs=0.01)
+    assert "1 opened (2)" in slower("gate", "--update").stderr
+    assert listed(slower)[1]["change"] == pytest.approx(1.2 / 1.05 - 1, abs=0.01)
     assert "nothing new" in slower("gate", "--update").stderr
-
-
-@pytest.mark.sqlite
-@pytest.mark.parametrize(("timing", "same"), [("cpu", True), ("gpu", False)])
-def test_a_change_is_an_alerts_up_to_the_smallest_change_of_its_timing(
-    timing: str, same: bool, slower: Cli, db: Any
-) -> None:
-    """An alert of 11 % and a change of at least 18 %: on a CPU, 10 % do not count."""
-    with open_store(db, create=False) as store, store.read() as session:
-        (row,) = judge_run(session, find_run(session, None)).rows
-    assert row.alert is not None and row.point is not None
-    alert, point = replace(row.alert, before=1.0, after=1.11), replace(row.point, timing=timing)
-    assert same_change(alert, replace(row, point=point, effect=Effect(1.0, change=0.2, low=0.18, high=0.22))) is same
-
-
-@pytest.mark.parametrize(("metric", "least"), [("accuracy", 0.5), ("energy_j", 0.03), ("workspace_mib", 0.05)])
-def test_the_level_of_an_alert_is_a_latency_only_if_its_metric_is(metric: str, least: float) -> None:
-    alert, row = SimpleNamespace(metric=metric, before=0.01), SimpleNamespace(point=None)
-    assert smallest_change(cast(Any, alert), cast(Any, row)) == pytest.approx(math.log1p(least))
 
 
 @pytest.mark.sqlite
 def test_half_the_way_back_is_not_fixed(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(8, ms=1.03)])
     assert "fixed" not in slower("gate", "--update").stderr
-
-
-@pytest.mark.sqlite
-@pytest.mark.parametrize(("ms", "note"), [(1.05, "still there"), (1.001, "too few results to tell that it is over")])
-def test_a_row_of_an_open_alert_reports_a_newest_result_that_is_as_fast_as_before(
-    ms: float, note: str, slower: Cli, db: Any
-) -> None:
-    with open_store(db, create=False) as store, store.read() as session:
-        (row,) = judge_run(session, find_run(session, None)).rows
-    assert row.alert is not None and row.point is not None
-    row = replace(row, point=replace(row.point, median_ms=ms))
-    still = AlertRules(cast(GateData, SimpleNamespace(lapsed=())))._still(row, row.alert)
-    assert (still.verdict, (still.note or "").partition(";")[0]) == ("regressed", note)
 
 
 def test_another_environment_fixes_nothing(slower: Cli, stored: Stored, make: Any) -> None:
@@ -527,19 +491,3 @@ def test_two_gates_at_once_open_one_alert(slower: Cli, db: Any) -> None:
     assert "nothing new" in slower("gate", "--update").stderr
     with open_store(db, create=False) as store, store.read() as session:
         assert session.scalar(select(func.count()).select_from(Alert)) == 1
-
-
-@pytest.mark.sqlite
-def test_a_confirmed_regression_stays_one(
-    slower: Cli, stored: Stored, make: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from groupbench.tracker.stats import scan
-
-    plain = scan.scan
-    monkeypatch.setattr(
-        scan, "scan", lambda histories, **_: [replace(each, verdict="suspect") for each in plain(histories)]
-    )
-    stored([make(8, ms=1.05)])
-    result = slower("gate", "--update")
-    assert (result.exit_code, "still there; alert 1 new" in result.stdout) == (1, True)
-    assert "nothing new" in result.stderr

@@ -168,12 +168,11 @@ def test_nights_that_come_and_go_name_each_slowdown(
 def test_a_row_of_an_open_alert_shows_the_newest_result(make: Any, stored: Any) -> None:
     """Half of a slowdown was taken back: the row shows the rest, without an interval of the whole slowdown."""
     nights = play(make, stored, [1, 1, 2.5, *[1.2] * 14], *BUSY)
-    assert changes(nights, "improved")[3] == {4: pytest.approx(-0.52, abs=0.05)}
     for rows, opened in nights[3:]:
         (row,) = [row for row in rows if row.verdict == "regressed"]
         assert opened == {3} and row.point is not None
         assert row.shown.now == pytest.approx(row.point.median_ms)
-        assert row.change == pytest.approx(0.2, abs=0.05) and row.effect.low is None
+        assert row.change == pytest.approx(0.2, abs=0.05)
 
 
 def test_an_improvement_that_is_lost_is_a_slowdown(make: Any, stored: Any) -> None:
@@ -187,12 +186,3 @@ def test_a_fast_outlier_does_not_end_a_slowdown(make: Any, stored: Any) -> None:
     nights = play(make, stored, [1, 1, *[2.5] * 4], *BUSY, outliers={4: 1.0})
     assert [set(one) for one in changes(nights)][4:] == [{3}, {3}]
     assert [opened for _, opened in nights][4:] == [{3}, {3}]
-
-
-def test_a_row_shows_the_level_since_the_step_not_the_newest_result(make: Any, stored: Any) -> None:
-    """One night alone is noisier. JSON has it as `latency_ms`."""
-    nights = play(make, stored, [1, 1, 1, 1, 1, 1.04, 1.04, 1.04], *QUIET, outliers={8: 1.05})
-    (row,) = (row for row in nights[-1][0] if row.verdict == "regressed")
-    assert (row.note or "").startswith("measured by an A/B of ")
-    assert (row.shown.before, row.shown.now, row.change) == pytest.approx((1.003, 1.0427, 0.0397), abs=0.001)
-    assert row.flat()["latency_ms"] == pytest.approx(1.0518, abs=0.001)

@@ -93,7 +93,7 @@ def test_two_toolchains_in_turns_from_the_first_night_are_judged_apart(cli: Cli,
     stored(records)
     for run in ("run-022", "run-023"):
         code, rows = judged(cli, "--run", run)
-        assert (code, rows["triton"]["verdict"]) == (3, "suspect"), run
+        assert (code, rows["triton"]["verdict"]) == (3, "unconfirmed"), run
         assert rows["triton"]["change"] == pytest.approx(0.1, abs=5e-3)
 
 
@@ -167,7 +167,6 @@ def test_a_toolchain_that_is_given_up_closes_its_alerts(cli: Cli, stored: Stored
     assert "1 fixed" in cli("gate", "--update").output
 
 
-@pytest.mark.usefixtures("plain_statistics")
 class TestGate:
     def test_the_series_continues_and_every_effect_is_listed(self, cli: Cli, stored: Stored, make: Any) -> None:
         stored([make(night, ms=wobble(night), backend=backend) for night in range(6) for backend in "abc"])
@@ -180,35 +179,20 @@ class TestGate:
         code, rows = judged(cli)
         assert (code, {name: row["verdict"] for name, row in rows.items()}) == (
             3,
-            {"a": "ok", "b": "ok", "c": "suspect"},
+            {"a": "ok", "b": "ok", "c": "unconfirmed"},
         )
         assert rows["b"]["transition"].startswith("triton 3.7.1 → 3.8.0: +0.5% (+0.")
-        assert (rows["c"]["cause"], rows["c"]["note"]) == ("toolchain", "triton 3.7.1 → 3.8.0: +5.0% (+4.5% .. +5.5%)")
+        assert (rows["c"]["cause"], rows["c"]["note"]) == ("toolchain", "triton 3.7.1 → 3.8.0: +5.0% (+4.6% .. +5.4%)")
         output = cli("gate").stdout
         line = "triton 3.7.1 → 3.8.0, code unchanged: 3 series moved by +0.0% to +5.0%, median +0.5%; 1 slower\n"
         assert line in output
         assert "run `groupbench confirm` to measure both toolchains; same commit as the previous run" in output
-        stored([make(7, ms=1.0, backend=backend, **NEW) for backend in "ab"])
-        stored([make(7, ms=1.05, backend="c", **NEW)])
+        stored([make(night, ms=1.0, backend=backend, **NEW) for backend in "ab" for night in (7, 8)])
+        stored([make(night, ms=1.05, backend="c", **NEW) for night in (7, 8)])
         code, rows = judged(cli)
         assert (code, rows["c"]["verdict"], rows["c"]["cause"]) == (1, "regressed", "toolchain")
         assert rows["a"]["transition"] is None
         assert "code unchanged" not in cli("gate").stdout
-
-    def test_a_large_change_is_certain_on_the_first_night(self, cli: Cli, stored: Stored, make: Any) -> None:
-        stored([make(night, ms=wobble(night), backend=backend) for night in range(6) for backend in ("slow", "fast")])
-        stored([make(6, ms=ms, backend=name, **NEW) for name, ms in (("slow", 1.2), ("fast", 0.8))])
-        code, rows = judged(cli)
-        assert (code, rows["slow"]["verdict"], rows["fast"]["verdict"]) == (1, "regressed", "improved")
-        assert rows["slow"]["note"].startswith("triton 3.7.1 → 3.8.0: +20.0%")
-        assert (rows["fast"]["cause"], "and the code changed" in rows["fast"]["note"]) == ("code and toolchain", True)
-        assert cli("gate").stdout.splitlines()[1].endswith("median +0.0%; 1 slower and 1 faster")
-        cli("gate", "--update")
-        (alert,) = json.loads(cli("alerts", "--format=json").stdout)
-        assert alert["cause"] == "code and toolchain"
-        stored([make(7, ms=1.2, backend="slow", environment={"triton": "3.8.1"})])  # another one keeps it open
-        code, rows = judged(cli)
-        assert (code, rows["slow"]["alert"]) == (1, 1)
 
     def test_a_driver_asks_to_be_accepted(self, cli: Cli, stored: Stored, make: Any) -> None:
         new = {"environment": {"driver": "580.2"}}
@@ -223,7 +207,7 @@ class TestGate:
         assert cli("gate").exit_code == 0
         stored([make(7, ms=1.05, **new)])
         assert cli("gate").exit_code == 0
-        stored([make(night, ms=1.1, **new) for night in (8, 9)])
+        stored([make(night, ms=1.1, **new) for night in (8, 9, 10)])
         code, rows = judged(cli)
         assert (code, rows["triton"]["cause"], rows["triton"]["n"] > 5) == (1, "code", True)
         assert "nothing to accept" in cli("alerts", "accept-transition").stderr
@@ -235,10 +219,8 @@ class TestGate:
         driver_alone = {"environment": {"driver": "580.2"}, **ONE_COMMIT}
         stored([make(6, ms=0.95, backend="a", **new), make(6, ms=1.05, backend="b", **driver_alone)])
         code, rows = judged(cli)
-        assert (code, rows["a"]["verdict"], rows["b"]["verdict"]) == (3, "suspect", "suspect")
-        assert (
-            cli("gate").stdout.splitlines()[0].startswith("GATE incomplete: 1 series may have regressed; same commit")
-        )
+        assert (code, rows["a"]["verdict"], rows["b"]["verdict"]) == (3, "ok", "unconfirmed")
+        assert cli("gate").stdout.splitlines()[0].startswith("GATE incomplete: 1 series unconfirmed; same commit")
 
     def test_another_card_is_gone_on_with_once_it_is_accepted(self, cli: Cli, stored: Stored, make: Any) -> None:
         new = {"environment": {"gpu_uuid": "GPU-2"}}
@@ -252,10 +234,10 @@ class TestGate:
         assert "accept-transition" in result.stdout
         assert len(cli("alerts", "accept-transition").stdout.splitlines()) == 2
         assert cli("gate").exit_code == 0
-        stored([make(7, ms=1.08, backend="a", **new), make(7, ms=1.0, backend="b", **new)])
+        stored([make(7, ms=1.1, backend="a", **new), make(7, ms=1.0, backend="b", **new)])
         code, rows = judged(cli)
-        assert (code, rows["a"]["verdict"], rows["a"]["n"], rows["b"]["verdict"]) == (3, "suspect", 7, "ok")
-        assert rows["a"]["change"] == pytest.approx(0.049, abs=2e-3)
+        assert (code, rows["a"]["verdict"], rows["a"]["n"], rows["b"]["verdict"]) == (3, "unconfirmed", 1, "ok")
+        assert rows["a"]["change"] == pytest.approx(0.068, abs=2e-3)  # a gross change, after one result
 
     def test_two_results_on_two_cards_need_no_interval(self, cli: Cli, stored: Stored, make: Any) -> None:
         """Without one, the threshold for a change decides: 0.05 % is no change, 5 % is one."""
@@ -290,18 +272,18 @@ class TestGate:
             return [make(number, ms=base * wobble(number), backend="torch_grouped_mm", baseline=True, **fields), *ours]
 
         stored([record for number in range(6) for record in night(number, 1.0)])
-        stored([record for number in (6, 7) for record in night(number, 0.93, environment={"torch": "2.14.0"})])
+        stored([record for number in (6, 7, 8) for record in night(number, 0.93, environment={"torch": "2.14.0"})])
         result = cli("gate")
         assert result.exit_code == 0
         assert (
-            "baseline torch_grouped_mm is 7.0% faster with torch 2.13.0 → 2.14.0: speed-ups over it fall by as much; "
+            "baseline torch_grouped_mm is 6.9% faster with torch 2.13.0 → 2.14.0: speed-ups over it fall by as much; "
             "no change found in 2 of 2 other series"
         ) in result.stdout
 
     def test_a_canary_that_moved_with_torch_blames_no_machine(self, cli: Cli, stored: Stored, make: Any) -> None:
         names = [{"operator": "canary", "backend": "cublas"}, {}]
         stored([make(night, ms=wobble(night), **name) for night in range(6) for name in names])
-        stored([make(night, ms=1.05, environment={"torch": "2.14.0"}, **name) for night in (6, 7) for name in names])
+        stored([make(night, ms=1.05, environment={"torch": "2.14.0"}, **name) for night in (6, 7, 8) for name in names])
         code, rows = judged(cli)
         assert (code, rows["triton"]["verdict"], rows["cublas"]["cause"]) == (1, "regressed", "toolchain")
 
@@ -312,7 +294,6 @@ class TestGate:
         assert (code, rows["triton"]["metric"], rows["triton"]["cause"]) == (1, "accuracy", "toolchain")
 
 
-@pytest.mark.usefixtures("plain_statistics")
 class TestAB:
     """A/B comparisons of the toolchains, and of the commits if both changed, decide the verdict of a transition.
 
@@ -330,7 +311,7 @@ class TestAB:
                 "regressed",
                 "toolchain",
                 0.05,
-                "(+6.1% to +6.3%) in 12 blocks; estimated from the history: +5.0%; triton",
+                "(+6.1% to +6.3%) in 12 blocks; triton",
             ),
             (True, ("unknown", 0.02), None, "suspect", "toolchain", 0.05, ""),
             (True, None, None, "suspect", "toolchain", 0.05, ""),
@@ -383,6 +364,7 @@ class TestAB:
         _, rows = judged(cli)
         row = rows["triton"]
         expected = "unresolved" if toolchains and toolchains[0] == "unknown" else verdict
+        expected = "unconfirmed" if expected == "suspect" else expected
         assert (row["verdict"], row["cause"], row["change"]) == (expected, cause, pytest.approx(change, abs=1e-3))
         assert noted in row["note"]
 
@@ -404,8 +386,8 @@ def test_forty_nights_of_forty_tritons(cli: Cli, stored: Stored, make: Any) -> N
         code, rows = verdicts[night]
         assert (code, {row["verdict"] for row in rows.values()}) == (0, {"ok"}), night
     code, rows = verdicts[30]
-    assert (code, {name for name, row in rows.items() if row["verdict"] != "ok"}) == (1, {"b2"})
+    assert (code, {name for name, row in rows.items() if row["verdict"] != "ok"}) == (3, {"b2"})
     row = rows["b2"]
-    assert (row["verdict"], row["cause"]) == ("regressed", "toolchain")
-    assert row["note"].startswith("triton 3.8.29 → 3.8.30: +2")
+    assert (row["verdict"], row["cause"]) == ("unconfirmed", "toolchain")
+    assert row["note"].startswith("triton 3.8.29 → 3.8.30: +")
     assert row["low"] < 0.2 < row["high"]

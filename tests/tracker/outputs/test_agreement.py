@@ -6,13 +6,10 @@ import math
 import re
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from groupbench.tracker.ab.result import AbCell, AbResult, rule_for
 from groupbench.tracker.ab.side import AbSide
@@ -21,9 +18,7 @@ from groupbench.tracker.cli.ab import COLUMNS, as_row
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.levels import ChangeEvidence, latency_history, levels_of
-from groupbench.tracker.judge.parts import changes
-from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.parts import effect_on_latency
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.verdicts import PIN, Effect, Gate, Judged
 from groupbench.tracker.outputs import junit, summary
@@ -33,9 +28,7 @@ from groupbench.tracker.report.views import Addresses, changed
 from groupbench.tracker.serve import render as dashboard
 from groupbench.tracker.serve.verdict import _changed
 from groupbench.tracker.stats import sequential
-from groupbench.tracker.stats.scan import SeriesFinding, scan
-
-Floats = NDArray[np.float64]
+from groupbench.tracker.stats.predict import Predicted
 
 SERIES = SeriesRow(1, "gemm", "triton", "fwd", "bf16", "N=1", "builtin", "cooled", "H100", 0, {}, None, None)
 
@@ -54,40 +47,19 @@ def point_row(ms: float, run: RunRow) -> PointRow:
     )  # fmt: skip
 
 
-@st.composite
-def latencies(draw: Any) -> Floats:
-    """Logarithms of latencies: up to five levels with a noise that may have outliers, modes or ticks."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    parts = draw(st.lists(st.tuples(st.floats(-0.4, 0.4), st.integers(1, 14)), min_size=1, max_size=5))
-    level = np.concatenate([np.full(count, height) for height, count in parts])
-    noise = rng.standard_t(draw(st.sampled_from([1.5, 3.0, 100.0])), len(level))
-    noise = draw(st.sampled_from([noise, np.round(noise), noise + 6 * (rng.random(len(level)) < 0.3)]))
-    return math.log(draw(st.floats(1e-3, 50))) + level + draw(st.sampled_from([0.0, 3e-4, 0.01, 0.1])) * noise
+effects = st.builds(
+    lambda before, distance, deviation: effect_on_latency(before, distance, Predicted(before, deviation, 12)),
+    st.floats(math.log(1e-3), math.log(50)),
+    st.one_of(st.floats(-0.4, -0.003), st.floats(0.003, 0.4)),
+    st.sampled_from([3e-4, 0.01, 0.1]),
+)
 
 
-def past_of(log: Floats) -> Past:
-    n, one = len(log), np.zeros(len(log), np.int64)
-    return Past(1, np.arange(n), one, one, np.arange(n), log, np.full(n, math.nan))
-
-
-def findings(log: Floats) -> list[SeriesFinding]:
-    """Return the finding of a history that moved, and the rest of an earlier change, if any."""
-    (newest,) = scan([latency_history(past_of(log), "gpu")])
-    return [one for one in (newest, newest.left) if one is not None and one.effect is not None]
-
-
-def judged(log: Floats, finding: SeriesFinding) -> Judged:
-    assert finding.effect is not None and finding.index is not None
-    verdict = (
-        Verdict.SUSPECT
-        if finding.verdict != "changed"
-        else Verdict.REGRESSED
-        if finding.effect > 0
-        else Verdict.IMPROVED
-    )
-    point = point_row(math.exp(log[-1]), run_row(len(log) - 1))
-    span = Span(run_row(finding.index - 1), run_row(finding.index))
-    return Judged(SERIES, verdict, point, "latency", effect=changes(point, finding), span=span)
+def judged(effect: Effect, newest_ms: float = 1.0) -> Judged:
+    assert effect.change is not None
+    verdict = Verdict.REGRESSED if effect.change > 0 else Verdict.IMPROVED
+    span = Span(run_row(2), run_row(3))
+    return Judged(SERIES, verdict, point_row(newest_ms, run_row(3)), "latency", effect=effect, span=span)
 
 
 def number_in(text: str) -> float:
@@ -103,45 +75,33 @@ def check(before: str | float, now: str | float, change: str | float, ends: list
     assert ends[0] <= moved <= ends[1]
 
 
-@given(latencies())
-def test_a_finding_lies_in_its_interval(log: Floats) -> None:
-    for one in findings(log):
-        assert one.low is not None and one.high is not None and one.effect is not None and one.before is not None
-        assert one.low <= one.effect <= one.high
-        assert math.isfinite(one.before)
-        assert one.index is not None and one.first is not None and one.last is not None
-        assert one.first < one.index <= one.last
-
-
-@given(latencies(), st.booleans(), st.floats(1e-3, 50))
-def test_the_numbers_of_the_gates_tables_agree(log: Floats, pinned: bool, newest_ms: float) -> None:
+@given(effects, st.booleans(), st.floats(1e-3, 50))
+def test_the_numbers_of_the_gates_tables_agree(effect: Effect, pinned: bool, newest_ms: float) -> None:
     """In the terminal, in a summary or comment, in JUnit and on the report page, whatever the newest result is."""
-    for one in findings(log):
-        row = judged(log, one)
-        row = replace(row, what=PIN if pinned else "latency", point=point_row(newest_ms, run_row(len(log) - 1)))
-        percents = [100 * end for end in (row.effect.low, row.effect.high) if end is not None]
-        slack = 0.051 + 0.0056 * max(map(abs, percents))  # of rounding, such as 10.04 to 10.0×
-        ends = [percents[0] - slack, percents[1] + slack]
-        assert row.change is not None
-        cells = terminal.cells(row)
-        check(cells["was"], cells["now"], cells["change"], ends)
+    row = replace(judged(effect, newest_ms), what=PIN if pinned else "latency")
+    percents = [100 * end for end in (row.effect.low, row.effect.high) if end is not None]
+    slack = 0.051 + 0.0056 * max(map(abs, percents))  # of rounding, such as 10.04 to 10.0×
+    ends = [percents[0] - slack, percents[1] + slack]
+    assert row.change is not None
+    cells = terminal.cells(row)
+    check(cells["was"], cells["now"], cells["change"], ends)
 
-        page = summary.render(GateResult(Gate(run_row(1), (row,), 0, "")))
-        (line,) = [line for line in page.splitlines() if " ms |" in line][:1]
-        before, now, change, interval = [cell.strip() for cell in line.split("|")][5:9]
-        check(before, now, change, ends)
-        low, high = map(number_in, interval.split(".."))
-        assert low <= high
+    page = summary.render(GateResult(Gate(run_row(1), (row,), 0, "")))
+    (line,) = [line for line in page.splitlines() if " ms |" in line][:1]
+    before, now, change, interval = [cell.strip() for cell in line.split("|")][5:9]
+    check(before, now, change, ends)
+    low, high = map(number_in, interval.split(".."))
+    assert low <= high
 
-        if not pinned:
-            latency = re.search(r"latency (\S+) ms → (\S+) ms, ([^\s;]+)", junit.message(row))
-            assert latency is not None
-            check(latency[1], latency[2], latency[3], ends)
+    if not pinned:
+        latency = re.search(r"latency (\S+) ms → (\S+) ms, ([^\s;]+)", junit.message(row))
+        assert latency is not None
+        check(latency[1], latency[2], latency[3], ends)
 
-        texts = [cell.text for cell in changed([row], Addresses({}, None)).rows[0]]  # type: ignore[arg-type]
-        effect = next(text for text in texts if text.endswith(("%", "×")))
-        before, now = (text for text in texts if text.endswith(" ms"))
-        check(before, now, effect, ends)
+    texts = [cell.text for cell in changed([row], Addresses({}, None)).rows[0]]  # type: ignore[arg-type]
+    effect = next(text for text in texts if text.endswith(("%", "×")))
+    before, now = (text for text in texts if text.endswith(" ms"))
+    check(before, now, effect, ends)
 
 
 def texts_of(row: Judged) -> list[list[str]]:
@@ -224,26 +184,6 @@ def test_the_numbers_of_an_ab_agree(blocks: list[tuple[float, float]], base_ms: 
         check(shown["base_ms"], shown["head_ms"], row["change"], bounds)
 
 
-@given(latencies())
-def test_the_level_lines_of_a_chart_step_as_the_verdict_does(log: Floats) -> None:
-    past = past_of(log)
-    for one in findings(log):
-        if one.verdict != "changed":
-            continue
-        row = judged(log, one)
-        (levels,) = levels_of([past], ["gpu"], [False], [ChangeEvidence(judged=[row])], {})
-        assert row.span is not None and row.span.base is not None and row.change is not None
-        starts = [level.first for level in levels.levels]
-        before = [level for level in levels.levels if level.last <= row.span.base.pk]
-        since = [level for level in levels.levels if level.first >= row.span.head.pk]
-        assert row.span.head.pk in starts or not since or not before
-        neighbours = before and since and (before[-1].last, since[0].first) == (row.span.base.pk, row.span.head.pk)
-        # Without enough results of each, two levels are one line, whose median is of neither.
-        if neighbours and np.ptp(log[before[-1].first : before[-1].last + 1]) < abs(one.effect or 0.0):
-            assert (since[0].ms - before[-1].ms) * row.change > 0
-
-
 def test_the_latency_of_a_row_about_a_pin_is_the_level_of_its_effect() -> None:
-    row = judged(np.zeros(9), replace(findings(np.r_[np.zeros(30), np.full(9, 0.1)])[0], index=3))
-    row = replace(row, what=PIN, effect=Effect(2.0, change=0.05, low=0.04, high=0.06))
+    row = replace(judged(Effect(1.0, change=0.1)), what=PIN, effect=Effect(2.0, change=0.05, low=0.04, high=0.06))
     assert row.latency_now == 2.1

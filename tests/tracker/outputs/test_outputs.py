@@ -320,8 +320,8 @@ def test_junit_is_red_where_the_gate_fails(verdict: Any, strict: bool) -> None:
     young = "error" if strict else "skipped"
     expected = {
         "wrong": "failure", "regressed": "failure", "missing": "error", "unresolved": "error", "suspect": "error",
-        "incomparable": "error", "improved": "system-out", "ok": "system-out", "new": young, "insufficient": young,
-        "noisy": young,
+        "incomparable": "error", "improved": "system-out", "ok": "system-out", "new": young, "noisy": young,
+        "unconfirmed": "error",
         "unavailable": "skipped", "~": "skipped",
     }  # fmt: skip
     assert [child.tag for child in case] == [expected[verdict]]
@@ -372,8 +372,8 @@ def test_badge_words() -> None:
     assert badges.message(result_of([judged(1, "wrong"), judged(2, "regressed")])) == "1 wrong, 1 regressed"
     assert badges.message(result_of([judged(1, "missing"), judged(2, "ok")])) == "incomplete"
     assert badges.message(result_of([judged(1, "improved"), judged(2, "ok")])) == "1 improved, 1 ok"
-    passed = [judged(1, "noisy"), judged(2, "insufficient"), judged(3, "ok")]
-    assert badges.message(result_of(passed)) == "1 ok, 1 noisy, 1 insufficient"
+    passed = [judged(1, "noisy"), judged(2, "new"), judged(3, "ok")]
+    assert badges.message(result_of(passed)) == "1 ok, 1 noisy, 1 new"
 
 
 def test_only_a_change_is_news() -> None:
@@ -450,7 +450,9 @@ def test_the_kernels_of_this_repository_are_found() -> None:
 
 
 @pytest.fixture
-def slower(stored: Any, make: Any, plain_statistics: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def slower(
+    stored: Any, make: Any, two_nights_are_certain: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Path:
     for name in ("GITHUB_STEP_SUMMARY", "GROUPBENCH_WEBHOOK", "GITHUB_REPOSITORY", "CI_PROJECT_URL"):
         monkeypatch.delenv(name, raising=False)
     facts = {"subject": EVIL, "author": "A. N. Other"}

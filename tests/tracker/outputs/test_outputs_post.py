@@ -356,7 +356,7 @@ def test_a_file_without_a_comment(cli: Cli, forge: Forge, tmp_path: Path, text: 
 
 
 @pytest.fixture
-def night(stored: Any, make: Any, plain_statistics: None, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> Any:
+def night(stored: Any, make: Any, two_nights_are_certain: None, forge: Forge, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("GROUPBENCH_WEBHOOK", f"{forge.url}/{HIDDEN}")
     stored([make(n) for n in range(6)])
     return lambda: stored([make(n, ms=1.05) for n in (6, 7)])

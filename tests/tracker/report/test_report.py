@@ -93,7 +93,7 @@ def test_the_page_says_what_the_gate_says(cli: Cli, page: Any, stored: Any, make
 
 
 @pytest.mark.parametrize(
-    ("nights", "kind", "text"), [(2, "blind", "No latency could be judged."), (6, "ok", "Nothing changed.")]
+    ("nights", "kind", "text"), [(1, "blind", "nothing to compare with yet"), (6, "ok", "no change above")]
 )
 def test_a_pass_without_a_judged_latency_is_not_green(
     page: Any, stored: Any, make: Any, tmp_path: Path, nights: int, kind: str, text: str
@@ -107,7 +107,7 @@ def test_a_pass_without_a_judged_latency_is_not_green(
     ("acknowledged", "tone", "special"),
     [((), "bad", ""), ((1,), "bad", " (1 acknowledged)"), ((1, 2), "warn", " (2 acknowledged)")],
 )
-@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.usefixtures("two_nights_are_certain")
 def test_regressions_are_red_until_all_are_acknowledged(
     page: Any, stored: Any, make: Any, cli: Cli, tmp_path: Path, acknowledged: tuple[int, ...], tone: str, special: str
 ) -> None:
@@ -125,7 +125,7 @@ def test_regressions_are_red_until_all_are_acknowledged(
 
 
 def test_special_cases_do_not_change_the_colour_of_ok(
-    page: Any, stored: Any, make: Any, tmp_path: Path, plain_statistics: None
+    page: Any, stored: Any, make: Any, tmp_path: Path, two_nights_are_certain: None
 ) -> None:
     stored([make(night, ms=1.0 if night < 5 else 0.9) for night in range(26)])
     page()
@@ -133,7 +133,7 @@ def test_special_cases_do_not_change_the_colour_of_ok(
     assert '<li class="good"><b>1</b> ok (1 changed long ago)</li>' in text
 
 
-@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.usefixtures("two_nights_are_certain")
 def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stored: Any, make: Any) -> None:
     facts = {"subject": "Tiles of 128x256", "author": "Ada <ada@example.org>"}
     stored([make(night, ms=1.0 if night < 5 else 1.1, commit_facts=facts) for night in range(7)])
@@ -151,7 +151,7 @@ def test_what_changed_names_the_commit_its_author_and_the_levels(page: Any, stor
     assert "last before: 004ccccccc" in changed
 
 
-@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.usefixtures("two_nights_are_certain")
 def test_every_change_and_every_cell_has_a_command(page: Any, stored: Any, make: Any) -> None:
     stored([make(night, ms=1.0 if night < 5 else 1.1) for night in range(7)])
     html = page()
@@ -185,7 +185,7 @@ def test_an_interpreter_s_time_is_no_latency(page: Any, stored: Any, make: Any) 
     assert "6.93" not in changed
 
 
-@pytest.mark.usefixtures("plain_statistics")
+@pytest.mark.usefixtures("two_nights_are_certain")
 def test_a_worse_error_is_told_as_an_error_and_no_latency(page: Any, stored: Any, make: Any) -> None:
     stored([make(night, rms=2e-3 if night < 5 else 9e-3) for night in range(6)])
     text = page().text
@@ -268,22 +268,24 @@ def test_nothing_runs_but_the_page_s_own_scripts(page: Any, stored: Any, make: A
 def test_plots_hold_every_series_and_run(page: Any, stored: Any, make: Any) -> None:
     stored([make(0), make(1, ms=2.0), make(2, status="oom", environment={"driver": "2"}), make(0, backend="b")])
     html = page()
-    assert [short for _, short in json.loads(html.data["runs"])] == [f"00{n}cccc" for n in range(3)]
+    assert [short for _, short in json.loads(html.data["runs"])] == [f"00{n}cccc<br>01-0{n + 1}" for n in range(3)]
     histories = series(html)
     assert histories["b"]["latency"]["data"][0]["x"] == [0]
     good, crosses = histories["triton"]["latency"]["data"][:2]
     assert (good["x"], good["y"]) == ([0, 1], [pytest.approx(1, rel=0.01), pytest.approx(2, rel=0.01)])
     assert (crosses["x"], crosses["text"]) == ([2], ["oom: it was oom"])
     assert histories["triton"]["latency"]["data"][-1]["text"] == ["driver 570.1 → 2"]
-    assert [short for _, short in json.loads(page("--runs", "1").data["runs"])] == ["002cccc"]
+    assert [short for _, short in json.loads(page("--runs", "1").data["runs"])] == ["002cccc<br>01-03"]
 
 
 def test_a_run_of_the_past_knows_nothing_of_later_ones(page: Any, stored: Any, make: Any) -> None:
     stored([make(0), make(1, ms=2.0), make(2, backend="later")])
     html = page("--run", "run-001")
-    assert [short for _, short in json.loads(html.data["runs"])] == ["000cccc", "001cccc"]
+    assert [short for _, short in json.loads(html.data["runs"])] == ["000cccc<br>01-01", "001cccc<br>01-02"]
     assert "later" not in series(html)
-    assert [short for _, short in json.loads(page("--run", "run-001", "--runs", "1").data["runs"])] == ["001cccc"]
+    assert [short for _, short in json.loads(page("--run", "run-001", "--runs", "1").data["runs"])] == [
+        "001cccc<br>01-02"
+    ]
 
 
 def test_runs_of_one_instant_are_told_apart(page: Any, stored: Any, make: Any) -> None:
@@ -291,7 +293,7 @@ def test_runs_of_one_instant_are_told_apart(page: Any, stored: Any, make: Any) -
     stored([make(0), make(1, run="a"), make(1, run="b", commit="b" * 40), make(1, run="c", commit="c" * 40)])
     for name, runs in (("a", ["001cccc"]), ("b", ["bbbbbbb"]), ("c", ["ccccccc"])):
         html = page("--run", name, "--runs", "1")
-        assert [short for _, short in json.loads(html.data["runs"])] == runs
+        assert [short.partition("<br>")[0] for _, short in json.loads(html.data["runs"])] == runs
     assert len(json.loads(page("--run", "b").data["runs"])) == 3
 
 

@@ -64,7 +64,7 @@ def judged_before() -> list[bytes]:
 
 
 @pytest.fixture
-def nights(cli: Cli, stored: Any, make: Any, plain_statistics: None, db: Any, judged_before: list[bytes]) -> Any:
+def nights(cli: Cli, stored: Any, make: Any, two_nights_are_certain: None, db: Any, judged_before: list[bytes]) -> Any:
     """Eight nights of two backends, an accelerator that is not there, canaries, and one regression with its alert."""
     if judged_before and isinstance(db, Path):
         db.write_bytes(judged_before[0])

@@ -25,7 +25,7 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobil
 
 
 @pytest.fixture
-def fill(cli: Any, stored: Any, make: Any, plain_statistics: None) -> Callable[[], Path]:
+def fill(cli: Any, stored: Any, make: Any, two_nights_are_certain: None) -> Callable[[], Path]:
     """Return a function that makes a database with a regression, its alert, canaries and hostile texts."""
     records = []
     for night in range(8):

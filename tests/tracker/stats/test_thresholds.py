@@ -16,7 +16,6 @@ from groupbench.tracker.stats.thresholds import (
     judge_rms,
     least_effect,
     mad,
-    worse_since,
 )
 
 UNKNOWN = math.nan
@@ -103,23 +102,3 @@ class TestPools:
 )
 def test_rms(now: float | None, history: list[float], verdict: str) -> None:
     assert judge_rms(now, history).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("rms", "place"),
-    [
-        ([1e-3], None),
-        ([1e-3, 1.4e-3], None),
-        ([1e-3, 1.6e-3], 1),
-        ([1e-3, 1e-3, 2e-3, 2e-3], 2),
-        ([1e-3, 2e-3, 1e-3], None),  # back
-        ([1e-3, 2e-3, 1e-3, 2e-3, 2e-3], None),  # two levels that it had before
-        ([1e-3, 1.2e-3, 1.4e-3, 1.6e-3], None),  # no step
-        ([1e-3, 2e-3, 4e-3], 2),  # the newest step
-        ([1e-7, 9e-7], None),  # rounding of the last bit
-        ([0.0, 2e-6], 1),
-    ],
-    ids=str,
-)
-def test_worse_since(rms: list[float], place: int | None) -> None:
-    assert worse_since(np.array(rms)) == place

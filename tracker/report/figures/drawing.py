@@ -38,6 +38,11 @@ def run_text(run: RunLabel) -> str:
     return plain(run.text) + (f"<br>{plain(cut(run.subject, 90))}" if run.subject else "")
 
 
+def tick_text(run: RunLabel) -> str:
+    """Return a run's text below an axis, escaped for plotly: the commit, and below it the month and day."""
+    return f"{plain(run.commit[:7])}<br>{run.started[5:10]}"
+
+
 def mark_of(number: int) -> dict[str, str]:
     """Return the n-th backend's colour and symbol. The symbol is for readers who cannot tell colours apart."""
     return {"color": f"var(--c{number % COLOURS})", "symbol": SYMBOLS[number % len(SYMBOLS)]}

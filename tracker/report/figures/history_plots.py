@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import cycle
+from dataclasses import dataclass
+from itertools import cycle, product
 from typing import Any
 
 from groupbench.tracker.facts.metrics import Metric
-from groupbench.tracker.report.figures.drawing import Figure, cut, mark_of, middle_of, plain, rounded, run_text
+from groupbench.tracker.report.figures.drawing import (
+    Figure,
+    cut,
+    mark_of,
+    middle_of,
+    plain,
+    rounded,
+    run_text,
+    tick_text,
+)
 from groupbench.tracker.report.shown import Mark, RunLabel, ShownHistory
 
 DASHES = ("solid", "dot", "dash", "longdash", "dashdot")
@@ -24,6 +34,10 @@ _MARKS = {  # symbol, colour, dash
     "closed": ("triangle-up-open", "var(--faint)", "dash"),
     "verdict": ("diamond-open", "var(--change)", "longdash"),
 }
+_BETTER = {"change": "star-triangle-down", "verdict": "star-triangle-down-open"}
+"""Symbols of the marks of improvements, which are green."""
+_FACTOR = 3.0
+"""Ratio of the largest value to the smallest from which an axis is logarithmic."""
 _NAMES = {"closed": "closed alert"}
 """Names of marks in legends, if they differ from the kind."""
 
@@ -35,10 +49,9 @@ def latency_history(history: ShownHistory, runs: Sequence[RunLabel] | None = Non
     data = _results(history, history.ms, runs, "ms", "var(--series)", history.low, history.high)
     if history.levels and len(history.runs) > 1:
         data += _levels(history)
-    low, high = _range(shape, typical, 0.03)
-    high += 0.09 * len({mark.kind for mark in history.marks}) * (high - low)  # room for their words
-    data += _mark_traces(history, low + 0.97 * (high - low))
-    layout = _history_layout(history, runs, "ms, interpreted: no speed" if history.interpreted else "ms", (low, high))
+    axis = _axis(shape, typical, 0.03, words=len({mark.kind for mark in history.marks}))
+    data += _mark_traces(history, axis.value_at(0.97))
+    layout = _history_layout(history, runs, "ms, interpreted: no speed" if history.interpreted else "ms", axis)
     layout["shapes"] = [_line(mark) for mark in history.marks]
     layout["annotations"] = _labels(history)
     layout["meta"] = {"kind": "history", "alt": _history_alt("Latency", "ms", history, history.ms, runs)}
@@ -66,16 +79,11 @@ def _levels(history: ShownHistory) -> list[dict[str, Any]]:
 
 
 def accuracy_history(history: ShownHistory, runs: Sequence[RunLabel] | None = None) -> Figure:
-    """Return the relative RMS error by run, on a logarithmic axis if it changed by more than a factor of ten."""
+    """Return the relative RMS error by run."""
     errors = [value for value in history.rms if value is not None]
-    positive = [value for value in errors if value > 0]
     data = _results(history, [rounded(value, 4) for value in history.rms], runs, "relative RMS", "var(--accuracy)")
-    low, high = _range(errors, middle_of(errors), 0.25)
-    layout = _history_layout(history, runs, "relative RMS", (low, high))
+    layout = _history_layout(history, runs, "relative RMS", _axis(errors, middle_of(errors), 0.25))
     layout["yaxis"]["exponentformat"] = "e"
-    if len(positive) == len(errors) > 1 and max(positive) > 10 * min(positive):
-        ends = (math.log10(min(positive)) - 0.2, math.log10(max(positive)) + 0.2)
-        layout["yaxis"] |= {"type": "log", "range": [rounded(end, 4) for end in ends]}
     layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
     layout["meta"] = {"kind": "history", "alt": _history_alt("Relative RMS error", "", history, history.rms, runs)}
     return {"data": data, "layout": layout}
@@ -87,7 +95,7 @@ def metric_history(history: ShownHistory, metric: Metric, runs: Sequence[RunLabe
     numbers = [value for value in values if value is not None]
     title = metric.unit or metric.name
     data = _results(history, [rounded(value, 4) for value in values], runs, title, "var(--c1)")
-    layout = _history_layout(history, runs, title, _range(numbers, middle_of(numbers), 0.05))
+    layout = _history_layout(history, runs, title, _axis(numbers, middle_of(numbers), 0.05))
     layout["shapes"] = [_line(mark) for mark in history.marks if mark.kind == "environment"]
     layout["meta"] = {"kind": "history", "alt": _history_alt(metric.name, metric.unit, history, values, runs)}
     return {"data": data, "layout": layout}
@@ -106,14 +114,11 @@ def backend_latencies(histories: Sequence[ShownHistory], runs: Sequence[RunLabel
             data += _backend_lines(history, places, runs, number)
             alt.append(f"{history.series.backend} {history.ms[places[-1]]:.4g} ms")
     values = [value for trace in data for value in trace["y"]]
-    layout = _history_layout(histories[0], runs, "ms", _range(values, middle_of(values), 0.03))
-    if values and max(values) > 10 * min(values) > 0:
-        ends = (math.log10(min(values)) - 0.1, math.log10(max(values)) + 0.1)
-        layout["yaxis"] |= {"type": "log", "range": [rounded(end, 4) for end in ends]}
+    layout = _history_layout(histories[0], runs, "ms", _axis(values, middle_of(values), 0.03))
     layout |= {
         "height": 330 + 18 * (len(data) // 4), "showlegend": True,
-        "margin": {"l": 55, "r": 8, "t": 10, "b": 50},
-        "legend": {"orientation": "h", "y": -0.14, "yanchor": "top", "x": 0},
+        "margin": {"l": 55, "r": 8, "t": 10, "b": 62},
+        "legend": {"orientation": "h", "y": -0.2, "yanchor": "top", "x": 0},
         "shapes": [_line(mark) for mark in histories[0].marks if mark.kind == "environment"],
         "meta": {"kind": "backends", "alt": f"Latency of {len(alt)} backends by run. Newest: {', '.join(alt)}."},
     }  # fmt: skip
@@ -237,9 +242,10 @@ def _status_text(history: ShownHistory, place: int) -> str:
 def _mark_traces(history: ShownHistory, y: float) -> list[dict[str, Any]]:
     """Return a symbol at the plot's top for each mark. The tooltip has the whole text."""
     traces = []
-    for kind, (symbol, _, _) in _MARKS.items():
-        marks = [mark for mark in history.marks if mark.kind == kind]
-        name = _NAMES.get(kind, kind)
+    for kind, good in product(_MARKS, (False, True)):
+        marks = [mark for mark in history.marks if mark.kind == kind and mark.good == good]
+        symbol = _BETTER.get(kind, _MARKS[kind][0]) if good else _MARKS[kind][0]
+        name = "improvement" if good and kind in _BETTER else _NAMES.get(kind, kind)
         if marks:
             traces.append({
                 "type": "scatter", "mode": "markers", "name": name, "x": [mark.at - 0.5 for mark in marks],
@@ -279,9 +285,7 @@ def _labels(history: ShownHistory) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _history_layout(
-    history: ShownHistory, runs: Sequence[RunLabel] | None, unit: str, ends: tuple[float, float]
-) -> dict[str, Any]:
+def _history_layout(history: ShownHistory, runs: Sequence[RunLabel] | None, unit: str, y: _Axis) -> dict[str, Any]:
     places = history.runs
     step = max(1, math.ceil(len(places) / _TICKS))
     ticks = list(places[::-step][::-1])
@@ -289,22 +293,23 @@ def _history_layout(
     if places:
         axis["range"] = [places[0] - 0.7, places[-1] + 0.7]
     if runs is not None:
-        axis["ticktext"] = [plain(runs[place].commit[:7]) for place in ticks]
+        axis["ticktext"] = [tick_text(runs[place]) for place in ticks]
     layout = {
         "height": 250,
-        "margin": {"l": 55, "r": 8, "t": 10, "b": 28},
+        "margin": {"l": 55, "r": 8, "t": 10, "b": 40},
         "showlegend": False,
         "xaxis": axis,
         "yaxis": {
             "title": {"text": unit, "standoff": 4},
-            "range": [rounded(end, 6) for end in ends],
+            "range": [rounded(end, 6) for end in (y.low, y.high)],
             "automargin": True,
+            **({"type": "log"} if y.is_log else {}),
         },
     }
     if history.toolchains:
         room = 20 * len(history.toolchains)  # one below the other, since two side by side are too wide for a phone
         layout |= {
-            "height": 250 + room, "margin": {"l": 55, "r": 8, "t": 10 + room, "b": 28}, "showlegend": True,
+            "height": 250 + room, "margin": {"l": 55, "r": 8, "t": 10 + room, "b": 40}, "showlegend": True,
             "legend": {"orientation": "v", "y": 1.0, "yanchor": "bottom", "x": 0},
         }  # fmt: skip
     return layout
@@ -334,14 +339,37 @@ def _history_alt(
     return " ".join(sentences)
 
 
-def _range(values: Sequence[float], typical: float | None, share: float) -> tuple[float, float]:
-    """Return an axis range: at least `share` of the typical value to each side, so noise looks small."""
+@dataclass(frozen=True)
+class _Axis:
+    """The range of an axis. The ends of a logarithmic one are logarithms to base 10."""
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def value_at(self, share: float) -> float:
+        """Return the value at a share of the axis from its lower end."""
+        at = self.low + share * (self.high - self.low)
+        return 10**at if self.is_log else at
+
+
+def _axis(values: Sequence[float], typical: float | None, share: float, words: int = 0) -> _Axis:
+    """Return an axis for some values, logarithmic if they span more than a factor of three.
+
+    A linear one has at least `share` of the typical value to each side, so that noise looks small. `words` is the
+    number of lines of text at the top.
+    """
     if not values or typical is None:
-        return 0.0, 1.0
-    low, high = min(*values, typical * (1 - share)), max(*values, typical * (1 + share))
+        return _Axis(0.0, 1.0)
+    is_log = max(values) > _FACTOR * min(values) > 0
+    if is_log:
+        low, high = math.log10(min(values)), math.log10(max(values))
+    else:
+        low, high = min(*values, typical * (1 - share)), max(*values, typical * (1 + share))
     if low == high:
-        return low - 1, high + 1
-    return low - 0.06 * (high - low), high + 0.16 * (high - low)
+        return _Axis(low - 1, high + 1)
+    low, high = low - 0.06 * (high - low), high + 0.16 * (high - low)
+    return _Axis(low, high + 0.09 * words * (high - low), is_log)
 
 
 def _distance(high: float | None, low: float | None) -> float:

@@ -1,0 +1,127 @@
+"""Decisions about history: rejected runs, muted series, renamed and removed cells, limits of the plan."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from click.testing import Result
+
+from groupbench.tracker.night.plan import may_measure, store_plan
+from groupbench.tracker.project import PlanEntry
+from groupbench.tracker.query.resolve import find_run
+from groupbench.tracker.query.series import series_rows
+from groupbench.tracker.store.engine import open_store
+from groupbench.tracker.store.verify import verify
+
+Cli = Callable[..., Result]
+NOW = datetime(2026, 2, 1, tzinfo=UTC)
+ENTRY = PlanEntry("grouped_gemm")
+pytestmark = pytest.mark.sqlite
+
+
+def verdicts(cli: Cli) -> dict[str, str]:
+    rows = json.loads(cli("gate", "--format=json").stdout)["series"]
+    return {row["backend"]: row["verdict"] for row in rows}
+
+
+@pytest.fixture
+def slower(stored: Any, make: Any) -> None:
+    """Eight nights of two backends, one of which is slower in the last three."""
+    stored([make(n, 1.0 if n < 5 or name == "b" else 1.2, backend=name) for n in range(8) for name in "ab"])
+
+
+def test_a_muted_series_passes_until_its_date(slower: None, cli: Cli) -> None:
+    assert cli("gate").exit_code == 1
+    assert "muted until 2099-01-31" in cli("alerts", "mute", "1", "--until", "2099-01-31", "--reason", "noisy").stdout
+    passed = cli("gate")
+    assert passed.exit_code == 0
+    assert "muted" in passed.stdout.splitlines()[0]
+    assert "judged again" in cli("alerts", "unmute", "1").stdout
+    assert cli("gate").exit_code == 1
+
+
+def test_a_mute_needs_a_date_to_come_and_a_known_series(slower: None, cli: Cli) -> None:
+    assert cli("alerts", "mute", "1", "--until", "2020-01-31", "--reason", "old").exit_code == 2
+    assert cli("alerts", "mute", "99", "--until", "2099-01-31", "--reason", "old").exit_code == 2
+    assert cli("alerts", "mute", "1", "--reason", "old").exit_code == 2
+
+
+def test_a_wrong_result_of_a_muted_series_fails(slower: None, cli: Cli, stored: Any, make: Any) -> None:
+    cli("alerts", "mute", "1", "--until", "2099-01-31", "--reason", "noisy")
+    stored([make(8, backend="a", status="wrong"), make(8, backend="b")])
+    assert cli("gate").exit_code == 1
+
+
+def test_no_run_is_compared_with_a_rejected_one(stored: Any, make: Any, cli: Cli) -> None:
+    stored([make(n, 1.5 if n in (5, 6, 7) else 1.0) for n in range(8)])
+    assert cli("gate").exit_code == 1
+    for run in ("run-005", "run-006", "run-007"):
+        assert f"rejected: run {run}" in cli("db", "reject", run, "--reason", "another job").stdout
+    again = cli("gate")
+    assert again.exit_code == 0
+    stored([make(8)])
+    assert "ok" in cli("gate").stdout
+    assert "counts again" in cli("db", "reject", "run-007", "--undo", "--reason", "a mistake").stdout
+
+
+def test_a_renamed_backend_continues_its_history(slower: None, cli: Cli, stored: Any, make: Any, db: Any) -> None:
+    before = json.loads(cli("gate", "--format=json").stdout)["series"]
+    assert "in 1 series" in cli("db", "rename", "backend", "a", "c").stdout
+    stored([make(8, 1.2, backend="c"), make(8, backend="b")])
+    after = {row["backend"]: row for row in json.loads(cli("gate", "--format=json").stdout)["series"]}
+    assert after["c"]["verdict"] == "regressed"
+    assert after["c"]["n"] == before[0]["n"] + 1
+    with open_store(str(db), create=False) as store, store.read() as session:
+        assert list(verify(session)) == []
+    assert cli("db", "rename", "backend", "a", "c").exit_code == 2
+
+
+def test_results_under_the_new_name_get_the_history_of_the_old_one(
+    slower: None, cli: Cli, stored: Any, make: Any, db: Any
+) -> None:
+    stored([make(8, 1.2, backend="c"), make(8, backend="b")])
+    assert verdicts(cli) == {"a": "missing", "b": "ok", "c": "new"}
+    cli("db", "rename", "backend", "a", "c")
+    assert verdicts(cli) == {"b": "ok", "c": "regressed"}
+    assert "results of backend 'b' and of 'c'" in cli("db", "rename", "backend", "b", "c").stderr
+    with open_store(str(db), create=False) as store, store.read() as session:
+        assert list(verify(session)) == []
+
+
+def test_the_plan_removes_cells_and_limits_changes(slower: None, cli: Cli, stored: Any, make: Any, db: Any) -> None:
+    stored([make(8, 1.2, backend="a")])
+    assert verdicts(cli)["b"] == "missing"
+    entry = PlanEntry("grouped_gemm", only=("a",), min_effect=0.5)
+    with open_store(str(db), create=False) as store, store.write() as session:
+        store_plan(session, find_run(session), [entry], NOW)
+        store_plan(session, find_run(session), [entry], NOW)
+    assert verdicts(cli) == {"a": "ok", "b": "ok"}
+    assert "removed from the plan" in cli("gate").stdout
+    with open_store(str(db), create=False) as store, store.write() as session:
+        store_plan(session, find_run(session), [PlanEntry("grouped_gemm")], NOW)
+    assert verdicts(cli)["a"] == "regressed"
+
+
+@pytest.mark.parametrize(
+    ("entry", "may"),
+    [
+        (ENTRY, True),
+        (PlanEntry("softmax"), False),
+        (PlanEntry("grouped_gemm", mode="bwd"), False),
+        (PlanEntry("grouped_gemm", dtypes=("fp16",)), False),
+        (PlanEntry("grouped_gemm", skip=("triton",)), False),
+        (PlanEntry("grouped_gemm", shapes=("4,1024,1024",)), True),
+        (PlanEntry("grouped_gemm", shapes=("4,2048,1024",)), False),
+        (PlanEntry("grouped_gemm", shapes=("4,2048,1024",), suites=("default",)), True),
+    ],
+)
+def test_only_what_an_entry_names_rules_a_series_out(
+    entry: PlanEntry, may: bool, stored: Any, make: Any, db: Any
+) -> None:
+    stored([make(0)])
+    with open_store(str(db), create=False) as store, store.read() as session:
+        assert may_measure(entry, series_rows(session, [1])[1]) is may

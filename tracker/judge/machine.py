@@ -1,0 +1,109 @@
+"""Moves of a machine that explain those of its cells: canaries moved, or all cells moved together."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Literal
+
+from groupbench.tracker.judge.parts import Case
+from groupbench.tracker.judge.spans import Span
+from groupbench.tracker.judge.tonight import Tonight
+from groupbench.tracker.judge.verdicts import CANARY
+from groupbench.tracker.stats.walk import OUT
+
+EXCUSES = 2.0
+"""Multiple of a canary's own move that it explains in other cells."""
+TOGETHER = 6
+"""Number of cells of a machine from which their median move is the machine's."""
+
+
+class Machines:
+    """The machines of a night."""
+
+    def __init__(self, tonight: Sequence[Tonight]) -> None:
+        self._moved: dict[tuple[str, bool], list[tuple[Span, float]]] = defaultdict(list)
+        self._steps: dict[tuple[str, int], int] = defaultdict(int)
+        self._cells: dict[str, int] = defaultdict(int)
+        moves: dict[str, list[float]] = defaultdict(list)
+        for one in tonight:
+            machine = one.point.environment.machine
+            if one.point.series.operator == CANARY:
+                self._add_canary(one, machine)
+                continue
+            self._cells[machine] += 1
+            for level in one.steps:
+                if level.by == "nights":
+                    self._steps[machine, int(one.own.run[level.start])] += 1
+            if one.walked.results and not _has_new_toolchain(one, one.last):
+                moves[machine].append(one.walked.distance)
+        self._common = {machine: median(each) for machine, each in moves.items() if len(each) >= TOGETHER}
+
+    def _add_canary(self, one: Tonight, machine: str) -> None:
+        for level in one.steps:
+            if not _has_new_toolchain(one, level.start) and level.was is not None:
+                self._moved[machine, True].append((one.span(level.start), level.centre - level.was))
+        if one.walked.nights and not _has_new_toolchain(one, one.begins):
+            self._moved[machine, one.walked.nights > 0].append((one.span(one.begins), abs(one.walked.distance)))
+        reference = one.walked.stack[0]
+        if reference.was is not None and reference.by == "nights" and not _has_new_toolchain(one, reference.start):
+            self._moved[machine, False].append((one.span(reference.start), abs(reference.was - reference.centre)))
+
+    def canary(self, one: Tonight, span: Span, distance: float) -> Literal["canary"] | None:
+        """Return `canary` if a canary moved in the same direction at the same time, and far enough."""
+        if one.point.series.operator == CANARY:
+            return None
+        moves = self._moved.get((one.point.environment.machine, distance > 0), ())
+        moved = max((size for moved_span, size in moves if moved_span.overlaps(span)), default=-math.inf)
+        return "canary" if abs(distance) <= EXCUSES * moved + one.followed.least else None
+
+    def ask_once(self, cases: dict[int, list[Case]]) -> None:
+        """Ask for one A/B of each machine whose cells moved together: that of the calmest cell.
+
+        If it finds the code slower, no cell is excused.
+        """
+        together: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for point, of_point in cases.items():
+            for at, case in enumerate(of_point):
+                if case.evidence.excused == "together" and case.row.point is not None:
+                    together[case.row.point.environment.machine].append((point, at))
+        for places in together.values():
+            members = [cases[point][at] for point, at in places]
+            slower = any(case.evidence.ab == "worse" for case in members)
+            same = any(case.evidence.ab == "same" for case in members)
+            calm = min(members, key=lambda case: abs(case.evidence.distance))
+            for (point, at), case in zip(places, members, strict=True):
+                if slower:
+                    cases[point][at] = case.knowing(excused=None)
+                elif same and case.evidence.ab is None:
+                    cases[point][at] = replace(case.knowing(ab="same"), row=replace(case.row, ab_base=None))
+                elif case is not calm:
+                    cases[point][at] = replace(case, row=replace(case.row, ab_base=None))
+
+    def moved_tonight(self, one: Tonight) -> bool:
+        """Return whether tonight's distance is at most that of all cells of the machine."""
+        common, walked = self._common.get(one.point.environment.machine, 0.0), one.walked
+        if walked.top is None or common * walked.distance <= 0 or abs(common) < one.followed.least / 2:
+            return False
+        alone = math.copysign(1, common) * (walked.distance - common)
+        return alone <= one.followed.least or walked.top.p(one.value - common) > OUT
+
+    def explains(self, one: Tonight) -> bool:
+        """Return whether tonight's distance is at most twice the move of all cells, as for a canary."""
+        common, distance = self._common.get(one.point.environment.machine, 0.0), one.walked.distance
+        return common * distance > 0 and abs(distance) <= EXCUSES * abs(common) + one.followed.least
+
+    def stepped_together(self, one: Tonight, start: int) -> bool:
+        """Return whether at least half of the machine's cells have a step that begins with the same run."""
+        machine = one.point.environment.machine
+        cells, steps = self._cells[machine], self._steps[machine, int(one.own.run[start])]
+        return cells >= TOGETHER and 2 * steps >= cells and not _has_new_toolchain(one, start)
+
+
+def _has_new_toolchain(one: Tonight, place: int) -> bool:
+    """Return whether the toolchain changed at a place; a canary runs torch's kernels, so that may explain its move."""
+    used = one.own.toolchain
+    return place > 0 and bool(used[place - 1] != used[place])

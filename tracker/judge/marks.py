@@ -1,0 +1,94 @@
+"""Turn alerts and stored A/Bs of a series into marks for `stats.walk`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from groupbench.tracker.facts.metrics import of_alert
+from groupbench.tracker.judge.alerts import AlertRow
+from groupbench.tracker.judge.gate_data import GateData
+from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.stats.walk import Kind, Mark
+from groupbench.tracker.store.comparisons import DIFFERENT, Compared
+
+Marks = dict[int, list[Mark]]
+
+
+def marks_of(data: GateData, past: Past, metric: str, counts: float = 0.0) -> Marks:
+    """Return the marks of a series by place.
+
+    Args:
+        data: The night's data.
+        past: Results on one machine, oldest first.
+        metric: Of the alerts; A/Bs are of latencies.
+        counts: Smallest distance that counts.
+    """
+    alerts = [each for each in data.alerts.get(past.series, ()) if each.metric == metric]
+    stored = data.comparisons.get(past.series, ()) if metric == "latency" else ()
+    if not alerts and not stored:
+        return {}
+    runs = past.run.tolist()
+    by_place: Marks = {}
+    for alert in alerts:
+        _add_alert(by_place, data, alert, runs)
+    if stored:
+        for place, mark in _of_comparisons(data, past, counts):
+            by_place.setdefault(place, []).append(mark)
+    return by_place
+
+
+def _add_alert(by_place: Marks, data: GateData, alert: AlertRow, runs: list[int]) -> None:
+    """Add the mark of an alert. One about runs before the past begins on the past's first level."""
+    place = runs.index(alert.run.pk) if alert.run.pk in runs else None
+    if data.accepted(alert):
+        if place is not None:
+            by_place.setdefault(place, []).append(Mark("reference", tag=alert.pk))
+        return
+    distance = alert.distance
+    if place is None:
+        older = alert.run.pk in data.line.runs and alert.state != "fixed"
+        if older and distance is not None and alert.before is not None:
+            by_place.setdefault(0, []).append(
+                Mark("slower", None, distance, None, of_alert(alert.metric).log(alert.before), alert.pk)
+            )
+        return
+    base = None if alert.base_run is None or alert.base_run.pk not in runs else runs.index(alert.base_run.pk)
+    before = None if place or alert.before is None else of_alert(alert.metric).log(alert.before)
+    by_place.setdefault(place, []).append(Mark("slower", base, distance, None, before, alert.pk))
+
+
+def _of_comparisons(data: GateData, past: Past, counts: float) -> list[tuple[int, Mark]]:
+    runs = [data.runs[run] for run in past.run.tolist()]
+    commits = [run.commit if run.state.clean else None for run in runs]
+    marks = comparison_marks(commits, data.comparisons_of(past.series, past.run.tolist()), counts)
+    used = past.toolchain  # across an upgrade, an A/B of the commits alone does not decide
+    return [(at, mark) for at, mark in marks if mark.base is None or used[mark.base] == used[at]]
+
+
+def comparison_marks(
+    commits: Sequence[str | None],  # of each result, oldest first; None for a dirty tree
+    stored: Iterable[Compared],  # the newest first
+    counts: float,  # smallest distance that counts
+) -> list[tuple[int, Mark]]:
+    """Return the marks of the A/Bs of two commits, each at the first result of its head after one of its base."""
+    newest: dict[tuple[int, int], Compared] = {}
+    for one in stored:
+        if not one.decided or one.toolchains is not None or one.base not in commits:
+            continue
+        start = commits.index(one.base)
+        head = next((at for at in range(start + 1, len(commits)) if commits[at] == one.head), None)
+        if head is not None:
+            base = max(at for at in range(head) if commits[at] == one.base)
+            newest.setdefault((base, head), one)
+    ordered = sorted(newest.items(), key=lambda each: (each[0][1], -each[0][0]))
+    return [(head, _mark(base, one, counts)) for (base, head), one in ordered]
+
+
+def _mark(base: int, one: Compared, counts: float) -> Mark:
+    effect = one.effect or 0.0
+    kind: Kind = "same"
+    if one.verdict == DIFFERENT and abs(effect) >= counts:
+        kind = "slower" if effect > 0 else "faster"
+    level = math.log(one.head_ms) if one.head_ms else None
+    return Mark(kind, base, effect if kind != "same" else None, level)

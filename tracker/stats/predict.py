@@ -1,0 +1,107 @@
+"""The distribution of a level's next result, robust against outliers and useful from the first result on.
+
+Every judgement asks whether a result belongs to a level. The level's centre is the median of its first results, so a
+level cannot drift away from its beginning. The scatter is the median absolute deviation of the newest results, which
+one outlier in ten hardly moves. With few results, a prior takes the place of the scatter. The newest nights are left
+out of both, so that a change does not hide itself. All values are logarithms. Pure functions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy import special
+
+FIRST = 10
+"""Number of results, from the beginning of a level, whose median is its centre."""
+LAST = 30
+"""Number of newest results that show the scatter."""
+LEFT_OUT, LEFT_OUT_FROM = 2, 6
+"""Number of newest results that do not count, and the number of results beyond which they do not."""
+PRIOR_WEIGHT = 4
+"""Number of results that the prior of the scatter is worth."""
+PRECEDENTS, AS_FAR = 2, 0.8
+"""Number of earlier results at least this share as far from the centre from which a deviation is nothing unusual."""
+MAD_SD = 1.4826
+"""Standard deviation of a normal distribution whose median absolute deviation is 1."""
+MEDIAN_VARIANCE = 1.57
+"""Variance of a median over that of the mean of as many normal values."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """The distribution of a level's next result.
+
+    Attributes:
+        centre: The level.
+        deviation: Standard deviation of the next result.
+        freedom: Degrees of freedom of its t distribution.
+        residuals: Deviations of the newest results from the centre.
+    """
+
+    centre: float
+    deviation: float
+    freedom: int
+    residuals: Sequence[float] = ()
+
+    def p(self, value: float, error: float = 0.0) -> float:
+        """Return the chance of a result at least as far from the centre, in the direction of `value`.
+
+        Args:
+            value: The result.
+            error: Its own standard error, if that is larger than the deviation.
+        """
+        distance = value - self.centre
+        chance = float(special.stdtr(self.freedom, -abs(distance) / max(self.deviation, error)))
+        far = AS_FAR * abs(distance)
+        as_far = [r >= far if distance > 0 else r <= -far for r in self.residuals]
+        while as_far and as_far[-1]:  # a precedent has ended: the newest results may be of a level that drifts
+            as_far.pop()
+        like = sum(as_far)
+        return max(chance, like / (len(self.residuals) + 1)) if like >= PRECEDENTS else chance
+
+    def reach(self, p: float) -> float:
+        """Return the distance from the centre beyond which a result has at most this chance."""
+        return float(-special.stdtrit(self.freedom, p)) * self.deviation
+
+
+def settled(values: Sequence[float]) -> Sequence[float]:
+    """Return the results of a level without the newest ones, which may belong to the next level."""
+    return values[:-LEFT_OUT] if len(values) > LEFT_OUT_FROM else values
+
+
+def lower_median(values: Sequence[float]) -> float:
+    """Return the median, or the lower one of the two in the middle."""
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def mad(values: Sequence[float]) -> float:
+    """Return a robust standard deviation from the median absolute deviation."""
+    middle = lower_median(values)
+    return MAD_SD * sorted(abs(value - middle) for value in values)[len(values) // 2]
+
+
+def predict(
+    kept: Sequence[float],  # results of the level, oldest first, without the newest
+    others: Sequence[float],  # deviations of earlier results from their own levels, oldest first
+    prior: float,  # standard deviation to assume without results
+    floor: float = 0.0,  # smallest standard deviation
+    centre: float | None = None,  # of a level without results
+) -> Predicted:
+    """Return the distribution of the next result of a level. Raises ValueError if nothing shows the centre."""
+    first = kept[:FIRST]
+    if first:
+        centre = lower_median(first)
+    elif centre is None:
+        raise ValueError("a level without results needs a centre")
+    newest = kept[-LAST:]
+    middle = lower_median(newest) if newest else centre
+    scattered = [*others[len(others) - (LAST - len(newest)) :], *(value - middle for value in newest)]
+    n = max(len(scattered), 1)
+    spread = MAD_SD * sorted(abs(each) for each in scattered)[len(scattered) // 2] if n > 1 else 0.0
+    variance = (PRIOR_WEIGHT * prior**2 + (n - 1) * spread**2) / (n + PRIOR_WEIGHT - 1)
+    uncertain = 1 + MEDIAN_VARIANCE / max(len(first), 1)
+    deviation = max(math.sqrt(variance), floor) * math.sqrt(uncertain)
+    return Predicted(centre, deviation, n + PRIOR_WEIGHT - 1, [value - centre for value in newest])

@@ -1,0 +1,467 @@
+"""Follow a series night by night, from level to level. Pure functions of arrays of logarithms.
+
+The lowest level is the reference: the one that is accepted as good. A slowdown puts a level on top of it, and a further
+slowdown another one. A level ends when the results are back on one below it. A new reference begins with an improvement
+and with every level that a person accepts. These begin and end a level:
+
+    marks    known facts: A/B comparisons, alerts, and levels that were accepted
+    nights   `NIGHTS` results in a row, each beyond the least that counts, with a chance of at most `OUT`
+
+So tonight's result is compared with the level that it should belong to, whatever happened before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from groupbench.tracker.stats.predict import FIRST, LAST, LEFT_OUT, Predicted, lower_median, predict, settled
+
+OUT = 0.01
+"""Chance of a result on a level at most which it is out."""
+NIGHTS = 3
+"""Number of results in a row whose level is certain without an A/B."""
+ENOUGH = 5
+"""Number of earlier results without which nights alone are not certain."""
+HOLDS = 14
+"""Number of results for which the level that an A/B found to be the same code's remains a level to expect."""
+SURE, LONGEST = 3.0, 9
+"""Standard errors from a level at which results are not on it, and the most results that show that they are."""
+
+Kind = Literal["slower", "faster", "same", "reference"]
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A fact about the result at a place, from outside the series.
+
+    Attributes:
+        kind: `reference`: the level from here on is accepted. Otherwise the verdict of an A/B or an alert.
+        base: Place of the result with which it was compared; None: the one before.
+        effect: Distance from the level before, if known.
+        level: The level that an A/B measured at the same time.
+        before: The level before, if no result of it is left.
+        tag: Key of the alert.
+    """
+
+    kind: Kind
+    base: int | None = None
+    effect: float | None = None
+    level: float | None = None
+    before: float | None = None
+    tag: int | None = None
+
+
+@dataclass
+class Level:
+    """Results between two changes.
+
+    Attributes:
+        start: Place of the first one.
+        values: The results.
+        places: Their places.
+        known: The centre, as long as there are no results.
+        by: Its beginning: a mark, or nights.
+        was: The centre of the level before it.
+        gradual: No single night shows the change, so the level drifted.
+        moved: Place from which it continues nearer to the level below: a part of the change was taken back.
+        tag: Key of its alert.
+        effect: Size of the change by the mark that began it.
+    """
+
+    start: int
+    known: float | None = None
+    by: Kind | Literal["nights"] | None = None
+    was: float | None = None
+    gradual: bool = False
+    moved: int | None = None
+    tag: int | None = None
+    effect: float | None = None
+    values: list[float] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+    @property
+    def centre(self) -> float:
+        """The level, of all of its results."""
+        if not self.values:
+            assert self.known is not None
+            return self.known
+        return lower_median(self.values)
+
+    def centre_without(self, place: int) -> float:
+        """Return the level of the results before a place."""
+        values = [value for at, value in zip(self.places, self.values, strict=True) if at < place]
+        return lower_median(values) if values else self.centre
+
+
+@dataclass(frozen=True)
+class Walked:
+    """The level of a series tonight.
+
+    Attributes:
+        levels: Every level, oldest first.
+        stack: Those in force: the reference, and the slowdowns on top of it.
+        top: The distribution of tonight's result on the top level, by the results before; None without any.
+        reference: The same on the reference.
+        distance: Of tonight's result from the top level.
+        p: Chance of such a distance on the top level, or on the level of the newest A/B.
+        ps: The chances of the newest nights, the newest first, as far as they are in the direction of tonight's.
+        far: Distance of the nearest of the nights that are out, in their direction.
+        nights: How many nights in a row are out, tonight's included; negative if they are faster.
+        beyond: Tonight's result is farther from all results of the level than they are from each other.
+        back: Place of the first result that is back on a level below, if tonight's result continues there.
+        results: Number of earlier results of the level.
+    """
+
+    levels: tuple[Level, ...]
+    stack: tuple[Level, ...]
+    top: Predicted | None
+    reference: Predicted | None
+    distance: float = 0.0
+    p: float = 1.0
+    ps: tuple[float, ...] = ()
+    far: float = 0.0
+    nights: int = 0
+    beyond: bool = False
+    back: int | None = None
+    results: int = 0
+
+    @property
+    def begins(self) -> int:
+        """The place of the first of the nights that are out."""
+        newest = self.stack[-1]
+        return newest.places[-max(abs(self.nights), 1)]
+
+
+def walk(
+    y: Sequence[float],  # [n] of one machine, oldest first; tonight's is last
+    least: float,  # smallest distance that counts
+    prior: float,  # standard deviation to assume without results
+    marks: Mapping[int, Sequence[Mark]] | None = None,  # by place
+    errors: Sequence[float] | None = None,  # [n] standard errors of the results
+    floor: float = 0.0,  # smallest standard deviation
+) -> Walked:
+    """Follow a series to its newest result."""
+    walker = _Walker(least, prior, floor, len(y))
+    for place, value in enumerate(y):
+        error = errors[place] if errors is not None else 0.0
+        walker.step(place, value, 0.0 if math.isnan(error) else error, (marks or {}).get(place, ()))
+    return walker.walked()
+
+
+@dataclass
+class _Night:
+    """A result with the distribution by the results before."""
+
+    value: float
+    top: Predicted | None = None
+    reference: Predicted | None = None
+    p: float = 1.0
+    out: int = 0  # 1 slower, -1 faster, 0 neither
+    beyond: bool = False
+    results: int = 0
+    level: Level | None = None
+
+
+class _Walker:
+    def __init__(self, least: float, prior: float, floor: float, n: int) -> None:
+        self.least, self.prior, self.floor, self.n = least, prior, floor, n
+        self.near = 0.0  # distance within which no result can be out, by the last distribution of the top level
+        self.levels: list[Level] = []
+        self.stack: list[Level] = []
+        self.nights: list[_Night] = []
+        self.run = 0  # results in a row that are out; negative if faster
+        self.same: tuple[int, float] | None = None  # place and level of the newest A/B that found no difference
+        self.back: int | None = None
+        self.left: Level | None = None  # the level that the results left last
+
+    # ---- one result
+
+    def step(self, place: int, value: float, error: float, marks: Sequence[Mark]) -> None:
+        """Add a result."""
+        if not self.stack:
+            before = next((mark.before for mark in marks if mark.before is not None), None)
+            self._begin(Level(place if before is None else place - 1, known=before))
+        night = self._seen(place, value, error)
+        self.nights.append(night)
+        self.run = self.run + night.out if night.out and night.out * self.run >= 0 else night.out
+        decided = [self._mark(place, mark) for mark in marks]
+        if any(decided):
+            self.run = 0
+        top = self.stack[-1]
+        top.values.append(value)
+        top.places.append(place)
+        if not any(decided):
+            self._by_nights(place)
+        if len(self.stack) > 1 and self.stack[-1].start < place:
+            self._return(place)
+
+    def _seen(self, place: int, value: float, error: float) -> _Night:
+        top = self.stack[-1]
+        night = _Night(value, results=len(top.values), level=top)
+        if not top.values and top.known is None:
+            return night  # the first result
+        centre = self._centre(top)
+        distance = value - centre
+        # Only results beyond the least that counts need the distribution, and earlier nights only if they may be out.
+        if abs(distance) <= (self.least if place >= self.n - NIGHTS else max(self.least, self.near)):
+            return night
+        predicted = self.predicted(top, abs(self.run))
+        self.near = predicted.deviation
+        night.top = predicted
+        night.p = predicted.p(value, error)
+        if self.same is not None and place - self.same[0] <= HOLDS:
+            about = Predicted(self.same[1], predicted.deviation, predicted.freedom)
+            near = abs(value - self.same[1]) <= self.least or (value - self.same[1]) * distance < 0
+            night.p = max(night.p, 1.0 if near else about.p(value, error))
+        if night.p <= OUT:
+            night.out = 1 if distance > 0 else -1
+        earlier = top.values[: len(top.values) - abs(self.run)]
+        low, high = (min(earlier), max(earlier)) if earlier else (centre, centre)
+        night.beyond = value > high + (high - low) if distance > 0 else value < low - (high - low)
+        return night
+
+    def _centre(self, level: Level) -> float:
+        if not level.values:
+            assert level.known is not None
+            return level.known
+        return lower_median(_certain(level.values, abs(self.run))[:FIRST])
+
+    def predicted(self, level: Level, out: int = 0) -> Predicted:
+        """Return the distribution of a level's next result. `out` is the number of its newest results that are out."""
+        others: list[float] = []
+        if len(level.values) < LAST + LEFT_OUT:
+            for other in reversed(self.levels):
+                if other is not level and other.values and len(others) < LAST:
+                    centre = lower_median(other.values[-LAST:])
+                    others = [*(value - centre for value in other.values[-LAST:]), *others]
+        return predict(
+            _certain(level.values, out), others if len(others) > 1 else (), self.prior, self.floor, level.known
+        )
+
+    # ---- changes of the level
+
+    def _begin(self, level: Level, *, replaces: int | None = None) -> None:
+        """Put a level on the stack, in the place of those from `replaces` on."""
+        if replaces is not None:
+            del self.stack[replaces:]
+        self.stack.append(level)
+        self.levels.append(level)
+        self.run, self.same, self.near, self.left = 0, None, 0.0, None
+
+    def _mark(self, place: int, mark: Mark) -> bool:
+        """Apply a fact. Return whether it decides about this result."""
+        top = self.stack[-1]
+        belongs = mark.base is None or mark.base >= top.start  # compared with a result of the top level
+        if mark.kind == "reference":
+            was = self._centre(top) if top.values or top.known is not None else None
+            self._begin(Level(place, by="reference", was=was, tag=mark.tag), replaces=0)
+        elif mark.kind == "slower":
+            if not belongs or top.start == place:  # known already
+                top.tag = mark.tag if top.tag is None else top.tag
+                return True
+            centre = self._centre(top) if mark.before is None else mark.before
+            self._begin_with_run(self._slower(place, centre, mark), top, mark.base)
+        elif mark.kind == "same":
+            while len(self.stack) > 1 and not belongs:
+                self._end(place)
+                belongs = mark.base is None or mark.base >= self.stack[-1].start
+            level = self.nights[-1].value if mark.level is None else mark.level
+            if belongs and self._never_left(level, mark.base):
+                return True
+            self.same = (place, level)
+        elif self.nights[-1].out > 0:
+            return False  # the results and the A/B contradict each other
+        else:
+            self._faster(place, mark.effect or 0.0, belongs)
+        return True
+
+    def _begin_with_run(self, level: Level, top: Level, base: int | None) -> None:
+        """Begin a level with the newest results that are out, as far as they are after the base of its A/B."""
+        number = self.run - 1 if self.nights[-1].out > 0 else 0
+        while number > 0 and base is not None and top.places[-number] <= base:
+            number -= 1
+        self._begin(level)
+        if number > 0 and level.tag is None:
+            level.start = top.places[-number]
+            level.places, level.values = top.places[-number:], top.values[-number:]
+            del top.places[-number:], top.values[-number:]
+
+    def _never_left(self, level: float, base: int | None) -> bool:
+        """Return to the level that the results seemed to leave, if an A/B shows that they did not.
+
+        It compared tonight's commit with one that seemed to be back, found no difference, and both are slow.
+        """
+        left = self.left
+        if left is None or self.back is None or base is None or base < self.back or left in self.stack:
+            return False
+        if abs(level - left.centre) >= abs(level - self._centre(self.stack[-1])):
+            return False
+        self.stack.append(left)
+        self.run, self.back, self.left = 0, None, None
+        return True
+
+    def _slower(self, place: int, centre: float, mark: Mark) -> Level:
+        """Return the level that begins with a known slowdown."""
+        effect, newest = mark.effect or 0.0, self.stack[-1].values[-NIGHTS:]
+        step = self.nights[-1].value - lower_median(newest) if newest else effect
+        gradual = mark.tag is None and step < effect / 2
+        return Level(place, centre + effect, "slower", centre, gradual, tag=mark.tag, effect=mark.effect)
+
+    def _faster(self, place: int, effect: float, belongs: bool) -> None:
+        top = self.stack[-1]
+        if not belongs:  # faster than the reference
+            self._begin(Level(place, by="faster", was=self._centre(self.stack[0])), replaces=0)
+            return
+        centre = self._centre(top) + effect
+        for depth, below in enumerate(self.stack[:-1]):
+            if abs(centre - self._centre(below)) <= self.least:
+                while len(self.stack) > depth + 1:
+                    self._end(place)
+                return
+        if len(self.stack) > 1 and centre > self._centre(self.stack[0]):
+            self._partly(place, centre)
+        else:
+            self._begin(Level(place, known=centre, by="faster", was=self._centre(self.stack[0])), replaces=0)
+
+    def _partly(self, place: int, centre: float | None) -> None:
+        """Continue the top level nearer to the reference."""
+        old = self.stack[-1]
+        level = Level(old.start, known=centre, by=old.by, was=old.was, gradual=old.gradual, moved=place)
+        level.tag = old.tag
+        while len(self.stack) > 2 and (centre if centre is not None else math.inf) <= self._centre(self.stack[-2]):
+            old = self.stack.pop()
+            level = Level(self.stack[-1].start, known=centre, by=old.by, was=self.stack[-1].was, moved=place)
+            level.tag = self.stack[-1].tag
+        self._begin(level, replaces=len(self.stack) - 1)
+
+    def _end(self, place: int) -> None:
+        """Go back to the level below."""
+        self.left = self.stack.pop()
+        self.run, self.back, self.same = 0, place, None
+        below = self.stack[-1]
+        again = Level(below.start, known=self._centre(below), by=below.by, was=below.was, gradual=below.gradual)
+        again.tag, again.moved = below.tag, below.moved
+        again.values, again.places = below.values, below.places
+        self.stack[-1] = again
+        self.levels[self.levels.index(below)] = again
+
+    def _by_nights(self, place: int) -> None:
+        """Begin or end a level after enough results in a row that are out."""
+        if abs(self.run) < NIGHTS or place + 1 < NIGHTS + ENOUGH:
+            return
+        top, slower, number = self.stack[-1], self.run > 0, abs(self.run)
+        places, values = top.places[-number:], top.values[-number:]
+        del top.places[-number:], top.values[-number:]
+        self.run = 0
+        centre, now = self._centre(top), lower_median(values)
+        if slower:
+            jump = values[0] - (top.values[-1] if top.values else centre)
+            level = Level(places[0], by="nights", was=centre, gradual=jump < (now - centre) / 2)
+            if level.gradual and top.by == "nights":  # it drifts on: one row shows the sum
+                level = Level(top.start, by="nights", was=top.was, gradual=True, tag=top.tag)
+                self._begin(level, replaces=len(self.stack) - 1)
+            else:
+                self._begin(level)
+        elif len(self.stack) > 1 and now > self._centre(self.stack[0]) + self.least:
+            self._partly(places[0], now)
+        else:
+            self._begin(Level(places[0], by="nights", was=self._centre(self.stack[0])), replaces=0)
+        self.stack[-1].values += values
+        self.stack[-1].places += places
+
+    def _return(self, place: int) -> None:
+        """End the top level if the newest results are on one below it."""
+        top = self.stack[-1]
+        for depth, below in enumerate(self.stack[:-1]):
+            predicted = self.predicted(below)
+            effect = (top.known if top.known is not None else self._centre(top)) - predicted.centre
+            sigma = predicted.deviation if len(below.values) >= NIGHTS else 0.0  # a young level needs an A/B
+            count = on_level(top.values, predicted.centre, effect, sigma, self.least)
+            if effect > 0 and 0 < count < len(top.values):
+                values, places = top.values[-count:], top.places[-count:]
+                del top.values[-count:], top.places[-count:]
+                while len(self.stack) > depth + 1:
+                    self._end(places[0])
+                self.stack[-1].values += values
+                self.stack[-1].places += places
+                self._again(values[-1])
+                return
+
+    def _again(self, value: float) -> None:
+        """See whether the first result back on a level is out there, for the better."""
+        top = self.stack[-1]
+        if len(top.values) > 1 and self._centre(top) - value > self.least:
+            predicted = self.predicted(top, 1)
+            if predicted.p(value) <= OUT:
+                self.run = -1
+
+    # ---- tonight
+
+    def walked(self) -> Walked:
+        night, top = self.nights[-1], self.stack[-1]
+        if not night.results and top.known is None:
+            return Walked(tuple(self.levels), tuple(self.stack), None, None)
+        new = night.level is not top  # tonight's result began or ended a level
+        predicted = self._without_newest(top) if new or night.top is None else night.top
+        centre = predicted.centre if predicted else top.centre
+        side = 1 if night.value >= centre else -1
+        ps: list[float] = []
+        far = math.inf
+        for each in self.nights[: -NIGHTS - 1 : -1]:
+            if new or (each.value - centre) * side <= 0 or each.top is None or each.level is not top:
+                break
+            ps.append(each.p)
+            far = min(far, abs(each.value - centre))
+        return Walked(
+            tuple(self.levels),
+            tuple(self.stack),
+            predicted,
+            self._without_newest(self.stack[0]),
+            distance=night.value - centre,
+            p=1.0 if new else night.p,
+            ps=tuple(ps),
+            far=0.0 if math.isinf(far) else far,
+            nights=self.run,
+            beyond=night.beyond and not new,
+            back=self.back,
+            results=night.results,
+        )
+
+    def _without_newest(self, level: Level) -> Predicted | None:
+        """Return the distribution of tonight's result on a level."""
+        newest = bool(level.places) and level.places[-1] == len(self.nights) - 1
+        value = level.values.pop() if newest else None
+        try:
+            return self.predicted(level, abs(self.run)) if level.values or level.known is not None else None
+        finally:
+            if value is not None:
+                level.values.append(value)
+
+
+def _certain(values: Sequence[float], out: int) -> Sequence[float]:
+    """Return the results of a level without the newest ones, which may belong to the next level."""
+    kept = settled(values)
+    return values[:-out] if out > len(values) - len(kept) and out < len(values) else kept
+
+
+def on_level(
+    latest: Sequence[float],  # [n] the newest last
+    before: float,  # a level
+    effect: float,  # distance of the other level
+    sigma: float | None,
+    least: float,  # smallest distance that counts
+) -> int:
+    """Return how many of the newest results show that they are on the level `before` rather than on the other one.
+
+    One result is enough if the levels are six sigma apart; otherwise enough results for their mean to be as certain,
+    up to `LONGEST`. Returns 0 if they are not on the level, or too few to tell.
+    """
+    needed = max(1, math.ceil((2 * SURE * (sigma or 0.0) / effect) ** 2)) if effect else 1
+    if not latest or needed > min(len(latest), LONGEST):
+        return 0
+    far = (math.fsum(latest[-needed:]) / needed - before) * math.copysign(1, effect)
+    slack = max(least, SURE * (sigma or 0.0) / math.sqrt(needed))
+    return needed if far <= min(slack, abs(effect) / 2) else 0
