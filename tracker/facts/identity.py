@@ -5,6 +5,7 @@ Each field is one of the record's cell, or `hardware`: the GPU model, or the pro
 
 from __future__ import annotations
 
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
@@ -48,7 +49,12 @@ def series_fields(cell: Cell, environment: Environment) -> dict[str, Any]:
 
 def series_identity(record: Record) -> str:
     """Return the hash shared by all points of a series."""
-    return identity_of(series_fields(record.cell, record.environment))
+    return _identity(*cell_fields(record.cell), hardware_class(record.environment))
+
+
+@lru_cache(maxsize=1 << 15)  # most runs have the series of the run before
+def _identity(*values: Any) -> str:
+    return identity_of(dict(zip((*OF_CELL, "hardware"), values, strict=True)))
 
 
 def identity_of(fields: dict[str, Any]) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
+from functools import lru_cache
 
 import msgspec
 
-from groupbench.tracker.facts.record import Cell
+from groupbench.tracker.facts.fleeting import settled, settled_machine, suspect
+from groupbench.tracker.facts.record import Cell, Environment
 
 DTYPES = {
     "bfloat16": "bf16",
@@ -28,19 +31,44 @@ _SIZE = re.compile(r"\s*\w+\s*(=.*)?")
 _LOOSE = re.compile(r"\s*([,=|])\s*")
 
 
-def canonical(cell: Cell) -> Cell:
-    """Return the cell in its usual spelling: nothing without width, `bf16`, and no spaces in sizes."""
-    dtype = _visible(cell.dtype)
+def canonical(cell: Cell, when: datetime | None = None) -> Cell:
+    """Return the cell in its usual spelling: nothing without width, `bf16`, no spaces in sizes, nothing that changes.
+
+    Args:
+        cell: As a file has it.
+        when: The start of the run, whose date is no part of a name.
+    """
+    names = _spelled(cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape)
+    if any(suspect(name) for name in (names[0], names[1], names[4])):
+        names = (_settled(names[0], when), _settled(names[1], when), *names[2:4], _sizes(_settled(names[4], when)))
+    given = (cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape)
+    if names == given:
+        return cell
+    changed = {name: value for name, value in zip(_NAMES, names, strict=True) if value}
+    return msgspec.structs.replace(cell, **changed)
+
+
+_NAMES = ("operator", "backend", "mode", "dtype", "shape")
+
+
+@lru_cache(maxsize=1 << 15)  # most runs have the cells of the run before
+def _spelled(operator: str, backend: str, mode: str, dtype: str, shape: str) -> tuple[str, str, str, str, str]:
+    dtype = _visible(dtype)
     dtype = dtype.lower() if _WORD.fullmatch(dtype) else dtype
-    fields = {
-        "operator": _visible(cell.operator),
-        "backend": _visible(cell.backend),
-        "mode": _visible(cell.mode),
-        "dtype": DTYPES.get(dtype, dtype),
-        "shape": _sizes(_visible(cell.shape)),
-    }
-    changed = {name: value for name, value in fields.items() if value and value != getattr(cell, name)}
-    return msgspec.structs.replace(cell, **changed) if changed else cell
+    return _visible(operator), _visible(backend), _visible(mode), DTYPES.get(dtype, dtype), _sizes(_visible(shape))
+
+
+def _settled(text: str, when: datetime | None) -> str:
+    return settled(text, when)[0] or (text and "-")
+
+
+def canonical_environment(environment: Environment) -> Environment:
+    """Return the environment with a processor that later runs have too: not the id of a container."""
+    cpu = environment.cpu
+    if environment.device != "cpu" or cpu is None or (kept := settled_machine(cpu)) == cpu:
+        return environment
+    count = environment.cpu_count
+    return msgspec.structs.replace(environment, cpu=kept or (f"{count} CPUs" if count else None))
 
 
 def _sizes(shape: str) -> str:

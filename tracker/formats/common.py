@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar, Literal
+from functools import lru_cache
+from typing import Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from groupbench.tracker.facts.fleeting import settled, settled_machine
+from groupbench.tracker.facts.identity import cell_fields
 from groupbench.tracker.facts.record import (
     MEASURED,
     SCHEMA,
@@ -26,6 +30,7 @@ from groupbench.tracker.facts.record import (
     Timing,
     cut,
 )
+from groupbench.tracker.formats.usual import usual
 from groupbench.tracker.formats.values import FormatError, dims_of, from_iso
 
 SHORTEST_HASH = 7
@@ -98,10 +103,25 @@ class Merged:
     column: str
 
 
+@dataclass(frozen=True)
+class Noted:
+    """Something that a user should know about the whole file."""
+
+    text: str  # the same for all files of which it is true
+    example: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.example})" if self.example else self.text
+
+
+Read = Record | LeftOut | Merged | Noted
+
+
 class Reader(ABC):
     """Reads one run of a file.
 
-    A format's subclass implements `run`, `environment` and `cells`. The base class handles options and statuses.
+    A format's subclass implements `run`, `environment` and `cells`. The base class handles options, statuses, facts
+    under other names (`loose`) and parts of names that change with each run.
     """
 
     name: ClassVar[str]
@@ -113,8 +133,17 @@ class Reader(ABC):
     dtype: ClassVar[str] = "-"
     """The dtype of cells for which neither the file nor the user names one."""
 
-    def __init__(self, data: bytes, options: Options) -> None:
-        self.data, self.options = data, options
+    def __init__(self, data: bytes, options: Options, loose: Mapping[str, Any] | None = None) -> None:
+        """Begin to read a run.
+
+        Args:
+            data: The file, by which the run is recognised when it is imported again.
+            options: The user's facts.
+            loose: Facts of the file that its format does not define, such as a benchmark's context.
+        """
+        self.data, self.options, self.loose = data, options, loose or {}
+        self.fleeting: dict[str, str] = {}  # parts of names that were dropped: an example of each kind
+        self._settled: Counter[tuple[Any, ...]] = Counter()  # cells whose names lost a part
 
     @abstractmethod
     def run(self) -> Run:
@@ -125,15 +154,38 @@ class Reader(ABC):
         """Return the environment in which the run was measured."""
 
     @abstractmethod
-    def cells(self) -> Iterator[ImportedResult | LeftOut]:
+    def cells(self) -> Iterator[ImportedResult | LeftOut | Noted]:
         """Yield the results in the file's order."""
 
-    def records(self) -> Iterator[Record | LeftOut]:
+    def records(self) -> Iterator[Read]:
         """Yield the results as records. Raises FormatError, which names the line or the key."""
         run, environment = self.run(), self.environment()
         timing = self.timing or ("gpu" if environment.device == "cuda" else "cpu")
         for result in self.cells():
-            yield result if isinstance(result, LeftOut) else make_record(run, environment, result, timing)
+            if isinstance(result, ImportedResult):
+                cell = self._settle(result.cell, run.started)
+                yield make_record(run, environment, cell, result, timing)
+            else:
+                yield result
+        for kind, example in self.fleeting.items():
+            yield Noted(f"dropped from names, because it changes with each run: {kind}", example[:60])
+
+    def _settle(self, cell: Cell, when: datetime) -> Cell:
+        """Return a cell whose names are the same in the next run. Two that become equal are numbered, never merged."""
+        fields = {}
+        for name in ("operator", "backend", "shape"):
+            before = getattr(cell, name)
+            kept, found = settled(before, when)
+            if found:
+                self.fleeting |= found | self.fleeting
+                fields[name] = kept or "-"
+        if not fields:
+            return cell
+        cell = msgspec.structs.replace(cell, **fields)
+        key = cell_fields(cell)
+        self._settled[key] += 1
+        number = self._settled[key]
+        return cell if number == 1 else msgspec.structs.replace(cell, shape=f"{cell.shape}#{number}")
 
     def cell(
         self,
@@ -196,6 +248,10 @@ class Reader(ABC):
 
         The run's id is a hash of the content and the options, so that a second import adds nothing.
         """
+        found = usual(self.loose)
+        if not commit:
+            commit, dirty, committed = found.commit, dirty or found.dirty, committed or found.committed
+        branch, date = branch or found.branch, date or (found.date if self.options.date is None else None)
         options = options or self.options.beyond(commit, branch, date)
         hash_ = options.commit or commit
         started = options.date or date
@@ -203,7 +259,7 @@ class Reader(ABC):
             raise FormatError("names no commit; give --commit HASH")
         if started is None:
             raise FormatError("contains no date; give --date 2026-01-31T12:00")
-        content = [self.name, hashlib.sha256(self.data).hexdigest(), options.key(), commit, date]
+        content = [self.name, _hash(self.data), options.key(), commit, date]
         content += [] if part is None else [part]
         id_ = hashlib.sha256(msgspec.json.encode(content)).hexdigest()[:32]
         return Run(
@@ -225,17 +281,51 @@ class Reader(ABC):
 
         Raises FormatError if neither names one.
         """
+        found = usual(self.loose)
+        for name, value in (("cpu", found.cpu), ("gpu", found.gpu)):
+            facts[name] = facts.get(name) or value
         values = {name: value for name, value in facts.items() if value not in (None, "", "unknown")}
         options = self.options
         if options.gpu:
             device = "cuda"
         elif options.cpu:
             device = "cpu"
-        device = device or options.device
+        device = device or ("cuda" if values.get("gpu") else "cpu" if values.get("cpu") else options.device)
         if device is None:
             raise FormatError("does not name the device it was measured on; give --gpu NAME or --cpu NAME")
+        if device == "cpu" and not options.cpu:
+            self._settle_machine(values)
         values |= {name: value for name in ("gpu", "cpu") if (value := getattr(options, name))}
         return Environment(device=device, **values)
+
+    def _settle_machine(self, values: dict[str, Any]) -> None:
+        """Replace a processor's name that changes with each job, such as a container's id."""
+        given = values.get("cpu")
+        kept = settled_machine(given)
+        if given is None or kept == given:
+            return
+        count = values.get("cpu_count")
+        values["cpu"] = kept or (f"{count} CPUs" if count else None)
+        hardware = values["cpu"] or "unknown cpu"
+        self.fleeting[f"machine, now {hardware!r}; name it with --cpu"] = given
+
+
+@lru_cache(maxsize=1)
+def _hash(data: bytes) -> str:
+    """Return the hash of a file, which all of its runs share."""
+    return hashlib.sha256(data).hexdigest()
+
+
+T = TypeVar("T")
+
+
+def numbered(results: Iterable[tuple[T, str, str]]) -> Iterator[tuple[T, str, str]]:
+    """Yield results with their operators and shapes. A second result of both gets `#2`: it is not a repetition."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for result, operator, shape in results:
+        seen[operator, shape] += 1
+        number = seen[operator, shape]
+        yield result, operator, shape if number == 1 else f"{shape or '-'}#{number}"
 
 
 def _first(*names: str | None) -> str:
@@ -243,13 +333,13 @@ def _first(*names: str | None) -> str:
     return next(filter(None, names), "")
 
 
-def read_runs(readers: Iterable[Reader]) -> Iterator[Record | LeftOut]:
+def read_runs(readers: Iterable[Reader]) -> Iterator[Read]:
     """Yield the results of several runs, one run after another."""
     for reader in readers:
         yield from reader.records()
 
 
-def make_record(run: Run, environment: Environment, result: ImportedResult, timing: Timing) -> Record:
+def make_record(run: Run, environment: Environment, cell: Cell, result: ImportedResult, timing: Timing) -> Record:
     """Return a result as a record. A sample that is not a positive number makes it an error, never a latency."""
     status, message, latency = result.status, result.message, None
     if status in MEASURED:
@@ -265,7 +355,7 @@ def make_record(run: Run, environment: Environment, result: ImportedResult, timi
         schema=SCHEMA,
         run=run,
         environment=environment,
-        cell=result.cell,
+        cell=cell,
         status=status,
         message=None if message is None else cut(message),
         baseline=result.baseline,

@@ -15,8 +15,9 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import Environment, Record, Run, Status
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
+from groupbench.tracker.facts.record import Environment, Run, Status
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, read_runs
+from groupbench.tracker.formats.usual import usual
 from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
@@ -28,8 +29,8 @@ from groupbench.tracker.formats.values import (
 
 TITLE = "Google Benchmark JSON"
 
-_COMMIT_KEYS = ("commit", "git_commit", "commit_hash", "git_sha", "gitrev", "git_revision", "revision")
-"""Common keys for the commit in `--benchmark_context=KEY=VALUE`."""
+_AGGREGATES = ("mean", "median", "stddev", "cv", "BigO", "RMS", "min", "max")
+"""Ends of the names of aggregates. Files before version 1.5 mark them in no other way."""
 
 
 class GoogleContext(msgspec.Struct):
@@ -42,7 +43,10 @@ class GoogleContext(msgspec.Struct):
 class GoogleBenchmark(msgspec.Struct):
     name: str
     run_name: str | None = None
-    run_type: str = "iteration"
+    run_type: str | None = None
+    family_index: int | None = None
+    per_family_instance_index: int | None = None
+    repetition_index: int | None = None
     aggregate_name: str | None = None
     real_time: float | None = None
     cpu_time: float | None = None
@@ -68,7 +72,7 @@ def recognise(head: bytes, path: Path) -> bool:
     return head.lstrip().startswith(b"{") and keys[0] in head and (keys[1] in head or keys[2] in head)
 
 
-def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
+def read(path: Path, options: Options) -> Iterator[Read]:
     return read_runs([_GoogleReader(read_bytes(path), options)])
 
 
@@ -77,30 +81,25 @@ class _GoogleReader(Reader):
     timing = "cpu"
 
     def __init__(self, data: bytes, options: Options) -> None:
-        super().__init__(data, options)
         self.document = convert(load_json(data), GoogleDocument)
+        super().__init__(data, options, self.document.context)
         self.context = convert(self.document.context, GoogleContext, "context")
 
     def run(self) -> Run:
-        facts = self.document.context
-        commit = next((facts[key] for key in _COMMIT_KEYS if isinstance(facts.get(key), str)), None)
-        return self.make_run(commit=commit, date=self.own_date(self.context.date, "context.date"))
+        return self.make_run(date=self.own_date(self.context.date, "context.date"))
 
     def environment(self) -> Environment:
         context = self.context
-        return self.make_environment(
-            device="cpu", host=context.host_name, cpu_count=context.num_cpus, cpu=context.host_name
-        )
+        cpu = usual(self.loose).cpu or context.host_name
+        return self.make_environment(device="cpu", host=context.host_name, cpu_count=context.num_cpus, cpu=cpu)
 
     def cells(self) -> Iterator[ImportedResult | LeftOut]:
-        groups: dict[str, Members] = {}
-        for place, benchmark in enumerate(self.document.benchmarks):
-            groups.setdefault(benchmark.run_name or benchmark.name, []).append((place, benchmark))
         program = re.split(r"[/\\]", self.context.executable or "")[-1] or "google-benchmark"
-        for name, members in groups.items():
+        for name, number, members in _groups(self.document.benchmarks):
             operator, shape = _named(name)
             failure = next((_failure(one) for _, one in members if one.error_occurred or one.skipped), None)
             timed = [] if failure else _timed(members)
+            shape = shape if number == 1 else f"{shape}#{number}"
             cell = self.cell(operator, program, shape, facts={"min_bytes": _bytes_moved(name, timed)})
             if failure:
                 yield ImportedResult(cell, status=failure[0], message=failure[1])
@@ -108,6 +107,64 @@ class _GoogleReader(Reader):
                 yield ImportedResult(cell, [[_milliseconds(place, one)] for place, one in timed])
             else:
                 yield LeftOut("without a time", name)
+
+
+def _groups(benchmarks: list[GoogleBenchmark]) -> Iterator[tuple[str, int, Members]]:
+    """Yield the name of each benchmark, its number among those of this name, and its repetitions and aggregates.
+
+    Two families of one name, registered in two places of a program, are two benchmarks. They differ in
+    `family_index`; in files without one, the second begins where a repetition does not follow the one before.
+    """
+    old = _old_aggregates(benchmarks)
+    groups: dict[str, dict[Any, Members]] = {}
+    for place, one in enumerate(benchmarks):
+        aggregate = old.get(place)
+        name = aggregate[0] if aggregate else one.run_name or one.name
+        families = groups.setdefault(name, {})
+        if one.family_index is not None:
+            key: Any = (one.family_index, one.per_family_instance_index or 0)
+        else:
+            key = max(len(families) - 1, 0)
+            if families and aggregate is None and _begins_again(one, families[key], (name, "mean") in old.values()):
+                key += 1
+        if aggregate:
+            one = msgspec.structs.replace(one, run_type="aggregate", aggregate_name=aggregate[1])
+        families.setdefault(key, []).append((place, one))
+    for name, families in groups.items():
+        ordered = sorted(families) if all(isinstance(key, tuple) for key in families) else list(families)
+        yield from ((name, number, families[key]) for number, key in enumerate(ordered, 1))
+
+
+def _begins_again(one: GoogleBenchmark, members: Members, repeated: bool) -> bool:
+    """Return whether a row is not a repetition of the benchmark of the same name before it.
+
+    Args:
+        one: The row.
+        members: The rows of that benchmark.
+        repeated: Whether a file without indices has the mean of this benchmark, and so its repetitions.
+    """
+    if one.run_type == "aggregate":
+        return False
+    last = members[-1][1]
+    if one.repetition_index is not None:
+        return last.run_type == "aggregate" or one.repetition_index <= (last.repetition_index or 0)
+    return not repeated if one.run_type is None else last.run_type == "aggregate"
+
+
+def _old_aggregates(benchmarks: list[GoogleBenchmark]) -> dict[int, tuple[str, str]]:
+    """Return benchmark and kind of the rows that are aggregates only by their name, by position.
+
+    `BM_X_mean` is the mean of `BM_X` if the file has `BM_X` itself or a second aggregate of it.
+    """
+    names = {one.name for one in benchmarks}
+    found = {}
+    for place, one in enumerate(benchmarks):
+        base, _, kind = one.name.rpartition("_")
+        if one.run_type is not None or kind not in _AGGREGATES or not base:
+            continue
+        if base in names or any(f"{base}_{other}" in names for other in _AGGREGATES if other != kind):
+            found[place] = (base, kind)
+    return found
 
 
 def _failure(benchmark: GoogleBenchmark) -> tuple[Status, str]:
@@ -123,7 +180,9 @@ def _failure(benchmark: GoogleBenchmark) -> tuple[Status, str]:
 def _timed(members: Members) -> Members:
     """Return the entries whose times are the result; none for a group without times, such as a fitted complexity."""
     for kind in ("iteration", "median", "mean"):
-        chosen = [member for member in members if kind in (member[1].aggregate_name or member[1].run_type,)]
+        chosen = [
+            member for member in members if kind == (member[1].aggregate_name or member[1].run_type or "iteration")
+        ]
         if chosen:
             return chosen
     return []

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,25 @@ T = TypeVar("T")
 
 UNITS = {"s": 1e3, "ms": 1.0, "us": 1e-3, "µs": 1e-3, "μs": 1e-3, "ns": 1e-6}
 """Milliseconds per unit."""
+
+
+_TIME_WORDS = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1000.0),
+    **dict.fromkeys(("ms", "msec", "millisecond", "milliseconds", "millis"), 1.0),
+    **dict.fromkeys(("us", "µs", "μs", "usec", "microsecond", "microseconds", "micros"), 0.001),
+    **dict.fromkeys(("ns", "nsec", "nanosecond", "nanoseconds", "nanos"), 1e-06),
+}
+_CALLS = {"iter", "iters", "iteration", "iterations", "op", "ops", "operation", "operations", "call", "calls", "run"}
+
+
+def milliseconds_of(value: float, unit: str) -> float | None:
+    """Return a time per call (`ns/iter`) or the inverse of a rate of calls (`iter/sec`) in ms; None for other units."""
+    above, _, below = (word.strip() for word in unit.strip().lower().partition("/"))
+    if above in _TIME_WORDS and (below in _CALLS or not below):
+        return value * _TIME_WORDS[above]
+    if above in _CALLS and below in _TIME_WORDS:
+        return _TIME_WORDS[below] / value if value else 0.0
+    return None
 
 
 class FormatError(IngestError):
@@ -115,6 +135,11 @@ _SIZE = re.compile(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(-?\d{1,18})\s*", re.ASCII)
 
 def dims_of(shape: str) -> dict[str, int]:
     """Return the sizes that a shape's text names, such as `G=4,N=64`. M is the sum of M_g over the groups."""
+    return dict(_dims_of(shape))
+
+
+@lru_cache(maxsize=1 << 15)
+def _dims_of(shape: str) -> dict[str, int]:
     shape = re.sub(r"#\d+$", "", shape)
     parts = [part.partition("=") for part in shape.split(",")]
     dims = {match[1]: int(match[2]) for part in shape.split(",") if (match := _SIZE.fullmatch(part))}

@@ -25,7 +25,7 @@ from groupbench.tracker.facts.record import (
     WrongSchema,
     read,
 )
-from groupbench.tracker.facts.spelling import canonical
+from groupbench.tracker.facts.spelling import canonical, canonical_environment
 from groupbench.tracker.store.points import packed_values, plain_values
 
 Numbered = tuple[int, Record]
@@ -108,9 +108,11 @@ def hashed(records: Iterable[Numbered], source: str) -> Iterator[Hashed]:
     runs, environments = _Runs(), _Environments()
     hashes: dict[bytes, str] = {}  # of kernels, which many records may share
     for number, given in records:
-        cell = canonical(given.cell)
-        record = given if cell is given.cell else msgspec.structs.replace(given, cell=cell)
-        environment, content = environments.of(record.environment)
+        cell = canonical(given.cell, given.run.started)
+        environment, content = environments.of(given.environment)
+        record = given
+        if cell is not given.cell or environment.cpu != given.environment.cpu:
+            record = msgspec.structs.replace(given, cell=cell, environment=environment)
         try:
             identity = series_identity(record)
             kernels = None
@@ -166,16 +168,17 @@ class _Environments:
     """Maps equal environments to one object and one hash."""
 
     def __init__(self) -> None:
-        self._latest: tuple[Environment, str] | None = None
+        self._latest: tuple[Environment, tuple[Environment, str]] | None = None  # as given, and as stored
         self._known: dict[bytes, tuple[Environment, str]] = {}
 
     def of(self, environment: Environment) -> tuple[Environment, str]:
-        if self._latest is None or self._latest[0] != environment:
+        if self._latest is None or (self._latest[0] is not environment and self._latest[0] != environment):
             encoded = encode(environment)
             if encoded not in self._known:
-                self._known[encoded] = environment, digest(environment)
-            self._latest = self._known[encoded]
-        return self._latest
+                stable = canonical_environment(environment)
+                self._known[encoded] = stable, digest(stable)
+            self._latest = environment, self._known[encoded]
+        return self._latest[1]
 
 
 def unstorable(record: Record) -> str | None:
@@ -184,7 +187,7 @@ def unstorable(record: Record) -> str | None:
         for instant in (record.run.started, record.run.commit.time):
             if instant is not None:
                 instant.astimezone(UTC)
-        if len(encode(record.kernels)) > LARGEST_KERNELS:
+        if record.kernels and len(encode(record.kernels)) > LARGEST_KERNELS:
             return f"kernels take more than {LARGEST_KERNELS >> 10} KiB"
     except OverflowError:
         return "a time is out of range"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from groupbench.tracker.store.checksum import checksum_of
 from groupbench.tracker.store.engine import Store, cause
 from groupbench.tracker.store.packing import unpack_telemetry
 from groupbench.tracker.store.points import AMOUNTS, amounts_of, earlier_content, kernels_hash, result_of
+from groupbench.tracker.store.renamed import renamed
 from groupbench.tracker.text.wording import counted
 
 NAMED_RUNS = 5
@@ -55,10 +56,27 @@ class Ingested:
         nothing = "" if self.added else " (nothing new)"
         runs = [f"run {run} at {commit[:10]}{'+' if dirty else ''}" for run, commit, dirty in self.runs]
         more = [f"and {len(runs) - NAMED_RUNS} more"] if len(runs) > NAMED_RUNS else []
-        return (
-            f"{counted(self.added, 'point')} added, {self.known} already known{nothing}, {self.new_series} series new; "
-            f"{'; '.join([*runs[:NAMED_RUNS], *more])}"
-        )
+        added = f"{counted(self.added, 'point')} added, {self.known} already known{nothing}"
+        return "; ".join([f"{added}, {self.new_series} series new", *runs[:NAMED_RUNS], *more])
+
+
+def total(source: str, done: Sequence[Ingested], results: int) -> Ingested:
+    """Return several stored files as one.
+
+    Args:
+        source: What they are part of.
+        done: The files that were stored.
+        results: Results of all files. Those that no file of `done` has were known.
+    """
+    return Ingested(
+        source=source,
+        records=results,
+        added=sum(one.added for one in done),
+        known=results - sum(one.added for one in done),
+        new_series=sum(one.new_series for one in done),
+        runs=tuple(dict.fromkeys(run for one in done for run in one.runs)),
+        warnings=tuple(dict.fromkeys(text for one in done for text in one.warnings))[:MOST_WARNINGS],
+    )
 
 
 def ingest(store: Store, records: Iterable[Numbered], source: str) -> Ingested:
@@ -87,6 +105,7 @@ def ingest_into(session: Session, records: Iterable[Checked], source: str) -> In
             reason = cause(error) if isinstance(error, SQLAlchemyError) else error
             where = f"lines {batch[0].number} to {batch[-1].number}" if len(batch) > 1 else f"line {batch[0].number}"
             raise IngestError(f"{source}: {where}: cannot store the records: {reason}") from error
+    note = renamed(session, writer.began, {key for key, _ in writer.series.values()})
     return Ingested(
         source=source,
         records=count,
@@ -94,7 +113,7 @@ def ingest_into(session: Session, records: Iterable[Checked], source: str) -> In
         known=writer.known,
         new_series=writer.new_series,
         runs=tuple(writer.states),
-        warnings=tuple(writer.warnings),
+        warnings=(*writer.warnings, *([note] if note else [])),
     )
 
 
@@ -117,6 +136,7 @@ class _Writer:
         self.runs: dict[str, tuple[schema.Run, schema.Commit]] = {}
         self.points: dict[int, dict[int, _Stored]] = {}  # by run and series
         self.series: dict[str, tuple[int, dict[str, Any]]] = {}  # identity to key and facts
+        self.began: list[int] = []  # keys of new series
         self.environments: dict[str, int] = {}  # hash of all facts to key
         self.kernels: dict[str, int] = {}  # hash to key
         self.lists: dict[str | None, int] = {}  # hash of a list of loaded files or packages to key
@@ -285,6 +305,7 @@ class _Writer:
             self.new_series += len(missing)
             keys = select(schema.Series.identity, schema.Series.id).where(schema.Series.identity.in_(missing))
             for identity, key in self.session.execute(keys):
+                self.began.append(key)
                 self.series[identity] = (key, amounts_of(wanted[identity].cell))
 
     def _check_spellings(self, new: list[Checked]) -> None:

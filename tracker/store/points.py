@@ -179,6 +179,18 @@ def _signless(value: Any) -> Any:
 
 
 def _latency_values(latency: Latency, flat: NDArray[np.float32]) -> dict[str, Any]:
+    if len(flat) == 1:  # a file of another benchmark, which keeps one number
+        (single,) = flat.tolist()
+        times = {"prepare_ms": latency.prepare_ms, "enqueue_ms": latency.enqueue_ms}
+        median = float(f"{single:.7g}")
+        low, high = _ppm(1 - single / median), _ppm(single / median - 1)
+        return {
+            "timing": latency.timing,
+            "median_ms": median,
+            "low_ppm": low,
+            "high_ppm": high,
+            "error_ppm": None,
+        } | times
     values = iter(flat.tolist())
     bursts = Bursts.of_singles([list(islice(values, len(burst))) for burst in latency.bursts_ms])
     error = burst_error(bursts.medians)
