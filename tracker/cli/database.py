@@ -137,13 +137,15 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
     from groupbench.tracker.store.schema import Point
     from groupbench.tracker.store.verify import DatabaseProblem
     from groupbench.tracker.store.verify import verify as problems_of
+    from groupbench.tracker.tools.progress import Progress
 
     problems: list[DatabaseProblem] = []
     number = 0
     try:
         with reading(context.obj) as session:
-            problems = list(islice(problems_of(session, quick=quick), limit + 1))
-            number = 0 if problems else session.scalar(select(func.count()).select_from(Point)) or 0
+            number = session.scalar(select(func.count()).select_from(Point)) or 0
+            with Progress(number, "points") as progress:
+                problems = list(islice(problems_of(session, quick=quick, checked=progress.add), limit + 1))
     except DamageError as error:  # too damaged to be opened
         problems.append(DatabaseProblem("damage", error.message.removesuffix(f"; {ADVICE}")))
     for problem in problems[:limit]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from pathlib import Path
+from contextlib import ExitStack
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +16,19 @@ from groupbench.tracker.text.cells import json_for
 from groupbench.tracker.text.wording import counted, printable, some
 
 if TYPE_CHECKING:
-    from groupbench.tracker.formats import Loaded
+    from collections.abc import Iterator, Sequence
+
+    from groupbench.tracker.formats.loading import Prepared, Summary
+    from groupbench.tracker.formats.sources import Given
+    from groupbench.tracker.store.engine import Store
+    from groupbench.tracker.store.ingest import Ingested
+    from groupbench.tracker.tools.progress import Progress
+
+MOST_NOTES = 3
+"""Notes of a kind that are printed for an argument."""
+
+MOST_ERRORS = 3
+"""Files that an error names."""
 
 
 class Mapping(click.ParamType[dict[str, str]]):
@@ -34,6 +48,15 @@ class Mapping(click.ParamType[dict[str, str]]):
                 self.fail(f"{field} is mapped twice", param, ctx)
             pairs[field] = column
         return pairs
+
+
+def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value:
+        from groupbench.tracker.formats import described
+
+        for name, title, contents in described():
+            click.echo(f"{name}\n    {title}: {contents}")
+        ctx.exit()
 
 
 @click.command(name="import")
@@ -78,6 +101,10 @@ class Mapping(click.ParamType[dict[str, str]]):
     click.option("--unit", metavar="UNIT", help="Unit of a plain CSV's latency: s, ms, us or ns. Default: ms."),
 )
 @click.option("--dry-run", is_flag=True, help="Write the records to stdout instead of storing them.")
+@click.option(
+    "--formats", is_flag=True, is_eager=True, expose_value=False, callback=_print_formats,
+    help="List the formats and what is read of each.",
+)  # fmt: skip
 @click.pass_obj
 def import_(
     db: str,
@@ -88,53 +115,162 @@ def import_(
 ) -> None:
     """Import files written by other benchmarks.
 
-    Each file is stored completely or not at all; importing it again changes nothing. Text instead of a number, such as
-    "CUDA OOM", becomes a status, never a latency. A plain CSV needs --map.
+    FILE is a file, a folder, an archive (zip or tar) or a pattern such as 'nights/*.json'. Each file is stored
+    completely or not at all, one after another, so an interrupted import keeps what it has stored. Run it again to
+    continue: stored files are skipped. Text instead of a number, such as "CUDA OOM", becomes a status, never a
+    latency. A plain CSV needs --map.
     """
-    from groupbench.tracker.facts.errors import IngestError, TrackerError
+    from groupbench.tracker.formats.sources import given
+
+    with ExitStack() as stack:
+        arguments = given(files, stack)
+        if dry_run:
+            _print_records(arguments, format_name, facts)
+        else:
+            _Import(db, format_name, facts).store(arguments)
+
+
+def _print_records(arguments: list[Given], format_name: str | None, facts: Options) -> None:
     from groupbench.tracker.facts.record import encode
     from groupbench.tracker.formats import load
 
-    stored = 0
-    try:
-        for name in files:
-            loaded = load(Path(name), format_name, facts)
-            if dry_run:
-                for record in loaded.records:
-                    click.echo(json_for(sys.stdout, encode(record)), nl=False)
-                for note in _notes(loaded):
-                    click.echo(printable(f"{name}: {note}"), err=True)
-                continue
-            click.echo(printable(_store(db, name, loaded)))
-            stored += 1
-    except TrackerError as error:
-        if stored:
-            kept = "the file before it is" if stored == 1 else f"the {stored} files before it are"
-            raise IngestError(f"{error.message}; {kept} stored") from error
-        raise
+    for argument in arguments:
+        for source in argument.sources:
+            loaded = load(source.path, format_name, facts)
+            for record in loaded.records:
+                click.echo(json_for(sys.stdout, encode(record)), nl=False)
+            for note in _notes(loaded.losses, len(loaded.left_out), list(loaded.merged), loaded.notes):
+                click.echo(printable(f"{source.name}: {note}"), err=True)
 
 
-def _notes(loaded: Loaded) -> list[str]:
-    """Return notes on file parts without records."""
-    notes = []
-    if loaded.left_out:
-        notes.append(f"{counted(len(loaded.left_out), 'result')} left out: {loaded.losses}")
-    if loaded.merged:
-        column = loaded.merged[0]
+class _Import:
+    """Stores the files of all arguments, in order."""
+
+    def __init__(self, db: str, format_name: str | None, facts: Options) -> None:
+        self.db, self.format_name, self.facts = db, format_name, facts
+        self.files = 0  # stored, now or by an earlier import
+        self.opened = ExitStack()  # of the database, once a file can be stored
+        self.database: Store | None = None
+
+    def store(self, arguments: list[Given]) -> None:
+        """Store all files. Raises IngestError for the first argument that fails."""
+        from groupbench.tracker.facts.errors import IngestError, TrackerError
+        from groupbench.tracker.formats.loading import preparing
+        from groupbench.tracker.tools.progress import Progress
+
+        sources = [source for argument in arguments for source in argument.sources]
+        stored = self._stored() if len(sources) > 1 else {}
+        gc.freeze()  # modules live as long as the process
+        gc.disable()  # results have no cycles, and collections take a twentieth of the time
+        try:
+            with (
+                self.opened,
+                preparing(sources, self.format_name, self.facts, stored) as prepared,
+                Progress(len(sources), "files") as progress,
+            ):
+                for argument in arguments:
+                    self._argument(argument, prepared, progress)
+        except (TrackerError, ChildProcessError) as error:
+            message = error.message if isinstance(error, TrackerError) else str(error)
+            if not self.files:
+                raise IngestError(message) from error
+            kept = "the file before it is" if self.files == 1 else f"the {self.files:,} other files are"
+            raise IngestError(f"{message}; {kept} stored") from error
+        except KeyboardInterrupt:
+            click.echo(f"interrupted: {counted(self.files, 'file')} stored; the same command continues", err=True)
+            raise
+        finally:
+            gc.enable()
+
+    def _stored(self) -> dict[str, int]:
+        """Return the number of results of each run that earlier imports stored."""
+        from groupbench.tracker.facts.errors import StoreError
+        from groupbench.tracker.formats.loading import stored_runs
+        from groupbench.tracker.store.engine import open_store
+
+        try:
+            with open_store(self.db, create=False) as store, store.read() as session:
+                return stored_runs(session)
+        except StoreError:  # there is none yet; any other reason is reported when a file is stored
+            return {}
+
+    def _ingest(self, one: Prepared) -> Ingested:
+        from groupbench.tracker.store.engine import open_store
+        from groupbench.tracker.store.ingest import ingest_checked
+        from groupbench.tracker.store.staged import unpacked
+
+        assert one.part is not None
+        if self.database is None:
+            self.database = self.opened.enter_context(open_store(self.db, create=True))
+        return ingest_checked(self.database, unpacked(one.part), one.source.name)
+
+    def _argument(self, argument: Given, prepared: Iterator[Prepared], progress: Progress) -> None:
+        from groupbench.tracker.facts.errors import IngestError
+        from groupbench.tracker.formats.loading import Summary
+
+        summary, done, skipped = Summary(), [], 0
+        unknown: list[str] = []
+        broken: list[str] = []
+        for one in islice(prepared, len(argument.sources)):
+            if one.problem is not None:
+                if not argument.several:
+                    raise IngestError(one.problem)
+                (unknown if one.unknown else broken).append(one.problem)
+            else:
+                summary.add(one.summary)
+                if one.part is None:
+                    skipped += 1
+                else:
+                    done.append(self._ingest(one))
+                self.files += 1
+            progress.add(1, one.summary.results)
+        if not done and not skipped:
+            names = f"; the first of {len(argument.sources):,} files: " if len(argument.sources) > 1 else ": "
+            raise IngestError(f"{argument.name}{names}{[*broken, *unknown][0]}")
+        progress.clear()
+        click.echo(printable(_line(argument, summary, done, skipped, len(unknown))))
+        if broken:
+            more = f", and {len(broken) - MOST_ERRORS:,} more" if len(broken) > MOST_ERRORS else ""
+            raise IngestError(
+                f"{counted(len(broken), 'file')} of {argument.name} cannot be read: "
+                f"{'; '.join(broken[:MOST_ERRORS])}{more}"
+            )
+
+
+def _line(argument: Given, summary: Summary, done: list[Ingested], skipped: int, unknown: int) -> str:
+    """Return what was stored of one argument, in one line."""
+    from groupbench.tracker.formats import losses_of
+    from groupbench.tracker.store.ingest import total
+
+    files = len(done) + skipped
+    titles = ", ".join(summary.titles) + (f", {files:,} files" if files > 1 else "")
+    failed = f", {summary.failed:,} of them without a correct result" if summary.failed else ""
+    notes = _notes(
+        losses_of(summary.left_out),
+        summary.left_out.total(),
+        list(summary.merged),
+        list(map(str, summary.notes.values())),
+    )
+    whole = total(argument.name, done, summary.results)
+    if skipped:
+        notes.append(f"{counted(skipped, 'file')} stored before")
+    if unknown:
+        notes.append(f"{counted(unknown, 'file')} of no known format")
+    head = f"{argument.name}: {titles}: {counted(summary.results, 'result')}{failed}: {whole.summary}"
+    return "; ".join([head, *notes, *whole.warnings])
+
+
+def _notes(losses: str, left_out: int, merged: list[str], further: Sequence[str]) -> list[str]:
+    """Return notes on what became of the files, each of a line at most."""
+    notes = list(further[:MOST_NOTES])
+    if len(further) > MOST_NOTES:
+        notes.append(f"{len(further) - MOST_NOTES:,} more notes of this kind")
+    if left_out:
+        notes.append(f"{counted(left_out, 'result')} left out: {losses}")
+    if merged:
+        column = merged[0]
         notes.append(
-            f"rows that differ in {some(loaded.merged)} became bursts of one cell; "
+            f"rows that differ in {some(merged)} became bursts of one cell; "
             f"if they are other problems, give --map {column}={column}"
         )
     return notes
-
-
-def _store(db: str, name: str, loaded: Loaded) -> str:
-    from groupbench.tracker.store.engine import open_store
-    from groupbench.tracker.store.ingest import ingest
-
-    with open_store(db, create=True) as store:
-        done = ingest(store, enumerate(loaded.records, 1), name)
-    without = sum(record.status != "ok" for record in loaded.records)
-    failed = f", {without} of them without a correct result" if without else ""
-    head = f"{name}: {loaded.title}: {counted(done.records, 'result')}{failed}: {done.summary}"
-    return "; ".join([head, *_notes(loaded)])

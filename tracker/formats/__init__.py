@@ -1,8 +1,8 @@
 """Read files of other benchmarks as records. Each format is a module with two functions:
 
     recognise(head, path)   return whether a file that begins with `head` has this format; a folder has an empty head
-    read(path, options)     yield its records, a LeftOut for each result that no record can hold, and a Merged for each
-                            column that may distinguish the rows of one cell;
+    read(path, options)     yield its records, a LeftOut for each result that no record can hold, a Merged for each
+                            column that may distinguish the rows of one cell, and a Noted for the whole file;
                             raise FormatError, which names the line or key
 
 They share `common.Reader`: a format tells it where in the file a run, an environment and the results are.
@@ -16,21 +16,32 @@ from __future__ import annotations
 import codecs
 import importlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from groupbench.tracker.facts.errors import IngestError
-from groupbench.tracker.facts.record import Record
-from groupbench.tracker.formats.common import LeftOut, Merged, Options
+from groupbench.tracker.facts.record import Cell, Record
+from groupbench.tracker.formats.common import LeftOut, Merged, Noted, Options, Read
 from groupbench.tracker.formats.values import FormatError
 from groupbench.tracker.text.wording import no_such
 
+if TYPE_CHECKING:
+    from groupbench.tracker.store.checked import Hashed
+
 __all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
+
+FEW = 3
+"""Names that a note gives for each reason."""
 
 HEAD = 64 * 1024
 """Bytes at the start of a file by which its format is recognised."""
+
+
+class UnknownFormat(FormatError):
+    """A file has no known format."""
 
 
 class Format(Protocol):
@@ -38,16 +49,23 @@ class Format(Protocol):
 
     def recognise(self, head: bytes, path: Path) -> bool: ...
 
-    def read(self, path: Path, options: Options) -> Iterator[Record | LeftOut | Merged]: ...
+    def read(self, path: Path, options: Options) -> Iterator[Read]: ...
 
 
 FORMATS = {
     "records": "records",
     "tritonbench-json": "tritonbench_json",
+    "helion": "helion",
     "v3": "v3",
+    "nvbench": "nvbench",
     "google-benchmark": "google_benchmark",
     "pytest-benchmark": "pytest_benchmark",
     "asv": "asv",
+    "github-action-benchmark": "github_action",
+    "hyperfine": "hyperfine",
+    "sglang": "sglang",
+    "vllm": "vllm",
+    "bencher": "bencher",
     "tritonbench-csv": "tritonbench_csv",
     "csv": "plain_csv",
 }
@@ -62,33 +80,76 @@ class Loaded:
     records: tuple[Record, ...]
     left_out: tuple[LeftOut, ...] = ()
     merged: tuple[str, ...] = ()  # columns of `Merged`
+    noted: tuple[Noted, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(map(str, self.noted))
 
     @property
     def losses(self) -> str:
         """The results left out, by reason and name: "4 of unit bytes (peakmem_sum), 1 without a time (BM_Sort)"."""
-        counts = Counter(one.reason for one in self.left_out)
-        names = {reason: {one.name: None for one in self.left_out if one.reason == reason} for reason in counts}
-        return ", ".join(f"{count} {reason} ({', '.join(names[reason])})" for reason, count in counts.items())
+        return losses_of(Counter((one.reason, one.name) for one in self.left_out))
+
+
+def losses_of(left_out: Mapping[tuple[str, str], int]) -> str:
+    """Return the results left out by reason, with a few of their names.
+
+    Args:
+        left_out: The number of results by reason and name.
+    """
+    counts: Counter[str] = Counter()
+    names: dict[str, list[str]] = {}
+    for (reason, name), count in left_out.items():
+        counts[reason] += count
+        names.setdefault(reason, []).append(name)
+    return ", ".join(f"{count:,} {reason} ({_few(names[reason])})" for reason, count in counts.items())
+
+
+def _few(names: list[str]) -> str:
+    more = len(names) - FEW
+    return ", ".join(names[:FEW]) + (f", and {more:,} more" if more > 0 else "")
+
+
+def described() -> list[tuple[str, str, str]]:
+    """Return name, title and the first sentence of the description of each format."""
+    modules = {name: importlib.import_module(f"{__name__}.{module}") for name, module in FORMATS.items()}
+    texts = {name: " ".join((module.__doc__ or "").split("\n\n")) for name, module in modules.items()}
+    return [(name, modules[name].TITLE, " ".join(text.split())) for name, text in texts.items()]
 
 
 def load(path: Path, format_name: str | None = None, options: Options = Options()) -> Loaded:  # noqa: B008
     """Return the records of a file. Raises IngestError, with a one-line message, if any part of it is invalid."""
+    with one_line(path):
+        loaded = read(path, format_name, options)
+        checked(loaded.records)
+    return loaded
+
+
+@contextmanager
+def one_line(name: object) -> Iterator[None]:
+    """Raise whatever reading a file may raise as IngestError with a one-line message that begins with its name."""
     try:
-        form = _find(path, format_name, options)
-        results = tuple(form.read(path, options))
-        records = tuple(result for result in results if isinstance(result, Record))
-        left_out = tuple(result for result in results if isinstance(result, LeftOut))
-        merged = tuple(result.column for result in results if isinstance(result, Merged))
-        loaded = Loaded(form.TITLE, records, left_out, merged)
-        if not records:
-            raise FormatError(f"contains no results{f'; left out: {loaded.losses}' if results else ''}")
-        _check(records)
+        yield
     except FormatError as error:
-        raise IngestError(f"{path}: {error.message}") from error
+        raise IngestError(f"{name}: {error.message}") from error
     except (OSError, ValueError, OverflowError) as error:  # text that is not Unicode, a number that is too long
-        raise IngestError(f"{path}: {getattr(error, 'strerror', None) or error}") from error
+        raise IngestError(f"{name}: {getattr(error, 'strerror', None) or error}") from error
     except RecursionError as error:
-        raise IngestError(f"{path}: is nested too deeply") from error
+        raise IngestError(f"{name}: is nested too deeply") from error
+
+
+def read(path: Path, format_name: str | None, options: Options) -> Loaded:
+    """Return the records of a file, which `checked` has not seen. Raises what `one_line` turns into IngestError."""
+    form = _find(path, format_name, options)
+    results = tuple(form.read(path, options))
+    records = tuple(result for result in results if isinstance(result, Record))
+    left_out = tuple(result for result in results if isinstance(result, LeftOut))
+    merged = tuple(result.column for result in results if isinstance(result, Merged))
+    noted = {result.text: result for result in reversed(results) if isinstance(result, Noted)}
+    loaded = Loaded(form.TITLE, records, left_out, merged, tuple(reversed(noted.values())))
+    if not records:
+        raise FormatError(f"contains no results{f'; left out: {loaded.losses}' if left_out else ''}")
     return loaded
 
 
@@ -104,7 +165,7 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
         with path.open("rb") as file:
             head = file.read(HEAD).removeprefix(codecs.BOM_UTF8)
         if not head.strip():
-            raise FormatError("is empty")
+            raise UnknownFormat("is empty")
     for candidate in FORMATS:
         form = _module(candidate)
         if form.recognise(head, path):
@@ -113,7 +174,7 @@ def _find(path: Path, name: str | None, options: Options) -> Format:
     if _looks_like_csv(head, path):
         columns = head.split(b"\n", 1)[0].decode("utf-8", "replace").strip()
         advice = f"map a CSV's columns with --map latency_ms=COLUMN,operator=COLUMN,... (its header is {columns[:200]})"
-    raise FormatError(f"has no known format; {advice}")
+    raise UnknownFormat(f"has no known format; {advice}")
 
 
 def _looks_like_csv(head: bytes, path: Path) -> bool:
@@ -126,24 +187,36 @@ def _module(name: str) -> Format:
     return module
 
 
-def _check(records: tuple[Record, ...]) -> None:
-    """Check that the store accepts every record and no two contradict each other. Raises FormatError."""
-    from groupbench.tracker.facts.identity import series_identity
+def checked(records: Iterable[Record]) -> list[Hashed]:
+    """Check that the store accepts every record and no two contradict each other, and hash them. Raises FormatError."""
+    from groupbench.tracker.store.checked import hashed
+
+    seen: dict[tuple[str, str], int] = {}
+    found = []
+    for one, latency in hashed(_storable(records), "the file"):
+        content = one.values["content"]
+        if seen.setdefault((one.run.id, one.identity), content) != content:
+            raise FormatError(
+                f"{_place(one.number, one.cell)}: contradicts an earlier result of the same run and series"
+            )
+        found.append((one, latency))
+    return found
+
+
+def _storable(records: Iterable[Record]) -> Iterator[tuple[int, Record]]:
     from groupbench.tracker.facts.record import RecordError, decode, encode
     from groupbench.tracker.store.checked import unstorable
-    from groupbench.tracker.store.points import content_of
 
-    seen: dict[tuple[str, str], object] = {}
     for number, record in enumerate(records, 1):
-        cell = record.cell
-        where = f"result {number} ({cell.operator} {cell.backend} {cell.shape})"
         try:
             decode(encode(record))
         except RecordError as error:
-            raise FormatError(f"{where}: {error}") from error
+            raise FormatError(f"{_place(number, record.cell)}: {error}") from error
         problem = unstorable(record)
         if problem:
-            raise FormatError(f"{where}: {problem}")
-        content = content_of(record)
-        if seen.setdefault((record.run.id, series_identity(record)), content) != content:
-            raise FormatError(f"{where}: contradicts an earlier result of the same run and series")
+            raise FormatError(f"{_place(number, record.cell)}: {problem}")
+        yield number, record
+
+
+def _place(number: int, cell: Cell) -> str:
+    return f"result {number} ({cell.operator} {cell.backend} {cell.shape})"

@@ -2,9 +2,9 @@
 
 The folder has `benchmarks.json`, a folder for each machine, and in it a file for each commit and environment. A
 benchmark becomes an operator, the parameters the shape, and the environment's name the backend, since asv runs one
-commit in several environments. Only times are read (`time_…`, in seconds). Other units (`peakmem_…`, `track_…`) are
-left out and counted, as are results of another version of a benchmark than the one in `benchmarks.json`. null is a
-failure, NaN a skipped benchmark.
+commit in several environments. Only times are read (`time_…`, and `track_…` with a unit of time or calls per time).
+Other units (`peakmem_…`, most of `track_…`) are left out and counted, as are results of another version of a benchmark
+than the one in `benchmarks.json`. null is a failure, NaN a skipped benchmark.
 """
 
 from __future__ import annotations
@@ -12,14 +12,23 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import Environment, Record, Run
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader
-from groupbench.tracker.formats.values import FormatError, convert, from_timestamp, load_json, number_of, read_bytes
+from groupbench.tracker.facts.record import Environment, Run
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader
+from groupbench.tracker.formats.values import (
+    FormatError,
+    convert,
+    from_timestamp,
+    load_json,
+    milliseconds_of,
+    number_of,
+    read_bytes,
+)
 
 TITLE = "asv results"
 
@@ -68,7 +77,7 @@ def recognise(head: bytes, path: Path) -> bool:
     return head.lstrip().startswith(b"{") and b'"result_columns"' in head
 
 
-def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
+def read(path: Path, options: Options) -> Iterator[Read]:
     if not path.is_dir():
         folder = path.parent.parent if (path.parent.parent / "benchmarks.json").is_file() else None
         yield from _AsvReader(read_bytes(path), options, _benchmarks(folder)).records()
@@ -87,6 +96,12 @@ def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
 def _benchmarks(folder: Path | None) -> dict[str, AsvBenchmark] | None:
     if folder is None:
         return None
+    status = (folder / "benchmarks.json").stat() if (folder / "benchmarks.json").is_file() else None
+    return _read_benchmarks(folder, status and (status.st_mtime_ns, status.st_size))
+
+
+@lru_cache(maxsize=2)  # thousands of files share one, which takes longer to read than a file
+def _read_benchmarks(folder: Path, _: object) -> dict[str, AsvBenchmark]:
     try:
         content = convert(load_json((folder / "benchmarks.json").read_bytes()), dict[str, Any])
         return {name: convert(value, AsvBenchmark, name) for name, value in content.items() if name != "version"}
@@ -151,8 +166,10 @@ class _AsvReader(Reader):
         """Return the unit of a benchmark, or None if it measures seconds."""
         facts = (self.benchmarks or {}).get(name)
         if facts is not None and facts.type is not None:
-            seconds = facts.type == "time" and facts.unit in (None, "seconds")
-            return None if seconds else facts.unit or facts.type
+            if facts.type == "time" and facts.unit in (None, "seconds"):
+                return None
+            is_time = facts.type == "track" and milliseconds_of(1.0, facts.unit or "") is not None
+            return None if is_time else facts.unit or facts.type
         prefix, _, rest = name.rsplit(".", 1)[-1].partition("_")
         return None if rest and prefix in ("time", "timeraw") else _UNITS.get(prefix, "unknown")
 
@@ -169,6 +186,8 @@ class _AsvReader(Reader):
             shape = ",".join(f"{key}={text}" for key, text in zip(names, combination, strict=False))
             cell = self.cell(name, self.results.env_name, shape)
             seconds = number_of(values[place])
+            if seconds is not None and facts.type == "track":
+                seconds = (milliseconds_of(seconds, facts.unit or "") or 0.0) / 1e3
             duration = table.duration
             if seconds is None:
                 yield ImportedResult(cell, status="error", message="asv: the benchmark failed", duration_s=duration)

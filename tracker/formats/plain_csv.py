@@ -18,8 +18,8 @@ from typing import Any
 
 from groupbench.tracker.facts.identity import cell_fields
 from groupbench.tracker.facts.metrics import carried
-from groupbench.tracker.facts.record import MEASURED, STATUSES, Accuracy, Cell, Environment, Record, Run
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Merged, Options, Reader, read_runs
+from groupbench.tracker.facts.record import MEASURED, STATUSES, Accuracy, Cell, Environment, Run
+from groupbench.tracker.formats.common import ImportedResult, Merged, Options, Read, Reader, read_runs
 from groupbench.tracker.formats.values import (
     UNITS,
     FormatError,
@@ -56,7 +56,7 @@ def recognise(head: bytes, path: Path) -> bool:
     return {"latency_ms", "operator"} <= names
 
 
-def read(path: Path, options: Options) -> Iterator[Record | LeftOut | Merged]:
+def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
     header, table = _table(data)
     columns = _columns(header, options)

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import Cell, Environment, Record, Run
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
+from groupbench.tracker.facts.record import Cell, Environment, Run
+from groupbench.tracker.formats.common import ImportedResult, Options, Read, Reader, read_runs
 from groupbench.tracker.formats.values import FormatError, convert, from_iso, load_json, read_bytes
 
 TITLE = "pytest-benchmark JSON"
@@ -60,7 +60,7 @@ def recognise(head: bytes, path: Path) -> bool:
     return head.lstrip().startswith(b"{") and b'"machine_info"' in head
 
 
-def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
+def read(path: Path, options: Options) -> Iterator[Read]:
     return read_runs([_PytestReader(read_bytes(path), options)])
 
 

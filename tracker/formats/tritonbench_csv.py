@@ -18,8 +18,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from groupbench.tracker.facts.record import Record
-from groupbench.tracker.formats.common import LeftOut, Options, read_runs
+from groupbench.tracker.formats.common import Options, Read, read_runs
 from groupbench.tracker.formats.tritonbench_json import MODES, TableReader, TableRow, shape_of
 from groupbench.tracker.formats.values import FormatError, read_bytes, text_lines
 
@@ -35,7 +34,7 @@ def recognise(head: bytes, path: Path) -> bool:
     return any(re.search(rb";[^;]+-" + metric.encode() + rb"\s*(;|$)", first) for metric in _METRICS)
 
 
-def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
+def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
     header, table = _table(data)
     columns = [_column(name) for name in header]

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from groupbench.tracker.facts.record import Environment, Record, Run
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
+from groupbench.tracker.facts.record import Environment, Run
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, read_runs
 from groupbench.tracker.formats.values import (
     FormatError,
     convert,
@@ -63,7 +63,7 @@ def recognise(head: bytes, path: Path) -> bool:
     return head.lstrip().startswith(b"{") and re.search(rb'"tritonbench_[^"]+\[(x_)?', head) is not None
 
 
-def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
+def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
     content = load_json(data)
     if not isinstance(content, dict):

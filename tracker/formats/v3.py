@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,7 @@ import msgspec
 
 from groupbench.tracker.facts.metrics import METRICS
 from groupbench.tracker.facts.record import STATUSES, Accuracy, Environment, Record, Run, Status
-from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Reader, read_runs
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, read_runs
 from groupbench.tracker.formats.tritonbench_json import DERIVED, TableRow, baseline_of, shape_of
 from groupbench.tracker.formats.values import (
     UNITS,
@@ -91,10 +92,13 @@ def recognise(head: bytes, path: Path) -> bool:
     return head.lstrip().startswith((b"{", b"[")) and b'"benchmark_values"' in head
 
 
-def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
+def read(path: Path, options: Options) -> Iterator[Read]:
     data = read_bytes(path)
     readers: dict[tuple[Any, ...], _V3Reader] = {}
-    for where, entry in _entries(data):
+    entries = list(_entries(data))
+    if not any("input_shape" in entry.metric.extra_info for _, entry in entries):
+        entries = _without_shapes(entries)
+    for where, entry in entries:
         facts = _facts(entry)
         if facts not in readers:
             readers[facts] = _V3Reader(data, options, where, entry)
@@ -102,7 +106,19 @@ def read(path: Path, options: Options) -> Iterator[Record | LeftOut]:
     yield from _records(list(readers.values()))
 
 
-def _records(readers: list[_V3Reader]) -> Iterator[Record | LeftOut]:
+def _without_shapes(entries: list[tuple[str, V3Entry]]) -> list[tuple[str, V3Entry]]:
+    """Return the entries of a file in which TritonBench names no inputs, with the inputs numbered in its order."""
+    seen: Counter[tuple[Any, ...]] = Counter()
+    for _, entry in entries:
+        if entry.model.type == "tritonbench-oss" and entry.model.backend is not None:
+            benchmark = entry.benchmark
+            key = (entry.model.name, entry.model.backend, benchmark.mode, benchmark.dtype, entry.metric.name)
+            seen[key] += 1
+            entry.metric.extra_info["input_shape"] = f"input={seen[key]}"
+    return entries
+
+
+def _records(readers: list[_V3Reader]) -> Iterator[Read]:
     """Yield the results of all runs. Raises FormatError if none has a latency."""
     names: dict[tuple[Any, ...], set[str | None]] = {}
     for reader in readers:

@@ -20,7 +20,7 @@ import msgspec
 
 from groupbench.tracker.facts.errors import IngestError
 from groupbench.tracker.facts.record import Cell, Environment, Loaded, Run
-from groupbench.tracker.store.checked import NOT_REACHED, Checked, hashed, named, packed, storable
+from groupbench.tracker.store.checked import NOT_REACHED, Checked, Hashed, hashed, named, packed, storable
 
 _PART = 1 << 20
 """Most bytes of a part, but for its last line: hundreds of records, which take a twentieth of a second."""
@@ -114,6 +114,11 @@ def check_part(part: _Numbered, source: str) -> Part:
             found.append(each)  # a bad line keeps those before it
     except IngestError as error:
         problem = error
+    return part_of(found, problem)
+
+
+def part_of(found: Iterable[Hashed], problem: IngestError | None = None) -> Part:
+    """Pack hashed records as a part."""
     results, rows = [], []
     runs: dict[int, tuple[int, Run]] = {}  # by id(): equal ones are one object
     environments: dict[int, tuple[int, tuple[Environment, str]]] = {}
@@ -131,6 +136,19 @@ def check_part(part: _Numbered, source: str) -> Part:
         _encode(rows),
         problem,
     )
+
+
+def unpacked(part: Part) -> Iterator[Checked]:
+    """Yield the records of a part."""
+    return _unpacked(part.rows, part.runs, part.environments)
+
+
+def _unpacked(rows: bytes, runs: list[Run], environments: list[tuple[Environment, str]]) -> Iterator[Checked]:
+    for row in _decode(rows):
+        yield Checked(
+            row.number, runs[row.run], *environments[row.environment],
+            row.cell, row.identity, row.kernels, row.values, row.loaded,
+        )  # fmt: skip
 
 
 class Staged:
@@ -169,11 +187,7 @@ class Staged:
 
     def __iter__(self) -> Iterator[Checked]:
         for size, runs, environments in self._parts:
-            for row in _decode(self._file.read(size)):
-                yield Checked(
-                    row.number, runs[row.run], *environments[row.environment],
-                    row.cell, row.identity, row.kernels, row.values, row.loaded,
-                )  # fmt: skip
+            yield from _unpacked(self._file.read(size), runs, environments)
 
     def __enter__(self) -> Staged:
         return self

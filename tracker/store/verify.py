@@ -55,15 +55,25 @@ class DatabaseProblem:
         return f"{self.kind}: {self.what}"
 
 
-def verify(session: Session, *, quick: bool = False, until: float = math.inf) -> Iterator[DatabaseProblem]:
+def verify(
+    session: Session,
+    *,
+    quick: bool = False,
+    until: float = math.inf,
+    checked: Callable[[int], None] = lambda number: None,
+) -> Iterator[DatabaseProblem]:
     """Yield a database's problems, from the file's pages to every result's hash.
 
-    `quick` skips the results, which take longest. `until` is the `time.monotonic` at which to stop checking them.
+    Args:
+        session: A session on the database.
+        quick: Skip the results, which take longest.
+        until: The `time.monotonic` at which to stop checking them.
+        checked: Called with the number of further results that were checked.
     """
     checks: list[Callable[[Session], Iterator[DatabaseProblem]]] = [_pages, _references, _orphans, _checksums]
     checks += [_environments, _kernel_sets, _loaded_lists, _comparisons, _series]
     if not quick:
-        checks.append(partial(_results, until=until))
+        checks.append(partial(_results, until=until, checked=checked))
     for check in checks:
         try:
             yield from check(session)
@@ -124,6 +134,7 @@ def _each(
     columns: Sequence[Any],  # the first is the row's id
     check: Callable[[Any], str | None],  # returns the problem of a row
     until: float = math.inf,  # a time.monotonic
+    checked: Callable[[int], None] = lambda number: None,  # called with the number of rows of each batch
 ) -> Iterator[DatabaseProblem]:
     """Check a table's rows by id, and report unreadable rows as problems."""
     name, key = mapped.__tablename__, inspect(mapped).columns["id"]
@@ -142,6 +153,7 @@ def _each(
                 wrong = f"cannot be read: {_one_line(error)}"
             if wrong:
                 yield DatabaseProblem("hash", f"{name} {each} {wrong}")
+        checked(len(keys))
         if time.monotonic() > until:
             return
         beyond = key > keys[-1]
@@ -211,7 +223,7 @@ def _series(session: Session) -> Iterator[DatabaseProblem]:
     yield from _each(session, Series, columns, check)
 
 
-def _results(session: Session, until: float) -> Iterator[DatabaseProblem]:
+def _results(session: Session, until: float, checked: Callable[[int], None]) -> Iterator[DatabaseProblem]:
     """Check every point against the content hash and the sample statistics."""
     environments = dict(session.execute(select(Environment.id, Environment.content)).all())
     series = dict(session.execute(select(Series.id, Series.identity)).all())
@@ -229,4 +241,4 @@ def _results(session: Session, until: float) -> Iterator[DatabaseProblem]:
             return "has statistics that do not match its samples"
         return None
 
-    yield from _each(session, Point, POINT_COLUMNS, check, until)
+    yield from _each(session, Point, POINT_COLUMNS, check, until, checked)

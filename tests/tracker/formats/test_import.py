@@ -30,8 +30,10 @@ def history(cli: Cli) -> list[dict[str, Any]]:
 
 
 def test_the_help_lists_every_format(cli: Cli) -> None:
-    text = " ".join(cli("import", "--help").stdout.split())
-    assert f"Format of the files: {', '.join(FORMATS)}. Default" in text
+    text = "".join(cli("import", "--help").stdout.split())
+    assert f"Format of the files: {', '.join(FORMATS)}. Default".replace(" ", "") in text
+    listed = cli("import", "--formats").stdout
+    assert [line for line in listed.split("\n") if line and not line.startswith(" ")] == list(FORMATS)
 
 
 def test_importing_twice_changes_nothing(cli: Cli) -> None:
@@ -164,7 +166,7 @@ def test_files_that_are_none(cli: Cli, tmp_path: Path, write: Any) -> None:
 
 # --- any bytes --------------------------------------------------------------------------------------------------------
 
-EVERYTHING = Options(commit="a", date=datetime(2026, 1, 1, tzinfo=UTC), operator="o", backend="b")
+EVERYTHING = Options(device="cpu", commit="a", date=datetime(2026, 1, 1, tzinfo=UTC), operator="o", backend="b")
 
 fuzzing = settings(
     max_examples=settings().max_examples // 3,  # of each format
@@ -218,6 +220,37 @@ DOCUMENTS: dict[str, Any] = {
         "benchmarks": [{"name": "a[1]", "params": {"n": 1}, "stats": {"median": 1.0, "data": [1.0, 2.0]}}],
         "datetime": "2026-01-31",
     },
+    "hyperfine": {"results": [{"command": "a", "stddev": 1.0, "mean": 1.0, "times": [1.0], "exit_codes": [0]}]},
+    "github-action-benchmark": {
+        "entries": {"s": [{"commit": {"id": "a"}, "date": 1, "benches": [{"name": "a", "value": 1, "unit": "ns"}]}]}
+    },
+    "bencher": {"a": {"latency": {"value": 1.0}, "b_us": {"value": 2.0}}},
+    "nvbench": {
+        "devices": [{"id": 0, "name": "g"}],
+        "benchmarks": [
+            {
+                "name": "a",
+                "states": [
+                    {
+                        "name": "s",
+                        "device": 0,
+                        "axis_values": [{"name": "n", "value": "1"}],
+                        "summaries": [{"tag": "nv/cold/time/gpu/mean", "data": [{"name": "value", "value": "1e-3"}]}],
+                    }
+                ],
+            }
+        ],
+    },
+    "vllm": {"date": "20260131-101112", "model_id": "m", "median_ttft_ms": 1.0, "latencies": [1.0], "avg_latency": 1.0},
+    "sglang": {"median_e2e_latency_ms": 1.0, "request_rate": 4.0, "failed": 0, "total_latency": 1.0},
+    "helion": [
+        {
+            "benchmark": {"name": "b", "extra_info": {"device": "g"}},
+            "model": {"name": "m"},
+            "metric": {"name": "helion_latency_ms", "benchmark_values": [1.0]},
+            "shape": ["s"],
+        }
+    ],
 }
 
 ANYTHING = st.recursive(

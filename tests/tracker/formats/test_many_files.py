@@ -1,0 +1,134 @@
+"""Folders, archives and patterns: a transaction for each file, an interrupt keeps what is in, again continues."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupbench.tracker.formats import loading
+from groupbench.tracker.tools import progress
+from tests.tracker.formats.test_asv import BENCHMARKS, RESULTS
+
+
+def asv_file(number: int) -> str:
+    results = {"bench.time_plain": [[0.5 + number], [], "v1"], "bench.track_size": [[17.0], [], "v1"]}
+    return json.dumps(RESULTS | {"commit_hash": f"{number:040x}", "results": results})
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    root = tmp_path / "results"
+    (root / "i7").mkdir(parents=True)
+    (root / "benchmarks.json").write_text(json.dumps(BENCHMARKS))
+    (root / "i7" / "machine.json").write_text('{"machine": "i7"}')
+    for number in range(1, 6):
+        (root / "i7" / f"{number:08x}-py.json").write_text(asv_file(number))
+    return root
+
+
+def points(cli: Any) -> int:
+    return len(json.loads(cli("history", "--format=json").stdout))
+
+
+def test_a_folder_and_one_machine_of_it(cli: Any, results: Path) -> None:
+    one = cli("import", results / "i7")
+    assert "asv results, 5 files: 5 results: 5 points added" in one.stdout
+    assert "5 results left out: 5 of unit unit (bench.track_size)" in one.stdout
+    again = cli("import", results)
+    assert "0 points added, 5 already known (nothing new)" in again.stdout
+    assert "0 series new; 5 results left out" in again.stdout
+    assert "; 5 files stored before" in again.stdout
+    assert points(cli) == 5
+
+
+@pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz"])
+def test_an_archive(cli: Any, results: Path, tmp_path: Path, kind: str) -> None:
+    archive = tmp_path / f"history.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(archive, "w") as packed:
+            for file in sorted(results.rglob("*.json")):
+                packed.write(file, file.relative_to(tmp_path))
+    else:
+        with tarfile.open(archive, "w:gz" if kind.endswith("gz") else "w") as tar:
+            tar.add(results, "results")
+    result = cli("import", archive)
+    assert "asv results, 5 files: 5 results: 5 points added" in result.stdout, result.stderr
+
+
+def test_an_archive_cannot_write_outside(cli: Any, tmp_path: Path) -> None:
+    for name in ("../evil.json", "/tmp/evil.json"):
+        archive = tmp_path / "a.tar"
+        with tarfile.open(archive, "w") as tar:
+            entry = tarfile.TarInfo(name)
+            entry.size = 2
+            tar.addfile(entry, io.BytesIO(b"{}"))
+        result = cli("import", archive)
+        assert (result.exit_code, "is outside the archive" in result.stderr) == (2, True)
+    with tarfile.open(archive, "w") as tar:
+        link = tarfile.TarInfo("a.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    assert "contains no file" in cli("import", archive).stderr
+    (tmp_path / "b.zip").write_bytes(b"PK no zip")
+    assert "cannot be unpacked" in cli("import", tmp_path / "b.zip").stderr
+
+
+def test_a_pattern(cli: Any, results: Path) -> None:
+    result = cli("import", f"{results}/**/0000000[12]-py.json")
+    assert "2 files: 2 results: 2 points added" in result.stdout
+    assert "no file matches" in cli("import", f"{results}/*.csv").stderr
+
+
+def test_a_broken_file_of_a_folder_is_named_and_the_others_are_stored(cli: Any, results: Path) -> None:
+    (results / "i7" / "00000003-py.json").write_text(asv_file(3)[:-40])
+    (results / "notes.txt").write_text("nothing to see")
+    result = cli("import", results)
+    assert result.exit_code == 2
+    assert "1 file of no known format" in result.stdout
+    assert "1 file of" in result.stderr
+    assert "00000003-py.json: line 1: is not JSON" in result.stderr
+    assert "the 4 other files are stored" in result.stderr
+    assert points(cli) == 4
+
+
+def test_an_interrupt_keeps_what_is_stored_and_again_continues(
+    cli: Any, results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = loading.prepare
+
+    def stops(source: Any, *args: Any, **named: Any) -> Any:
+        if "00000004" in source.name:
+            raise KeyboardInterrupt
+        return ready(source, *args, **named)
+
+    monkeypatch.setattr(loading, "prepare", stops)
+    result = cli("import", results)
+    assert "interrupted: 3 files stored; the same command continues" in result.stderr
+    assert points(cli) == 3
+    monkeypatch.setattr(loading, "prepare", ready)
+    assert "2 points added, 3 already known" in cli("import", results).stdout
+    assert points(cli) == 5
+
+
+def test_processes_store_the_same(cli: Any, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_LARGE", 0)
+    monkeypatch.setattr(loading, "processes", lambda: 2)
+    assert "5 points added" in cli("import", results).stdout
+    assert points(cli) == 5
+
+
+def test_progress_is_written_to_a_stream_that_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.Progress(10, "files", interval=0.01) as shown:
+        shown.add(1, 500)
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline and "left" not in (text := capsys.readouterr().err):
+            time.sleep(0.01)
+    assert "1 of 10 files, 500 results" in text
+    assert progress.INTERVAL_S <= 2
