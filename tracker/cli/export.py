@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session
 
-FORMATS = ("jsonl", "csv", "parquet", "v3")
+FORMATS = ("jsonl", "csv", "parquet", "v3", "bencher", "github-action")
 _SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -38,6 +38,8 @@ def export(db: str, file: str, form: str | None) -> None:
     csv      one line per point, without samples; formula-like text gets an apostrophe
     parquet  one row per point, with samples; needs pyarrow
     v3       the format of PyTorch's benchmark dashboard
+    bencher        Bencher Metric Format, with the newest latency of each series in ns
+    github-action  a list for github-action-benchmark's customSmallerIsBetter, likewise, in ms
 
     An existing FILE is replaced once the export is complete.
     """
@@ -59,7 +61,7 @@ def export(db: str, file: str, form: str | None) -> None:
 
 
 def _writer(form: str) -> Callable[[Session, IO[bytes]], int]:
-    from groupbench.tracker.formats import write_table, write_v3
+    from groupbench.tracker.formats import write_metrics, write_table, write_v3
     from groupbench.tracker.store import records
 
     writers: dict[str, Callable[[Session, IO[bytes]], int]] = {
@@ -67,5 +69,7 @@ def _writer(form: str) -> Callable[[Session, IO[bytes]], int]:
         "csv": write_table.write_csv,
         "parquet": write_table.write_parquet,
         "v3": write_v3.write_v3,
+        "bencher": write_metrics.write_bencher,
+        "github-action": write_metrics.write_github_action,
     }
     return writers[form]

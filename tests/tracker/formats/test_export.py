@@ -185,3 +185,24 @@ def test_an_empty_database_gives_an_empty_file(cli: Cli, opened: Any, tmp_path: 
     for name in ("x.jsonl", "x.csv"):
         assert cli("db", "export", tmp_path / name).exit_code == 0
     assert (tmp_path / "x.jsonl").read_bytes() == b""
+
+
+def test_the_newest_latency_of_each_series_for_other_services(cli: Cli, write: Any, make: Any) -> None:
+    old = make(0, latency={"timing": "gpu", "bursts_ms": [[1.0], [3.0]]})
+    new = make(1, latency={"timing": "gpu", "bursts_ms": [[2.0], [4.0]]})
+    failed = make(2, backend="b", status="oom")
+    cli("ingest", write([new, failed, old]))
+    name = "grouped_gemm/triton/fwd/bf16/G=4,N=1024,K=1024"
+    bencher = json.loads(cli("db", "export", "-", "--format", "bencher").stdout)
+    assert bencher == {name: {"latency": {"value": 3e6, "lower_value": 2e6, "upper_value": 4e6}}}
+    action = json.loads(cli("db", "export", "-", "--format", "github-action").stdout)
+    assert action == [{"name": name, "unit": "ms", "value": 3.0, "range": "± 1"}]
+
+
+def test_what_was_exported_is_imported(cli: Cli, write: Any, make: Any, tmp_path: Path) -> None:
+    cli("ingest", write([make(0, latency={"timing": "gpu", "bursts_ms": [[1.5]]})]))
+    for form in ("bencher", "github-action"):
+        path = tmp_path / f"{form}.json"
+        assert cli("db", "export", path, "--format", form).exit_code == 0
+        done = cli("import", path, "--commit", "a", "--date", "2026-01-31", "--gpu", "g", "--dry-run")
+        assert json.loads(done.stdout)["latency"]["bursts_ms"] == [[1.5]]

@@ -1,0 +1,250 @@
+"""Formats of other tools: values, units, directions, counts, and what is left out.
+
+The values of the `data.js` cases and of hyperfine's are those of public files; their texts are not.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from groupbench.tracker.facts.errors import IngestError
+from groupbench.tracker.formats import Loaded, Options, load
+
+SAID = Options(commit="a" * 40, date=datetime(2026, 1, 1, tzinfo=UTC), cpu="box")
+
+
+def read(write: Any, content: Any, name: str = "x.json", options: Options = SAID, title: str = "") -> Loaded:
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    loaded = load(write([data], name), options=options)
+    assert title in loaded.title
+    return loaded
+
+
+def times(loaded: Loaded) -> dict[tuple[str, str], float]:
+    return {
+        (one.cell.operator, one.cell.shape): one.latency.bursts_ms[0][0]
+        for one in loaded.records
+        if one.latency is not None
+    }
+
+
+def action(tool: str, benches: list[tuple[str, float, str]], day: int = 1, commit: str = "b") -> dict[str, Any]:
+    return {
+        "commit": {"id": commit * 40, "message": "Fix\n\nmore", "timestamp": "2026-03-01T10:00:00+02:00"},
+        "date": (1772323200 + day * 86400) * 1000,
+        "tool": tool,
+        "benches": [{"name": name, "value": value, "unit": unit} for name, value, unit in benches],
+    }
+
+
+def data_js(**suites: list[Any]) -> bytes:
+    return b"window.BENCHMARK_DATA = " + json.dumps({"lastUpdate": 1, "repoUrl": "u", "entries": suites}).encode()
+
+
+@pytest.mark.parametrize(
+    ("tool", "benches", "ms"),
+    [
+        ("pytest", [("t::main", 952.4881575451848, "iter/sec"), ("t::call", 8036.42067288928, "iter/sec")],
+         [1.0498818196094595, 0.12443350599769894]),
+        ("cargo", [("full", 11111625, "ns/iter"), ("shard", 12, "ns/iter")], [11.111625, 1.2e-5]),
+        ("googlecpp", [("f<int8_t>/1/0", 23650.877700000023, "ns/iter")], [0.0236508777]),
+        ("jmh", [("a", 2.0, "us/op"), ("b", 4.0, "ops/ms")], [0.002, 0.25]),
+        ("benchmarkjs", [("a", 500.0, "ops/sec")], [2.0]),
+    ],
+)  # fmt: skip
+def test_data_js(write: Any, tool: str, benches: list[Any], ms: list[float]) -> None:
+    loaded = read(write, data_js(suite=[action(tool, benches)]), "data.js", Options(), "github-action-benchmark")
+    assert list(times(loaded).values()) == pytest.approx(ms)
+    first = loaded.records[0]
+    assert (first.cell.backend, first.run.commit.hash, first.run.commit.subject) == ("suite", "b" * 40, "Fix")
+    assert first.run.commit.time == datetime(2026, 3, 1, 8, tzinfo=UTC)
+
+
+def test_data_js_grows_and_only_its_new_runs_are_new(cli: Any, write: Any) -> None:
+    one, two = action("cargo", [("a", 1.0, "ns/iter")]), action("cargo", [("a", 2.0, "ns/iter")], 2, "c")
+    assert "1 point added" in cli("import", write([data_js(s=[one])], "data.js")).stdout
+    assert (
+        "1 point added, 1 already known, 0 series new"
+        in cli("import", write([data_js(s=[one, two])], "data.js")).stdout
+    )
+
+
+def test_data_js_leaves_out_other_units_and_merges_nothing(write: Any) -> None:
+    rows = [("a", 1.0, "ns/iter"), ("a", 900.0, "ns/iter"), ("a", 3.0, "MB/s"), ("b", 64.0, "B/op")]
+    loaded = read(write, data_js(s=[action("go", rows)]), "data.js", Options())
+    assert times(loaded) == {("a", "-"): pytest.approx(1e-6), ("a", "-#2"): pytest.approx(9e-4)}
+    assert loaded.losses == "1 of unit MB/s (a), 1 of unit B/op (b)"
+
+
+def test_hyperfine(write: Any) -> None:
+    seconds = [0.31255536084, 0.31215823584, 0.31390340284000007, 0.31270469384000005, 0.31088523584000005]
+    rows = [
+        {
+            "command": "sleep 0.3",
+            "mean": 0.3124,
+            "stddev": 0.001,
+            "median": 0.3126,
+            "times": seconds,
+            "exit_codes": [0] * 5,
+        },
+        {"command": "make -j 2", "mean": 2.0, "stddev": None, "parameters": {"threads": "2"}},
+        {"command": "false", "mean": 0.1, "stddev": None, "times": [0.1], "exit_codes": [1]},
+    ]
+    loaded = read(write, {"results": rows}, title="hyperfine")
+    assert [len(one.latency.bursts_ms[0]) for one in loaded.records if one.latency] == [5, 1, 1]
+    assert times(loaded)["sleep 0.3", "-"] == pytest.approx(312.55536084)
+    assert times(loaded)["make -j 2", "threads=2"] == 2000.0
+    assert [one.status for one in loaded.records] == ["ok", "ok", "wrong"]
+    assert loaded.records[2].message == "1 of 1 runs failed, with exit code 1"
+
+
+def test_bencher(write: Any) -> None:
+    content = {
+        "a::b": {"latency": {"value": 1500.0, "lower_value": 1.0}, "throughput": {"value": 3.0}},
+        "c": {"latency_p99_us": {"value": 2.0}},
+    }
+    loaded = read(write, content, title="Bencher")
+    assert times(loaded) == {("a::b", "-"): pytest.approx(0.0015), ("c", "latency_p99_us"): pytest.approx(0.002)}
+    assert loaded.losses == "1 of measure throughput (a::b)"
+
+
+def nv_state(summaries: list[Any], **fields: Any) -> dict[str, Any]:
+    axes = [{"name": "T", "type": "string", "value": "I32"}, {"name": "Elements{io}", "type": "int64", "value": "1024"}]
+    return {"name": "s", "device": 0, "axis_values": axes, "summaries": summaries, "is_skipped": False} | fields
+
+
+def nv_summary(tag: str, **values: Any) -> dict[str, Any]:
+    return {
+        "tag": tag,
+        "data": [{"name": name, "type": "string", "value": str(value)} for name, value in values.items()],
+    }
+
+
+def nvbench(*states: Any) -> dict[str, Any]:
+    meta = {"argv": ["./b"], "version": {"nvbench": {"git_sha": "f" * 40}}}
+    devices = [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "number_of_sms": 132}]
+    return {"meta": meta, "devices": devices, "benchmarks": [{"name": "copy", "states": list(states)}]}
+
+
+def test_nvbench_with_samples(tmp_path: Path) -> None:
+    (tmp_path / "r.json-bin").mkdir()
+    (tmp_path / "r.json-bin" / "0.bin").write_bytes(struct.pack("<3f", 1e-3, 2e-3, 3e-3))
+    mean = nv_summary("nv/cold/time/gpu/mean", value=2e-3)
+    sampled = nv_state([mean, nv_summary("nv/json/bin:nv/cold/sample_times", filename="r.json-bin/0.bin", size=3)])
+    outside = nv_state([mean, nv_summary("nv/json/bin:nv/cold/sample_times", filename="../../etc/0.bin", size=3)])
+    skipped = nv_state([], is_skipped=True, skip_reason="out of memory")
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps(nvbench(sampled, outside, skipped)))
+    loaded = load(path, options=Options(commit="a", date=SAID.date))
+    one, two, three = loaded.records
+    assert one.latency is not None
+    assert one.latency.bursts_ms == (pytest.approx((1.0, 2.0, 3.0)),)
+    assert (one.cell.operator, one.cell.shape, one.environment.gpu) == (
+        "copy",
+        "T=I32,Elements=1024",
+        "NVIDIA H100 80GB HBM3",
+    )
+    assert one.run.commit.hash == "a", "the commit of NVBench is not the project's"
+    assert two.latency is not None
+    assert (two.latency.bursts_ms, two.cell.shape) == (((2.0,),), "T=I32,Elements=1024#2")
+    assert (three.status, three.message) == ("oom", "out of memory")
+    assert loaded.notes == ("1 files of samples are missing beside the JSON, so the mean is the only sample",)
+
+
+def test_vllm(write: Any) -> None:
+    serve = {
+        "date": "20260131-101112", "backend": "vllm", "model_id": "m/8b", "tokenizer_id": "m/8b", "num_prompts": 200,
+        "request_rate": "inf", "max_concurrency": 8, "completed": 200, "git_sha": "c" * 40, "request_throughput": 2.5,
+        "output_throughput": 400.0, "mean_ttft_ms": 30.0, "median_ttft_ms": 25.0, "p99_ttft_ms": 90.0,
+        "median_tpot_ms": 7.5, "mean_tpot_ms": 8.0, "median_itl_ms": 7.0,
+    }  # fmt: skip
+    loaded = read(write, serve, options=Options(gpu="H100"), title="vLLM")
+    shape = "num_prompts=200,request_rate=inf,max_concurrency=8"
+    assert times(loaded) == {("m/8b ttft", shape): 25.0, ("m/8b tpot", shape): 7.5, ("m/8b itl", shape): 7.0}
+    assert (loaded.records[0].run.commit.hash, loaded.records[0].run.started) == (
+        "c" * 40, datetime(2026, 1, 31, 10, 11, 12, tzinfo=UTC),
+    )  # fmt: skip
+    assert loaded.losses == "2 of a rate (request_throughput, output_throughput)"
+    latency = read(write, {"avg_latency": 1.5, "latencies": [1.4, 1.6], "percentiles": {"50": 1.5}})
+    assert latency.records[0].latency is not None
+    assert latency.records[0].latency.bursts_ms == (pytest.approx((1400.0, 1600.0)),)
+    rate = {
+        "elapsed_time": 12.5,
+        "num_requests": 10,
+        "total_num_tokens": 5,
+        "requests_per_second": 0.8,
+        "tokens_per_second": 0.4,
+    }
+    assert times(read(write, rate)) == {("elapsed_time", "-"): 12500.0}
+
+
+def test_sglang(write: Any) -> None:
+    line = {"backend": "sglang", "dataset_name": "random", "request_rate": 4.0, "sharegpt_output_len": None,
+            "median_e2e_latency_ms": 1000.0, "median_ttft_ms": 16.0, "input_throughput": 8.0}  # fmt: skip
+    batch = {
+        "run_name": "x",
+        "batch_size": 8,
+        "input_len": 512,
+        "output_len": 8,
+        "prefill_latency": 0.05,
+        "total_latency": 0.25,
+    }
+    data = b"\n".join(json.dumps(one).encode() for one in (line, line | {"median_ttft_ms": 18.0}, batch))
+    loaded = read(write, data, "x.jsonl", title="SGLang")
+    load_ = "request_rate=4.0,dataset_name=random"
+    assert times(loaded) == {
+        ("e2e", load_): 1000.0, ("ttft", load_): 16.0, ("e2e", f"{load_}#2"): 1000.0, ("ttft", f"{load_}#2"): 18.0,
+        ("prefill_latency", "batch_size=8,input_len=512,output_len=8"): 50.0,
+        ("total_latency", "batch_size=8,input_len=512,output_len=8"): 250.0,
+    }  # fmt: skip
+    assert loaded.losses == "2 of a rate (input_throughput)"
+
+
+def helion(metric: str, values: list[Any], shape: list[Any], model: str = "softmax") -> dict[str, Any]:
+    return {
+        "benchmark": {"name": "Helion Benchmark", "extra_info": {"device": "NVIDIA B200"}},
+        "model": {"name": model},
+        "metric": {"name": metric, "benchmark_values": values},
+        "shape": shape,
+    }
+
+
+def test_helion(write: Any) -> None:
+    shapes = ["(32, 64)", "(64, 64)", "(64, 64)"]
+    content = [
+        helion("helion_latency_ms", [1.0, 2.0, 3.0], shapes),
+        helion("helion_accuracy", [1.0, 0.0, 1.0], shapes),
+        helion("helion_compile_time_s", [4.0, 5.0, 6.0], shapes),
+        helion("torch_latency_ms", [2.0, 4.0, 6.0], shapes),
+        helion("helion_speedup", [2.0, 2.0, 2.0], shapes),
+    ]
+    loaded = read(write, content, options=Options(commit="a", date=SAID.date), title="Helion")
+    of = {(one.cell.backend, one.cell.shape): one for one in loaded.records}
+    assert len(of) == 6
+    assert of["helion", "(64, 64)"].status == "wrong"
+    assert of["helion", "(64, 64)#2"].metrics == {"compile_ms": 6000.0}
+    assert of["torch", "(32, 64)"].latency is not None
+    assert of["torch", "(32, 64)"].environment.gpu == "NVIDIA B200"
+    assert loaded.losses == "3 of another metric (helion_speedup)"
+    with pytest.raises(IngestError, match="2 values for 1 shapes"):
+        read(write, [helion("helion_latency_ms", [1.0, 2.0], ["a"])], options=SAID)
+
+
+def test_tritonbench_v3_without_shapes(write: Any) -> None:
+    def entry(metric: str, value: float) -> dict[str, Any]:
+        return {
+            "benchmark": {"name": "t", "mode": "fwd", "dtype": "bf16"},
+            "model": {"name": "gemm", "type": "tritonbench-oss", "backend": "aten"},
+            "metric": {"name": metric, "benchmark_values": [value]},
+            "runners": [{"gpu_info": "H100"}],
+        }
+
+    rows = [entry("latency", 1.0), entry("tflops", 5.0), entry("latency", 2.0), entry("tflops", 6.0)]
+    loaded = read(write, rows, options=Options(commit="a", date=SAID.date))
+    assert times(loaded) == {("gemm", "input=1"): 1.0, ("gemm", "input=2"): 2.0}

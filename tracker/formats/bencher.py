@@ -1,0 +1,63 @@
+"""Read Bencher Metric Format (BMF): an object with an object of measures for each benchmark.
+
+The measure `latency` is in ns. A measure whose name ends in a unit of time (`latency_p99_us`) is a series of its own,
+with the measure as its shape. Other measures, such as `throughput`, are left out and counted. The file has neither
+commit, date nor machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from groupbench.tracker.facts.record import LONGEST_NAME, Environment, Run
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, read_runs
+from groupbench.tracker.formats.values import UNITS, FormatError, convert, load_json, read_bytes
+
+TITLE = "Bencher Metric Format"
+
+_START = re.compile(rb'\s*\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\{\s*"[a-z0-9_-]+"\s*:\s*\{\s*"(value|lower_value|upper_value)"')
+
+
+class BencherMetric(msgspec.Struct):
+    value: float
+    lower_value: float | None = None
+    upper_value: float | None = None
+
+
+def recognise(head: bytes, path: Path) -> bool:
+    return _START.match(head) is not None
+
+
+def read(path: Path, options: Options) -> Iterator[Read]:
+    return read_runs([_BencherReader(read_bytes(path), options)])
+
+
+class _BencherReader(Reader):
+    name = "bencher"
+    timing = "cpu"
+
+    def __init__(self, data: bytes, options: Options) -> None:
+        super().__init__(data, options)
+        self.benchmarks = convert(load_json(data), dict[str, dict[str, BencherMetric]])
+
+    def run(self) -> Run:
+        return self.make_run()
+
+    def environment(self) -> Environment:
+        return self.make_environment(device="cpu")
+
+    def cells(self) -> Iterator[ImportedResult | LeftOut]:
+        for name, measures in self.benchmarks.items():
+            if not name.strip():
+                raise FormatError("a benchmark has no name")
+            for measure, metric in measures.items():
+                unit = "ns" if measure == "latency" else re.split("[-_]", measure)[-1]
+                if unit not in UNITS or unit == measure:
+                    yield LeftOut(f"of measure {measure}", name)
+                    continue
+                cell = self.cell(name[:LONGEST_NAME], self.name, "-" if measure == "latency" else measure)
+                yield ImportedResult(cell, [[metric.value * UNITS[unit]]])

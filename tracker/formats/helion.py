@@ -1,0 +1,104 @@
+"""Read the JSON of Helion's `benchmarks/run.py` and dashboard: a list of metrics with a value for each shape.
+
+`helion_latency_ms` is the latency of backend `helion`; other backends have theirs. An accuracy of 0 makes the result
+wrong, and a compile time becomes the metric `compile_ms`. Speed-ups follow from latencies and are left out; a file with
+speed-ups alone has nothing to store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from groupbench.tracker.facts.record import Environment, Run
+from groupbench.tracker.formats.common import ImportedResult, LeftOut, Options, Read, Reader, numbered, read_runs
+from groupbench.tracker.formats.v3 import V3Entry
+from groupbench.tracker.formats.values import FormatError, convert, from_timestamp, load_json, number_of, read_bytes
+
+TITLE = "Helion benchmark JSON"
+
+_METRIC = re.compile(r"(?:(\w+?)_)?(latency_ms|latency|accuracy|compile_time_s|speedup)")
+
+
+class HelionEntry(V3Entry):
+    shape: list[Any] = msgspec.field(default_factory=list)
+
+
+def recognise(head: bytes, path: Path) -> bool:
+    listed = head.lstrip().startswith(b"[") and b'"benchmark_values"' in head
+    return listed and re.search(rb'"shape"\s*:\s*\[', head) is not None
+
+
+def read(path: Path, options: Options) -> Iterator[Read]:
+    data = read_bytes(path)
+    entries = convert(load_json(data), list[HelionEntry])
+    if not entries:
+        raise FormatError("contains no results")
+    return read_runs([_HelionReader(data, options, entries)])
+
+
+class _HelionReader(Reader):
+    name = "helion"
+    dtype = "unknown"
+
+    def __init__(self, data: bytes, options: Options, entries: list[HelionEntry]) -> None:
+        super().__init__(data, options, entries[0].benchmark.extra_info)
+        self.entries, self.first = entries, entries[0]
+
+    def run(self) -> Run:
+        stamp = self.first.timestamp
+        return self.make_run(
+            commit=self.first.head_sha,
+            branch=self.first.head_branch,
+            date=None if stamp is None else from_timestamp(stamp),
+        )
+
+    def environment(self) -> Environment:
+        device = self.first.benchmark.extra_info.get("device")
+        runner = self.first.runners[0] if self.first.runners else None
+        gpu = runner.gpu_info if runner and runner.gpu_info else device
+        return self.make_environment(
+            device="cuda" if isinstance(gpu, str) and gpu not in ("cpu", "unknown") else None, gpu=gpu
+        )
+
+    def cells(self) -> Iterator[ImportedResult | LeftOut]:
+        found: dict[tuple[str, str, str], dict[str, float | None]] = {}
+        for place, entry in enumerate(self.entries):
+            match = _METRIC.fullmatch(entry.metric.name)
+            values = entry.metric.benchmark_values
+            if match is None or match[2] == "speedup":
+                for _ in values:
+                    yield LeftOut("of another metric", entry.metric.name)
+                continue
+            if len(entry.shape) not in (0, len(values)):
+                raise FormatError(f"entry {place + 1}: {len(values)} values for {len(entry.shape)} shapes")
+            shapes = [_shape(one) for one in entry.shape] or ["-"] * len(values)
+            backend = match[1] or entry.model.backend or "helion"
+            for value, _, shape in numbered((value, "", shape) for value, shape in zip(values, shapes, strict=True)):
+                metrics = found.setdefault((entry.model.name, backend, shape), {})
+                metrics[match[2].removesuffix("_ms")] = number_of(value)
+        for (operator, backend, shape), metrics in found.items():
+            yield self._result(operator, backend, shape, metrics)
+
+    def _result(
+        self, operator: str, backend: str, shape: str, metrics: dict[str, float | None]
+    ) -> ImportedResult | LeftOut:
+        mode = "bwd" if operator.endswith("-bwd") else "fwd"
+        cell = self.cell(operator.removesuffix("-bwd") or "-", backend, shape, mode=mode)
+        ms, compiled = metrics.get("latency"), metrics.get("compile_time_s")
+        further = {} if compiled is None else {"compile_ms": compiled * 1e3}
+        if ms is None:
+            return LeftOut("without a latency", f"{operator} {backend}")
+        if ms == 0:
+            return ImportedResult(cell, status="error", message="no latency: the file holds 0")
+        if metrics.get("accuracy") == 0:
+            return ImportedResult(cell, [[ms]], "wrong", "Helion's accuracy check failed", metrics=further)
+        return ImportedResult(cell, [[ms]], metrics=further)
+
+
+def _shape(value: Any) -> str:
+    return value if isinstance(value, str) and value.strip() else msgspec.json.encode(value).decode() if value else "-"
