@@ -6,6 +6,7 @@ import keyword
 import re
 import subprocess
 import sys
+import tomllib
 from importlib import resources
 from pathlib import Path
 
@@ -48,12 +49,13 @@ _ASK_GITLAB = "${GROUPBENCH_INSTALL:?set this CI variable to the address of a gr
 @click.option(*OPERATOR, default="my_softmax", show_default=True, metavar="NAME", help="Name of the operator.")
 @click.option("--benchmark", metavar="FILE", help="Benchmark file (.py) to use or, if it does not exist, to write. "
               "Default: bench_NAME.py.")  # fmt: skip
-@click.option("--numpy", is_flag=True, help="Write a benchmark of NumPy arrays, without torch.")
+@click.option("--numpy", is_flag=True, help="Write a benchmark of NumPy arrays, without torch. Implies --cpu.")
+@click.option("--cpu", is_flag=True, help="Write a workflow for a runner without a GPU.")
 @click.option("--ci", type=click.Choice(["github", "gitlab", "none"]), help="CI service to write a workflow for. "
               "Default: gitlab if the remote is on GitLab, else github.")  # fmt: skip
 @click.option("--install", metavar="REQUIREMENT", help="Requirement that CI installs: a wheel or its address, or "
               "git+URL@COMMIT. Default: where this groupbench was installed from.")  # fmt: skip
-def init(operator: str, benchmark: str | None, numpy: bool, ci: str | None, install: str | None) -> None:
+def init(operator: str, benchmark: str | None, numpy: bool, cpu: bool, ci: str | None, install: str | None) -> None:
     """Write groupbench.toml, a benchmark to edit and a CI workflow, in this folder of a repository.
 
     Existing files are kept. Output files are added to .gitignore. An operator of groupbench, such as
@@ -80,10 +82,11 @@ def init(operator: str, benchmark: str | None, numpy: bool, ci: str | None, inst
         problem = f"--operator {operator} is groupbench's own and has a benchmark already"
         raise click.UsageError(f"{problem}; choose another name, or omit --benchmark")
     service = ci or _service(folder)
+    words |= _runner(service, cpu or numpy)
     requirement = None if service == "none" else _install(install)
     words["INSTALL"] = requirement or ("" if service == "github" else _ASK_GITLAB)
     plan, made = _write_plan(folder, bench, ours, numpy, words)
-    ci_steps = _write_workflow(service, folder, top, words, requirement is not None)
+    ci_steps = _write_workflow(service, folder, top, words, requirement is not None, cpu or numpy)
     _ignore(folder / ".gitignore", IGNORED + (_BUILT if _has_extension(folder) else ()))
     steps = [] if repository else ["git init # a run records its commit"]
     steps += [] if plan else _planning_steps(operator, folder, None if ours else bench)
@@ -119,8 +122,23 @@ def _refuse_names(operator: str, within: str, bench: str) -> None:
 
 
 def _setup(folder: Path) -> str:
-    """Return the `setup` line: the folder's build command, or a commented example."""
-    return 'setup = "python setup.py build_ext --inplace"' if _has_extension(folder) else '# setup = "make"'
+    """Return the `setup` line: the folder's build command, or a commented example.
+
+    A build by `[build-system]` does not find modules beside setup.py, such as an old versioneer.py: -P leaves them out.
+    """
+    if not _has_extension(folder):
+        return '# setup = "make"'
+    flag = " -P" if _build_backend(folder) == "setuptools.build_meta" else ""
+    return f'setup = "python{flag} setup.py build_ext --inplace"'
+
+
+def _build_backend(folder: Path) -> str | None:
+    """Return the build backend that pyproject.toml names, or None."""
+    try:
+        system = tomllib.loads((folder / "pyproject.toml").read_text()).get("build-system")
+    except (OSError, ValueError):
+        return None
+    return system.get("build-backend") if isinstance(system, dict) and not system.get("backend-path") else None
 
 
 def _has_extension(folder: Path) -> bool:
@@ -133,7 +151,26 @@ def _service(folder: Path) -> str:
     return "gitlab" if "gitlab" in (git.ask(folder, "remote", "get-url", "origin") or "") else "github"
 
 
-def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str], installs: bool) -> list[str]:
+def _runner(ci: str, cpu: bool) -> dict[str, str]:
+    """Return the words of a workflow that choose the runner and describe it."""
+    if ci == "gitlab":
+        described = "a shared runner, without a GPU" if cpu else "your own runner with a GPU and the tag `gpu`"
+        return {"RUNNER": described, "TAGS": "" if cpu else "  tags: [gpu]\n"}
+    if cpu:
+        note = (
+            "a runner of\n# GitHub, without a GPU. Its machines differ, so use a runner of your own to find small "
+            "changes."
+        )
+        return {"RUNNER": note, "RUNS_ON": "ubuntu-latest"}
+    note = (
+        "your own\n# runner with a GPU and the labels self-hosted, linux and gpu. The code of a pull request runs "
+        "there too, so let\n# requests from outside wait for approval (Settings, Actions, "
+        '"Require approval for all external contributors").'
+    )
+    return {"RUNNER": note, "RUNS_ON": "[self-hosted, linux, gpu]"}
+
+
+def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str], installs: bool, cpu: bool) -> list[str]:
     """Write the workflow of a CI service. Return the remaining manual steps."""
     if ci == "none":
         return []
@@ -145,13 +182,15 @@ def _write_workflow(ci: str, folder: Path, top: Path, words: dict[str, str], ins
         # GitHub looks for workflows only at the top level; the action is next to groupbench.toml.
         _write(_workflow(top / ".github/workflows", words), "workflow.yml", words)
         _write(folder / ".github/actions/groupbench/action.yml", "action.yml", words)
-        return [*steps, "in GitHub: add a runner of your own with the labels self-hosted, linux and gpu"]
+        return (
+            steps if cpu else [*steps, "in GitHub: add a runner of your own with the labels self-hosted, linux and gpu"]
+        )
     place = f"{words['FOLDER']}groupbench.gitlab.yml"
     _write(folder / "groupbench.gitlab.yml", "gitlab.yml", words | {"PLACE": place, "JOB": _job(words["WITHIN"])})
     return [
         *steps,
         f"in .gitlab-ci.yml: include: [{{local: {place}}}]",
-        "in GitLab: add a runner of your own with the tag gpu, and create a pipeline schedule",
+        f"in GitLab: {'' if cpu else 'add a runner of your own with the tag gpu, and '}create a pipeline schedule",
     ]
 
 

@@ -349,3 +349,30 @@ def test_a_folder_that_a_workflow_would_interpret(repository: Path, name: str, m
     done = CliRunner().invoke(init, [])
     assert done.exit_code == 2 and "a shell or YAML would interpret" in done.output
     assert not list((repository / name).iterdir())
+
+
+@pytest.mark.parametrize("service", ["github", "gitlab"])
+def test_a_project_without_a_gpu_needs_no_gpu_runner(service: str, repository: Path) -> None:
+    done = run("--operator", "my_norm", "--numpy", "--ci", service, "--install", "git+https://example.org/g@abc")
+    name = ".github/workflows/groupbench.yml" if service == "github" else "groupbench.gitlab.yml"
+    text = (repository / name).read_text()
+    assert (
+        "[gpu]" not in text and "self-hosted" not in text and "@" not in text.replace("checkout@", "").replace("g@", "")
+    )
+    assert "add a runner" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("system", "flag"),
+    [
+        ('[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"', " -P"),
+        ('[build-system]\nrequires = ["setuptools"]', ""),
+        ("[project]\nname = 'a'", ""),
+        ("not toml", ""),
+    ],
+)
+def test_the_build_follows_the_build_system(system: str, flag: str, repository: Path) -> None:
+    (repository / "setup.py").write_text("setup(ext_modules=[Extension('a', ['a.c'])])")
+    (repository / "pyproject.toml").write_text(system)
+    run("--ci", "none")
+    assert f'setup = "python{flag} setup.py build_ext --inplace"' in (repository / "groupbench.toml").read_text()
