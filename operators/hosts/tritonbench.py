@@ -48,6 +48,11 @@ CHECKS_LESS = (
     "--host builtin (docs/explanation/integrity.md)"
 )
 
+SLOW = (
+    "groupbench: TritonBench's grouped_gemm rests five times for a second in each cell, so a cell takes more than five "
+    "seconds; --num-inputs, --input-id and --only choose fewer, and --host builtin does not rest so long"
+)
+
 IN_TWO = "measure each side in a run of its own"
 UNSUPPORTED = {
     "--isolate": "each operator has a process of its own already",
@@ -70,6 +75,8 @@ def measure(options: dict[str, Any], device: str, session: Session) -> int:
     session.shows_table = False
     session.quiet = True  # TritonBench has a bar of its own
     session.open(f"TritonBench host ({Path(spec.origin).parent if spec and spec.origin else ''})", machine.environment)
+    if device == "cuda" and "grouped_gemm" in options["ops"]:
+        print(SLOW, file=sys.stderr)
     print(CHECKS_LESS, file=sys.stderr, flush=True)
     failures: list[str] = []
     code = session.collect(lambda run, progress: _records(setups, machine, run, session.timeout_s, failures), 0)
