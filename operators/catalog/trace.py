@@ -87,6 +87,8 @@ def of_ids(ids: Any, experts: int = 0) -> TraceStep:
     import numpy as np
 
     ids = np.asarray(ids)
+    if ids.size == 0 and ids.ndim in (1, 2):  # an idle rank has no token in this step
+        return TraceStep(0, ids.shape[1] if ids.ndim == 2 else 0, (), experts)
     if ids.ndim != 2 or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(f"expert ids must be integers [T, k], not {ids.dtype} {list(ids.shape)}")
     here = ids[ids >= 0]

@@ -15,6 +15,7 @@ import json
 import linecache
 import math
 import operator as arithmetic
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, make_dataclass
 from functools import cached_property
@@ -313,8 +314,22 @@ class PublishedProblem:
             from safetensors import safe_open
         except ImportError as error:
             raise UsageError(f"{self.path}: its inputs are safetensors files: pip install safetensors") from error
-        with safe_open(str(self.root / (source.path or "")), framework="pt") as file:
+        with safe_open(str(self._blob(source.path or "")), framework="pt") as file:
             return file.get_tensor(source.tensor_key)
+
+    def _blob(self, path: str) -> Path:
+        """Return a file of inputs: beside the definition, or in the folder of traces. Raises UsageError."""
+        traces = os.environ.get(TRACES)
+        places = [self.root / path, *([Path(traces) / path] if traces else [])]
+        found = next((place for place in places if place.is_file()), None)
+        if found is None:
+            looked = f"nor in {TRACES}={traces}" if traces else f"set {TRACES} to the folder of the traces"
+            raise UsageError(f"{self.path}: its inputs {path} are not in {self.root}; {looked}")
+        return found
+
+
+TRACES = "FLASHINFER_TRACE_DIR"
+"""The variable with the folder of FlashInfer's traces, to which paths of SOL-ExecBench's workloads are relative."""
 
 
 def evaluated(expression: str, axes: Mapping[str, int]) -> int:

@@ -57,6 +57,7 @@ def test_codes_that_scripts_rely_on_do_not_change() -> None:
         "USAGE": 2,
         "INCOMPLETE": 3,
         "INCOMPARABLE": 4,
+        "CANDIDATE": 5,
         "BUG": 70,
         "BUSY": 75,
         "INTERRUPTED": 130,

@@ -318,11 +318,13 @@ def to_try(verdict: EvaluationVerdict, cell: AbCell, device: str, candidate: str
 
 
 def exit_code(evaluations: Sequence[Evaluation]) -> int:
-    """Return 1 if a candidate is wrong, suspicious or slower, else 3 if one failed or is unknown, else 0."""
+    """Return 1 if a candidate is wrong, suspicious or slower, else 5 if one failed, 3 if one is unknown, else 0."""
     verdicts = {evaluation.verdict for evaluation in evaluations}
     if verdicts & {"wrong", "suspicious", "slower"}:
         return ExitCode.FAILED
-    return ExitCode.INCOMPLETE if verdicts & {"failed", "unknown"} else ExitCode.OK
+    if "failed" in verdicts:
+        return ExitCode.CANDIDATE
+    return ExitCode.INCOMPLETE if "unknown" in verdicts else ExitCode.OK
 
 
 def _inverse(effect: float | None) -> float | None:

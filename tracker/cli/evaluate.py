@@ -67,9 +67,32 @@ def evaluate(
     0  correct, and faster or the same
     1  wrong, suspicious or slower
     2  usage error
-    3  the candidate failed or timed out, or was not resolved within the budget
+    3  not resolved within the budget
+    5  the candidate failed: it does not load, raises, crashes or does not answer
+
+    With --format json, stdout has an answer for every outcome. After a usage error, it is an object with the verdict
+    `refused` and the problem.
     """
-    from groupbench.tracker.ab.evaluate import Evaluator, exit_code
+    from groupbench.tracker.ab.evaluate import exit_code
+    from groupbench.tracker.facts.errors import TrackerError
+
+    try:
+        evaluations = _evaluations(context, candidate, against, choice, how)
+    except (TrackerError, click.UsageError) as error:
+        if form == "json":
+            write_json([{"verdict": "refused", "problem": error.message}])
+        raise
+    if form == "json":
+        write_json(evaluations)
+    else:
+        click.echo("\n\n".join("\n".join(map(printable, lines_of(each))) for each in evaluations))
+    context.exit(exit_code(evaluations))
+
+
+def _evaluations(
+    context: click.Context, candidate: str, against: str | None, choice: CellChoice, how: EvaluateOptions
+) -> list[Evaluation]:
+    from groupbench.tracker.ab.evaluate import Evaluator
 
     project = this_project(context)
     with Evaluator(
@@ -80,21 +103,16 @@ def evaluate(
         timeout_s=how.timeout,
         progress=progress_line(),
     ) as evaluator:
-        evaluations = evaluator.evaluate(
+        return evaluator.evaluate(
             candidate,
             operator=choice.operator,
             backends=choice.backends,
             against=against,
             shapes=choice.shapes,
-            suites=choice.suites,
+            suites=[name for suite in choice.suites for name in suite.split(",") if name],
             dtypes=choice.dtypes,
             mode=choice.mode,
         )
-    if form == "json":
-        write_json(evaluations)
-    else:
-        click.echo("\n\n".join("\n".join(map(printable, lines_of(each))) for each in evaluations))
-    context.exit(exit_code(evaluations))
 
 
 def lines_of(evaluation: Evaluation) -> list[str]:

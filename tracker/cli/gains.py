@@ -46,8 +46,8 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
     """List the problems of a run by the possible gain per call, largest first.
 
     A problem's speed of light is the latency of an optimal kernel. It moves the problem's bytes and computes the
-    flops at the rates of the operator `canary` for a copy and a matrix product. So the same run must have
-    measured `canary` on the same GPU.
+    flops at the rates of the operator `canary` for a copy and a matrix product. So this run, or
+    another one of the same commit, must have measured `canary` on the same GPU.
 
     \b
     ms          the latency of the problem's fastest backend
@@ -62,22 +62,24 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
 
     Exit codes: 0 ok, 2 usage error, 3 no cell, or not every layer product, has a known speed of light.
     """
-    from groupbench.tracker.query.gains import Gain
+    from groupbench.tracker.query.gains import CANARY, Gain
     from groupbench.tracker.query.gains import gains as find
-    from groupbench.tracker.query.points import points_of_run
+    from groupbench.tracker.query.points import points_of_run, points_of_state
     from groupbench.tracker.query.resolve import find_run
 
     products = _products(layer) if layer is not None else ()
     with reading(context.obj) as session:
-        points = points_of_run(session, find_run(session, run_id))
-        gains_found = find(_selected(points, None if layer is None else products, where))
+        run = find_run(session, run_id)
+        points = points_of_run(session, run)
+        others = [point for point in points_of_state(session, run.state) if point.series.operator == CANARY]
+        gains_found = find(_selected(points, None if layer is None else products, where), others)
     rows = [gain.flat() for gain in gains_found]
     if form == "json":
         write_json(rows)
     else:
         write_table(plain(Gain.columns()) if form == "csv" else COLUMNS, rows, form)
     if not rows:
-        say("no cell has a known speed of light: the run needs `canary` on the same GPU")
+        say("no cell has a known speed of light: the run, or another one of its commit, needs `canary` on the same GPU")
     measured = {row["shape"] for row in rows}
     missing = [shape for shape in products if shape not in measured]
     for shape in missing:

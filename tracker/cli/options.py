@@ -237,7 +237,7 @@ def cell_choice(verb: str, of: str, required: bool) -> Callable[[F], F]:
         click.option(*OPERATOR, required=required, metavar="NAME", help=f"{verb} this operator."),
         several((*BACKEND[:2], "backends"), "backend", " Default: all."),
         several((*SHAPE[:2], "shapes"), "shape", f" Default: {of}.", metavar="TEXT"),
-        several(("--suite", "suites"), "suite of shapes", ""),
+        several(("--suite", "suites"), "suite of shapes", " `evaluate` takes several, separated by commas."),
         several((*DTYPE[:2], "dtypes"), "dtype", f" {DTYPE_DEFAULT}"),
         mode_option,
         device_option,

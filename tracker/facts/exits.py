@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """The exit code of a command. If several apply, the first of 1, 3, 4, 0 is used."""
+    """The exit code of a command. If several apply, the first of 1, 5, 3, 4, 0 is used."""
 
     OK = 0
     """The command did everything, and nothing is worse."""
@@ -18,6 +18,8 @@ class ExitCode(IntEnum):
     """Some results were not measured, decided or written."""
     INCOMPARABLE = 4
     """The environments differ, so results cannot be compared; or `--resume` refuses to continue a run."""
+    CANDIDATE = 5
+    """`evaluate`: the candidate failed, because it does not load, raises, crashes or does not answer."""
     BUG = 70
     """A bug in the program (EX_SOFTWARE of sysexits). The traceback is on standard error."""
     BUSY = 75

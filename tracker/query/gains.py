@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,9 +37,41 @@ class Gain:
         }
 
 
-def gains(points: Iterable[PointRow]) -> list[Gain]:
-    """Return the gain for each problem with a known speed of light, largest first."""
-    best = _fastest(points)
+CANARY = "canary"
+RATES = {"bf16": 1.0, "fp16": 1.0, "fp8": 2.0}
+"""Rate of products relative to 16-bit ones. The canaries' problems of other dtypes set no ceiling."""
+
+
+def floors(points: Iterable[PointRow]) -> Callable[[PointRow], float | None]:
+    """Return a function that gives the shortest time in ms of a problem at the ceilings of these points' canaries."""
+    rates: dict[str | None, float] = {}
+    bandwidths: dict[str | None, float] = {}
+    for point in points:
+        series, card = point.series, point.environment.facts.gpu_uuid
+        if series.operator == CANARY and point.timed and point.timing == "gpu" and point.median_ms:
+            if series.flops and series.dtype in RATES:
+                rates[card] = max(rates.get(card, 0.0), series.flops / point.median_ms / RATES[series.dtype])
+            if series.min_bytes:
+                bandwidths[card] = max(bandwidths.get(card, 0.0), series.min_bytes / point.median_ms)
+
+    def floor(point: PointRow) -> float | None:
+        series, card = point.series, point.environment.facts.gpu_uuid
+        rate, bandwidth = rates.get(card), bandwidths.get(card)
+        if not rate or not bandwidth or series.dtype not in RATES or not series.flops or not series.min_bytes:
+            return None
+        return max(series.flops / (rate * RATES[series.dtype]), series.min_bytes / bandwidth)
+
+    return floor
+
+
+def gains(points: Iterable[PointRow], others: Iterable[PointRow] = ()) -> list[Gain]:
+    """Return the gain for each problem with a known speed of light, largest first.
+
+    Args:
+        points: The points of a run.
+        others: Points of other runs of the same commit, whose canaries are used if the run has none.
+    """
+    best = _fastest(points, floors(others))
     saved = [max(0.0, ms * (1 - 1 / gap)) for _, ms, gap in best]
     total, time = sum(saved), sum(ms for _, ms, _ in best)
     gain_list = [
@@ -49,11 +81,16 @@ def gains(points: Iterable[PointRow]) -> list[Gain]:
     return sorted(gain_list, key=lambda gain: (-gain.gain_ms, gain.point.series.sort_key))
 
 
-def _fastest(points: Iterable[PointRow]) -> list[tuple[PointRow, float, float]]:
+def _fastest(
+    points: Iterable[PointRow], floor: Callable[[PointRow], float | None]
+) -> list[tuple[PointRow, float, float]]:
     """Return (point, latency in ms, gap) for the fastest backend on each problem with a known speed of light."""
     best: dict[tuple[str, ...], tuple[PointRow, float, float]] = {}
     for point in points:
         ms, gap = point.median_ms, (point.metrics or {}).get("sol_gap")
+        if not gap and ms is not None and point.timed and point.timing == "gpu" and point.series.operator != CANARY:
+            least = floor(point)
+            gap = ms / least if least else None
         if not point.timed or ms is None or not gap:
             continue
         known = best.get(point.series.problem)

@@ -216,3 +216,10 @@ def test_a_made_trace(tmp_path: Path) -> None:
     for wrong, message in ((["--k", "17"], "all different"), (["--routing", "no"], "routing 'no'")):
         with pytest.raises(UsageError, match=message):
             make_trace.command.main([*arguments, *wrong], standalone_mode=False)
+
+
+def test_a_step_without_tokens_is_usual(tmp_path: Path) -> None:
+    """A rank is idle while the others work."""
+    path = tmp_path / "t.jsonl"
+    path.write_text('[]\n[[0, 1]]\n{"topk_ids": [], "num_experts": 4}\n{"topk_ids": [[1, 3]], "num_experts": 4}\n')
+    assert [step.rows for step in trace.read(path)] == [(1, 1, 0, 0), (0, 1, 0, 1)]

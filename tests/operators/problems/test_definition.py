@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.wire import Job
 from groupbench.operators.operator import Target
 from groupbench.operators.problems import traces
-from groupbench.operators.problems.definition import evaluated, read_json
+from groupbench.operators.problems.definition import PublishedProblem, evaluated, read_json
 from groupbench.operators.problems.solution import Solution, read_solutions
 from groupbench.tracker.facts.record import Commit, Environment, Record, Run
 
@@ -267,3 +268,17 @@ def test_sources_stay_in_their_folder(tmp_path: Path) -> None:
     bad = solution("bad", "", True) | {"sources": [{"path": "../x.py", "content": ""}]}
     with pytest.raises(UsageError, match="leads out of its folder"):
         _written(msgspec.convert(bad, Solution))
+
+
+def test_inputs_are_found_in_the_folder_of_traces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    definition: Any = SimpleNamespace(root=tmp_path / "definition", path=tmp_path / "definition/d.json")
+    found = tmp_path / "traces/blob/x.safetensors"
+    found.parent.mkdir(parents=True)
+    found.touch()
+    monkeypatch.delenv("FLASHINFER_TRACE_DIR", raising=False)
+    with pytest.raises(UsageError, match=r"set FLASHINFER_TRACE_DIR to the folder of the traces"):
+        PublishedProblem._blob(definition, "blob/x.safetensors")
+    monkeypatch.setenv("FLASHINFER_TRACE_DIR", str(tmp_path / "traces"))
+    assert PublishedProblem._blob(definition, "blob/x.safetensors") == found
+    with pytest.raises(UsageError, match="nor in FLASHINFER_TRACE_DIR="):
+        PublishedProblem._blob(definition, "blob/none.safetensors")

@@ -101,7 +101,7 @@ def test_every_backend_of_a_candidate_gets_its_verdict(evaluator: Evaluator, fol
     assert evaluations["raises"].verdict == "failed" and evaluations["raises"].right is None
     assert (evaluations["raises"].problem or "").startswith("KeyError: 'BLOCK', at ")
     assert exit_code([fast]) == 0 and exit_code([evaluations["wrong"], evaluations["raises"]]) == 1
-    assert exit_code([evaluations["raises"], fast]) == 3
+    assert exit_code([evaluations["raises"], fast]) == 5
 
 
 def test_a_file_that_was_changed_is_read_again(evaluator: Evaluator, folder: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_file_that_changes_during_its_evaluation_has_no_verdict(
     candidate.write_text(CANDIDATE)
     monkeypatch.setattr(evaluator._bench, "compare", lambda cell: candidate.write_text(f"{CANDIDATE}# changed"))
     (one, *_) = evaluator.evaluate(f"{candidate}{attribute}", backends=["fast"])
-    assert (one.verdict, one.right, one.backend, exit_code([one])) == ("failed", None, "fast", 3)
+    assert (one.verdict, one.right, one.backend, exit_code([one])) == ("failed", None, "fast", 5)
     assert one.problem == "the file changed during its evaluation; repeat it"
 
 
@@ -144,7 +144,7 @@ def test_a_candidate_that_does_not_load_has_failed(text: str, says: str, evaluat
     candidate = folder / "broken.py"
     candidate.write_text(text)
     (one,) = evaluator.evaluate(str(candidate), shapes=["N=8"])
-    assert (one.verdict, one.backend, one.right, exit_code([one])) == ("failed", None, None, 3)
+    assert (one.verdict, one.backend, one.right, exit_code([one])) == ("failed", None, None, 5)
     assert re.match(f"plugin '{candidate}'.*{says}", one.problem or ""), one.problem
     assert lines_of(one) == [f"failed: {one.problem}"]
     json.loads(msgspec.json.encode(one))
@@ -212,6 +212,14 @@ def test_the_command(tmp_path: Path, returns: str, right: bool) -> None:
     ]
     assert all("own reference was trusted" in one["note"] for one in evaluations)
     assert done.exit_code == (0 if right else 1), done.output
+
+
+def test_suites_may_be_separated_by_commas_and_a_mistake_has_an_answer(folder: Path) -> None:
+    args = ["evaluate", str(folder / "doubled.py"), "--device", "cpu", "--suite", "smoke,none", "--format=json"]
+    done = CliRunner().invoke(main, args)
+    (answer,) = json.loads(done.stdout)
+    assert (done.exit_code, answer["verdict"]) == (2, "refused")
+    assert "no suite 'none'" in answer["problem"], answer
 
 
 def test_the_command_goes_by_groupbench_toml(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

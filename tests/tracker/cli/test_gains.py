@@ -99,3 +99,19 @@ def test_an_unknown_layer_lists_the_known_ones(stored: None, cli: Cli) -> None:
     assert done.exit_code == 2
     assert "no layer 'qwen' (did you mean 'qwen30b'?); known: " in done.stderr
     assert "qwen3_30b_prefill" in done.stderr
+
+
+def test_the_canary_of_another_run_of_the_commit_counts(
+    cli: Cli, write: Callable[..., Path], make: Callable[..., Record]
+) -> None:
+    def of(run: str, ms: float, **cell: Any) -> Record:
+        return make(0, run=run, dtype="bf16", latency={"timing": "gpu", "bursts_ms": [[ms]]}, **cell)
+
+    copy = of("canaries", 1.0, operator="canary", shape="copy", cell={"min_bytes": 10**9})
+    product = of("canaries", 1.0, operator="canary", shape="product", cell={"flops": 10**11})
+    kernel = of("kernels", 8.0, shape="G=1", cell={"flops": 2 * 10**11, "min_bytes": 4 * 10**9})
+    cli("ingest", write([kernel], "kernels.jsonl"))
+    assert cli("gains", "--run", "kernels").exit_code == 3
+    cli("ingest", write([copy, product], "canaries.jsonl"))
+    (row,) = json.loads(cli("gains", "--run", "kernels", "--format=json").stdout)
+    assert (row["floor_ms"], row["sol_gap"], row["gain_ms"]) == pytest.approx((4.0, 2.0, 4.0))
