@@ -1,4 +1,4 @@
-"""What groupbench needs of TritonBench: a version without it is named with what is missing, before anything runs."""
+"""Refuse a version of TritonBench that lacks needed functions, and name them, before anything runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PARAMETERS = ("operator_name", "func_name", "baseline", "enabled", "fwd_only", "
 
 
 def problem_of(triton_op: Any) -> str | None:
-    """Return what this TritonBench lacks and the way out, or None.
+    """Return the functions this TritonBench lacks and the way out, or None.
 
     Args:
         triton_op: Its module `tritonbench.utils.triton_op`.
@@ -27,8 +27,8 @@ def problem_of(triton_op: Any) -> str | None:
     missing = [name for name in NAMES if not hasattr(triton_op, name)]
     register = getattr(triton_op, "register_benchmark", None)
     if register is not None:
-        known = inspect.signature(register).parameters
-        missing += [f"register_benchmark({name}=)" for name in PARAMETERS if name not in known]
+        parameters = inspect.signature(register).parameters
+        missing += [f"register_benchmark({name}=)" for name in PARAMETERS if name not in parameters]
     if not missing:
         return None
     return (

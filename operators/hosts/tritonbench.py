@@ -86,7 +86,7 @@ def measure(options: dict[str, Any], device: str, session: Session) -> int:
 
 
 def show(op: str, lists: tuple[str, ...], plugins: tuple[str, ...]) -> None:
-    """Print lists of one of TritonBench's operators. Raises UsageError if there is no such operator."""
+    """Print lists of one of TritonBench's operators. Raises UsageError for an unknown operator."""
     with Scratch("tritonbench") as folder:
         follower = _start(folder, Setup(op=op, lists=lists, plugins=plugins), [], IMPORT_S)
         refused = [event.refused for event in follower.events() if event.refused]

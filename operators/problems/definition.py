@@ -318,14 +318,14 @@ class PublishedProblem:
             return file.get_tensor(source.tensor_key)
 
     def _blob(self, path: str) -> Path:
-        """Return a file of inputs: beside the definition, or in the folder of traces. Raises UsageError."""
+        """Return a file of inputs, next to the definition, or in the folder of traces. Raises UsageError."""
         traces = os.environ.get(TRACES)
         places = [self.root / path, *([Path(traces) / path] if traces else [])]
-        found = next((place for place in places if place.is_file()), None)
-        if found is None:
+        file = next((place for place in places if place.is_file()), None)
+        if file is None:
             looked = f"nor in {TRACES}={traces}" if traces else f"set {TRACES} to the folder of the traces"
             raise UsageError(f"{self.path}: its inputs {path} are not in {self.root}; {looked}")
-        return found
+        return file
 
 
 TRACES = "FLASHINFER_TRACE_DIR"

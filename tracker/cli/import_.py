@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from groupbench.tracker.tools.progress import Progress
 
 MOST_NOTES = 3
-"""Notes of a kind that are printed for an argument."""
+"""Largest number of printed notes of one kind for an argument."""
 
 MOST_ERRORS = 3
-"""Files that an error names."""
+"""Largest number of files named in an error."""
 
 
 class Mapping(click.ParamType[dict[str, str]]):
@@ -103,7 +103,7 @@ def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Write the records to stdout instead of storing them.")
 @click.option(
     "--formats", is_flag=True, is_eager=True, expose_value=False, callback=_print_formats,
-    help="List the formats and what is read of each.",
+    help="List the formats and their values that are read.",
 )  # fmt: skip
 @click.pass_obj
 def import_(
@@ -116,14 +116,14 @@ def import_(
     """Import files written by other benchmarks.
 
     FILE is a file, a folder, an archive (zip or tar) or a pattern such as 'nights/*.json'. Each file is stored
-    completely or not at all, one after another, so an interrupted import keeps what it has stored. Run it again to
+    completely or not at all, one after another, so an interrupted import keeps the files stored so far. Run it again to
     continue: stored files are skipped. Text instead of a number, such as "CUDA OOM", becomes a status, never a
     latency. A plain CSV needs --map.
     """
-    from groupbench.tracker.formats.sources import given
+    from groupbench.tracker.formats.sources import arguments_of
 
     with ExitStack() as stack:
-        arguments = given(files, stack)
+        arguments = arguments_of(files, stack)
         if dry_run:
             _print_records(arguments, format_name, facts)
         else:
@@ -153,7 +153,7 @@ class _Import:
         self.database: Store | None = None
 
     def store(self, arguments: list[Given]) -> None:
-        """Store all files. Raises IngestError for the first argument that fails."""
+        """Store all files. Raises IngestError for the first failing argument."""
         from groupbench.tracker.facts.errors import IngestError, TrackerError
         from groupbench.tracker.formats.loading import preparing
         from groupbench.tracker.tools.progress import Progress
@@ -183,7 +183,7 @@ class _Import:
             gc.enable()
 
     def _stored(self) -> dict[str, int]:
-        """Return the number of results of each run that earlier imports stored."""
+        """Return each run's number of results from earlier imports."""
         from groupbench.tracker.facts.errors import StoreError
         from groupbench.tracker.formats.loading import stored_runs
         from groupbench.tracker.store.engine import open_store
@@ -191,7 +191,7 @@ class _Import:
         try:
             with open_store(self.db, create=False) as store, store.read() as session:
                 return stored_runs(session)
-        except StoreError:  # there is none yet; any other reason is reported when a file is stored
+        except StoreError:  # it does not exist yet; any other reason is reported when a file is stored
             return {}
 
     def _ingest(self, one: Prepared) -> Ingested:
@@ -238,7 +238,7 @@ class _Import:
 
 
 def _line(argument: Given, summary: Summary, done: list[Ingested], skipped: int, unknown: int) -> str:
-    """Return what was stored of one argument, in one line."""
+    """Return the stored counts for one argument, in one line."""
     from groupbench.tracker.formats import losses_of
     from groupbench.tracker.store.ingest import total
 
@@ -261,7 +261,7 @@ def _line(argument: Given, summary: Summary, done: list[Ingested], skipped: int,
 
 
 def _notes(losses: str, left_out: int, merged: list[str], further: Sequence[str]) -> list[str]:
-    """Return notes on what became of the files, each of a line at most."""
+    """Return notes on the files, each one line at most."""
     notes = list(further[:MOST_NOTES])
     if len(further) > MOST_NOTES:
         notes.append(f"{len(further) - MOST_NOTES:,} more notes of this kind")

@@ -124,7 +124,7 @@ def _refuse_names(operator: str, within: str, bench: str) -> None:
 def _setup(folder: Path) -> str:
     """Return the `setup` line: the folder's build command, or a commented example.
 
-    A build by `[build-system]` does not find modules beside setup.py, such as an old versioneer.py: -P leaves them out.
+    `[build-system]` does not find modules next to setup.py, such as an old versioneer.py: -P leaves them out.
     """
     if not _has_extension(folder):
         return '# setup = "make"'

@@ -1,4 +1,4 @@
-"""Recognise parts of names that change with each run: ids of containers, memory addresses, temporary paths, dates.
+"""Recognise name parts which change with each run: container ids, memory addresses, temporary paths, dates.
 
 Such a part never identifies a series: each run would begin a new one. `spelling` removes them from every cell and every
 machine that is stored.
@@ -12,7 +12,7 @@ from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 
 _NEAR = timedelta(days=3)
-"""How far a date in a name may be from the run that it dates. Another date is a parameter of the benchmark."""
+"""Largest distance between a run and a date in its names. Another date is a parameter of the benchmark."""
 
 _UUID = r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}"
 _HEX = r"(?=[0-9a-f]*[0-9])(?=[0-9a-f]*[a-f])"  # both digits and letters: not a number, not a word
@@ -59,7 +59,7 @@ _NO_VALUE = re.compile(r"(?:^|(?<=,))\w+=(?=,|$)")
 
 
 def settled(text: str, when: datetime | None = None) -> tuple[str, dict[str, str]]:
-    """Return a name without the parts that change with each run, and an example of each kind of part.
+    """Return a name's lasting parts, and an example for each kind of dropped part.
 
     Args:
         text: Such as `f=<Net at 0x7f31c0de4a90>,n=8`.
@@ -70,31 +70,31 @@ def settled(text: str, when: datetime | None = None) -> tuple[str, dict[str, str
 
 @lru_cache(maxsize=1 << 14)  # a file has the same backend in each result
 def _settled(text: str, day: date | None) -> tuple[str, dict[str, str]]:
-    found: dict[str, str] = {}
+    dropped: dict[str, str] = {}
 
     def drop(kind: str) -> Callable[[re.Match[str]], str]:
         def replace(match: re.Match[str]) -> str:
-            found.setdefault(kind, match[0].strip())
+            dropped.setdefault(kind, match[0].strip())
             return ""
 
         return replace
 
     def path(match: re.Match[str]) -> str:
-        found.setdefault("temporary path", match[0])
+        dropped.setdefault("temporary path", match[0])
         last = re.split(r"[/\\]+", match[1])[-1]
         return "" if _RANDOM.fullmatch(last.partition(".")[0]) or last.startswith("tmp") else last
 
     def dated(match: re.Match[str]) -> str:
         if day is None or not _near(_date_of(match), day):
             return match[0]
-        found.setdefault("date", match[0])
+        dropped.setdefault("date", match[0])
         return ""
 
     changed = _TEMPORARY.sub(path, text)
     for kind, pattern in _PARTS:
         changed = pattern.sub(drop(kind), changed)
     changed = _EPOCH.sub(dated, _DATE.sub(dated, changed))
-    return (_tidy(changed), found) if found else (text, found)
+    return (_tidy(changed), dropped) if dropped else (text, dropped)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -112,12 +112,12 @@ def _date_of(match: re.Match[str]) -> date | None:
         return None
 
 
-def _near(found: date | None, day: date) -> bool:
-    return found is not None and abs(found - day) <= _NEAR
+def _near(dated: date | None, day: date) -> bool:
+    return dated is not None and abs(dated - day) <= _NEAR
 
 
 def _tidy(text: str) -> str:
-    """Return a text without separators around parts that are gone."""
+    """Return text without separators around dropped parts."""
     text = _DOUBLED.sub(r"\1", _NO_VALUE.sub("", text))
     for empty in ("()", "[]", "{}", "''", '""'):
         text = text.replace(empty, "")
@@ -138,11 +138,11 @@ _POD = re.compile(
     r"|(?P<deployment>.+?)-(?=[a-z0-9]*\d)[bcdf-hj-np-tv-z2-9]{8,10}-[bcdf-hj-np-tv-z2-9]{5}"
     rf"|(?P<id>.+?)[-_.](?:{_UUID}|{_HEX}[0-9a-f]{{12,64}})"
 )
-"""Names of Kubernetes pods, `linux.aws.a100-x7b2p-runner-8kz5h`, and other names that end in an id."""
+"""Names ending in an id, such as Kubernetes pods: `linux.aws.a100-x7b2p-runner-8kz5h`."""
 
 
 def settled_machine(name: str | None) -> str | None:
-    """Return the name of a machine without the parts that change with each job, or None if nothing is left."""
+    """Return the lasting parts of a machine's name, or None."""
     name = (name or "").strip()
     if not name or _MACHINE.fullmatch(name):
         return None

@@ -36,13 +36,13 @@ def canonical(cell: Cell, when: datetime | None = None) -> Cell:
 
     Args:
         cell: As a file has it.
-        when: The start of the run, whose date is no part of a name.
+        when: The start of the run, whose date no name keeps.
     """
     names = _spelled(cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape)
     if any(suspect(name) for name in (names[0], names[1], names[4])):
         names = (_settled(names[0], when), _settled(names[1], when), *names[2:4], _sizes(_settled(names[4], when)))
-    given = (cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape)
-    if names == given:
+    before = (cell.operator, cell.backend, cell.mode, cell.dtype, cell.shape)
+    if names == before:
         return cell
     changed = {name: value for name, value in zip(_NAMES, names, strict=True) if value}
     return msgspec.structs.replace(cell, **changed)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
 
 FEW = 3
-"""Names that a note gives for each reason."""
+"""Names in a note, for each reason."""
 
 HEAD = 64 * 1024
 """Bytes at the start of a file by which its format is recognised."""
@@ -140,7 +140,7 @@ def one_line(name: object) -> Iterator[None]:
 
 
 def read(path: Path, format_name: str | None, options: Options) -> Loaded:
-    """Return the records of a file, which `checked` has not seen. Raises what `one_line` turns into IngestError."""
+    """Return the records of a file, which `checked` has not seen. `one_line` turns its exceptions into IngestError."""
     form = _find(path, format_name, options)
     results = tuple(form.read(path, options))
     records = tuple(result for result in results if isinstance(result, Record))
@@ -192,15 +192,15 @@ def checked(records: Iterable[Record]) -> list[Hashed]:
     from groupbench.tracker.store.checked import hashed
 
     seen: dict[tuple[str, str], int] = {}
-    found = []
+    pairs = []
     for one, latency in hashed(_storable(records), "the file"):
         content = one.values["content"]
         if seen.setdefault((one.run.id, one.identity), content) != content:
             raise FormatError(
                 f"{_place(one.number, one.cell)}: contradicts an earlier result of the same run and series"
             )
-        found.append((one, latency))
-    return found
+        pairs.append((one, latency))
+    return pairs
 
 
 def _storable(records: Iterable[Record]) -> Iterator[tuple[int, Record]]:

@@ -63,7 +63,7 @@ class Options:
         return [dict(value) if isinstance(value, Mapping) else value for value in values]
 
     def beyond(self, commit: str | None, branch: str | None, date: datetime | None) -> Options:
-        """Return the options without those that only repeat the file's own facts."""
+        """Return the options that add to the file's own facts."""
         start = self.commit or ""
         same_commit = len(start) >= SHORTEST_HASH and (commit or "").startswith(start)
         return replace(
@@ -105,7 +105,7 @@ class Merged:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that a user should know about the whole file."""
+    """Something a user should know about the whole file."""
 
     text: str  # the same for all files of which it is true
     example: str = ""
@@ -175,9 +175,9 @@ class Reader(ABC):
         fields = {}
         for name in ("operator", "backend", "shape"):
             before = getattr(cell, name)
-            kept, found = settled(before, when)
-            if found:
-                self.fleeting |= found | self.fleeting
+            kept, dropped = settled(before, when)
+            if dropped:
+                self.fleeting |= dropped | self.fleeting
                 fields[name] = kept or "-"
         if not fields:
             return cell
@@ -202,7 +202,7 @@ class Reader(ABC):
     ) -> Cell:
         """Return a cell with the file's names, or those of the options if they name something else."""
         options, shape = self.options, shape or "-"
-        known = {name: value for name, value in (facts or {}).items() if value is not None}
+        numbers = {name: value for name, value in (facts or {}).items() if value is not None}
         return Cell(
             operator=_first(options.operator, operator, "-"),
             backend=_first(options.backend, backend, "-"),
@@ -212,7 +212,7 @@ class Reader(ABC):
             host=host or self.name,
             protocol=protocol or self.name,
             dims=dims_of(shape) | dict(dims or {}),
-            **known,
+            **numbers,
         )
 
     def own_date(self, text: str | None, where: str) -> datetime | None:
@@ -248,10 +248,10 @@ class Reader(ABC):
 
         The run's id is a hash of the content and the options, so that a second import adds nothing.
         """
-        found = usual(self.loose)
+        named = usual(self.loose)
         if not commit:
-            commit, dirty, committed = found.commit, dirty or found.dirty, committed or found.committed
-        branch, date = branch or found.branch, date or (found.date if self.options.date is None else None)
+            commit, dirty, committed = named.commit, dirty or named.dirty, committed or named.committed
+        branch, date = branch or named.branch, date or (named.date if self.options.date is None else None)
         options = options or self.options.beyond(commit, branch, date)
         hash_ = options.commit or commit
         started = options.date or date
@@ -281,8 +281,8 @@ class Reader(ABC):
 
         Raises FormatError if neither names one.
         """
-        found = usual(self.loose)
-        for name, value in (("cpu", found.cpu), ("gpu", found.gpu)):
+        named = usual(self.loose)
+        for name, value in (("cpu", named.cpu), ("gpu", named.gpu)):
             facts[name] = facts.get(name) or value
         values = {name: value for name, value in facts.items() if value not in (None, "", "unknown")}
         options = self.options
@@ -299,15 +299,15 @@ class Reader(ABC):
         return Environment(device=device, **values)
 
     def _settle_machine(self, values: dict[str, Any]) -> None:
-        """Replace a processor's name that changes with each job, such as a container's id."""
-        given = values.get("cpu")
-        kept = settled_machine(given)
-        if given is None or kept == given:
+        """Replace a processor's name if it changes with each job, such as a container's id."""
+        cpu = values.get("cpu")
+        kept = settled_machine(cpu)
+        if cpu is None or kept == cpu:
             return
         count = values.get("cpu_count")
         values["cpu"] = kept or (f"{count} CPUs" if count else None)
         hardware = values["cpu"] or "unknown cpu"
-        self.fleeting[f"machine, now {hardware!r}; name it with --cpu"] = given
+        self.fleeting[f"machine, now {hardware!r}; name it with --cpu"] = cpu
 
 
 @lru_cache(maxsize=1)
@@ -340,7 +340,7 @@ def read_runs(readers: Iterable[Reader]) -> Iterator[Read]:
 
 
 def make_record(run: Run, environment: Environment, cell: Cell, result: ImportedResult, timing: Timing) -> Record:
-    """Return a result as a record. A sample that is not a positive number makes it an error, never a latency."""
+    """Return a result as a record. A sample must be a positive number, else it makes an error, never a latency."""
     status, message, latency = result.status, result.message, None
     if status in MEASURED:
         bursts = result.bursts_ms

@@ -152,23 +152,23 @@ def _begins_again(one: GoogleBenchmark, members: Members, repeated: bool) -> boo
 
 
 def _old_aggregates(benchmarks: list[GoogleBenchmark]) -> dict[int, tuple[str, str]]:
-    """Return benchmark and kind of the rows that are aggregates only by their name, by position.
+    """Return the benchmark and kind of rows whose name alone shows an aggregate, by position.
 
     `BM_X_mean` is the mean of `BM_X` if the file has `BM_X` itself or a second aggregate of it.
     """
     names = {one.name for one in benchmarks}
-    found = {}
+    aggregates = {}
     for place, one in enumerate(benchmarks):
         base, _, kind = one.name.rpartition("_")
         if one.run_type is not None or kind not in _AGGREGATES or not base:
             continue
         if base in names or any(f"{base}_{other}" in names for other in _AGGREGATES if other != kind):
-            found[place] = (base, kind)
-    return found
+            aggregates[place] = (base, kind)
+    return aggregates
 
 
 def _failure(benchmark: GoogleBenchmark) -> tuple[Status, str]:
-    """Return the status and message of a benchmark that reports an error or was skipped."""
+    """Return status and message of a skipped or failed benchmark."""
     text = benchmark.error_message or benchmark.skip_message or ("skipped" if benchmark.skipped else "error")
     if benchmark.skipped:
         status: Status = "skipped"

@@ -66,7 +66,7 @@ class _HelionReader(Reader):
         )
 
     def cells(self) -> Iterator[ImportedResult | LeftOut]:
-        found: dict[tuple[str, str, str], dict[str, float | None]] = {}
+        by_cell: dict[tuple[str, str, str], dict[str, float | None]] = {}
         for place, entry in enumerate(self.entries):
             match = _METRIC.fullmatch(entry.metric.name)
             values = entry.metric.benchmark_values
@@ -79,9 +79,9 @@ class _HelionReader(Reader):
             shapes = [_shape(one) for one in entry.shape] or ["-"] * len(values)
             backend = match[1] or entry.model.backend or "helion"
             for value, _, shape in numbered((value, "", shape) for value, shape in zip(values, shapes, strict=True)):
-                metrics = found.setdefault((entry.model.name, backend, shape), {})
+                metrics = by_cell.setdefault((entry.model.name, backend, shape), {})
                 metrics[match[2].removesuffix("_ms")] = number_of(value)
-        for (operator, backend, shape), metrics in found.items():
+        for (operator, backend, shape), metrics in by_cell.items():
             yield self._result(operator, backend, shape, metrics)
 
     def _result(

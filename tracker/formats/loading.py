@@ -1,6 +1,6 @@
 """Import many files: each is read and hashed in a process, and stored in a transaction of its own.
 
-So an interrupt keeps what is stored, and memory is bounded by the largest files. A second import passes over the files
+So an interrupt keeps the stored files, and the largest files bound the memory. A second import passes over the files
 whose runs are stored.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 _AHEAD = 3
-"""Files that wait for a process or to be stored."""
+"""Files waiting for a process or for the store."""
 
 _LARGE = 4 << 20
 """Bytes of all files together for which processes pay."""
@@ -32,7 +32,7 @@ _LARGE = 4 << 20
 
 @dataclass
 class Summary:
-    """What was read, of one file or of several."""
+    """Results read from one or several files."""
 
     titles: Counter[str] = field(default_factory=Counter)  # files by format
     results: int = 0

@@ -1,6 +1,6 @@
 """Read NVBench's `--json` and `--jsonbin`: a benchmark is an operator, its axes the shape.
 
-The samples of isolated launches are in a file beside the JSON (`--jsonbin`), as float32 seconds. Without it, the mean
+The samples of isolated launches are in a file next to the JSON (`--jsonbin`), as float32 seconds. Without it, the mean
 is the only sample. A skipped state becomes a status. Results of several devices are several runs.
 """
 
@@ -109,7 +109,7 @@ class _NvReader(Reader):
             else:
                 yield LeftOut("without a time", name)
         if missing:
-            yield Noted(f"{missing} files of samples are missing beside the JSON, so the mean is the only sample")
+            yield Noted(f"{missing} files of samples are missing next to the JSON, so the mean is the only sample")
 
 
 def _values(summary: NvSummary) -> dict[Any, Any]:

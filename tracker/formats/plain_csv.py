@@ -46,7 +46,7 @@ def fields() -> tuple[str, ...]:
 _WHOLE = ("seed", "flops", "min_bytes")
 
 _VARY = {"latency_ms", "status", "message", "rms", "max_abs", "commit", "branch", "date", "gpu", "cpu"}
-"""Fields that may differ between the rows of one cell, and those that distinguish runs."""
+"""Fields whose values may differ between one cell's rows, and those distinguishing runs."""
 
 
 def recognise(head: bytes, path: Path) -> bool:
@@ -83,7 +83,7 @@ def read(path: Path, options: Options) -> Iterator[Read]:
 
 @dataclass(frozen=True)
 class _RunFacts:
-    """The fields that identify a run within a file."""
+    """The fields identifying a run within a file."""
 
     commit: str | None
     date: datetime | None

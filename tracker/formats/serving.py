@@ -1,4 +1,4 @@
-"""What the readers of vLLM's and SGLang's benchmark files share: times of requests, by their names.
+"""Read request times by name, for vLLM's and SGLang's benchmark files.
 
 Each time is a series of its own: the median time to the first token, the median time per token, and so on. Rates, such
 as tokens per second, are left out and counted, as are means and percentiles where the median exists.
@@ -22,14 +22,14 @@ LOAD = (
     *("dataset_name", "random_input_len", "random_output_len", "random_range_ratio", "sharegpt_output_len"),
     *("tensor_parallel_size", "tp_size"),
 )
-"""Keys that describe the load, which is the shape."""
+"""Keys describing the load, which is the shape."""
 
 
 class ServingReader(Reader):
     """Reads one object of a benchmark of a server or an engine."""
 
     times: ClassVar[Mapping[str, float]] = {}
-    """Further keys that hold a time, with the milliseconds of their unit."""
+    """Further keys with a time, and their unit in ms."""
 
     def __init__(self, data: bytes, options: Options, content: dict[str, Any]) -> None:
         super().__init__(data, options, {name: value for name, value in content.items() if name != "date"})

@@ -22,7 +22,7 @@ _OF_ASV = ("machine.json", "benchmarks.json")
 """Files of asv's results folder without results."""
 
 _NOT_RESULTS = (".bin", ".md", ".html", ".png", ".svg", ".py", ".sh", ".gz", ".db", ".toml", ".yml", ".yaml")
-"""Ends of the names of files in a folder that are no results."""
+"""Endings of file names without results."""
 
 _MOST_TIMES = 200
 _MOST_BEYOND = 1 << 30
@@ -46,7 +46,7 @@ class Given:
     several: bool  # a folder, an archive or a pattern: a file of no known format is passed over
 
 
-def given(names: list[str] | tuple[str, ...], stack: ExitStack) -> list[Given]:
+def arguments_of(names: list[str] | tuple[str, ...], stack: ExitStack) -> list[Given]:
     """Return the files of each argument in a stable order.
 
     Args:
@@ -55,16 +55,16 @@ def given(names: list[str] | tuple[str, ...], stack: ExitStack) -> list[Given]:
 
     Raises IngestError for a pattern or folder without files and for an archive that cannot be unpacked safely.
     """
-    return [_given(name, stack) for name in names]
+    return [_argument(name, stack) for name in names]
 
 
-def _given(name: str, stack: ExitStack) -> Given:
+def _argument(name: str, stack: ExitStack) -> Given:
     path = Path(name)
     if not path.exists() and glob.has_magic(name):
-        paths = [Path(found) for found in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207 - may be absolute
+        paths = [Path(match) for match in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207 - may be absolute
         if not paths:
             raise IngestError(f"{name}: no file matches")
-        inner = [_given(str(found), stack) for found in paths]
+        inner = [_argument(str(path), stack) for path in paths]
         return Given(name, tuple(source for one in inner for source in one.sources), True)
     if path.is_dir():
         sources = tuple(Source(file, str(file)) for file in _files(path))
@@ -82,7 +82,7 @@ def _given(name: str, stack: ExitStack) -> Given:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """Yield the files in a folder that may be results, in order of their names. Hidden ones are not."""
+    """Yield a folder's possible results, ordered by name. Hidden ones are not."""
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         of_asv = (Path(root) / "benchmarks.json").is_file() or (Path(root).parent / "benchmarks.json").is_file()

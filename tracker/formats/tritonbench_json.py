@@ -32,7 +32,7 @@ TITLE = "TritonBench JSON"
 MODES = ("fwd_no_grad", "fwd_bwd", "fwd", "bwd")
 DTYPES = ("fp16", "fp32", "bf16", "int8", "int4", "fp8")
 _BUILTIN = ("fp8", "int8", "int4")
-"""Dtypes that stay part of the operator's name."""
+"""Dtypes kept in the operator's name."""
 
 _KEY = re.compile(r"tritonbench_(.+?)\[x_(.*)-([^-\[\]]+)\]_(.*)", re.DOTALL)
 _NOT_INPUTS = ("average", "hashes")
@@ -40,7 +40,7 @@ _NOT_INPUTS = ("average", "hashes")
 
 _USED = ("latency", "accuracy", "tflops")
 DERIVED = ("speedup", "gbps", "hashes", "best_config")
-"""Metrics that follow from the latencies, or are not numbers."""
+"""Metrics derived from latencies, or without a number."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class TableRow:
 
 
 class Envelope(msgspec.Struct):
-    """The object that TritonBench's CI writes around the metrics."""
+    """TritonBench CI's object around the metrics."""
 
     metrics: dict[str, Any]
     env: dict[str, Any] = {}

@@ -70,7 +70,7 @@ _DIRTY_MARK = re.compile(r".*(?:[-+.](?:dirty|modified)|\+)", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Usual:
-    """The facts that a mapping has under usual names."""
+    """A mapping's facts under usual names."""
 
     commit: str | None = None
     branch: str | None = None
@@ -82,18 +82,18 @@ class Usual:
 
 
 def usual(facts: Mapping[str, Any]) -> Usual:
-    """Return the facts of a run among a file's loose facts. A text that cannot be the fact is not used."""
-    known = dict(_flat(facts))
-    commit = _text(known, COMMIT)
+    """Return a run's facts among a file's loose facts. Unusable text is ignored."""
+    flat = dict(_flat(facts))
+    commit = _text(flat, COMMIT)
     match = _DESCRIBED.fullmatch(commit or "")
     return Usual(
         commit=match[1] if match else commit,
-        branch=(_text(known, BRANCH) or "").removeprefix("refs/heads/").removeprefix("origin/") or None,
-        committed=_time(known, COMMITTED),
-        date=_time(known, DATE),
-        dirty=_dirty(known) or _DIRTY_MARK.fullmatch(commit or "") is not None,
-        cpu=_text(known, CPU),
-        gpu=_text(known, GPU),
+        branch=(_text(flat, BRANCH) or "").removeprefix("refs/heads/").removeprefix("origin/") or None,
+        committed=_time(flat, COMMITTED),
+        date=_time(flat, DATE),
+        dirty=_dirty(flat) or _DIRTY_MARK.fullmatch(commit or "") is not None,
+        cpu=_text(flat, CPU),
+        gpu=_text(flat, GPU),
     )
 
 
@@ -107,17 +107,17 @@ def _flat(facts: Mapping[str, Any], above: str = "", depth: int = 0) -> Iterator
             yield above + plain, value
 
 
-def _text(known: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+def _text(flat: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     for name in names:
-        value = known.get(name)
+        value = flat.get(name)
         if isinstance(value, str) and value.strip().lower() not in _NOTHING:
             return value.strip()
     return None
 
 
-def _time(known: Mapping[str, Any], names: tuple[str, ...]) -> datetime | None:
+def _time(flat: Mapping[str, Any], names: tuple[str, ...]) -> datetime | None:
     for name in names:
-        value = known.get(name)
+        value = flat.get(name)
         try:
             if isinstance(value, str) and value.strip() and not value.strip().isdigit():
                 return from_iso(value, name)
@@ -129,9 +129,9 @@ def _time(known: Mapping[str, Any], names: tuple[str, ...]) -> datetime | None:
     return None
 
 
-def _dirty(known: Mapping[str, Any]) -> bool:
+def _dirty(flat: Mapping[str, Any]) -> bool:
     for name in DIRTY:
-        value = known.get(name)
+        value = flat.get(name)
         text = str(value).strip().lower()
         if value is None or text in _NOTHING:
             continue

@@ -151,7 +151,7 @@ def _entries(data: bytes) -> Iterator[tuple[str, V3Entry]]:
 
 @dataclass(frozen=True)
 class _V3Key:
-    """The fields that identify a result within a run."""
+    """The fields identifying a result within a run."""
 
     operator: str
     backend: str
@@ -164,7 +164,7 @@ class _V3Key:
 
     @property
     def table(self) -> tuple[Any, ...]:
-        """The fields shared by the results that are compared with the same baseline."""
+        """The fields shared by results with the same baseline."""
         return (self.operator, self.mode, self.dtype, self.host, self.protocol, self.seed)
 
 
@@ -245,7 +245,7 @@ class _V3Reader(Reader):
             yield self._result(key, metrics, key.backend in baselines[key.table])
 
     def _baselines(self) -> dict[tuple[Any, ...], set[str]]:
-        """Return, for each table, the backend that is the baseline of the speed-ups."""
+        """Return each table's baseline backend."""
         tables: dict[tuple[Any, ...], list[TableRow]] = {}
         for key, entries in self.results.items():
             names = {entry.metric.name: None for _, entry in entries}

@@ -46,7 +46,7 @@ class FormatError(IngestError):
 
 
 def read_bytes(path: Path) -> bytes:
-    """Return the content of a file, without the byte order mark that programs of Windows write."""
+    """Return a file's content, without Windows's byte order mark."""
     if path.is_dir():
         raise FormatError("is a folder, not a file")
     return path.read_bytes().removeprefix(codecs.BOM_UTF8)
@@ -114,7 +114,7 @@ def number_of(value: Any) -> float | None:
 
 
 def status_of(text: str) -> tuple[Status, str]:
-    """Return the status and message of a text that is written instead of a number."""
+    """Return status and message for text in place of a number."""
     message = " ".join(text.split())
     lower = message.lower()
     if not message:
@@ -134,7 +134,7 @@ _SIZE = re.compile(r"\s*([A-Za-z_]\w*)\s*[=:]\s*(-?\d{1,18})\s*", re.ASCII)
 
 
 def dims_of(shape: str) -> dict[str, int]:
-    """Return the sizes that a shape's text names, such as `G=4,N=64`. M is the sum of M_g over the groups."""
+    """Return the sizes in a shape's text, such as `G=4,N=64`. M is the sum of M_g over the groups."""
     return dict(_dims_of(shape))
 
 

@@ -28,7 +28,7 @@ from groupbench.tracker.tools import git
 
 @dataclass(frozen=True)
 class Updated:
-    """The keys of the alerts that an update changed."""
+    """The keys of changed alerts."""
 
     opened: tuple[int, ...] = ()
     reopened: tuple[int, ...] = ()
@@ -36,7 +36,7 @@ class Updated:
 
     @property
     def text(self) -> str:
-        """The line that `gate --update` prints: how many alerts changed, and their first numbers."""
+        """`gate --update`'s line: how many alerts changed, and their first numbers."""
         parts = [
             f"{len(keys)} {name} ({', '.join(map(str, keys[:8]))}{', …' if len(keys) > 8 else ''})"
             for name, keys in (("opened", self.opened), ("reopened", self.reopened), ("fixed", self.fixed))

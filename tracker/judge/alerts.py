@@ -48,10 +48,10 @@ STATES = tuple(ALERT_STATES)
 OPEN = ("new", "acknowledged", "expected")
 FIX = "the gate fails until the result is correct: fix the backend"
 ITSELF = "groupbench"
-"""The author of changes that no person made."""
+"""The author of automatic changes."""
 
 _AT_RUN = re.compile(r"(: )?run \S+ at \S+$")
-"""The end of a reason that names the run, as `alert_moves` writes it."""
+"""The end of a reason naming the run, as `alert_moves` writes it."""
 
 _MAX_KEYS = 500
 _LEVELS = ("before", "after", "effect", "low", "high")
@@ -99,7 +99,7 @@ class AlertRow:
 
     @property
     def machine(self) -> str | None:
-        """The identity of the machine that showed the change."""
+        """The identity of the machine with the change."""
         return None if self.environment is None else self.environment.machine
 
     @property
@@ -153,7 +153,7 @@ class AlertRow:
 
     @property
     def advice(self) -> str | None:
-        """The commands that handle the alert if it is new, or the remedy of a wrong result if it is open; else None."""
+        """The commands for a new alert, or the remedy of a wrong result if it is open; else None."""
         if self.metric == "result":
             return FIX if self.state in OPEN else None
         if self.state != "new":
@@ -202,7 +202,7 @@ def find(
     first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
     between: CommitsBetween = lambda first, last: None,
 ) -> list[AlertRow]:
-    """Return alerts in the order of commit, operator and backend, so that those of one change are adjacent."""
+    """Return alerts ordered by commit, operator and backend, so that one change's alerts are adjacent."""
     statement = select(Alert).order_by(Alert.id)
     if states is not None:
         statement = statement.where(Alert.state.in_(states))

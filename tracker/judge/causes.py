@@ -1,4 +1,4 @@
-"""Find the cause of a change from the facts of two points. Pure functions, without I/O.
+"""Find a change's cause from two points' facts. Pure functions, without I/O.
 
 The first cause that applies, in this order:
 
@@ -116,7 +116,7 @@ def some(texts: Sequence[str]) -> str:
 
 
 def _surroundings(before: Facts, old: Environment, after: Facts, new: Environment) -> Cause | None:
-    """Return a change of the machine, or else of the toolchain, as the cause; None if both are the same."""
+    """Return the machine's change, or else the toolchain's, as the cause; None if both are the same."""
     machine, toolchain = machine_differences(old, new), toolchain_differences(old, new)
     if machine:
         return Cause("environment", some((*machine, *toolchain)))

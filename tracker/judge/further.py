@@ -50,7 +50,7 @@ REPEATABLE = Metric("repeatability", "", "two executions are bitwise equal", bet
 
 @dataclass(frozen=True)
 class Changed:
-    """A change of one metric of a point. Places are those of the past.
+    """A change in one metric at a point. Places are those of the past.
 
     Attributes:
         metric: The metric.
@@ -121,12 +121,12 @@ class Further:
         ]
 
     def cases(self, point: PointRow, latency: tuple[float, Span] | None) -> list[Case]:
-        """Return a case for each metric that changed, without those that the change of the latency explains."""
+        """Return a case for each changed metric not explained by the latency's change."""
         changed = self.changed.get(point.pk, ())
         return [self._case(point, one) for one in changed if not self._explained(one, latency)]
 
     def explained(self, point: PointRow, latency: tuple[float, Span] | None) -> str | None:
-        """Return the metrics that changed with the latency and as much, as text for its row."""
+        """Return the metrics which changed as much as the latency, as text for the latency's row."""
         changed = [one for one in self.changed.get(point.pk, ()) if self._explained(one, latency)]
         return joined(*(_change_text(point, one) for one in changed))
 
@@ -295,7 +295,7 @@ def _what(metric: Metric) -> str:
 def _scattered(
     data: GateData, metric: Metric, pasts: Sequence[tuple[PointRow, Past]]
 ) -> Iterator[tuple[PointRow, Changed]]:
-    """Yield the changes of values that scatter."""
+    """Yield changes in scattering values."""
     counts, sign = math.log1p(metric.least), -1.0 if metric.better == "higher" else 1.0
     prior = RMS_PRIOR if metric is RMS else counts
     noteworthy = []
@@ -312,7 +312,7 @@ def _scattered(
 
 
 def _changes(data: GateData, metric: Metric, past: Past, walked: Walked, counts: float) -> Iterator[Changed]:
-    """Yield the changes that a walk shows. `before` is a logarithm, positive for the worse."""
+    """Yield a walk's changes. `before` is a logarithm, positive for the worse."""
     last = len(past) - 1
     common = Evidence(n=last, counts=counts, hint=metric.hint, is_error=metric is RMS,
                       sigma=None if walked.top is None else walked.top.deviation)  # fmt: skip

@@ -1,4 +1,4 @@
-"""The verdict on a night: gather the evidence of every series, decide by the table of rules, and set the exit code.
+"""The verdict on a night: gather every series' evidence, decide by the rule table, and set the exit code.
 
 A row is decided by `rules.RULES` alone. Here, the evidence is gathered: where each series is by its results
 (`latency`, `further`), the stored A/Bs and alerts, the moves of the machine, and whether there is a result at all
@@ -37,7 +37,7 @@ from groupbench.tracker.text.wording import change_in_words, counted
 __all__ = ["WINDOW", "Gate", "Judged", "judge_run"]
 
 WINDOW = 100
-"""Number of earlier results of a series that count: about three months of nightly runs."""
+"""Number of a series' earlier results that count: about three months of nightly runs."""
 
 
 def judge_run(
@@ -50,7 +50,7 @@ def judge_run(
     first_parents: FirstParents | None = None,  # ancestry beyond the database, such as git's
     between: CommitsBetween = lambda first, last: None,
 ) -> Gate:
-    """Return the verdict on each series that a run's night contains or should contain. Only reads."""
+    """Return the verdict on each series in a run's night, measured or missing. Only reads."""
     night = runs_of_night(session, run)
     lines = [line_of(session, each, first_parents) for each in night]
     points = _newest(session, night)
@@ -80,7 +80,7 @@ def judge_run(
 
 
 def _newest(session: Session, night: Sequence[RunRow]) -> list[list[PointRow]]:
-    """Return the points of each run of a night, without those that a newer run measured on the same machine."""
+    """Return the points in each run of a night, only the newest on one machine."""
     seen: set[tuple[int, str, str]] = set()
     points = []
     for run in night:
@@ -104,14 +104,14 @@ def _limits(rows: Sequence[Judged], min_effect: float | None) -> tuple[str, ...]
 
 
 def _names(night: Sequence[RunRow]) -> tuple[str, ...]:
-    """Return a note that names the runs of a night that has several."""
+    """Return a note naming a night's runs, if several."""
     if len(night) < 2:
         return ()
     return (f"the night has {len(night)} runs: {', '.join(each.id[:12] for each in reversed(night))}",)
 
 
 class _Part:
-    """The evidence of one run of a night."""
+    """One run's evidence in a night."""
 
     def __init__(
         self, session: Session, run: RunRow, line: CommitLine, points: Sequence[PointRow],
@@ -159,7 +159,7 @@ class _Part:
         )
 
     def _cases(self, point: PointRow) -> list[Case]:
-        """Return all cases of a point, that of its latency first."""
+        """Return all cases for a point, the latency's first."""
         muted = self.data.decisions.muted.get(point.series.pk)
         return [case.unless_muted(muted) for case in self._heard(point)]
 
@@ -203,6 +203,6 @@ def _unknown(row: Judged) -> str | None:
 
 
 def _unchecked(row: Judged) -> str | None:
-    """Return the checks that the A/B of a row could not make, or None."""
+    """Return the checks missing in a row's A/B, or None."""
     lines = () if row.compared is None else unchecked_lines(row.compared.unchecked)
     return f"A/B {'; '.join(lines)}" if lines else None

@@ -56,7 +56,7 @@ class GateData:
         window: int,
         min_effect: float | None,
     ) -> GateData:
-        """Read the data of the series of a run's points."""
+        """Read the series data for a run's points."""
         series = [point.series.pk for point in points]
         pasts = Pasts(session, line, series, window)
         turns = turns_wrong(session, line, [point.series.pk for point in points if point.status == "wrong"])
@@ -117,7 +117,7 @@ class GateData:
         return alert.state == "invalid" or (alert.state == "expected" and alert.pk not in self.lapsed)
 
     def comparisons_of(self, series: int, runs: Sequence[int]) -> list[Compared]:
-        """Return the A/Bs of a series that the toolchains of some runs measured, newest first."""
+        """Return a series' A/Bs measured with some runs' toolchains, newest first."""
         stored = self.comparisons.get(series, ())
         return of_one_toolchain(self.evidence(series, [], runs)) if stored else []
 

@@ -72,7 +72,7 @@ def _head(rows: Sequence[Judged], counts: dict[str, int], code: ExitCode, strict
 
 
 def _headlines(rows: Sequence[Judged], code: ExitCode, strict: bool) -> str:
-    """Return a count of series for each verdict that sets the exit code."""
+    """Return the number of series for each verdict with an exit code."""
     deciding: dict[Verdict, list[Judged]] = {}
     for row in rows:
         if row.verdict.exit is code and row.exit_code(strict) is code:
@@ -98,7 +98,7 @@ def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
 
 
 def _advice(rows: Sequence[Judged], strict: bool) -> str:
-    """Return the command that would decide the rows that do not pass, or "" if no A/B comparison can."""
+    """Return the command to decide failing rows, or "" if no A/B comparison can."""
     open_rows = [row for row in rows if row.ab_base and row.exit_code(strict) is not ExitCode.OK]
     if not open_rows:
         return ""

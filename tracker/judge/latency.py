@@ -42,7 +42,7 @@ from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 
 ASKED = 3.0
-"""Number of A/Bs that a quiet night asks for by chance, in each direction."""
+"""Number of A/Bs in a quiet night by chance, in each direction."""
 LEAST_ASKED, MOST_ASKED = 0.01, 0.3
 """Bounds of the chance below which a result is worth an A/B."""
 BETTER = 5.0
@@ -157,7 +157,7 @@ class Latencies:
         )  # fmt: skip
 
     def _tonight(self, one: Tonight) -> Case:
-        """Return the case of tonight's value on the level that it should belong to."""
+        """Return the case for tonight's value on the expected level."""
         walked, evidence = one.walked, self._evidence(one)
         score, here = self._score(one), walked.back == one.last
         evidence = replace(
@@ -346,7 +346,7 @@ class Latencies:
         return replace(case, row=replace(row, note=note))
 
     def _on_another_machine(self, one: Tonight) -> Case:
-        """Return the case of one of the first results on a machine, when the series has a history on another."""
+        """Return the case for one of a machine's first results, when the series has a history on another."""
         row, before, reach = transitions.elsewhere(self.data, one.point, one.past, one.followed.least)
         transition = row.transition
         assert transition is not None and row.change is not None
@@ -372,7 +372,7 @@ class Latencies:
 
 
 def _apart(row: Judged, compared: Compared) -> str | None:
-    """Return the change of the results if it is outside the interval of an A/B."""
+    """Return the results' change if it is outside an A/B's interval."""
     low = -math.inf if compared.low is None else compared.low
     high = math.inf if compared.high is None else compared.high
     if row.change is None or low <= math.log1p(row.change) <= high:

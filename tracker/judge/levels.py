@@ -20,7 +20,7 @@ from groupbench.tracker.store.comparisons import Compared
 
 @dataclass(frozen=True)
 class ChangeEvidence:
-    """Evidence of a change of latency beyond the results. Its comparisons are of the past's toolchains."""
+    """Evidence for a latency change beyond the results, from comparisons with the past's toolchains."""
 
     alerts: Sequence[AlertRow] = ()
     comparisons: Sequence[Compared] = ()

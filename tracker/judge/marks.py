@@ -71,7 +71,7 @@ def comparison_marks(
     stored: Iterable[Compared],  # the newest first
     counts: float,  # smallest distance that counts
 ) -> list[tuple[int, Mark]]:
-    """Return the marks of the A/Bs of two commits, each at the first result of its head after one of its base."""
+    """Return the marks for two commits' A/Bs, each at the first result of its head after one of its base."""
     newest: dict[tuple[int, int], Compared] = {}
     for one in stored:
         if not one.decided or one.toolchains is not None or one.base not in commits:

@@ -18,7 +18,7 @@ from groupbench.tracker.store.schema import Commit, Point, Run, Series
 CLOSE = timedelta(hours=12)
 """Longest time between two runs of one night."""
 IMPORT = "import"
-"""Trigger of runs that were imported. Those without a plan are runs of one plan."""
+"""Trigger of imported runs. Those without a plan are runs of one plan."""
 
 
 def runs_of_night(session: Session, run: RunRow) -> list[RunRow]:
@@ -38,7 +38,7 @@ def runs_of_night(session: Session, run: RunRow) -> list[RunRow]:
 def previous_night(
     session: Session, night: Collection[RunRow], hardware: Iterable[str], line: CommitLine
 ) -> tuple[list[RunRow], dict[int, PointOutcome]]:
-    """Return the runs of the newest earlier night on a line that measured any of the hardware, and their outcomes.
+    """Return the newest earlier night's runs on a line with any of the hardware, and their outcomes.
 
     The outcomes are by series. Both are empty without a plan.
     """

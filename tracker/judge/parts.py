@@ -59,7 +59,7 @@ def percent(effect: float) -> str:
 
 
 def effect_on_latency(before: float, distance: float, predicted: Predicted | None) -> Effect:
-    """Return the effect of a distance from a level; both are logarithms. The interval is that of tonight's result."""
+    """Return the effect for a distance from a level; both are logarithms. The interval is tonight's result's."""
     half = None if predicted is None else predicted.reach(0.025)
     low, high = (None, None) if half is None else (relative(distance - half), relative(distance + half))
     return Effect(before_ms=math.exp(before), change=math.expm1(distance), low=low, high=high)

@@ -69,7 +69,7 @@ def gains(points: Iterable[PointRow], others: Iterable[PointRow] = ()) -> list[G
 
     Args:
         points: The points of a run.
-        others: Points of other runs of the same commit, whose canaries are used if the run has none.
+        others: Points of other runs of the same commit, whose canaries are used if the run lacks one.
     """
     best = _fastest(points, floors(others))
     saved = [max(0.0, ms * (1 - 1 / gap)) for _, ms, gap in best]

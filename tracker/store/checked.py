@@ -107,12 +107,12 @@ def hashed(records: Iterable[Numbered], source: str) -> Iterator[Hashed]:
     """Hash storable records. Raises IngestError."""
     runs, environments = _Runs(), _Environments()
     hashes: dict[bytes, str] = {}  # of kernels, which many records may share
-    for number, given in records:
-        cell = canonical(given.cell, given.run.started)
-        environment, content = environments.of(given.environment)
-        record = given
-        if cell is not given.cell or environment.cpu != given.environment.cpu:
-            record = msgspec.structs.replace(given, cell=cell, environment=environment)
+    for number, original in records:
+        cell = canonical(original.cell, original.run.started)
+        environment, content = environments.of(original.environment)
+        record = original
+        if cell is not original.cell or environment.cpu != original.environment.cpu:
+            record = msgspec.structs.replace(original, cell=cell, environment=environment)
         try:
             identity = series_identity(record)
             kernels = None

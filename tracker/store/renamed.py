@@ -1,4 +1,4 @@
-"""Find new series that equal earlier ones but for one text.
+"""Find new series equal to earlier ones but for one text.
 
 A name that changes with each run begins a new history each time, and the gate never has anything to compare with.
 """
@@ -18,16 +18,16 @@ from groupbench.tracker.facts.identity import IDENTITY
 from groupbench.tracker.store import schema
 
 _LOOKED_AT = 200
-"""New series that are compared with earlier ones."""
+"""Number of new series compared with earlier ones."""
 
 _EARLIER = 10_000
-"""The latest earlier series that are read."""
+"""Number of earlier series read, the latest."""
 
 _CANDIDATES = 32
-"""Earlier texts of one field that a new text is compared with."""
+"""Number of earlier texts compared with a new one."""
 
 _ALIKE = {"operator": 0.4, "backend": 0.4, "shape": 0.4, "hardware": 0.0}
-"""Fields in which a text may change with each run, and the share of characters that the two must have in common."""
+"""Fields in which a text may change with each run, and the least share of common characters."""
 
 _FLAGS = {"hardware": "--cpu or --gpu", "operator": "--operator", "backend": "--backend"}
 
@@ -70,19 +70,19 @@ Row = tuple[Any, ...]
 
 
 def _pairs(began: Sequence[Row], earlier: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """Return (field, new text, earlier text) for each new series that equals an earlier one but for one field."""
+    """Return (field, new text, earlier text) for each new series equal to an earlier one but for one field."""
     places = {name: IDENTITY.index(name) for name in _ALIKE}
     texts: dict[Row, list[str]] = {}
     for row in earlier:
         for name, at in places.items():
-            known = texts.setdefault((name, *row[:at], *row[at + 1 :]), [])
-            if len(known) < _CANDIDATES:
-                known.append(row[at])
+            earlier_texts = texts.setdefault((name, *row[:at], *row[at + 1 :]), [])
+            if len(earlier_texts) < _CANDIDATES:
+                earlier_texts.append(row[at])
     pairs = []
     for row in began:
         for name, at in places.items():
-            known = texts.get((name, *row[:at], *row[at + 1 :]), [])
-            old = max(known, key=partial(_common, row[at]), default=None)
+            earlier_texts = texts.get((name, *row[:at], *row[at + 1 :]), [])
+            old = max(earlier_texts, key=partial(_common, row[at]), default=None)
             if old is not None and _common(row[at], old) >= _ALIKE[name] * max(len(row[at]), len(old)):
                 pairs.append((name, row[at], old))
                 break
@@ -90,7 +90,7 @@ def _pairs(began: Sequence[Row], earlier: Sequence[Row]) -> list[tuple[str, str,
 
 
 def _common(one: str, other: str) -> int:
-    """Return the number of characters at the start and the end that two texts share."""
+    """Return the length of the common start and end."""
     start = _prefix(one, other)
     return start + _prefix(one[start:][::-1], other[start:][::-1])
 

@@ -108,21 +108,21 @@ def _parts(read: Callable[[int], bytes], rest_of_line: Callable[[], bytes]) -> I
 
 def check_part(part: _Numbered, source: str) -> Part:
     first, lines = part
-    found, problem = [], None
+    pairs, problem = [], None
     try:
         for each in hashed(storable(BytesIO(lines), source, first), source):
-            found.append(each)  # a bad line keeps those before it
+            pairs.append(each)  # a bad line keeps those before it
     except IngestError as error:
         problem = error
-    return part_of(found, problem)
+    return part_of(pairs, problem)
 
 
-def part_of(found: Iterable[Hashed], problem: IngestError | None = None) -> Part:
+def part_of(pairs: Iterable[Hashed], problem: IngestError | None = None) -> Part:
     """Pack hashed records as a part."""
     results, rows = [], []
     runs: dict[int, tuple[int, Run]] = {}  # by id(): equal ones are one object
     environments: dict[int, tuple[int, tuple[Environment, str]]] = {}
-    for one in packed(found):
+    for one in packed(pairs):
         if one.values["status"] != NOT_REACHED:
             results.append((one.number, one.run.id, one.identity, one.values["content"]))
         run, _ = runs.setdefault(id(one.run), (len(runs), one.run))

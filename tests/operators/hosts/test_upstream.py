@@ -1,4 +1,4 @@
-"""The patch for TritonBench applies to the commit that we support, and does what its page says."""
+"""The patch for TritonBench applies to the commit that we support, and works as documented."""
 
 from __future__ import annotations
 

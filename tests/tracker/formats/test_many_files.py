@@ -1,4 +1,4 @@
-"""Folders, archives and patterns: a transaction for each file, an interrupt keeps what is in, again continues."""
+"""Folders, archives and patterns: a transaction for each file, an interrupt keeps stored files, again continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Formats of other tools: values, units, directions, counts, and what is left out.
+"""Formats of other tools: values, units, directions, counts, and results left out.
 
 The values of the `data.js` cases and of hyperfine's are those of public files; their texts are not.
 """
@@ -154,7 +154,7 @@ def test_nvbench_with_samples(tmp_path: Path) -> None:
     assert two.latency is not None
     assert (two.latency.bursts_ms, two.cell.shape) == (((2.0,),), "T=I32,Elements=1024#2")
     assert (three.status, three.message) == ("oom", "out of memory")
-    assert loaded.notes == ("1 files of samples are missing beside the JSON, so the mean is the only sample",)
+    assert loaded.notes == ("1 files of samples are missing next to the JSON, so the mean is the only sample",)
 
 
 def test_vllm(write: Any) -> None:

@@ -1,4 +1,4 @@
-"""A name that changes with each run is reported when it begins new series beside equal ones."""
+"""A name that changes with each run is reported when it begins new series although equal ones exist."""
 
 from __future__ import annotations
 
