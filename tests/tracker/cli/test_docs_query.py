@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import shutil
@@ -36,6 +37,39 @@ LISTS = ("list series", "list runs", "list commits", "list envs")
 COMMANDS = ("history", "compare", "show", *LISTS, "db sql", "import")
 
 
+COMMIT = "1" * 40
+OF_OTHERS = {
+    "asv/results/benchmarks.json": '{"version": 2, "time_sort": {"type": "time", "unit": "seconds"}}',
+    "asv/results/i7/machine.json": '{"machine": "i7", "version": 1}',
+    "asv/results/i7/11111111-py.json": json.dumps(
+        {
+            "commit_hash": COMMIT, "env_name": "py", "date": 1767225600000, "params": {"machine": "i7", "cpu": "i7"},
+            "result_columns": ["result"], "results": {"time_sort": [[0.5]]}, "version": 2,
+        }
+    ),
+    "nights/first/sort.json": json.dumps(
+        {
+            "context": {"date": "2026-01-01T03:00:00+00:00", "host_name": "i7", "num_cpus": 8, "commit": COMMIT},
+            "benchmarks": [{"name": "BM_Sort/8", "real_time": 1.5, "cpu_time": 1.5, "time_unit": "us"}],
+        }
+    ),
+    "data.js": "window.BENCHMARK_DATA = " + json.dumps(
+        {
+            "entries": {
+                "Sort": [
+                    {
+                        "commit": {"id": COMMIT, "timestamp": "2026-01-01T03:00:00Z", "message": "Sort faster"},
+                        "date": 1767236400000, "tool": "cargo",
+                        "benches": [{"name": "sort", "value": 150, "range": "+/- 3", "unit": "ns/iter"}],
+                    }
+                ]
+            }
+        }
+    ),
+}  # fmt: skip
+"""Files of other benchmarks, by the paths in the guide."""
+
+
 @pytest.fixture
 def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Any, make: Any, write: Any) -> Path:
     """A database of two nights in a folder with the files that the examples name."""
@@ -52,6 +86,9 @@ def filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: Any, make: A
     write(night(2, "my-branch"), "branch.jsonl")
     shutil.copy(Path(__file__).parents[1] / "data" / "tritonbench_grouped_gemm.json", tmp_path / "tritonbench.json")
     (tmp_path / "times.csv").write_text("op,impl,rows,time\ngemm,a,64,100\ngemm,b,64,120\n")
+    for name, content in OF_OTHERS.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
     monkeypatch.chdir(tmp_path)
     return path
 
@@ -97,6 +134,7 @@ def test_lists_are_complete() -> None:
 @pytest.mark.parametrize("text", [HISTORY, COMPARING, IMPORTING], ids=["history", "comparing", "importing"])
 def test_every_option_exists(text: str) -> None:
     others = {"--output-json", "--output", "--csv", "--benchmark_context", "--db", "--format", "--budget"}
+    others |= {"--json", "--jsonbin", "--export-json", "--metadata"}
     every = dict(commands(main))
     names = (*COMMANDS, "db export", "ab", "calibrate", "explain")
     flags = others | {flag for name in names for part in every[name].params for flag in part.opts}
