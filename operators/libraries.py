@@ -10,7 +10,10 @@ _NOT_LOADED = re.compile(
     r"|cannot import name '(_|.* from partially initialized module))"
 )
 
-BUILD = "if it needs a build, set `setup` in groupbench.toml to the command that builds it"
+BUILD = (
+    "if it needs a build, set `setup` in groupbench.toml to the command that builds it; "
+    "if it lies in a subfolder, add this folder to `pythonpath`"
+)
 """Advice for a plan without `setup`."""
 
 

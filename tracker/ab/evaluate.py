@@ -81,12 +81,14 @@ class Evaluator(Closing):
 
     Args:
         plugins: Trusted plugins of operators other than groupbench's own.
+        folders: Folders in which Python finds the modules of plugins and candidates.
     """
 
     def __init__(
         self,
         plugins: Sequence[str] = (),
         *,
+        folders: Sequence[str] = (),
         device: str = "auto",
         budget_s: float = BUDGET_S,
         min_effect: float = MIN_EFFECT,
@@ -95,8 +97,8 @@ class Evaluator(Closing):
     ) -> None:
         self.plugins, self.device, self.timeout_s = tuple(plugins), device, timeout_s
         self._bench = Bench(
-            AbSide(_TITLES["base"]),
-            AbSide(_TITLES["head"]),
+            AbSide(_TITLES["base"], pythonpath=tuple(folders)),
+            AbSide(_TITLES["head"], pythonpath=tuple(folders)),
             AbSettings(budget_s=budget_s, min_effect=min_effect, timeout_s=timeout_s, times_right_alone=True),
             progress=progress,
         )

@@ -71,7 +71,7 @@ class AbSide:
         tree: Folder with the files; None for the installed packages.
         python: Interpreter of the process.
         commit: Full hash, if it is a commit.
-        pythonpath: Folders of the tree with modules, in addition to the tree itself and `src`.
+        pythonpath: Folders of the tree with modules, in addition to the tree itself and `src`; absolute without a tree.
     """
 
     title: str
@@ -137,7 +137,7 @@ def python_path(side: AbSide, layout: Path, own_contract: bool = True) -> list[s
     """Return the first folders on the side's module path. Raises AbError if the tree is not a folder."""
     if side.tree is None:
         make_layout(ROOT, layout)
-        return [str(layout)]
+        return [str(layout), *side.pythonpath]
     tree = side.tree.resolve()
     if not tree.is_dir():
         raise AbError(f"{side.title}: {tree} is not a folder")

@@ -97,6 +97,7 @@ def _evaluations(
     project = this_project(context)
     with Evaluator(
         project.placed_plugins(choice.plugins),
+        folders=project.python_path(),
         device=choice.device,
         budget_s=how.budget,
         min_effect=how.min_effect,

@@ -170,11 +170,9 @@ def _explain(judged: Gate, why: str) -> None:
     from groupbench.tracker.judge.rules import RULES, passed_over
 
     words = why.lower().split()
-    rows = [
-        row
-        for row in (*judged.rows, *judged.asked)
-        if why == str(row.series.pk) or all(word in str(row.series).lower() for word in words)
-    ]
+    every = [*judged.rows, *judged.asked]
+    rows = [row for row in every if why == str(row.series.pk)]
+    rows = rows or [row for row in every if all(word in str(row.series).lower() for word in words)]
     if not rows:
         raise click.UsageError(f"no series of the run has the number or the words {why!r}; `groupbench list series`")
     for row in rows:

@@ -49,6 +49,7 @@ class Evidence:
         p: Chance of such a distance on the level.
         nights: Number of nights in a row that are out; negative if they are for the better.
         beyond: Tonight's value is farther from all results of the level than they are from each other.
+        few: Few earlier results, so that history alone shows gross changes only.
         slight: Few earlier results, and the distance is not gross: history alone shows nothing.
         back: Tonight's value is the first back on the level before a change.
         since: Number of results since the change.
@@ -85,6 +86,7 @@ class Evidence:
     p: float | None = None
     nights: int = 0
     beyond: bool = False
+    few: bool = False
     slight: bool = False
     back: bool = False
     since: int = 0

@@ -131,7 +131,8 @@ def no_change_above(rows: Sequence[Judged]) -> str:
     limits: dict[int, tuple[float, Judged]] = {}
     for row in rows:
         if row.judged_latency and row.what in (None, "latency") and row.evidence.reach is not None:
-            limits[row.series.pk] = (row.evidence.reach, row)
+            here = abs(row.evidence.distance) if row.evidence.kind == "tonight" else 0.0  # not yet compared by an A/B
+            limits[row.series.pk] = (max(row.evidence.reach, here), row)
     judged, timed = latencies(rows)
     of = "" if judged == timed else f" in {judged:,} of {timed:,} latencies"
     if not limits:

@@ -162,7 +162,7 @@ class Latencies:
         score, here = self._score(one), walked.back == one.last
         evidence = replace(
             evidence, p=walked.p if walked.ps else None, nights=walked.nights, beyond=walked.beyond, back=here,
-            since=abs(walked.nights), noisy=_is_noisy(one), score=score, slight=_is_slight(one),
+            since=abs(walked.nights), noisy=_is_noisy(one), score=score, few=is_few(one.walked), slight=_is_slight(one),
         )  # fmt: skip
         row = Judged(one.point.series, Verdict.OK, one.point, transition=self._newest_transition(one))
         start, base = one.begins, one.base
@@ -212,7 +212,7 @@ class Latencies:
         start = max(level.start, 0)
         if level.start >= 0:
             case = self._with_causes(one, case, one.on_level(start, stack[at - 1]), start)
-        if level.gradual and case.row.cause in (None, "code"):
+        if level.gradual and level.by != "slower" and case.evidence.ab != "worse" and case.row.cause in (None, "code"):
             case = replace(case, row=replace(case.row, cause="drift"))
         if level.by == "nights" and self.machines.stepped_together(one, start) and case.evidence.excused is None:
             case = case.knowing(excused="together")
@@ -436,8 +436,12 @@ def _is_slight(one: Tonight) -> bool:
 
 def is_slight(walked: Walked, gross: float) -> bool:
     """Return whether a change is not gross (relative) and too few earlier results show the scatter."""
-    few = walked.top is not None and walked.top.freedom < ENOUGH + PRIOR_WEIGHT - 1
-    return few and abs(walked.distance) <= math.log1p(gross)
+    return is_few(walked) and abs(walked.distance) <= math.log1p(gross)
+
+
+def is_few(walked: Walked) -> bool:
+    """Return whether too few earlier results show the scatter."""
+    return walked.top is not None and walked.top.freedom < ENOUGH + PRIOR_WEIGHT - 1
 
 
 def _is_noisy(one: Tonight) -> bool:

@@ -181,9 +181,10 @@ RULES: tuple[Rule, ...] = (
         "two nights in a row, each with a chance of at most 1 % on the level and beyond the least that counts",
     ),
     Rule(
-        "unconfirmed", lambda e: e.nights > 0 and e.p is not None and e.p <= AT_ONCE and e.beyond
+        "unconfirmed", lambda e: e.nights > 0 and e.p is not None and (e.few or e.p <= AT_ONCE) and e.beyond
         and (e.decidable or e.is_error) and not e.slight, Verdict.UNCONFIRMED,
-        "a first night with a chance of at most 0.1 %, farther from all results than they are from each other",
+        "a first night with a chance of at most 0.1 %, farther from all results than they are from each other; or, "
+        "with few earlier results, a gross change with a chance of at most 1 %",
     ),
     Rule(
         "two nights better", lambda e: -e.nights >= TO_SUSPECT and e.decidable and not e.slight, Verdict.SUSPECT,

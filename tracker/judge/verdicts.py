@@ -149,7 +149,8 @@ class Judged:
     @property
     def judged_latency(self) -> bool:
         """Return whether the latency was compared with earlier ones, whatever the verdict."""
-        return self.point is not None and self.point.timed and not self.verdict.unjudged
+        compared = self.point is not None and self.point.timed and not self.verdict.unjudged
+        return compared and not self.evidence.muted
 
     @property
     def acknowledged(self) -> bool:

@@ -125,3 +125,25 @@ def test_only_what_an_entry_names_rules_a_series_out(
     stored([make(0)])
     with open_store(str(db), create=False) as store, store.read() as session:
         assert may_measure(entry, series_rows(session, [1])[1]) is may
+
+
+def test_a_muted_latency_is_not_among_those_that_were_judged(stored: Any, make: Any, cli: Cli) -> None:
+    stored([make(0, backend=name) for name in "ab"])
+    cli("alerts", "mute", "1", "--until", "2099-01-31", "--reason", "noisy")
+    assert cli("gate").stdout.startswith("GATE not judged: ")
+
+
+def test_a_number_explains_its_series_alone(stored: Any, make: Any, cli: Cli) -> None:
+    stored([make(n, backend=name, shape="M=1,N=2") for n in range(2) for name in "ab"])
+    assert cli("gate", "--why", "1").stdout.count(" M=1,N=2") == 1
+    assert cli("gate", "--why", "M=1,N=2").stdout.count(" M=1,N=2") == 2
+
+
+@pytest.mark.parametrize(("ms", "code", "line"), [(1.96, 3, "1 series unconfirmed"), (1.2, 0, "no change above ")])
+def test_a_second_result_shows_a_gross_change(
+    stored: Any, make: Any, cli: Cli, ms: float, code: int, line: str
+) -> None:
+    """Nothing else can decide about an imported result, because no A/B is possible."""
+    stored([make(n, (1.0, ms)[n], timing="cpu") for n in range(2)])
+    done = cli("gate")
+    assert (done.exit_code, line in done.stdout.splitlines()[0]) == (code, True), done.stdout
