@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import sys
 from contextlib import ExitStack
 from itertools import islice
@@ -59,6 +60,13 @@ def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
         ctx.exit()
 
 
+def _one_word(context: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """Return the name of a commit. Raises BadParameter for one that git would refuse, such as a sentence."""
+    if value is not None and not re.fullmatch(r"[^\s~^:?*\[\\]+", value):
+        raise click.BadParameter(f"{value!r} is not a commit", context, param)
+    return value
+
+
 @click.command(name="import")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
@@ -70,7 +78,12 @@ def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
 @collected(
     Options,
     "facts",
-    click.option("--commit", metavar="HASH", help="Commit that was measured, if the file does not name it."),
+    click.option(
+        "--commit",
+        metavar="HASH",
+        callback=_one_word,
+        help="Commit that was measured, if the file does not name it.",
+    ),
     click.option("--branch", metavar="NAME", help="Branch of that commit."),
     click.option("--dirty", is_flag=True, help="Mark the working tree as different from that commit."),
     click.option("--date", type=When(), metavar="DATE", help="Time of the measurement, if the file does not have it."),

@@ -50,6 +50,12 @@ def test_importing_twice_changes_nothing(cli: Cli) -> None:
     )
 
 
+def test_a_commit_is_one_word(cli: Cli, db: Path) -> None:
+    done = cli("import", SAMPLE, "--commit", "not a sha!")
+    assert (done.exit_code, db.exists()) == (2, False)
+    assert "'not a sha!' is not a commit" in done.stderr
+
+
 def test_a_night_after_a_night(cli: Cli, tmp_path: Path) -> None:
     slower = tmp_path / "slower.json"
     slower.write_text(SAMPLE.read_text().replace('"0.2518', '"0.3518'))
