@@ -12,7 +12,7 @@ _NOT_LOADED = re.compile(
 
 BUILD = (
     "if it needs a build, set `setup` in groupbench.toml to the command that builds it; "
-    "if it lies in a subfolder, add this folder to `pythonpath`"
+    "for a module in a subfolder, add the folder to `pythonpath`"
 )
 """Advice for a plan without `setup`."""
 
