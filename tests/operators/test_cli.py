@@ -194,10 +194,10 @@ BUILDS = {
     "a plan without": (
         "",
         ["--plan", "groupbench.toml"],
-        "set `setup` in groupbench.toml to the command that builds it",
+        "for a module in a subfolder, add the folder to `pythonpath`",
     ),
     "a plan with": ("setup = 'make'\n", ["--plan", "groupbench.toml"], "no such file or directory, at bench.py:2"),
-    "by hand, without": ("", ["--op", "canary"], "in groupbench.toml to the command that builds it"),
+    "by hand, without": ("", ["--op", "canary"], "add the folder to `pythonpath`"),
     "by hand, with": ("setup = 'make'\n", ["--op", "canary"], "to build it, run `setup` of groupbench.toml: make"),
 }
 
