@@ -51,6 +51,9 @@ _OF_THE_TESTS = ("GROUPBENCH_TEST_", "GROUPBENCH_BROWSER")
 for _name in [n for n in os.environ if n.startswith(_OF_THE_CALLER) and not n.startswith(_OF_THE_TESTS)]:
     del os.environ[_name]
 
+# Each process of the tests has devices of its own: its commands wait for no others.
+os.environ["GROUPBENCH_LOCKS"] = str(Path(tempfile.gettempdir(), f"groupbench-locks-{os.getpid()}"))
+
 # Most programs that tests start run the same code several times, in clones and worktrees that begin without bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -101,6 +104,7 @@ WARM_PYTHON = (sys.executable, "-I", "-S", str(WARM / "start.py"), sys.executabl
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.add_cleanup(lambda: shutil.rmtree(os.environ["GROUPBENCH_LOCKS"], ignore_errors=True))
     if not hasattr(config, "workerinput"):  # else the process that started this one has done it
         folder = Path(tempfile.gettempdir(), f"groupbench-warm-{secrets.token_hex(8)}-{os.getpid()}")
         os.environ["GROUPBENCH_TEST_WARM"] = str(folder)
