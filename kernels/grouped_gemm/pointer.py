@@ -31,7 +31,8 @@ from torch import Tensor
 
 from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import INTERPRETER, Device, device_of, fitted, halved
-from groupbench.kernels.grouped_gemm.support import illegal_tile, require_runnable, require_tensors, worker_count
+from groupbench.kernels.grouped_gemm.mnk import require_lists
+from groupbench.kernels.grouped_gemm.support import illegal_tile, worker_count
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.launch import Launch
 from groupbench.kernels.variants import by_config, first_that_runs
@@ -197,13 +198,7 @@ def _prepare(
     group_a: Sequence[Tensor], group_b: Sequence[Tensor], config: PointerConfig | None
 ) -> Callable[[], Tensor]:  # [sum(M_g * N_g)]
     """Check the operands; the returned callable computes all groups, one after another in a flat tensor."""
-    if not group_a or len(group_a) != len(group_b):
-        raise ValueError(f"need as many A as B and at least one, got {len(group_a)} and {len(group_b)}")
-    for g, (a, b) in enumerate(zip(group_a, group_b, strict=True)):
-        require_tensors(**{f"group_a[{g}]": a, f"group_b[{g}]": b})
-        if a.ndim != 2 or b.ndim != 2 or a.size(1) != b.size(0):
-            raise ValueError(f"group {g}: cannot multiply {tuple(a.shape)} by {tuple(b.shape)}")
-    require_runnable(*group_a, *group_b)
+    require_lists(group_a, group_b)
     device, dtype = group_a[0].device, group_a[0].dtype
     facts = device_of(device)
     if config is not None:
