@@ -20,10 +20,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from groupbench.tracker.judge.latency import ask_of, is_slight, worth
-from groupbench.tracker.judge.rules import AT_ONCE, TO_SUSPECT
+from groupbench.tracker.facts.verdicts import Verdict
+from groupbench.tracker.judge.evidence import Evidence
+from groupbench.tracker.judge.latency import ask_of, of_history, worth
+from groupbench.tracker.judge.rules import decide
 from groupbench.tracker.stats.screen import Followed, follow
-from groupbench.tracker.stats.thresholds import FLOOR, GROSS, least_effect, prior_scatter
+from groupbench.tracker.stats.thresholds import FLOOR, least_effect, prior_scatter
 from groupbench.tracker.stats.walk import NIGHTS, Walked, walk
 
 Floats = NDArray[np.float64]
@@ -135,9 +137,9 @@ def _by_history(y: Floats, timing: str) -> tuple[object, ...]:
     for row in y:
         for n in range(2, len(row) + 1, 3):
             walked, number = judged(row[:n], timing), number + 1
-            slight = is_slight(walked, GROSS[timing])
-            counts[0] += walked.nights == 1 and walked.beyond and walked.p <= AT_ONCE and not slight
-            counts[1] += walked.nights >= TO_SUSPECT and not slight
+            verdict = decide(Evidence(had=True, n=n - 1, decidable=True, **of_history(walked, timing))).verdict
+            counts[0] += verdict is Verdict.UNCONFIRMED
+            counts[1] += verdict is Verdict.SUSPECT and walked.nights > 0
             counts[2] += is_certain(walked, n)
     return *(f"{1000 * count / number:.2f}" for count in counts), number
 

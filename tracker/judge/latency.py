@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 
@@ -161,8 +162,7 @@ class Latencies:
         walked, evidence = one.walked, self._evidence(one)
         score, here = self._score(one), walked.back == one.last
         evidence = replace(
-            evidence, p=walked.p if walked.ps else None, nights=walked.nights, beyond=walked.beyond, back=here,
-            since=abs(walked.nights), noisy=_is_noisy(one), score=score, few=is_few(one.walked), slight=_is_slight(one),
+            evidence, back=here, noisy=_is_noisy(one), score=score, **of_history(walked, one.point.timing or "cpu"),
         )  # fmt: skip
         row = Judged(one.point.series, Verdict.OK, one.point, transition=self._newest_transition(one))
         start, base = one.begins, one.base
@@ -428,20 +428,17 @@ def _with_priors(points: Sequence[PointRow], followed: Sequence[Followed]) -> li
     ]
 
 
-def _is_slight(one: Tonight) -> bool:
-    """Return whether the results are too few to show a change of this size without an A/B."""
-    assert one.point.timing is not None
-    return is_slight(one.walked, GROSS[one.point.timing])
-
-
-def is_slight(walked: Walked, gross: float) -> bool:
-    """Return whether a change is not gross (relative) and too few earlier results show the scatter."""
-    return is_few(walked) and abs(walked.distance) <= math.log1p(gross)
-
-
-def is_few(walked: Walked) -> bool:
-    """Return whether too few earlier results show the scatter."""
-    return walked.top is not None and walked.top.freedom < ENOUGH + PRIOR_WEIGHT - 1
+def of_history(walked: Walked, timing: str) -> dict[str, Any]:
+    """Return the fields of Evidence that earlier results alone give, of a latency with this timing."""
+    few = walked.top is not None and walked.top.freedom < ENOUGH + PRIOR_WEIGHT - 1
+    return {
+        "p": walked.p if walked.ps else None,
+        "nights": walked.nights,
+        "beyond": walked.beyond,
+        "since": abs(walked.nights),
+        "few": few,
+        "slight": few and abs(walked.distance) <= math.log1p(GROSS[timing]),
+    }
 
 
 def _is_noisy(one: Tonight) -> bool:
