@@ -30,6 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--groupbench-records", type=Path, metavar="FILE", help="Measure, and append records for `groupbench ingest`."
     )
+    group.addoption(
+        "--groupbench-wait",
+        metavar="DURATION",
+        default="0s",
+        help="Wait up to this long, such as 20m, while other commands measure on the device.",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -43,9 +49,12 @@ def pytest_configure(config: pytest.Config) -> None:
     from groupbench.operators.pytest_session import PytestSession
 
     try:
-        config.stash[KEY] = PytestSession(records, config.rootpath, config.invocation_params.args)
+        session = PytestSession(records, config.rootpath, config.invocation_params.args)
+        session.wait(config.getoption("--groupbench-wait"))
     except GroupbenchError as error:
         raise pytest.UsageError(str(error)) from error
+    config.stash[KEY] = session
+    config.add_cleanup(session.close)
 
 
 @pytest.fixture

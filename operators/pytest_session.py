@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import shlex
@@ -16,8 +17,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from groupbench.operators import alone, table
+from groupbench.operators import table
 from groupbench.operators.dtypes import dtype_name
+from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import compiled, environment
 from groupbench.operators.measure.commit import find_commit
 from groupbench.operators.measure.fingerprint import fingerprints
@@ -27,6 +29,7 @@ from groupbench.operators.measure.protocol import Protocol, cooled_bursts, timin
 from groupbench.operators.measure.texts import storable
 from groupbench.operators.session import check_writable
 from groupbench.operators.vet import vetted
+from groupbench.tracker.facts import durations
 from groupbench.tracker.facts.loaded import ListsOnce
 from groupbench.tracker.facts.record import (
     LONGEST_NAME,
@@ -40,6 +43,7 @@ from groupbench.tracker.facts.record import (
     cut,
     encode,
 )
+from groupbench.tracker.tools import lease
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -74,6 +78,18 @@ class PytestSession:
         self._names: Counter[tuple[str, str, str]] = Counter()
         self._lists_once = ListsOnce()
         self.protocol = Protocol()
+        self._leases = contextlib.ExitStack()
+
+    def wait(self, duration: str) -> None:
+        """Set how long the first measurement may wait for its device. Raises UsageError."""
+        try:
+            lease.WAITING.first_s = durations.seconds(duration)
+        except ValueError as error:
+            raise UsageError(f"--groupbench-wait: {error}") from error
+
+    def close(self) -> None:
+        """Release the devices."""
+        self._leases.close()
 
     def measure(
         self, test: str, shape: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -132,14 +148,15 @@ class PytestSession:
         return Latency(timing=timing_of(device, interpreted), bursts_ms=tuple(bursts), enqueue_ms=enqueue_ms)
 
     def _environment(self, device: str) -> Environment:
-        """Return the device's environment, and lock the device, since parallel measurements disturb each other."""
+        """Return the device's environment. The first call takes the lease of the device, until the session ends."""
         if device not in self._environments:
             detected = environment.detect(device)
-            if detected.gpu_uuid is not None:
-                try:
-                    alone.take(detected.gpu_uuid, ["pytest"])
-                except alone.Busy as busy:
-                    pytest.exit(f"groupbench: {busy}", returncode=busy.exit_code)
+            try:
+                self._leases.enter_context(lease.lease(device, detected.gpu_uuid))
+            except lease.Busy as busy:
+                pytest.exit(f"groupbench: {busy.message}", returncode=busy.exit_code)
+            except lease.LockError as error:
+                raise UsageError(error.message) from error
             self._environments[device] = detected
         return self._environments[device]
 

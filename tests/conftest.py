@@ -51,6 +51,9 @@ _OF_THE_TESTS = ("GROUPBENCH_TEST_", "GROUPBENCH_BROWSER")
 for _name in [n for n in os.environ if n.startswith(_OF_THE_CALLER) and not n.startswith(_OF_THE_TESTS)]:
     del os.environ[_name]
 
+# Each process of the tests has devices of its own: its commands wait for no others.
+os.environ["GROUPBENCH_LOCKS"] = str(Path(tempfile.gettempdir(), f"groupbench-locks-{os.getpid()}"))
+
 # Most programs that tests start run the same code several times, in clones and worktrees that begin without bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
@@ -92,6 +95,15 @@ def _same_interpreter() -> Iterator[None]:
         os.environ["TRITON_INTERPRET"] = before
 
 
+@pytest.fixture(autouse=True)
+def _fresh_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Begin each test as a command that has not measured yet, and that does not wait for a device."""
+    from groupbench.tracker.tools import lease
+
+    monkeypatch.setattr(lease.WAITING, "begun", False)
+    monkeypatch.setattr(lease.WAITING, "first_s", 0.0)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--exhaustive", action="store_true", help="Also run the tests marked `exhaustive`.")
 
@@ -101,6 +113,7 @@ WARM_PYTHON = (sys.executable, "-I", "-S", str(WARM / "start.py"), sys.executabl
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.add_cleanup(lambda: shutil.rmtree(os.environ["GROUPBENCH_LOCKS"], ignore_errors=True))
     if not hasattr(config, "workerinput"):  # else the process that started this one has done it
         folder = Path(tempfile.gettempdir(), f"groupbench-warm-{secrets.token_hex(8)}-{os.getpid()}")
         os.environ["GROUPBENCH_TEST_WARM"] = str(folder)

@@ -91,7 +91,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         benchmarks: Files and folders to copy from this checkout into commits that predate them.
         budget: Time for measuring.
         confirm: Time for suspects, by default `ab.confirm.enough`.
-        wait: Time to wait for another run on the device.
+        wait: Time to wait for other commands on the device.
         database: A file or a URL; records and artifacts are folders; report is a file.
         toolchains: Requirement files (*.txt) and interpreters by name, for `night --toolchain` and `confirm`.
     """
@@ -104,7 +104,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     benchmarks: tuple[str, ...] = ()
     budget: Duration | None = None
     confirm: Duration | None = None
-    wait: Duration = 0
+    wait: Duration | None = None
     device: Literal["auto", "cuda", "cpu"] = "auto"
     database: str = "groupbench.db"
     records: str = "records"

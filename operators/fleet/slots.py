@@ -20,7 +20,6 @@ from groupbench.operators.fleet import batch as batches
 from groupbench.operators.fleet.batch import Card
 from groupbench.operators.measure.wire import Job
 from groupbench.tracker.text.wording import counted
-from groupbench.tracker.tools.device_lock import HELD, lock_file
 
 UUID = re.compile(r"GPU-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """A GPU's UUID as NVML and CUDA_VISIBLE_DEVICES write it."""
@@ -138,5 +137,5 @@ def examine(slot: Slot, locked: bool = False, jobs: Sequence[Job] = ()) -> Card:
 
 def lock(uuid: str | None) -> None:
     """Lock the GPU for this process, unless the nightly run that it is part of holds it. Raises Busy."""
-    if uuid is not None and os.environ.get(HELD) != str(lock_file(uuid)):
+    if uuid is not None:
         alone.take(uuid, ["tritonbench", "--gpus"])

@@ -18,7 +18,7 @@ import pytest
 
 from groupbench.operators import alone
 from groupbench.operators.errors import UsageError
-from groupbench.tracker.tools import device_lock
+from groupbench.tracker.tools import device_lock, lease
 from groupbench.tracker.tools.device_lock import HELD, lock_file, warn_if_shared
 
 Start = Callable[..., "subprocess.Popen[str]"]
@@ -146,7 +146,7 @@ def test_a_command_without_the_lock_warns_once_of_its_holder(
 
 def test_a_glance_at_the_lock_does_not_make_a_device_busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
-    monkeypatch.setattr(alone, "LOOK_S", 60.0)
+    monkeypatch.setattr(lease, "LOOK_S", 60.0)
     with lock_file("GPU-8").open("w") as glance:
         fcntl.flock(glance, fcntl.LOCK_SH)
         threading.Timer(0.1, fcntl.flock, (glance, fcntl.LOCK_UN)).start()

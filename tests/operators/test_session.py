@@ -141,7 +141,7 @@ def test_first_line_says_where(make: Make, capsys: pytest.CaptureFixture[str]) -
 def test_a_device_that_another_command_uses_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(device_lock, "_is_locked", lambda path: True)
+    monkeypatch.setattr(device_lock, "is_locked", lambda path: True)
     monkeypatch.setattr(device_lock, "_WARNED", set())
     Session(commit="abcdef0123").open("test host", CPU, fleet=True)  # which holds the locks itself
     assert capsys.readouterr().err == ""

@@ -1,6 +1,7 @@
 """Measure two sides alternately on one device until it is clear whether they differ.
 
-A bench has a long-lived process for each side and serves any number of cells; comparing.py measures one cell.
+A bench has a long-lived process for each side and serves any number of cells; comparing.py measures one cell. The bench
+holds the lease of the device for one cell at a time, so another command may measure between two cells.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from groupbench.tracker.ab.result import (
     rule_for,
 )
 from groupbench.tracker.ab.side import AbError, AbSide, SideError, SideFailure, SideProcess
-from groupbench.tracker.tools.device_lock import warn_if_shared
+from groupbench.tracker.tools.lease import lease, require_free
 
 __all__ = [
     "AbCell",
@@ -196,6 +197,7 @@ class Bench(Closing):
 
         Raises:
             AbError: No comparison is possible: no such device, or sides on different devices.
+            Busy: Another command measures on the device, for longer than this one may wait.
             RecordsError: The result cannot be recorded.
         """
         settings = self.settings if budget_s is None else replace(self.settings, budget_s=budget_s)
@@ -203,7 +205,9 @@ class Bench(Closing):
         comparison = RunningComparison(self.base, self.head, cell, settings, seed, self.progress)
         logger.info("compare %s: %s with %s, at most %g s", cell, self.head.title, self.base.title, settings.budget_s)
         try:
-            result = comparison.run(self.sides(cell.device))
+            sides = self.sides(cell.device)
+            with lease(str(self.device), sides[0].facts.gpu_uuid):
+                result = comparison.run(sides)
         except SideFailure as failure:
             result = comparison.failed(failure)
         except BaseException:
@@ -242,5 +246,5 @@ class Bench(Closing):
             if devices[0] != devices[1]:
                 self.close()
                 raise AbError(f"base would run on {devices[0]} and head on {devices[1]}; choose one with --device")
-        warn_if_shared("groupbench", str(self.device), self._sides[0].facts.gpu_uuid)
+            require_free(str(self.device), sides[0].facts.gpu_uuid)
         return self._sides

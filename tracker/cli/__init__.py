@@ -19,6 +19,7 @@ SECTIONS: dict[str, Commands] = {
         "tune": ("tune:tune", "Find the fastest kernel configs for this GPU."),
         "doctor": ("doctor:doctor", "Check this machine, and suggest improvements."),
         "selftest": ("selftest:selftest", "Check that this machine catches backends that cheat."),
+        "queue": ("queue:queue", "List the commands that measure or wait for a device."),
         "calibrate": ("calibrate:calibrate", "Measure this machine's noise floor with A/A comparisons."),
     },
     "Judge": {

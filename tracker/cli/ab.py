@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.here import recipe_of, this_project
+from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (
     CellChoice,
     alpha_option,
@@ -113,6 +113,7 @@ class AbOptions:
     ),
     comparisons_option,
 )
+@wait_option()
 @output_formats
 @click.pass_context
 def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: AbOptions, form: Format) -> None:
@@ -124,10 +125,11 @@ def ab(context: click.Context, base: str, head: str, choice: CellChoice, how: Ab
 
     \b
     Exit codes:
-    0  every cell is the same, faster or more accurate
-    1  head is slower, less accurate, or wrong where base is right
-    2  usage error
-    3  a cell failed or was not resolved within the budget
+    0   every cell is the same, faster or more accurate
+    1   head is slower, less accurate, or wrong where base is right
+    2   usage error
+    3   a cell failed or was not resolved within the budget
+    75  another command uses this device
     """
     from groupbench.tracker.ab.bench import Bench, RecordsError, exit_code
     from groupbench.tracker.ab.named_sides import open_sides

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import program_of, recipe_of
+from groupbench.tracker.cli.here import program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here, run_command
-from groupbench.tracker.cli.options import WAIT, collected, plan_device_option, toolchain_option
+from groupbench.tracker.cli.options import collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
@@ -43,7 +43,6 @@ class BackfillOptions:
     budget: float | None
     again: bool
     device: str | None
-    wait: float
     toolchain: str | None
 
 
@@ -65,14 +64,9 @@ class BackfillOptions:
     ),
     click.option("--again", is_flag=True, help="Retry commits that failed to build or to load."),
     plan_device_option,
-    click.option(
-        "--wait",
-        type=Duration(most=6e5, was_minutes=True),
-        default="0",
-        help=f"{WAIT} Default: 0.",
-    ),
     toolchain_option,
 )
+@wait_option()
 @click.pass_context
 def backfill(context: click.Context, commits: str, options: BackfillOptions) -> None:
     """Measure the commits after A up to and including B, newest first, and store them as history.
@@ -121,7 +115,7 @@ def _backfill(context: click.Context, commits: str, options: BackfillOptions) ->
     toolchain = options.toolchain
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
         python = interpreter_of(toolchain, project, say)
-    lock = ensure_alone(device, options.wait, sys.argv[1:])
+    lock = ensure_alone(device, sys.argv[1:])
     places = Places.of(context, project)
     os.chdir(project.folder)
     places.make()

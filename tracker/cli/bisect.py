@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from groupbench.tracker.cli.here import recipe_of, this_project
+from groupbench.tracker.cli.here import recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import (
     BACKEND,
     DTYPE,
@@ -176,6 +176,7 @@ class BisectOptions:
     help="Keep the comparisons in this file, from which --resume continues.",
 )
 @click.option("--resume", is_flag=True, help="Continue an interrupted search: the newest one, or the one in --log.")
+@wait_option()
 @output_formats
 @click.pass_context
 def bisect(
@@ -208,10 +209,11 @@ def bisect(
 
     \b
     Exit codes:
-    0  no regression; or, with --direction better, the improvement was found
-    1  a regression was confirmed and the commit named, or BAD's result is wrong or less accurate
-    2  usage error
-    3  undecided: not resolved, GOOD or BAD fails, or several commits remain
+    0   no regression; or, with --direction better, the improvement was found
+    1   a regression was confirmed and the commit named, or BAD's result is wrong or less accurate
+    2   usage error
+    3   undecided: not resolved, GOOD or BAD fails, or several commits remain
+    75  another command uses this device
     """
     from groupbench.tracker.bisect.history import folder_of
 

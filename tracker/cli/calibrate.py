@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from groupbench.tracker.cli.here import wait_option
 from groupbench.tracker.cli.options import CELL_BUDGET, alpha_option, comparisons_option, device_option
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.exits import ExitCode
@@ -53,6 +54,7 @@ COLUMNS = (
 )
 @alpha_option
 @comparisons_option
+@wait_option()
 @output_formats
 @click.pass_context
 def calibrate(
@@ -77,10 +79,11 @@ def calibrate(
 
     \b
     Exit codes:
-    0  no A/A comparison was called different
-    1  an A/A comparison was called different (a false positive)
-    2  usage error
-    3  nothing could be timed, or a cell failed
+    0   no A/A comparison was called different
+    1   an A/A comparison was called different (a false positive)
+    2   usage error
+    3   nothing could be timed, or a cell failed
+    75  another command uses this device
     """
     from groupbench.tracker.ab import calibrate as calibration
     from groupbench.tracker.ab.bench import AbSettings, AbSide, Bench

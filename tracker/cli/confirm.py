@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import is_step_of_another, recipe_of, this_project
+from groupbench.tracker.cli.here import is_step_of_another, recipe_of, this_project, wait_option
 from groupbench.tracker.cli.options import collected, plugins_option, setup_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.exits import ExitCode
@@ -71,6 +71,7 @@ class ConfirmOptions:
     ),
     click.option("--again", is_flag=True, help="Also measure suspects whose earlier A/B was inconclusive."),
 )
+@wait_option()
 @click.pass_context
 def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> None:
     """Measure the suspects of RUN again: alternate between the run's commit and the one before the change.
@@ -84,7 +85,8 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
     If torch, Triton or Helion changed as well, both toolchains are measured. The old one needs an interpreter with
     the old packages: this one, --base-python, one of [toolchains] in groupbench.toml, or a new one from --install.
 
-    Exit codes: 0 every suspect is decided or there is nothing to confirm, 2 usage error, 3 a suspect is undecided.
+    Exit codes: 0 every suspect is decided or there is nothing to confirm, 2 usage error, 3 a suspect is undecided,
+    75 another command uses this device.
     """
     from groupbench.tracker.ab import confirm as confirming
     from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of

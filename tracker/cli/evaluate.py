@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from groupbench.tracker.cli.ab import progress_line
-from groupbench.tracker.cli.here import this_project
+from groupbench.tracker.cli.here import this_project, wait_option
 from groupbench.tracker.cli.options import CELL_BUDGET, MIN_EFFECT_SAME, CellChoice, Percent, cell_choice, collected
 from groupbench.tracker.cli.output import Format, output_format, write_json
 from groupbench.tracker.text.unchecked import unchecked_lines
@@ -47,6 +47,7 @@ class EvaluateOptions:
         help="Fail a cell that does not answer within this time, such as while it is prepared.",
     ),
 )
+@wait_option()
 @output_format("table", "json")
 @click.pass_context
 def evaluate(
@@ -64,11 +65,12 @@ def evaluate(
 
     \b
     Exit codes:
-    0  correct, and faster or the same
-    1  wrong, suspicious or slower
-    2  usage error
-    3  not resolved within the budget
-    5  the candidate failed: it does not load, raises, crashes or does not answer
+    0   correct, and faster or the same
+    1   wrong, suspicious or slower
+    2   usage error
+    3   not resolved within the budget
+    5   the candidate failed: it does not load, raises, crashes or does not answer
+    75  another command uses this device
 
     With --format json, stdout has an answer for every outcome. After a usage error, it is an object with the verdict
     `refused` and the problem.

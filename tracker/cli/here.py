@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 from click.core import ParameterSource
 
 from groupbench.tracker.ab.worktree import Recipe
-from groupbench.tracker.project import Project, load
+from groupbench.tracker.project import Project, in_seconds, load
+from groupbench.tracker.tools.lease import LONGEST_WAIT_S, WAITING
+from groupbench.tracker.tools.parameters import Duration
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _PROJECT = "groupbench.project"
 
@@ -38,6 +44,35 @@ def recipe_of(context: click.Context, setup: str | None) -> Recipe:
     project.check_benchmarks()
     settings = project.settings
     return Recipe(setup or settings.setup, settings.benchmarks, settings.pythonpath, by_option=bool(setup))
+
+
+def seconds_of(variable: str, option: float | None, field: Any) -> float | None:
+    """Return a duration in seconds: the option's, the environment variable's (minutes), or the file's, if any."""
+    text = os.environ.get(variable) or field
+    if option is not None or text is None:
+        return option
+    try:
+        return in_seconds(text)
+    except ValueError as error:
+        raise click.UsageError(f"{variable}: {error}") from error
+
+
+def wait_option(default: str = "0s") -> Callable[[F], F]:
+    """Add `--wait`, which sets how long this process waits for its device."""
+
+    def keep(context: click.Context, parameter: click.Parameter, option: float | None) -> None:
+        wait_s = seconds_of("GROUPBENCH_WAIT_MINUTES", option, this_project(context).settings.wait)
+        WAITING.first_s = in_seconds(default) if wait_s is None else wait_s
+        WAITING.begun = False  # a program may call several commands
+
+    return click.option(
+        "--wait",
+        type=Duration(most=LONGEST_WAIT_S, was_minutes=True),
+        expose_value=False,
+        callback=keep,
+        help="Wait up to this long while other commands measure on the device. First come, first served. "
+        f"Default: GROUPBENCH_WAIT_MINUTES, `wait` of groupbench.toml, or {default}.",
+    )
 
 
 def program_of(context: click.Context) -> list[str]:

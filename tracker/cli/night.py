@@ -10,18 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import this_project
-from groupbench.tracker.cli.options import WAIT, collected, plan_device_option, toolchain_option
+from groupbench.tracker.cli.here import seconds_of, this_project, wait_option
+from groupbench.tracker.cli.options import collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import plan_with
 from groupbench.tracker.outputs import FORMATS
-from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path, in_seconds
+from groupbench.tracker.project import NAME, Project, ProjectError, add_to_path
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.tools import git
 from groupbench.tracker.tools.parameters import Duration
@@ -43,7 +43,6 @@ class NightOptions:
 
     device: str | None
     budget: float | None
-    wait: float | None
     confirm: float | None
     toolchain: str | None
 
@@ -59,11 +58,6 @@ class NightOptions:
         help="Start no further cell after this time. Default: `budget` of groupbench.toml, or no limit.",
     ),
     click.option(
-        "--wait",
-        type=Duration(most=6e5, was_minutes=True),
-        help=f"{WAIT} Default: GROUPBENCH_WAIT_MINUTES, `wait` of groupbench.toml, or 0.",
-    ),
-    click.option(
         "--confirm",
         type=Duration(most=6e6, was_minutes=True),
         help="Confirm suspects for up to this long; 0 skips this. Default: GROUPBENCH_CONFIRM_MINUTES, `confirm` of "
@@ -71,6 +65,7 @@ class NightOptions:
     ),
     toolchain_option,
 )
+@wait_option()
 @click.argument("rest", nargs=-1, type=click.UNPROCESSED, metavar="[OPTION ...]")
 @click.pass_context
 def night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) -> None:
@@ -122,12 +117,11 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
     project = here(context)
     _check(rest)
     settings, toolchain = project.settings, options.toolchain
-    wait_s = _seconds("GROUPBENCH_WAIT_MINUTES", options.wait, settings.wait) or 0.0
     device = options.device or settings.device
     python = None
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
         python = interpreter_of(toolchain, project, say)
-    lock = ensure_alone(device, wait_s, sys.argv[1:])
+    lock = ensure_alone(device, sys.argv[1:])
     places = Places.of(context, project, toolchain)
     os.chdir(project.folder)
     places.make()
@@ -145,7 +139,7 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
         given = (
             options.confirm is not None or os.environ.get("GROUPBENCH_CONFIRM_MINUTES") or settings.confirm is not None
         )
-        confirm = _seconds("GROUPBENCH_CONFIRM_MINUTES", options.confirm, settings.confirm) if given else None
+        confirm = seconds_of("GROUPBENCH_CONFIRM_MINUTES", options.confirm, settings.confirm) if given else None
         return run(confirm)
     except KeyboardInterrupt:
         say(
@@ -176,17 +170,6 @@ def _check(rest: tuple[str, ...]) -> None:
             raise click.UsageError(f"{flag} only prints and measures nothing; use `tritonbench {flag}`")
         if flag in OWN_OPTIONS:
             raise click.UsageError(f"{flag} cannot be used with `night`: {OWN_OPTIONS[flag]}")
-
-
-def _seconds(variable: str, option: float | None, field: Any) -> float | None:
-    """Return a duration in seconds: the option's, the environment variable's (minutes), or the file's, if any."""
-    text = os.environ.get(variable) or field
-    if option is not None or text is None:
-        return option
-    try:
-        return in_seconds(text)
-    except ValueError as error:
-        raise click.UsageError(f"{variable}: {error}") from error
 
 
 def run_command(context: click.Context, database: str, name: str, *arguments: str) -> int:

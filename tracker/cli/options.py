@@ -83,7 +83,6 @@ MIN_EFFECT = f"Ignore changes below this size, {IN_PERCENT}"
 MIN_EFFECT_SAME = f'Report "same" once the change is certainly below this size, {IN_PERCENT}'
 MIN_EFFECT_DEFAULT = "Default: 10 on a CPU; on a GPU 0.3, or 1 for latencies below 90 us and 2 below 40 us."
 CELL_BUDGET = "Stop measuring a cell after this time, without its preparation: imports, compiling and a first burst."
-WAIT = "Wait up to this long for another run on this device to end."
 
 # Options that several commands share.
 device_option = click.option(

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import this_project
+from groupbench.tracker.cli.here import this_project, wait_option
 from groupbench.tracker.cli.options import (
     BACKEND,
     DTYPE,
     OPERATOR,
     SHAPE,
-    WAIT,
     collected,
     mode_option,
     plugins_option,
@@ -89,10 +88,10 @@ class ProfileOptions:
         help="Give up on a cell or its profile after this time.",
     ),
 )
-@click.option("--wait", type=Duration(most=6e5, was_minutes=True), default="0s", show_default=True, help=WAIT)
+@wait_option()
 @output_formats
 @click.pass_context
-def profile(context: click.Context, what: ProfileOptions, wait: float, form: Format) -> None:
+def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
     """Profile one call on the GPU: count memory traffic, cache hits, tensor-core use and occupancy.
 
     First measures the cell as `tritonbench` does. Then runs one more call under the profiler, in a separate process. A
@@ -120,7 +119,7 @@ def profile(context: click.Context, what: ProfileOptions, wait: float, form: For
     from groupbench.tracker.project import add_to_path
     from groupbench.tracker.text.scratch import Scratch
 
-    ensure_alone("auto", wait, sys.argv[1:])
+    ensure_alone("auto", sys.argv[1:])
     project = this_project(context)
     kernels = os.environ.get("GROUPBENCH_KERNELS") or str(kernel_folder().absolute())
     environment = add_to_path(project.python_path(), {**os.environ, "GROUPBENCH_KERNELS": kernels})

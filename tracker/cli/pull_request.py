@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
-from groupbench.tracker.cli.here import program_of, recipe_of
+from groupbench.tracker.cli.here import program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here
-from groupbench.tracker.cli.options import WAIT, cell_budget_option, min_effect_same_option, plan_device_option
+from groupbench.tracker.cli.options import cell_budget_option, min_effect_same_option, plan_device_option
 from groupbench.tracker.cli.output import say, write_notes, write_table
 from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.facts.exits import ExitCode
@@ -22,7 +22,6 @@ from groupbench.tracker.text import repro
 from groupbench.tracker.text.files import whole_file
 from groupbench.tracker.text.wording import counted
 from groupbench.tracker.tools import git
-from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult, Bench
@@ -39,7 +38,7 @@ KEPT = ("verdict", "conclusion", "operator", "backend", "shape", "dtype", "base_
 @plan_device_option
 @cell_budget_option
 @min_effect_same_option
-@click.option("--wait", type=Duration(most=6e5, was_minutes=True), default="60m", show_default=True, help=WAIT)
+@wait_option("60m")
 @click.pass_context
 def pull_request(
     context: click.Context,
@@ -48,7 +47,6 @@ def pull_request(
     device: str | None,
     budget: float,
     min_effect: float | None,
-    wait: float,
 ) -> None:
     """Compare HEAD with the merge base of HEAD and BASE, in everything measured by groupbench.toml.
 
@@ -58,10 +56,11 @@ def pull_request(
 
     \b
     Exit codes:
-    0  nothing got worse
-    1  head is slower, less accurate, or wrong where base is right
-    2  usage error
-    3  a cell failed or was not resolved within the budget
+    0   nothing got worse
+    1   head is slower, less accurate, or wrong where base is right
+    2   usage error
+    3   a cell failed or was not resolved within the budget
+    75  another command uses this device
     """
     from groupbench.tracker.ab.bench import AbSettings, Bench, exit_code
     from groupbench.tracker.ab.named_sides import open_sides
@@ -70,7 +69,7 @@ def pull_request(
     project = here(context)
     device = device or project.settings.device
     first, last = _ends(project.folder, base, head)
-    ensure_alone(device, wait, sys.argv[1:])
+    ensure_alone(device, sys.argv[1:])
     places = Places.of(context, project)
     os.chdir(project.folder)
     places.clear()

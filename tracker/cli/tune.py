@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from groupbench.tracker.cli.here import wait_option
 from groupbench.tracker.cli.options import DTYPE
 from groupbench.tracker.tools.parameters import Duration
 
@@ -50,6 +51,7 @@ MODULE = "groupbench.operators.tuners"
     type=Duration(),
     help="Time that Helion's own autotuner gets for a problem of a Helion kernel; 0 leaves it out. Default: 60s.",
 )
+@wait_option()
 def tune(
     kernels: tuple[str, ...],
     listed: bool,
@@ -63,11 +65,15 @@ def tune(
     """Find the fastest kernel configs for this GPU and save them for this user.
 
     Each saved file names the GPU and the Triton version, and lists the speed-up of each config over the default one.
+    Exit code 75: another command uses this device.
     """
+    from groupbench.tracker.night.measuring import under_lease
+
     options = {"--dtype": dtype, "--folder": folder, "--limit": limit, "--helion-budget": helion_budget}
     arguments = [*kernels, *(["--list"] if listed else [])]
     arguments += [word for suite in suites for word in ("--suite", suite)]
     arguments += [word for shape in shapes for word in ("--shape", shape)]
     arguments += [word for option, value in options.items() if value is not None for word in (option, str(value))]
-    done = subprocess.run([sys.executable, "-m", MODULE, *arguments])
+    command = [sys.executable, "-m", MODULE, *arguments]
+    done = subprocess.run(command if listed else under_lease("auto", command))
     sys.exit(done.returncode)

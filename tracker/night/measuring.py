@@ -16,6 +16,7 @@ from typing import IO, NoReturn
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.tools.device_lock import HELD
+from groupbench.tracker.tools.lease import WAITING
 
 PROGRAM = (sys.executable, "-m", "groupbench.operators")
 """The command of `tritonbench` in this environment."""
@@ -92,11 +93,11 @@ def _pass_on(stream: IO[bytes], listen: Callable[[str], None]) -> None:
             listen(text)
 
 
-def ensure_alone(device: str, wait_s: float, arguments: list[str]) -> Path:
-    """Return the lock file of the device. If this process does not hold it, replace it by one that does.
+def ensure_alone(device: str, arguments: list[str]) -> Path:
+    """Return the lock file of the device. If this process does not hold the lease, replace it by a holder.
 
     Args:
-        wait_s: How long the new process may wait for the lock, in seconds.
+        device: auto, cuda or cpu.
         arguments: Arguments of `groupbench` for the new process.
 
     Raises MeasuringError if a package that measuring needs is not installed.
@@ -104,17 +105,24 @@ def ensure_alone(device: str, wait_s: float, arguments: list[str]) -> Path:
     held = os.environ.get(HELD)
     if held is not None:
         return Path(held)
-    missing = next((name for name in ("torch", "filelock") if importlib.util.find_spec(name) is None), None)
-    if missing:
-        raise MeasuringError(f"measuring requires {missing}, which is not installed: pip install 'groupbench[measure]'")
-    alone = ["groupbench.operators.alone", "--device", device, "--wait", f"{wait_s}s", "--"]
-    return _become("-m", *alone, sys.executable, "-m", "groupbench.tracker", *arguments)
+    return _become(under_lease(device, [sys.executable, "-m", "groupbench.tracker", *arguments]))
 
 
-def _become(*arguments: str) -> NoReturn:
+def under_lease(device: str, command: list[str]) -> list[str]:
+    """Return a command to take the lease of a device, wait for it at most for the time of --wait, and become `command`.
+
+    Raises MeasuringError if a package that measuring needs is not installed.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise MeasuringError("measuring requires torch, which is not installed: pip install 'groupbench[measure]'")
+    wait = f"{WAITING.first_s}s"
+    return [sys.executable, "-m", "groupbench.operators.alone", "--device", device, "--wait", wait, "--", *command]
+
+
+def _become(command: list[str]) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execv(sys.executable, [sys.executable, *arguments])
+    os.execv(command[0], command)
 
 
 def interrupted(code: int) -> bool:

@@ -1,6 +1,6 @@
 """A device's lock: the file's place, the holder, and a warning if another command holds it.
 
-`groupbench.operators.alone` takes the lock. Commands that do not take it, such as `groupbench ab`, use this module.
+`lease.py` takes the lock. `tritonbench` on its own only warns.
 """
 
 from __future__ import annotations
@@ -18,10 +18,15 @@ from pathlib import Path
 from groupbench.tracker.text.wording import printable
 
 HELD = "GROUPBENCH_ALONE"
-"""Environment variable with the lock file, set for processes that run under a device's lock."""
+"""Environment variable with the lock file, set for processes under a device's lock."""
+
+LOCK = ".lock"
+REMEDY = "try again later, or wait for it with `--wait 1h`"
 
 LONGEST_WORD = 300
 """Characters shown of each field in a lock file."""
+
+WORDS = ("user", "host", "since", "command", "folder")
 
 _WARNED: set[str] = set()
 """Warnings that this process has printed."""
@@ -32,11 +37,11 @@ class Holder:
     """The holder of a lock, as text, and how to get past it."""
 
     text: str
-    remedy: str = "try again later, or wait for it with `--wait 1h`"
+    remedy: str = REMEDY
 
 
 def device_name(device: str, gpu_uuid: str | None) -> str:
-    """Return the name that a device is locked by: the UUID of the GPU, or cpu-HOST."""
+    """Return the name of a device for its lock: the UUID of the GPU, or cpu-HOST."""
     return f"cpu-{platform.node() or 'here'}" if device == "cpu" else str(gpu_uuid)
 
 
@@ -44,7 +49,7 @@ def lock_file(device: str) -> Path:
     """Return a device's lock file, by `device_name`."""
     # All accounts share the folder: only its own kind of file is written to, and the text of one is not trusted.
     folder = Path(os.environ.get("GROUPBENCH_LOCKS") or "/tmp")  # noqa: S108
-    return folder / f"groupbench-{device.replace('/', '_')}.lock"
+    return folder / f"groupbench-{device.replace('/', '_')}{LOCK}"
 
 
 def warn_if_shared(program: str, device: str, gpu_uuid: str | None) -> None:
@@ -54,7 +59,7 @@ def warn_if_shared(program: str, device: str, gpu_uuid: str | None) -> None:
     """
     name = device_name(device, gpu_uuid)
     path = lock_file(name)
-    if os.environ.get(HELD) == str(path) or not _is_locked(path):
+    if os.environ.get(HELD) == str(path) or not is_locked(path):
         return
     warning = (
         f"{program}: {name} is also in use by {holder(path).text}: both measurements will be noisy; to wait for it, "
@@ -65,7 +70,7 @@ def warn_if_shared(program: str, device: str, gpu_uuid: str | None) -> None:
         print(warning, file=sys.stderr, flush=True)
 
 
-def _is_locked(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Return whether a process holds the lock. To find out, this holds it for a moment, shared with others that ask."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -84,20 +89,13 @@ def _is_locked(path: Path) -> bool:
 
 
 def holder(path: Path) -> Holder:
-    """Return the lock's holder: the process that took it, or the children if it was killed.
-
-    Anyone can write the file, so the text is shortened and stripped of terminal control characters.
-    """
-    try:
-        held = json.loads(_read(path))
-        pid, host = int(held["pid"]), str(held["host"])
-        words = {
-            name: printable(str(held[name]))[:LONGEST_WORD] for name in ("user", "host", "since", "command", "folder")
-        }
-        taker = f"pid {pid} " + "of {user} on {host} since {since}: {command} (in {folder})".format(**words)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    """Return the lock's holder: the process named in the file, or the children if it was killed."""
+    facts = read_facts(path)
+    if facts is None:
         return Holder("another process")
-    if host != platform.node():  # its processes are not visible here
+    pid, words = facts
+    taker = f"pid {pid} " + "of {user} on {host} since {since}: {command} (in {folder})".format(**words)
+    if words["host"] != printable(platform.node()):  # its processes are not visible here
         return Holder(taker)
     holders = _holders(path)
     left = [process for process, parent in holders.items() if parent not in holders]
@@ -109,6 +107,18 @@ def holder(path: Path) -> Holder:
     pids = " ".join(map(str, left))
     text = f"pid {pids}: {_command(left[0])}, which {taker} started and left behind"
     return Holder(text, f"wait for it with `--wait 1h`, or end it: kill {pids}")
+
+
+def read_facts(path: Path) -> tuple[int, dict[str, str]] | None:
+    """Return the process id, and the user, host, time, command and folder, in a lock file or a ticket, if any.
+
+    Anyone can write the file, so the text is shortened and stripped of terminal control characters.
+    """
+    try:
+        held = json.loads(_read(path))
+        return int(held["pid"]), {name: printable(str(held[name]))[:LONGEST_WORD] for name in WORDS}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def _read(path: Path) -> bytes:

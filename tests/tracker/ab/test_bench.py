@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import shlex
 import time
@@ -30,7 +31,7 @@ from groupbench.tracker.cli import main
 from groupbench.tracker.cli.ab import _show, announced, as_row, left_out
 from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.stats import sequential
-from groupbench.tracker.tools import device_lock
+from groupbench.tracker.tools import lease
 
 CELL = AbCell("op", "backend", "N=1", "fp16", device="cuda", idle_s=0.0)
 BASE, HEAD = AbSide("old"), AbSide("new")
@@ -225,15 +226,17 @@ def test_what_could_not_be_checked_is_below_the_table(form: Any, capsys: pytest.
         assert out.endswith("\n" + line)
 
 
-def test_a_gpu_that_another_command_uses_is_named(
-    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_a_gpu_that_another_command_uses_is_not_measured_on(
+    compare: Callable[..., AbResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_lock, "_is_locked", lambda path: "GPU-9" in path.name)
+    held = lease.take("GPU-9", ["another"])
     compare({}, {})
-    assert capsys.readouterr().err == ""
     monkeypatch.setattr(Played, "gpu_uuid", "GPU-9")
+    monkeypatch.setattr(lease.WAITING, "begun", False)
+    with pytest.raises(lease.Busy, match="GPU-9 is in use by pid"):
+        compare({}, {})
+    os.close(held)
     compare({}, {})
-    assert capsys.readouterr().err.startswith("groupbench: GPU-9 is also in use by another process: ")
 
 
 def test_a_clock_without_noise(compare: Callable[..., AbResult]) -> None:
