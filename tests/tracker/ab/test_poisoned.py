@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from busy import BUSY
 from repositories import git
 
 from groupbench.tracker.ab.bench import AbCell, AbSide, Bench
@@ -133,9 +134,6 @@ class Poisoned:
 def poisoned(tmp_path: Path) -> Poisoned:
     return Poisoned(tmp_path)
 
-
-BUSY = "shared with other work"
-"""Part of the reason for which the honest side cannot be checked on a busy machine, and nothing is decided."""
 
 CELL = ("--operator", "grouped_gemm", "--shape", SHAPE, "--dtype", "fp32", "--backend", "mine")
 
