@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from nights import commit
 
 from groupbench.tracker.ab.kept import ComparisonKeeper, keep
 from groupbench.tracker.ab.result import AbCell, AbResult
@@ -19,10 +20,6 @@ Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
 H100 = {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "python": "3.11.9", "torch": "2.13.0", "triton": "3.7.1"}
-
-
-def commit(night: int) -> str:
-    return f"{night:03x}" + "c" * 37
 
 
 def result(verdict: Any = "different", effect: float | None = 0.05, **facts: Any) -> AbResult:

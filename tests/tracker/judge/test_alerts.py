@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from nights import first_line, quiet
 from sqlalchemy import func, select
 
 from groupbench.tracker import open_tracker
@@ -23,10 +24,6 @@ from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
-
-
-def quiet(make: Any, nights: int, **fields: Any) -> list[Any]:
-    return [make(night, ms=1 + 0.001 * (night % 3 - 1), **fields) for night in range(nights)]
 
 
 def twice(make: Any, night: int, ms: float, **fields: Any) -> list[Any]:
@@ -51,10 +48,6 @@ def slower(cli: Cli, stored: Stored, make: Any, fill: Callable[..., None]) -> Cl
 
 def listed(cli: Cli, *args: str) -> list[dict[str, Any]]:
     return json.loads(cli("alerts", "--format=json", *args).stdout)
-
-
-def first_line(result: Result) -> str:
-    return result.stdout.split("\n")[0]
 
 
 @pytest.mark.sqlite
