@@ -20,7 +20,7 @@ from groupbench.operators.errors import GroupbenchError, PlanError, UsageError
 from groupbench.operators.hosts import has_tritonbench
 from groupbench.operators.options import GreedyShapes, cells, lists, places, results, timing
 from groupbench.tracker import project
-from groupbench.tracker.facts.metrics import PROFILERS
+from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.text.wording import no_such
 from groupbench.tracker.tools import shell
 
@@ -44,9 +44,7 @@ SET_BY_PLAN = (
 )
 
 # Options without an equivalent in TritonBench.
-BUILTIN_ONLY = (
-    *("budget", "resume", "previous", "gpus", "scheduler", "slurm", "hardware", "logs", "traces", "routing_trace"),
-)
+BUILTIN_ONLY = (*("budget", "resume", "previous", "gpus", "scheduler", "slurm", "hardware", "logs", "routing_trace"),)
 
 # Options that choose GPUs or machines.
 FLEET = ("gpus", "scheduler", "slurm", "hardware")
@@ -121,18 +119,7 @@ def _run(options: dict[str, Any]) -> int:
         return _run_tritonbench(options)
     options = options | flags.translated(options["rest"], _flags(click.get_current_context()))
     session = _session(options)
-    if any(options[name] for name in FLEET):
-        code = _run_fleet(options, session)
-    else:
-        code = _run_builtin(options, session)
-    if options["traces"] is not None:
-        from groupbench.operators import foreign
-        from groupbench.operators.problems import traces
-
-        arguments = (options["traces"].absolute(), session.records, options["plugins"])
-        number = foreign.ask(traces.write, *arguments, plugins=options["plugins"], returns=int)
-        session.say(f"traces: {options['traces']}: {number}")
-    return code
+    return _run_fleet(options, session) if any(options[name] for name in FLEET) else _run_builtin(options, session)
 
 
 def _plugins(options: dict[str, Any]) -> tuple[str, ...]:
@@ -188,12 +175,12 @@ def _check_complete(options: dict[str, Any]) -> None:
 def _check_place(options: dict[str, Any], on_tritonbench: bool) -> None:
     """Raise UsageError for an option without effect on the host or machines."""
     option = next((name for name in BUILTIN_ONLY if options[name]), None)
-    tool = next((name for name in options["costs"] if name in PROFILERS), None)
-    if on_tritonbench and (option or tool):
-        named = f"--{option.replace('_', '-')}" if option else f"--costs {tool}"
+    profiled = NCU in options["costs"]
+    if on_tritonbench and (option or profiled):
+        named = f"--{option.replace('_', '-')}" if option else f"--costs {NCU}"
         raise UsageError(f"{named} works only on the built-in host: add --host builtin")
-    if tool and (place := next((name for name in FLEET if options[name]), None)):
-        raise UsageError(f"--costs {tool} profiles on one GPU of this machine: remove --{place}")
+    if profiled and (place := next((name for name in FLEET if options[name]), None)):
+        raise UsageError(f"--costs {NCU} profiles on one GPU of this machine: remove --{place}")
 
 
 def _run_tritonbench(options: dict[str, Any]) -> int:
@@ -212,7 +199,8 @@ def _run_builtin(options: dict[str, Any], session: Any) -> int:
     from groupbench.operators.measure.environment import resolve_device
 
     device = resolve_device(options["device"])
-    profiler.check([name for name in options["costs"] if name in PROFILERS], device)
+    if NCU in options["costs"]:
+        profiler.check(device)
     selections = _selections(options, device, session)
     if options["unmeasured"] is not None:
         return builtin.record_failure(selections, device, session, options["unmeasured"])

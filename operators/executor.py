@@ -276,7 +276,7 @@ def _batch_records(
         cell.repeat(bursts)
         sound = find_costs(cell, workers.idle_w) and find_properties(cell)
         workers.idle_w = cell.metrics.get("idle_w", workers.idle_w)
-        for problem in find_profile(cell):
+        if problem := find_profile(cell):
             progress.missed(f"{_name(cell.job)} has no profile. {problem}")
         record = _finished(cell, machine, run)
         progress.printed(record, cell.worker.printed)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import click
 
 from groupbench.tracker.facts import vocabulary
-from groupbench.tracker.facts.metrics import PROFILERS
+from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.text.wording import no_such
 from groupbench.tracker.tools.parameters import Duration
 
@@ -57,7 +57,7 @@ def _costs(context: click.Context, parameter: click.Parameter, value: Any) -> tu
     names = _commas(context, parameter, value)
     if names in (("all",), ("none",)):
         return COSTS if names == ("all",) else ()
-    known = (*COSTS, *PROFILERS)
+    known = (*COSTS, NCU)
     unknown = [name for name in names if name not in known]
     if unknown:
         raise click.BadParameter(no_such("no cost", unknown[0], (*known, "all", "none")))
@@ -233,7 +233,7 @@ timing = _group(
         metavar="NAME,...",
         help="Also measure these costs of a call on a GPU: memory, kernels, eager (a loop without waits), energy, "
         "cold (compile time with empty caches, at the first shape), invariance (whether a row's bits depend on its "
-        "batch; on a CPU too), or with a profiler: ncu, proton. all: every cost that needs no profiler.",
+        "batch; on a CPU too), or ncu (counters of Nsight Compute). all: every cost but ncu.",
     ),
     click.option(
         "--timeout",
@@ -262,7 +262,6 @@ results = _group(
     click.option("--output", type=PATH, help="Write TritonBench's CSV to this file."),
     click.option("--output-json", type=PATH, help="Write TritonBench's JSON to this file."),
     click.option("--plot", is_flag=True, help="Plot the first metric in the terminal."),
-    click.option("--traces", type=PATH, help="Write the results of FlashInfer-Bench definitions as its traces."),
     click.option("--records", type=PATH, help="Append records (JSON lines) for `groupbench ingest`."),
     click.option(
         "--resume", is_flag=True, help="Continue the interrupted run in --records without measuring its cells again."

@@ -6,8 +6,6 @@ A plugin is named by an entry point in the groups `groupbench.operators` and `gr
     module                all operators and backends that are attributes of the module or in its lists and tuples,
                           except names with an underscore in front
     folder/file.py        the same of a file; folder/file.py:attribute one attribute of it
-    folder/file.py        with `class Operator(BenchmarkOperator)`: an operator of TritonBench
-                          (problems/tritonbench_file.py)
     folder/file.json      a definition or solution of FlashInfer-Bench or SOL-ExecBench (problems/definition.py)
 """
 
@@ -33,12 +31,11 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.measure.faults import located
 from groupbench.operators.operator import KINDS, Backend, Operator
 from groupbench.operators.problems.definition import PublishedProblem, read_json
-from groupbench.operators.problems.tritonbench_file import TritonBenchFile, is_operator_file
 from groupbench.tracker.text.wording import closest
 
 MAX_NAME = 500  # characters, as in the record
 
-DEFINED = (Definition, PublishedProblem, TritonBenchFile)
+DEFINED = (Definition, PublishedProblem)
 """A class whose instances have an `operator`."""
 
 INSTALLED = "groupbench.operators", "groupbench.backends"
@@ -174,11 +171,6 @@ def _from_json(path: Path) -> Any:
     return read_json(path)
 
 
-@cache  # as of a JSON file; TritonBench registers its benchmarks once
-def _tritonbench_file(source: Path) -> TritonBenchFile:
-    return TritonBenchFile(source)
-
-
 def _attribute(module: Any, attribute: str, path: str) -> Any:
     try:
         return getattr(module, attribute)
@@ -196,7 +188,7 @@ def _existing(file: str, path: str) -> Path:
     return source
 
 
-def _from_file(file: str, path: str) -> ModuleType | TritonBenchFile:
+def _from_file(file: str, path: str) -> ModuleType:
     """Import a file, under the file's own name if importing that name finds this file, so other modules can import it
     too.
 
@@ -207,14 +199,7 @@ def _from_file(file: str, path: str) -> ModuleType | TritonBenchFile:
         return _imported(source, path)
 
 
-def _imported(source: Path, path: str) -> ModuleType | TritonBenchFile:
-    if is_operator_file(source):
-        try:
-            return _tritonbench_file(source)
-        except UsageError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise _does_not_load(path, error) from error
+def _imported(source: Path, path: str) -> ModuleType:
     if str(source.parent) not in sys.path:
         sys.path.append(str(source.parent))
     if _found_at(source.stem) == source:

@@ -15,7 +15,7 @@ from groupbench.operators.measure.costs import COLD, ENERGY, IDLE, Costs
 from groupbench.operators.measure.judge import At, OutputJudgement, Possible
 from groupbench.operators.measure.live import Live, drawn, median_ms, new_secret
 from groupbench.operators.measure.wire import Failure, Request, Shown
-from groupbench.tracker.facts.metrics import PROFILERS
+from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.facts.record import Kernel
 
 ROUTINGS = 2
@@ -31,7 +31,7 @@ def find_costs(cell: Live, idle_w: float | None = None) -> bool:
     Args:
         idle_w: Power of the GPU at rest; None if it is not known, and is measured before the energy.
     """
-    wanted = tuple(name for name in cell.job.costs if name not in (COLD, *PROFILERS))
+    wanted = tuple(name for name in cell.job.costs if name not in (COLD, NCU))
     if not wanted or not cell.sound or not cell.bursts:
         return True
     more = (IDLE,) if ENERGY in wanted and idle_w is None else ()
@@ -72,15 +72,14 @@ def wants_first_result(cell: Live) -> bool:
     return COLD in cell.job.costs and cell.sound
 
 
-def find_profile(cell: Live) -> list[str]:
-    """Profile a call by the tools among the costs. Returns why one could not, for each that could not."""
-    problems: list[str] = []
-    for tool in (name for name in cell.job.costs if name in PROFILERS and cell.sound):
+def find_profile(cell: Live) -> str | None:
+    """Profile a call if ncu is among the costs. Returns why it could not."""
+    if NCU in cell.job.costs and cell.sound:
         try:
-            cell.metrics |= profiler.profile(cell.job, tool, cell.worker.timeout_s)
+            cell.metrics |= profiler.profile(cell.job, cell.worker.timeout_s)
         except profiler.ProfileError as error:
-            problems.append(f"{tool}: {error}")
-    return problems
+            return f"{NCU}: {error}"
+    return None
 
 
 def find_properties(cell: Live) -> bool:

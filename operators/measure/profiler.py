@@ -1,14 +1,12 @@
-"""Profile one call with ncu or proton, in a separate process, after the latency was measured.
+"""Profile one call with ncu, in a separate process, after the latency was measured.
 
-ncu runs each kernel several times to count everything, with the caches flushed before each time, and both tools slow
-the call down. So their times are metrics separate from the latency, and no profile metric is judged.
+ncu runs each kernel several times to count everything, with the caches flushed before each time, which slows the
+call down. So its time is a metric separate from the latency, and no profile metric is judged.
 """
 
 from __future__ import annotations
 
 import csv
-import importlib.util
-import json
 import math
 import os
 import pickle
@@ -19,20 +17,18 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import warden
 from groupbench.operators.measure.costs import MIB
 from groupbench.operators.measure.texts import joined_lines, one_line
 from groupbench.operators.measure.wire import Job
-from groupbench.tracker.facts.metrics import PROFILERS
+from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.text.scratch import Scratch
 
-NCU, PROTON = PROFILERS
 MODULE = "groupbench.operators.measure.profiled"
-JOB, PROTON_NAME = "job", "proton"
-"""Files in the folder of a profile: the job, and proton's results, without its suffix."""
+JOB = "job"
+"""File with the job, in the folder of a profile."""
 
 PERMISSION = (
     "this user may not read the GPU's performance counters (ERR_NVGPUCTRPERM): run it as root, or load the driver "
@@ -84,45 +80,30 @@ COUNTERS = (
 )
 
 
-def check(tools: Sequence[str], device: str) -> None:
-    """Raise UsageError if a tool cannot profile here, with the remedy."""
-    for tool in tools:
-        if device != "cuda":
-            raise UsageError(
-                f"{tool} profiles kernels on a GPU, and this measures on a CPU: run it on a machine with one"
-            )
-        if tool == NCU and shutil.which(NCU) is None:
-            raise UsageError(
-                "ncu is not on the PATH: install Nsight Compute, which is part of the CUDA toolkit, or add its folder "
-                "to PATH"
-            )
-        if tool != NCU and not _has_proton():
-            raise UsageError("proton is not installed: it is part of Triton, so install triton 3.2 or newer")
+def check(device: str) -> None:
+    """Raise UsageError if ncu cannot profile here, with the remedy."""
+    if device != "cuda":
+        raise UsageError(f"{NCU} profiles kernels on a GPU, and this measures on a CPU: run it on a machine with one")
+    if shutil.which(NCU) is None:
+        raise UsageError(
+            "ncu is not on the PATH: install Nsight Compute, which is part of the CUDA toolkit, or extend PATH"
+        )
 
 
-def _has_proton() -> bool:
-    spec = importlib.util.find_spec("triton")  # a search for triton.profiler would import Triton
-    return any((Path(folder) / "profiler").is_dir() for folder in (spec and spec.submodule_search_locations) or ())
-
-
-def profile(job: Job, tool: str, timeout_s: float) -> dict[str, float]:
+def profile(job: Job, timeout_s: float) -> dict[str, float]:
     """Return the metrics of one profiled call. Raises ProfileError."""
     with Scratch("profile") as folder:
         operator = (job.operator, job.plugins, job.mode)
         (folder / JOB).write_bytes(pickle.dumps((operator, pickle.dumps(job))))
         log, output = folder / "log", folder / "output"
-        command = [sys.executable, "-m", MODULE, tool, str(folder)]
-        if tool == NCU:
-            command = [*_ncu(log), *command]
+        command = [*_ncu(log), sys.executable, "-m", MODULE, str(folder)]
         code = _run(command, output, timeout_s)
         printed = "\n".join(_end(file) for file in (log, output))
         if code is None:
             raise ProfileError(f"no result within {timeout_s:g} s; a longer --timeout may help")
         if problem := _problem(code, printed):
             raise ProfileError(problem)
-        if tool == NCU:
-            return of_csv(_whole(log))
-        return of_hatchet(_whole(folder / f"{PROTON_NAME}.hatchet"))
+        return of_csv(_whole(log))
 
 
 def _end(file: Path) -> str:
@@ -135,7 +116,7 @@ def _end(file: Path) -> str:
 
 
 def _whole(file: Path) -> str:
-    """Return a result file's text. Raises ProfileError if the tool did not write it, or wrote too much."""
+    """Return a result file's text. Raises ProfileError if ncu did not write it, or wrote too much."""
     if not file.is_file():
         raise ProfileError("it ended without an error, but wrote no results")
     if file.stat().st_size > MOST_BYTES:
@@ -191,9 +172,6 @@ def _problem(code: int, printed: str) -> str | None:
 
 def _short(text: str) -> str:
     return one_line(joined_lines(text))[:_SHORT]
-
-
-# ---- ncu
 
 
 @dataclass(frozen=True)
@@ -262,29 +240,3 @@ def _mean(values: list[float], weights: list[float]) -> float:
     """Return the weighted mean over the known values; NaN without any."""
     pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if math.isfinite(value)]
     return sum(v * w for v, w in pairs) / sum(w for _, w in pairs) if pairs else math.nan
-
-
-# ---- proton
-
-
-def of_hatchet(text: str) -> dict[str, float]:
-    """Return a call's kernel time from proton's file. Raises ProfileError without any kernel."""
-    try:
-        roots = json.loads(text)
-        spent = sum(map(_spent_ns, roots)) if isinstance(roots, list) else math.nan
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        spent = math.nan
-    if not 0 <= spent < math.inf:
-        raise ProfileError("its results could not be read: they are not a tree of frames with times")
-    if not spent:
-        raise ProfileError("it saw no kernel: the call launched none, or CUPTI is not available to proton")
-    return {"proton_ms": spent / 1e6}
-
-
-def _spent_ns(frame: dict[str, Any]) -> float:
-    """Return the leaves' time below a frame, since a frame may add up those below it."""
-    below = frame.get("children", ())
-    if below:
-        return sum(map(_spent_ns, below))
-    time = frame.get("metrics", {}).get("time (ns)", 0.0)
-    return float(time) if not isinstance(time, (str, bool)) and time >= 0 else math.nan

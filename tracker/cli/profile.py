@@ -21,7 +21,7 @@ from groupbench.tracker.cli.options import (
     plugins_option,
 )
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
-from groupbench.tracker.facts.metrics import LATENCY, METRICS, PROFILERS, Metric
+from groupbench.tracker.facts.metrics import LATENCY, METRICS, NCU, Metric
 from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, SEED_HELP
 from groupbench.tracker.text.wording import counted, printable
 from groupbench.tracker.tools.parameters import Duration
@@ -36,9 +36,8 @@ STDERR = 2
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """The profiler, and the cells to profile."""
+    """The cells to profile."""
 
-    tool: str
     operator: str
     backends: tuple[str, ...]
     shapes: tuple[str, ...]
@@ -53,14 +52,6 @@ class ProfileOptions:
 @collected(
     ProfileOptions,
     "what",
-    click.option(
-        "--with",
-        "tool",
-        type=click.Choice(PROFILERS),
-        default=PROFILERS[0],
-        show_default=True,
-        help="Profiler to use: ncu (Nsight Compute) has all counters, proton (part of Triton) only the time.",
-    ),
     click.option(*OPERATOR, metavar="NAME", required=True, help="Profile this operator."),
     click.option(
         *BACKEND[:2],
@@ -94,9 +85,9 @@ class ProfileOptions:
 def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
     """Profile one call on the GPU: count memory traffic, cache hits, tensor-core use and occupancy.
 
-    First measures the cell as `tritonbench` does. Then runs one more call under the profiler, in a separate process. A
-    profiler slows the call down, so the time is stored as ncu_ms or proton_ms, not as the latency. The counters are
-    stored with the cell and are not judged.
+    First measures the cell as `tritonbench` does. Then runs one more call under ncu (Nsight Compute), in a separate
+    process. It slows the call down, so the time is stored as ncu_ms, not as the latency. The counters are stored with
+    the cell and are not judged.
 
     \b
     groupbench profile --operator grouped_gemm --backend triton_flat --shape G=4,M_g=1024,N=1024,K=1024
@@ -107,8 +98,8 @@ def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
     Exit codes:
     0    ok
     1    a result is wrong
-    2    usage error, or the profiler is not installed
-    3    the profiler gave no counters; the reason is printed
+    2    usage error, or ncu is not installed
+    3    ncu gave no counters; the reason is printed
     75   another run uses this device
     130  interrupted
     """
@@ -133,13 +124,13 @@ def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
             records = [record for _, record in read(lines)]
         done = store(context.obj, str(file))
     click.echo(printable(f"stored: {counted(done.records, 'record')}: {done.summary}"), err=True)
-    _write(records, [metric for metric in METRICS.values() if metric.cost == what.tool], form)
+    _write(records, [metric for metric in METRICS.values() if metric.cost == NCU], form)
     context.exit(code)
 
 
 def _arguments(what: ProfileOptions, plugins: tuple[str, ...]) -> list[str]:
     """Return the arguments of `tritonbench`."""
-    costs = f"memory,kernels,{what.tool}"
+    costs = f"memory,kernels,{NCU}"
     arguments = ["--host", "builtin", "--op", what.operator, "--costs", costs, "--trigger", "profile"]
     arguments += ["--mode", what.mode, "--seed", str(what.seed), "--timeout", f"{what.timeout}s"]
     arguments += ["--only", ",".join(what.backends)] if what.backends else []

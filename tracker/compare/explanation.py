@@ -18,7 +18,7 @@ from groupbench.tracker.compare.sides import ComparedSide
 from groupbench.tracker.facts.environment import environment_differences
 from groupbench.tracker.facts.kernel_files import KernelFolder
 from groupbench.tracker.facts.loaded import UNKNOWN, LoadedDifference, difference_of_all
-from groupbench.tracker.facts.metrics import LATENCY, METRICS, PROFILERS, Metric
+from groupbench.tracker.facts.metrics import LATENCY, METRICS, NCU, Metric
 from groupbench.tracker.facts.record import Kernel
 from groupbench.tracker.query.loaded import LoadedLists
 from groupbench.tracker.query.rows import PointRow
@@ -105,7 +105,7 @@ class ProfilePair:
 
 
 def _profiled() -> list[Metric]:
-    return [metric for metric in METRICS.values() if metric.cost in PROFILERS]
+    return [metric for metric in METRICS.values() if metric.cost == NCU]
 
 
 @dataclass(frozen=True)

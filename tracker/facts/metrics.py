@@ -21,8 +21,8 @@ own      by a rule of its own: latency and accuracy
 """
 
 
-PROFILERS = ("ncu", "proton")
-"""Tools that profile a call. Each names the metrics that it measures by their `cost`."""
+NCU = "ncu"
+"""The profiler of a call, and the `cost` of the metrics that it counts."""
 
 _TINY = 1e-30
 
@@ -318,16 +318,16 @@ METRICS: dict[str, Metric] = {
             "time of one call's kernels under ncu, not a latency",
             "ncu ms",
             better="neither",
-            cost="ncu",
+            cost=NCU,
         ),
-        Metric("dram_mib", "MiB", "bytes that one call reads from and writes to DRAM", "DRAM MiB", cost="ncu"),
+        Metric("dram_mib", "MiB", "bytes that one call reads from and writes to DRAM", "DRAM MiB", cost=NCU),
         Metric(
             "dram_share",
             "",
             "DRAM throughput over its peak, averaged over a call's kernels by time",
             "DRAM share",
             better="higher",
-            cost="ncu",
+            cost=NCU,
         ),
         Metric(
             "l2_share",
@@ -335,7 +335,7 @@ METRICS: dict[str, Metric] = {
             "L2 throughput over its peak, averaged over a call's kernels by time",
             "L2 share",
             better="higher",
-            cost="ncu",
+            cost=NCU,
         ),
         Metric(
             "l2_hit_share",
@@ -343,7 +343,7 @@ METRICS: dict[str, Metric] = {
             "share of L2 accesses that hit, averaged over a call's kernels by time",
             "L2 hits",
             better="higher",
-            cost="ncu",
+            cost=NCU,
         ),
         Metric(
             "tensor_share",
@@ -351,7 +351,7 @@ METRICS: dict[str, Metric] = {
             "share of time in which tensor cores are busy, averaged over a call's kernels by time",
             "tensor share",
             better="higher",
-            cost="ncu",
+            cost=NCU,
         ),
         Metric(
             "achieved_occupancy",
@@ -359,15 +359,7 @@ METRICS: dict[str, Metric] = {
             "share of an SM's warps that are resident, averaged over a call's kernels by time",
             "achieved occupancy",
             better="higher",
-            cost="ncu",
-        ),
-        Metric(
-            "proton_ms",
-            "ms",
-            "time of one call's kernels under proton, not a latency",
-            "proton ms",
-            better="neither",
-            cost="proton",
+            cost=NCU,
         ),
         Metric("barriers", "", "instructions that wait at a barrier", better="neither"),
     )

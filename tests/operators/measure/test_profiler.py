@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 import sys
@@ -18,10 +17,10 @@ from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Machine, Progress
 from groupbench.operators.measure import profiler
 from groupbench.operators.measure.costs import ALL
-from groupbench.operators.measure.profiler import COUNTERS, NCU, PROTON, TIME, ProfileError, of_csv, of_hatchet
+from groupbench.operators.measure.profiler import COUNTERS, TIME, ProfileError, of_csv
 from groupbench.operators.measure.protocol import Protocol
 from groupbench.operators.measure.wire import Job
-from groupbench.tracker.facts.metrics import METRICS, PROFILERS
+from groupbench.tracker.facts.metrics import METRICS, NCU
 from groupbench.tracker.facts.record import Commit, Environment, Record, Run
 
 pytestmark = pytest.mark.usefixtures("unaudited")
@@ -156,35 +155,10 @@ def test_a_page_that_does_not_hold_is_an_error(text: str, reason: str) -> None:
 
 
 def test_the_metrics_of_a_profile_are_registered_and_not_judged() -> None:
-    made = [METRICS[counter.metric] for counter in COUNTERS] + [METRICS["proton_ms"]]
-    assert all(metric.rule is None and metric.cost in PROFILERS for metric in made)
-    assert {metric.name for metric in METRICS.values() if metric.cost in PROFILERS} == {m.name for m in made}
-    assert not set(ALL) & set(PROFILERS)
-
-
-# ---- proton's file
-
-
-def test_proton_adds_up_the_leaves() -> None:
-    kernels = [{"frame": {"name": name}, "metrics": {"time (ns)": ns, "count": 1}, "children": []}
-               for name, ns in (("a", 1500), ("b", 500))]  # fmt: skip
-    root = {"frame": {"name": "ROOT"}, "metrics": {"time (ns)": 2000}, "children": kernels}
-    assert of_hatchet(json.dumps([root, {"CUDA": {}}])) == {"proton_ms": 0.002}
-    with pytest.raises(ProfileError, match="saw no kernel"):
-        of_hatchet(json.dumps([root | {"metrics": {}, "children": []}]))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "[", "{}", "null", "3", '"a"', "[[]]", "[null]", '[{"children": 3}]', '[{"metrics": []}]'),
-        *(f'[{{"metrics": {{"time (ns)": {value}}}}}]' for value in ('"1"', "-1", "NaN", "1e999", "null", "true")),
-        '[{"children": ' * 100_000,
-    ],
-)
-def test_a_file_of_proton_that_does_not_hold_is_an_error(text: str) -> None:
-    with pytest.raises(ProfileError, match="its results could not be read"):
-        of_hatchet(text)
+    made = [METRICS[counter.metric] for counter in COUNTERS]
+    assert all(metric.rule is None and metric.cost == NCU for metric in made)
+    assert {metric.name for metric in METRICS.values() if metric.cost == NCU} == {m.name for m in made}
+    assert NCU not in ALL
 
 
 # ---- the way through a process
@@ -207,7 +181,7 @@ def measure(job: Job, timeout_s: float = 60.0) -> tuple[Record, list[str]]:
 def test_a_profiler_that_does_not_start_is_an_error(content: bytes, ncu: str, tmp_path: Path) -> None:
     (tmp_path / "bin" / "ncu").write_bytes(content)
     with pytest.raises(ProfileError, match="bin/ncu does not start: "):
-        profiler.profile(JOB, NCU, 60)
+        profiler.profile(JOB, 60)
     assert not left()
 
 
@@ -239,7 +213,7 @@ def test_a_record_gets_the_counters_beside_its_latency(ncu: str) -> None:
 )
 def test_a_reason_names_the_remedy(ncu: str, reason: str) -> None:
     with pytest.raises(ProfileError) as raised:
-        profiler.profile(JOB, NCU, 60)
+        profiler.profile(JOB, 60)
     assert reason in str(raised.value) and "\n" not in str(raised.value)
     assert not left()
 
@@ -255,7 +229,7 @@ def test_a_record_without_counters_is_kept_and_reported(ncu: str) -> None:
 def test_a_profile_that_hangs_is_ended(ncu: str) -> None:
     before = _sleepers()
     with pytest.raises(ProfileError, match=r"no result within 1.5 s; a longer --timeout"):
-        profiler.profile(JOB, NCU, 1.5)
+        profiler.profile(JOB, 1.5)
     until = time.monotonic() + 60  # a killed process is still listed until the kernel has ended it
     while _sleepers() != before and time.monotonic() < until:
         time.sleep(0.01)
@@ -278,21 +252,16 @@ def _sleepers() -> set[str]:
 
 def test_the_last_words_of_a_profiled_process_are_the_reason(ncu: str) -> None:
     with pytest.raises(ProfileError, match=r"ended with exit code 1: .*no_such"):
-        profiler.profile(replace(JOB, operator="no_such"), NCU, 60)
+        profiler.profile(replace(JOB, operator="no_such"), 60)
 
 
 @pytest.mark.parametrize(
-    ("tool", "device", "reason"),
-    [
-        (NCU, "cpu", "profiles kernels on a GPU"),
-        (NCU, "cuda", "ncu is not on the PATH: install Nsight Compute"),
-        (PROTON, "cuda", "proton is not installed"),
-    ],
+    ("device", "reason"),
+    [("cpu", "profiles kernels on a GPU"), ("cuda", "ncu is not on the PATH: install Nsight Compute")],
 )
-def test_a_tool_that_cannot_run_is_named_before_anything_is_measured(
-    tool: str, device: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_what_cannot_run_is_named_before_anything_is_measured(
+    device: str, reason: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(profiler, "_has_proton", lambda: False)
     with pytest.raises(UsageError, match=reason):
-        profiler.check([tool], device)
+        profiler.check(device)

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from groupbench.operators import cli as measuring
 from groupbench.operators.options import COSTS
 from groupbench.operators.plan import jobs
-from groupbench.tracker.facts.metrics import METRICS, PROFILERS
+from groupbench.tracker.facts.metrics import METRICS, NCU
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.text import repro
 
@@ -95,7 +95,7 @@ def test_it_measures_exactly_that_cell(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", sorted(name for name, metric in METRICS.items() if metric.cost))
 def test_a_metric_is_asked_for_by_its_cost(name: str) -> None:
     words = shlex.split(repro.measure(Cell(), None, GPU, METRICS[name]))
-    assert words[words.index("--costs") + 1] in (*COSTS, *PROFILERS)
+    assert words[words.index("--costs") + 1] in (*COSTS, NCU)
     assert words[words.index("--metrics") + 1] == f"latency,{name}"
     assert "--costs" not in repro.measure(Cell(), None, GPU, METRICS["spills"])
 
