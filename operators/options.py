@@ -244,7 +244,7 @@ timing = _group(
     ),
     click.option(
         "--budget",
-        type=Duration(most=6e6, above=True, was_minutes=True),
+        type=Duration(most=6e6, above=True),
         help="Start no further cell after this time; record the rest as skipped.",
     ),
 )

@@ -123,7 +123,6 @@ NOT_RUN = {
     "groupbench backfill": "measures past commits; the README's story runs it",
     "groupbench profile": "measures on a GPU; tests/tracker/cli/test_profile.py",
     "groupbench bisect": "measures; the README's story runs it",
-    "groupbench calibrate": "measures for minutes",
     "groupbench doctor": "its answer depends on the machine; tests/tracker/doctor",
     "groupbench evaluate": "measures a file that the reader has; tests/tracker/ab",
     "groupbench explain": "needs the code of two compiled kernels; tests/tracker/cli/test_explain.py",

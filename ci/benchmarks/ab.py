@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from groupbench.tracker.ab.bench import AbCell, AbSide, Bench, rule_for
-from groupbench.tracker.ab.calibrate import CELLS
 from groupbench.tracker.ab.result import REFRESH_BLOCKS, AbSettings
 from groupbench.tracker.stats.sequential import MAX_BLOCKS, decide_many
 
@@ -38,6 +37,25 @@ RECORDED = ROOT / "tests/data/h100_ab.jsonl.gz"
 Rows = Iterator[tuple[object, ...]]
 LIKE = "like"
 """Title of the A/A comparisons in ab.jsonl."""
+
+CELLS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
+    "cuda": tuple(
+        ("grouped_gemm", backend, shape, "bf16")
+        for shape in (
+            "G=4,M_g=128,N=512,K=512",
+            "G=8,M=8192,N=2048,K=1024,routing=balanced",
+            "G=8,M=16384,N=4096,K=2048,routing=balanced",
+            "G=8,M=32768,N=4096,K=4096,routing=balanced",
+        )
+        for backend in ("torch_grouped_mm", "triton_flat")
+    ),
+    "cpu": tuple(
+        ("grouped_gemm", "torch_loop", shape, "fp32")
+        for shape in ("G=4,M_g=64,N=64,K=64", "G=4,M_g=128,N=256,K=256", "G=4,M_g=256,N=512,K=512")
+    ),
+}
+"""Cells by device, as (operator, backend, shape, dtype): about 10 us, 0.1 ms, 0.5 ms, and 1 ms or more on an H100."""
+
 LIKE_TOTAL = 200
 PLANTED_EACH = 30
 RESAMPLED = 10_000

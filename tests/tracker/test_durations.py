@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import click
 import pytest
-from cases import commands
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from groupbench.operators.cli import command as tritonbench
-from groupbench.tracker.cli import main
 from groupbench.tracker.facts.durations import SECONDS, seconds
 from groupbench.tracker.tools.parameters import Duration
 
@@ -55,34 +50,8 @@ def test_a_number_with_a_unit_is_as_many_of_it(number: int, unit: str) -> None:
     assert math.isclose(seconds(f"{number}{unit}"), number * SECONDS[unit])
 
 
-def options_by_unit() -> dict[str, set[str]]:
-    """Return the options that take a duration, as `command --option`, by the former unit of a plain number."""
-    units: dict[str, set[str]] = {"minutes": set(), "seconds": set()}
-    for name, each in {"tritonbench": tritonbench, **dict(commands(main))}.items():
-        for parameter in each.params:
-            if isinstance(parameter.type, Duration):
-                if parameter.opts[0] == "--minutes":
-                    assert parameter.type.unit == "m"
-                    continue
-                assert parameter.type.unit == "s"
-                units["minutes" if parameter.type.was_minutes else "seconds"].add(f"{name} {parameter.opts[0]}")
-    return units
-
-
-def test_the_table_of_durations_is_complete() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reference" / "configuration.md").read_text()
-    for unit, options in options_by_unit().items():
-        (cell,) = re.findall(rf"^\| {unit} \| (.*) \|$", page, re.M)
-        name, listed = "", set()
-        for part in re.findall(r"`([^`]+)`", cell):
-            command, _, option = part.rpartition(" ")
-            name = command or name
-            listed.add(f"{name} {option}")
-        assert listed == options
-
-
 @click.command()
-@click.option("--budget", type=Duration(most=3600, above=True, was_minutes=True), default="30m", show_default=True)
+@click.option("--budget", type=Duration(most=3600, above=True), default="30m", show_default=True)
 def command(budget: float) -> None:
     click.echo(f"{budget:g}")
 
@@ -94,11 +63,6 @@ def command(budget: float) -> None:
 )
 def test_an_option_takes_a_duration(args: list[str], shown: str) -> None:
     assert CliRunner().invoke(command, args).stdout == f"{shown}\n"
-
-
-def test_a_number_that_was_minutes_is_pointed_out() -> None:
-    notes = {text: CliRunner().invoke(command, ["--budget", text]).stderr for text in ("2", "90s", "1.5m")}
-    assert notes == {"2": "--budget 2 is in seconds; for minutes, give 2m\n", "90s": "", "1.5m": ""}
 
 
 @pytest.mark.parametrize(

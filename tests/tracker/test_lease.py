@@ -125,7 +125,7 @@ def test_a_command_that_has_begun_waits_for_its_turn() -> None:
         assert lease.queue()[0].state == "holds"
 
 
-MEASURES = ("night", "backfill", "pull-request", "evaluate", "tune", "calibrate", "ab", "confirm", "bisect", "profile")
+MEASURES = ("night", "backfill", "pull-request", "evaluate", "tune", "ab", "confirm", "bisect", "profile")
 
 
 @pytest.mark.parametrize("command", MEASURES)

@@ -20,7 +20,6 @@ SECTIONS: dict[str, Commands] = {
         "doctor": ("doctor:doctor", "Check this machine, and suggest improvements."),
         "selftest": ("selftest:selftest", "Check that this machine catches backends that cheat."),
         "queue": ("queue:queue", "List the commands that measure or wait for a device."),
-        "calibrate": ("calibrate:calibrate", "Measure this machine's noise floor with A/A comparisons."),
     },
     "Judge": {
         "gate": ("gate:gate", "Judge the newest run; the exit code is the verdict."),

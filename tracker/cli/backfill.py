@@ -59,7 +59,7 @@ class BackfillOptions:
     ),
     click.option(
         "--budget",
-        type=Duration(above=True, was_minutes=True),
+        type=Duration(above=True),
         help="Stop after this time.",
     ),
     click.option("--again", is_flag=True, help="Retry commits that failed to build or to load."),

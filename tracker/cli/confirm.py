@@ -50,7 +50,7 @@ class ConfirmOptions:
     ),
     click.option(
         "--budget",
-        type=Duration(above=True, was_minutes=True),
+        type=Duration(above=True),
         default="30m",
         show_default=True,
         help="Stop after this time and list unmeasured suspects.",

@@ -1,4 +1,4 @@
-"""Groups of lazily imported commands, and old command and option names."""
+"""Groups of lazily imported commands."""
 
 from __future__ import annotations
 
@@ -18,39 +18,6 @@ Commands = Mapping[str, tuple[str, str]]
 PACKAGE = __name__.rpartition(".")[0]
 
 VERBOSE = {"-v", "-vv", "--verbose"}
-
-RENAMED_COMMANDS = {
-    "ack": "alerts ack",
-    "expect": "alerts expect",
-    "accept-transition": "alerts accept-transition",
-    "close": "alerts close",
-    "pin": "pins add",
-    "unpin": "pins remove",
-    "runs": "list runs",
-    "commits": "list commits",
-    "series": "list series",
-    "envs": "list envs",
-    "sql": "db sql",
-    "export": "db export",
-    "prune": "db prune",
-    "backup": "db backup",
-    "verify": "db verify",
-    "merge": "db merge",
-}
-RENAMED_OPTIONS = {
-    "--json": "--format json",
-    "--csv": "--format csv",
-    "--csv-safe": "--format csv",
-    "--md": "--format md",
-}
-REMOVED = {
-    "repair": "`groupbench repair` was removed: docs/guide/keeping-data.md has the steps that restore a database",
-    "--who": "--who was removed: the name is GIT_AUTHOR_NAME, git's user, or the login name",
-    "--rest": "`ab` no longer takes --rest: the length of a burst decides",
-    "--samples": "`ab` no longer takes --samples: the latency decides",
-    "--seed": "`ab` and `calibrate` no longer take --seed: the order of the bursts has a fixed seed",
-}
-"""Commands and options that no longer exist, with the advice for those who still use them."""
 
 
 class LazyGroup(click.Group):
@@ -126,11 +93,6 @@ class Program(LazyGroup):
         about, default = self.lazy[cmd_name][0], self.defaults.get(cmd_name)
         return LazyGroup(cmd_name, help=about, lazy=self.groups[cmd_name], default=default)
 
-    def unknown(self, ctx: click.Context, name: str) -> str:
-        if name in RENAMED_COMMANDS:
-            return f"`groupbench {name}` is now `groupbench {RENAMED_COMMANDS[name]}`"
-        return REMOVED.get(name) or super().unknown(ctx, name)
-
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Options of the program may also follow the command."""
         return super().parse_args(ctx, self._own_options_first(ctx, args))
@@ -162,8 +124,6 @@ class Program(LazyGroup):
         """Run the command; an exception explained by damage or the driver is raised as the explanation."""
         try:
             return super().invoke(ctx)
-        except click.NoSuchOption as error:
-            raise _renamed(error) from error
         except (TrackerError, click.ClickException, click.exceptions.Exit, click.Abort, OSError):
             raise  # `shell.run` reports these
         except Exception as error:
@@ -191,11 +151,3 @@ class Program(LazyGroup):
         **extra: Any,
     ) -> NoReturn:
         shell.run("groupbench", self, TrackerError, args, prog_name, **extra)
-
-
-def _renamed(error: click.NoSuchOption) -> click.UsageError:
-    """Return the error with an option's new spelling, or the error itself."""
-    name = error.option_name
-    if name in RENAMED_OPTIONS:
-        return click.UsageError(f"{name} is now {RENAMED_OPTIONS[name]}", error.ctx)
-    return click.UsageError(REMOVED[name], error.ctx) if name in REMOVED else error

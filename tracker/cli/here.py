@@ -67,7 +67,7 @@ def wait_option(default: str = "0s") -> Callable[[F], F]:
 
     return click.option(
         "--wait",
-        type=Duration(most=LONGEST_WAIT_S, was_minutes=True),
+        type=Duration(most=LONGEST_WAIT_S),
         expose_value=False,
         callback=keep,
         help="Wait up to this long while other commands measure on the device. First come, first served. "

@@ -54,12 +54,12 @@ class NightOptions:
     plan_device_option,
     click.option(
         "--budget",
-        type=Duration(most=6e6, above=True, was_minutes=True),
+        type=Duration(most=6e6, above=True),
         help="Start no further cell after this time. Default: `budget` of groupbench.toml, or no limit.",
     ),
     click.option(
         "--confirm",
-        type=Duration(most=6e6, was_minutes=True),
+        type=Duration(most=6e6),
         help="Confirm suspects for up to this long; 0 skips this. Default: GROUPBENCH_CONFIRM_MINUTES, `confirm` of "
         "groupbench.toml, or a tenth of the time of the measuring, at least 3m.",
     ),

@@ -15,7 +15,7 @@ from cases import commands, rarely
 from click.testing import CliRunner, Result
 
 from groupbench.tracker.cli import GROUPS, SECTIONS, main
-from groupbench.tracker.cli.groups import REMOVED, RENAMED_COMMANDS, RENAMED_OPTIONS, Program
+from groupbench.tracker.cli.groups import Program
 
 Cli = Callable[..., Result]
 
@@ -114,28 +114,6 @@ def test_help_lists_each_command_once_under_its_task() -> None:
     assert titles == ["Options", *SECTIONS]
     assert len(help_text.splitlines()) <= 50
     assert all(len(line) <= 80 for line in help_text.splitlines())
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_COMMANDS.items())
-def test_an_old_command_names_the_new_one(cli: Cli, old: str, new: str) -> None:
-    assert cli(old, "1").stderr == f"groupbench: `groupbench {old}` is now `groupbench {new}`\n"
-    assert new in EVERY
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_OPTIONS.items())
-def test_an_old_option_names_the_new_one(cli: Cli, old: str, new: str) -> None:
-    assert cli("history", old).stderr == f"groupbench: {old} is now {new}\n"
-    assert cli("alerts", old).stderr == f"groupbench: {old} is now {new}\n"
-
-
-@pytest.mark.parametrize(
-    "args",
-    [["repair", "a", "b"], ["pins", "add", "latest", "--who", "Ada"], ["ab", "a", "b", "--rest", "block"]],
-    ids=str,
-)
-def test_what_was_removed_says_so(cli: Cli, args: list[str]) -> None:
-    (removed,) = {*args} & {*REMOVED}
-    assert cli(*args).stderr == f"groupbench: {REMOVED[removed]}\n"
 
 
 def test_a_group_runs_its_default_command(cli: Cli, stored: Any, make: Any) -> None:

@@ -136,7 +136,7 @@ def test_every_option_exists(text: str) -> None:
     others = {"--output-json", "--output", "--csv", "--benchmark_context", "--db", "--format", "--budget"}
     others |= {"--json", "--jsonbin", "--export-json", "--metadata"}
     every = dict(commands(main))
-    names = (*COMMANDS, "db export", "ab", "calibrate", "explain")
+    names = (*COMMANDS, "db export", "ab", "explain")
     flags = others | {flag for name in names for part in every[name].params for flag in part.opts}
     named = set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", text))
     assert named <= flags, named - flags
