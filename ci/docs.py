@@ -19,7 +19,6 @@ from pathlib import Path
 import click
 import msgspec
 
-from groupbench.operators.catalog import make_trace
 from groupbench.operators.cli import command as tritonbench
 from groupbench.tracker import api
 from groupbench.tracker.cli import GROUPS, SECTIONS
@@ -94,9 +93,7 @@ def _commands(title: str, names: Iterable[str]) -> str:
 
 def _tritonbench() -> str:
     lines = ["# tritonbench", "", NOTE, "", *_body(_context(tritonbench, "tritonbench"))]
-    lines += ["## A synthetic routing trace", ""]
-    name = "python -m groupbench.operators.catalog.make_trace"
-    return "\n".join([*lines, *_body(_context(make_trace.command, name))]).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None = None) -> click.Context:

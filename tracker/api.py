@@ -7,7 +7,7 @@
             print(row.point.run.started, row.point.series, row.point.median_ms, row.speedup)
         table = tracker.series().to_pandas()
 
-Lists of dataclasses have `to_pandas()` and `to_arrow()`, whose columns are those of `--format json`.
+Lists of dataclasses have `to_pandas()`, whose columns are those of `--format json`.
 """
 
 from __future__ import annotations

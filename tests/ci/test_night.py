@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 Checkout: TypeAlias = Any
 Service = Callable[..., Any]
 Workflow = Callable[[str], Any]
-ARTIFACTS = {*("summary.md", "comment.md", "gate.xml", "gate.sarif", "verdict.json", "badge.svg")}
+ARTIFACTS = {*("summary.md", "comment.md", "gate.xml", "gate.sarif", "verdict.json")}
 
 
 def records(folder: Path) -> list[list[Record]]:

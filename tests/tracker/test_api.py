@@ -129,27 +129,10 @@ def test_pandas(tracker: Any) -> None:
     assert list(tracker.compare("000", "001").to_pandas().verdict) == ["ok", "ok"]
 
 
-def test_arrow(tracker: Any) -> None:
-    pytest.importorskip("pyarrow")
-    for rows in (
-        tracker.history(),
-        tracker.history(since="2030-01-01"),
-        tracker.series(),
-        tracker.runs(),
-        tracker.commits(),
-        tracker.environments(),
-        tracker.compare("000", "001"),
-    ):
-        table = rows.to_arrow()
-        assert table.num_rows == len(getattr(rows, "pairs", rows))
-    assert tracker.history().to_arrow().column("latency_ms").to_pylist()[0] == pytest.approx(1, rel=1e-2)
-
-
-@pytest.mark.parametrize(("module", "method"), [("pandas", "to_pandas"), ("pyarrow", "to_arrow")])
-def test_without_the_module(tracker: Any, monkeypatch: pytest.MonkeyPatch, module: str, method: str) -> None:
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(QueryError, match=f"needs {module}, which is not installed"):
-        getattr(tracker.runs(), method)()
+def test_without_pandas(tracker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(QueryError, match="needs pandas, which is not installed"):
+        tracker.runs().to_pandas()
 
 
 def test_nothing_is_created(tmp_path: Path) -> None:

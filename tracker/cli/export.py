@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from sqlalchemy.orm import Session
 
-FORMATS = ("jsonl", "csv", "parquet", "v3", "bencher", "github-action")
-_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+FORMATS = ("jsonl", "csv", "v3", "bencher", "github-action")
+_SUFFIXES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv"}
 
 
 @click.command()
@@ -36,7 +36,6 @@ def export(db: str, file: str, form: str | None) -> None:
     \b
     jsonl    the records as measured, with samples as float32; `ingest` reads them back
     csv      one line per point, without samples; formula-like text gets an apostrophe
-    parquet  one row per point, with samples; needs pyarrow
     v3       the format of PyTorch's benchmark dashboard
     bencher        Bencher Metric Format, with the newest latency of each series in ns
     github-action  a list for github-action-benchmark's customSmallerIsBetter, likewise, in ms
@@ -67,7 +66,6 @@ def _writer(form: str) -> Callable[[Session, IO[bytes]], int]:
     writers: dict[str, Callable[[Session, IO[bytes]], int]] = {
         "jsonl": records.write_jsonl,
         "csv": write_table.write_csv,
-        "parquet": write_table.write_parquet,
         "v3": write_v3.write_v3,
         "bencher": write_metrics.write_bencher,
         "github-action": write_metrics.write_github_action,

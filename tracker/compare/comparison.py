@@ -27,7 +27,6 @@ from groupbench.tracker.text.wording import rms_text
 
 if TYPE_CHECKING:
     import pandas
-    import pyarrow
 
     from groupbench.tracker.formats import Options
 
@@ -104,10 +103,6 @@ class Comparison:
     def to_pandas(self) -> pandas.DataFrame:
         """Return the pairs as a pandas data frame. Raises QueryError without pandas."""
         return self.rows().to_pandas()
-
-    def to_arrow(self) -> pyarrow.Table:
-        """Return the pairs as an Arrow table. Raises QueryError without pyarrow."""
-        return self.rows().to_arrow()
 
     @property
     def geometric_mean(self) -> float | None:

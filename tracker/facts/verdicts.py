@@ -19,7 +19,6 @@ class Tone:
     name: str  # CSS class and variable name
     light: str  # text colour on a light background
     dark: str  # text colour on a dark background
-    badge: str  # background of white text, with a contrast ratio of 4.5
     terminal: str  # terminal colour; empty for the default
     sign: str  # shown next to the word, so that colour is never the only cue
     dot: str  # for outputs that allow only text
@@ -28,10 +27,10 @@ class Tone:
         return self.name
 
 
-GOOD = Tone("good", light="#176f32", dark="#53c674", badge="#2e7d32", terminal="green", sign="✓", dot="🟢")
-BAD = Tone("bad", light="#c02626", dark="#ff8278", badge="#c62828", terminal="red", sign="✕", dot="🔴")
-WARN = Tone("warn", light="#8a5d00", dark="#e3b548", badge="#8a6100", terminal="yellow", sign="!", dot="🟡")
-FAINT = Tone("faint", light="#5d6670", dark="#9ba5b0", badge="#546e7a", terminal="", sign="·", dot="⚪")
+GOOD = Tone("good", light="#176f32", dark="#53c674", terminal="green", sign="✓", dot="🟢")
+BAD = Tone("bad", light="#c02626", dark="#ff8278", terminal="red", sign="✕", dot="🔴")
+WARN = Tone("warn", light="#8a5d00", dark="#e3b548", terminal="yellow", sign="!", dot="🟡")
+FAINT = Tone("faint", light="#5d6670", dark="#9ba5b0", terminal="", sign="·", dot="⚪")
 TONES = (GOOD, BAD, WARN, FAINT)
 
 

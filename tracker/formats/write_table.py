@@ -6,18 +6,15 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from itertools import islice
 from typing import IO, Any
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.facts.identity import IDENTITY
 from groupbench.tracker.facts.metrics import carried
-from groupbench.tracker.store.packing import unpack_samples
 from groupbench.tracker.store.points import AMOUNTS
-from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series, UtcDateTime
+from groupbench.tracker.store.schema import Commit, Environment, KernelSet, Point, Run, Series
 from groupbench.tracker.text.cells import cell_for, formula_safe
 
 COLUMNS: tuple[tuple[str, Any], ...] = (
@@ -65,8 +62,6 @@ COLUMNS: tuple[tuple[str, Any], ...] = (
 _AMOUNTS = {name: place for place, (name, _) in enumerate(COLUMNS) if name in AMOUNTS}
 """Columns in which a point's own record may differ from its series."""
 
-_BATCH = 5000
-
 
 def write_csv(session: Session, file: IO[bytes]) -> int:
     """Write one line per point, in the order of runs; return their number. An unknown value is empty.
@@ -86,36 +81,6 @@ def write_csv(session: Session, file: IO[bytes]) -> int:
     return count
 
 
-def write_parquet(session: Session, file: IO[bytes]) -> int:
-    """Write one row per point, with samples by burst; return the number. Raises StoreError without pyarrow."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise StoreError("Parquet requires pyarrow: pip install pyarrow; or export to .jsonl or .csv") from error
-
-    kinds = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
-    instant = pa.timestamp("us", tz="UTC")
-    fields = [
-        (name, instant if isinstance(column.type, UtcDateTime) else kinds[column.type.python_type])
-        for name, column in COLUMNS
-    ]
-    names = [metric.name for metric in carried()]
-    further = [(name, pa.float64()) for name in names]
-    schema = pa.schema([*fields, *further, ("bursts_ms", pa.list_(pa.list_(pa.float32())))])
-    count = 0
-    rows = _rows(session, Point.metrics, Point.samples)
-    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
-        while batch := list(islice(rows, _BATCH)):
-            *columns, metrics, samples = zip(*batch, strict=True)
-            columns += list(zip(*(_values(each, names) for each in metrics), strict=True)) if names else []
-            bursts = [None if packed is None else unpack_samples(packed) for packed in samples]
-            arrays = [pa.array(values, field.type) for values, field in zip((*columns, bursts), schema, strict=True)]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
-            count += len(batch)
-    return count
-
-
 def _rows(session: Session, *further: Any) -> Iterator[Any]:
     columns = [*(column.label(name) for name, column in COLUMNS), *further]
     query = (
@@ -128,7 +93,7 @@ def _rows(session: Session, *further: Any) -> Iterator[Any]:
         .outerjoin(KernelSet, Point.kernels_id == KernelSet.id)
         .order_by(Point.run_id, Point.id)
     )
-    for amounts, *row in session.execute(query.execution_options(yield_per=_BATCH)):
+    for amounts, *row in session.execute(query.execution_options(yield_per=5000)):
         for name, place in _AMOUNTS.items() if amounts else ():
             row[place] = amounts.get(name, row[place])
         yield row

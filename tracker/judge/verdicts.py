@@ -303,7 +303,7 @@ class Gate:
         return lines, [row for row in self.notable if not (row.verdict is Verdict.INCOMPARABLE and row.note in many)]
 
     def table(self) -> Rows[Judged]:
-        """Return every row as a table with `to_pandas()` and `to_arrow()`."""
+        """Return every row as a table with `to_pandas()`."""
         return Rows(Judged, self.rows)
 
 

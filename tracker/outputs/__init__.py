@@ -36,7 +36,6 @@ FORMATS = {
     "junit": OutputFormat("JUnit XML", ("gate.xml",)),
     "sarif": OutputFormat("SARIF 2.1.0", ("gate.sarif",)),
     "json": OutputFormat("the verdict as --format json", ("verdict.json",)),
-    "badge": OutputFormat("a badge in SVG", ("badge.svg",)),
     "webhook": OutputFormat("a message to Slack"),
 }
 """The formats by name."""
@@ -67,8 +66,6 @@ def parse(text: str, environ: Mapping[str, str] | None = None) -> OutputTarget:
         if not place.startswith(("https://", "http://")):
             raise OutputError(f"webhook: needs a URL that begins with https://, in {WEBHOOK_URL} or webhook=URL")
         return OutputTarget(form, place)
-    if form == "badge" and place and not place.lower().endswith(".svg"):
-        raise OutputError(f"badge={place}: the name must end in .svg")
     step_summary = environ.get(SUMMARY_FILE, "") if form == "summary" else ""
     place = place or step_summary
     if not place:

@@ -1,4 +1,4 @@
-"""Query results as tables: row lists with conversion to pandas data frames and Arrow tables."""
+"""Query results as tables: row lists with conversion to pandas data frames."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from groupbench.tracker.facts.errors import QueryError
 
 if TYPE_CHECKING:
     import pandas
-    import pyarrow
 
 
 class Flat(Protocol):
@@ -39,10 +38,6 @@ class Rows(list[RowT]):
         """Return a pandas data frame. Raises QueryError without pandas."""
         return to_pandas(self.kind.columns(), self.flat())
 
-    def to_arrow(self) -> pyarrow.Table:
-        """Return an Arrow table. Raises QueryError without pyarrow."""
-        return to_arrow(self.kind.columns(), self.flat())
-
 
 def to_pandas(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pandas.DataFrame:
     try:
@@ -50,14 +45,6 @@ def to_pandas(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pandas.Da
     except ImportError as error:
         raise QueryError("to_pandas() needs pandas, which is not installed; run `pip install pandas`") from error
     return pandas.DataFrame({key: [line[key] for line in lines] for key in keys})
-
-
-def to_arrow(keys: Sequence[str], lines: Sequence[dict[str, Any]]) -> pyarrow.Table:
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise QueryError("to_arrow() needs pyarrow, which is not installed; run `pip install pyarrow`") from error
-    return pyarrow.table({key: pyarrow.array([line[key] for line in lines]) for key in keys})
 
 
 def finite(values: Iterable[float | None]) -> list[float]:

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from groupbench.operators import plan, registry
-from groupbench.operators.catalog import make_trace, models, moe, routing, shapes, trace
+from groupbench.operators.catalog import models, moe, routing, shapes, trace
 from groupbench.operators.catalog.trace import TraceStep
 from groupbench.operators.errors import UsageError
 from groupbench.operators.plan import Selection
@@ -137,7 +136,9 @@ def test_more_groups_than_experts_in_the_trace_are_accepted(tmp_path: Path) -> N
 
 
 def test_a_layer_draws_its_tokens_by_the_loads_of_each_step(tmp_path: Path) -> None:
-    ids = make_trace.make(16, 2, 4000, 2, "zipf(1.0)", 0.5, 1)
+    random = np.random.default_rng(1)
+    popularity = 1 / np.arange(1, 17)
+    ids = np.stack([random.choice(16, (4000, 2), p=popularity / popularity.sum()) for _ in range(2)])
     texts = shapes_on("moe_layer", npy(tmp_path, ids), "T=1,k=1,G=16,H=64,F=32")
     assert len(texts) == 2
     for step, traced in zip(ids, texts, strict=True):
@@ -154,7 +155,7 @@ def test_an_operator_without_routing_refuses_a_trace(tmp_path: Path) -> None:
 
 
 def test_few_steps_of_many(tmp_path: Path) -> None:
-    path = npy(tmp_path, make_trace.make(8, 2, 40, 30, "multinomial", 0.2, 0))
+    path = npy(tmp_path, np.random.default_rng(0).integers(8, size=(30, 40, 2)))
     assert len(shapes_on("grouped_gemm", path, "G=8,M_g=9,N=8,K=8", trace_steps=5)) == 5
 
 
@@ -203,19 +204,6 @@ def test_sweeps() -> None:
     assert {shape.M // 8 for shape in batch.values()} == {2**i for i in range(17)}
     skew = [max(shape.rows) for shape in shapes.SUITES["sweep_skew"].values()]
     assert skew[0] == min(skew) and skew[-1] == max(skew) > 4 * skew[0]
-
-
-def test_a_made_trace(tmp_path: Path) -> None:
-    path = tmp_path / "made.npy"
-    arguments = ["--experts", "16", "--k", "3", "--tokens", "20", "--steps", "4", "-o", str(path)]
-    assert CliRunner().invoke(make_trace.command, arguments).exit_code == 0
-    ids = np.load(path)
-    assert ids.shape == (4, 20, 3)
-    assert all(len(set(token)) == 3 for step in ids.tolist() for token in step)
-    assert (ids == make_trace.make(16, 3, 20, 4, "zipf(1.2)", 0.1, 0)).all()
-    for wrong, message in ((["--k", "17"], "all different"), (["--routing", "no"], "routing 'no'")):
-        with pytest.raises(UsageError, match=message):
-            make_trace.command.main([*arguments, *wrong], standalone_mode=False)
 
 
 def test_a_step_without_tokens_is_usual(tmp_path: Path) -> None:

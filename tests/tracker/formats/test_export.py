@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from click.testing import Result
 
@@ -97,25 +95,6 @@ def test_csv_has_a_line_for_each_point(cli: Cli, filled: Any, tmp_path: Path) ->
     assert (first["dirty"], first["kernel_hash"], first["duration_s"]) == ("false", "abc", "0.804")
     failed = next(row for row in rows if row["backend"] == "b")
     assert (failed["status"], failed["latency_ms"], failed["rms"]) == ("oom", "", "")
-
-
-def test_parquet_holds_the_samples(cli: Cli, filled: Any, make: Any, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    cli("db", "export", tmp_path / "x.parquet")
-    rows = parquet.read_table(tmp_path / "x.parquet").to_pylist()
-    assert len(rows) == 7
-    kept = [[float(np.float32(ms)) for ms in burst] for burst in make(2).latency.bursts_ms]
-    assert rows[0]["bursts_ms"] == kept
-    assert rows[0]["started"].isoformat() == "2026-01-03T03:00:00+00:00"
-    assert next(row for row in rows if row["backend"] == "b")["bursts_ms"] is None
-
-
-def test_parquet_without_pyarrow_says_what_to_install(
-    cli: Cli, filled: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "Parquet requires pyarrow" in cli("db", "export", tmp_path / "x.parquet").stderr
-    assert list(tmp_path.glob("*.parquet")) == []
 
 
 def test_v3_has_the_published_names_alone(cli: Cli, filled: Any, tmp_path: Path) -> None:

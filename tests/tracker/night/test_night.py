@@ -102,7 +102,6 @@ def test_a_night_leaves_everything_and_the_next_is_judged_by_it(
             "gate.xml",
             "gate.sarif",
             "verdict.json",
-            "badge.svg",
         )
     }
     assert "<html" in (tmp_path / "report.html").read_text()

@@ -23,7 +23,6 @@ from groupbench.tracker.judge.alerts import AlertRow, StateChange
 from groupbench.tracker.judge.headline import summary as first_line
 from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, News, Span, exit_code
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
-from groupbench.tracker.outputs import badge as badges
 from groupbench.tracker.outputs.escape import code, size, slack, words
 from groupbench.tracker.outputs.result import CiLocation, GateResult, ci_place
 from groupbench.tracker.outputs.verdict import render as render_json
@@ -158,7 +157,6 @@ def test_any_verdict_is_well_formed_for_programs(result: GateResult) -> None:
     check_junit(junit.render(result), result)
     check_sarif(json.loads(sarif.render(result)), result)
     assert json.loads(render_json(result))["exit_code"] == result.gate.exit_code
-    ElementTree.fromstring(badges.render(result))
     check_slack(webhook.payload(result))
 
 
@@ -368,14 +366,6 @@ def test_fingerprints_stay_and_tell_series_and_metrics_apart() -> None:
     assert len({sarif.fingerprint(s, what) for s in (one, other) for what in ("latency", "accuracy")}) == 4
 
 
-def test_badge_words() -> None:
-    assert badges.message(result_of([judged(1, "wrong"), judged(2, "regressed")])) == "1 wrong, 1 regressed"
-    assert badges.message(result_of([judged(1, "missing"), judged(2, "ok")])) == "incomplete"
-    assert badges.message(result_of([judged(1, "improved"), judged(2, "ok")])) == "1 improved, 1 ok"
-    passed = [judged(1, "noisy"), judged(2, "new"), judged(3, "ok")]
-    assert badges.message(result_of(passed)) == "1 ok, 1 noisy, 1 new"
-
-
 def test_only_a_change_is_news() -> None:
     assert not result_of([judged(1, "ok"), judged(2, "new")]).changed
     assert result_of([judged(1, "improved")]).changed
@@ -463,7 +453,7 @@ def slower(
 
 
 FILES = {
-    "summary": "s.md", "comment": "c.md", "junit": "j.xml", "sarif": "s.sarif", "json": "v.json", "badge": "b.svg",
+    "summary": "s.md", "comment": "c.md", "junit": "j.xml", "sarif": "s.sarif", "json": "v.json",
 }  # fmt: skip
 
 
@@ -513,11 +503,11 @@ def test_the_step_summary_is_added_to(cli: Cli, slower: Path, monkeypatch: pytes
 
 @pytest.mark.sqlite
 def test_what_cannot_be_written_is_2_after_all_else(cli: Cli, slower: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = cli_any(cli, "gate", "-o", "junit=no/such/j.xml", "-o", "badge=b.svg")
+    result = cli_any(cli, "gate", "-o", "junit=no/such/j.xml", "-o", "json=v.json")
     assert result.exit_code == 2
     assert result.stdout.startswith("GATE regression")
     assert "no/such/j.xml: cannot be written" in result.stderr
-    assert (slower / "b.svg").exists()
+    assert (slower / "v.json").exists()
 
 
 def cli_any(cli: Cli, *args: str) -> CliResult:
@@ -536,9 +526,8 @@ def cli_any(cli: Cli, *args: str) -> CliResult:
         (("webhook",), "GROUPBENCH_WEBHOOK"),
         (("webhook=ftp://x",), "https://"),
         (("junit=x", "sarif=./x"), "two outputs name the same file"),
-        (("badge=x.png",), "badge=x.png: the name must end in .svg"),
     ],
-    ids=["unknown", "no-file", "stdout", "summary", "webhook", "ftp", "twice", "png"],
+    ids=["unknown", "no-file", "stdout", "summary", "webhook", "ftp", "twice"],
 )
 def test_usage_is_checked_before_anything_is_judged(
     cli: Cli, slower: Path, targets: tuple[str, ...], message: str
