@@ -66,7 +66,7 @@ def test_history(tracker: Any) -> None:
     assert len(tracker.history(backend=["a", "b"])) == 7
     assert len(tracker.history(where="M>=8", since="2026-01-03", until="2026-01-03")) == 2
     assert len(tracker.history(limit=1)) == 2
-    assert [row.point.run.id for row in tracker.history(commits="001..", backend="b")] == ["run-002"]
+    assert [row.point.run.id for row in tracker.history(commit="001..", backend="b")] == ["run-002"]
     with pytest.raises(QueryError, match="no backend 'z'; known: a, b"):
         tracker.history(backend="z")
     with pytest.raises(QueryError, match="is not a date"):

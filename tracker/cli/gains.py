@@ -58,7 +58,7 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
 
     With --layer, both shares show which product in a model's layer is worth the work. Measure the products
     with `tritonbench --op grouped_gemm --suite decode`, prefill or training. For your own model, select the products by
-    --operator, --shape and --where.
+    --operator and --shape.
 
     Exit codes: 0 ok, 2 usage error, 3 no cell, or not every layer product, has a known speed of light.
     """

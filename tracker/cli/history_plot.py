@@ -42,7 +42,7 @@ def draw_history(rows: Sequence[dict[str, Any]], order: Sequence[str], metric: s
     panels = trends(rows, order, metric)
     if len(panels) > plots.PANELS:
         left = len(panels) - plots.PANELS
-        say(f"left out: {left} of {len(panels)} problems; select fewer with --shape or --where")
+        say(f"left out: {left} of {len(panels)} problems; select fewer with --shape")
     plots.draw(panels, sys.stdout)
 
 

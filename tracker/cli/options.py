@@ -171,10 +171,9 @@ CELL_FILTERS = (
     _filter(DTYPE, "Include only this dtype."),
     _filter(
         SHAPE,
-        "Include only this shape: its name (* and ? are wildcards), its numbers, or sizes as in --where.",
+        "Include only this shape: its name (* and ? are wildcards), its numbers, or sizes: M>=4096,N==64,G=8..64.",
         "TEXT",
     ),
-    _filter(("--where",), "Include only shapes that match all these sizes, such as M>=4096,N=4096,G=8..64.", "SIZES"),
     _filter(("--host",), "Include only results of this host: builtin, tritonbench or an imported benchmark."),
     _filter(("--protocol",), "Include only results of this timing protocol, as `list series` prints it."),
     HARDWARE_FILTER,
@@ -183,8 +182,12 @@ CELL_FILTERS = (
 
 RUN_FILTERS = (
     _filter(("--branch",), "Include only commits measured on this branch."),
-    _filter(("--commit",), "Include only this commit: a hash prefix, branch, tag, latest or previous."),
-    _filter(("--commits",), "Include only commits after A up to and including B; either end may be omitted.", "A..B"),
+    _filter(
+        ("--commit",),
+        "Include only this commit: a hash prefix, branch, tag, latest or previous. A..B: commits after A up to and "
+        "including B; either end may be omitted.",
+        "NAME|A..B",
+    ),
     click.option(
         "--since",
         type=When(),

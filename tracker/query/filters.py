@@ -41,11 +41,19 @@ class Filter:
     protocol: tuple[str, ...] = ()
     hardware: tuple[str, ...] = ()  # exact, or with * and ?
     branch: tuple[str, ...] = ()
-    commit: tuple[str, ...] = ()  # as in `resolve_commit`
+    commit: tuple[str, ...] = ()  # as in `resolve_commit`, or ranges A..B, which must all hold
     since: datetime | None = None
     until: datetime | None = None  # exclusive
     where: tuple[str, ...] = ()  # sizes as in `sizes`; all must hold
-    commits: tuple[str, ...] = ()  # ranges A..B; all must hold
+
+    @property
+    def ranges(self) -> tuple[str, ...]:
+        return tuple(text for text in self.commit if ".." in text)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """The single commits."""
+        return tuple(text for text in self.commit if ".." not in text)
 
 
 @dataclass(frozen=True)

@@ -75,8 +75,8 @@ def _points(session: Session, series: Mapping[int, SeriesRow], branches: Collect
 
 def _choice(session: Session, where: Filter) -> Callable[[RunRow], bool]:
     """Return whether a filter's dates and commits select a run. Raises QueryError for an unknown commit."""
-    states = [resolve_commit(session, text, git.rev_parse) for text in where.commit]
-    ranges = [commits_between(session, text) for text in where.commits]
+    states = [resolve_commit(session, text, git.rev_parse) for text in where.named]
+    ranges = [commits_between(session, text) for text in where.ranges]
 
     def chosen(run: RunRow) -> bool:
         return (
@@ -100,8 +100,8 @@ def _line(session: Session, where: Filter, all_branches: bool, first_parents: Fi
     if row is None:
         return CommitLine(())
     line = line_through(session, run_row(row), first_parents, branch)
-    ends = [commit_range(text)[1] for text in where.commits]
-    named = {resolve_commit(session, text, git.rev_parse).commit for text in (*where.commit, *filter(None, ends))}
+    ends = [commit_range(text)[1] for text in where.ranges]
+    named = {resolve_commit(session, text, git.rev_parse).commit for text in (*where.named, *filter(None, ends))}
     runs = set(session.scalars(select(Run.id).join(Commit).where(Commit.hash.in_(named))))
     return line if runs <= set(line.runs) else every_line(session)
 

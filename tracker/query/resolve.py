@@ -178,10 +178,10 @@ def commits_between(session: Session, text: str) -> set[str]:
 def run_conditions(session: Session, where: Filter, lookup: Lookup | None = git.rev_parse) -> list[ColumnElement[bool]]:
     """Return a filter's run conditions, for a query with run and commit joined. `lookup` is for single commits."""
     conditions = [*dates(where), *on_branch(session, where)]
-    if where.commit:
-        states = [resolve_commit(session, text, lookup) for text in where.commit]
+    if where.named:
+        states = [resolve_commit(session, text, lookup) for text in where.named]
         conditions.append(or_(*(and_(Commit.hash == state.commit, Run.dirty == state.dirty) for state in states)))
-    for text in where.commits:
+    for text in where.ranges:
         conditions.append(Commit.hash.in_(sorted(commits_between(session, text))))
     return conditions
 

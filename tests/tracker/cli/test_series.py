@@ -32,7 +32,7 @@ def test_counts_and_dates(cli: Cli, stored: Any, make: Any) -> None:
 
 def test_slices(cli: Cli, stored: Any, make: Any) -> None:
     stored([make(n, backend=b, cell={"dims": {"M": n}}, shape=f"M={n}") for n, b in enumerate("abc")])
-    assert [r["backend"] for r in rows(cli, "--where", "M>=1")] == ["b", "c"]
+    assert [r["backend"] for r in rows(cli, "--shape", "M>=1")] == ["b", "c"]
     assert [r["backend"] for r in rows(cli, "--since", "2026-01-02", "--until", "2026-01-02")] == ["b"]
     assert [r["backend"] for r in rows(cli, "--commit", "latest")] == ["c"]
     assert [r["backend"] for r in rows(cli, "--backend", "a")] == ["a"]

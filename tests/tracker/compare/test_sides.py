@@ -92,10 +92,10 @@ def test_a_tag_of_git(cli: Cli, stored: Stored, make: Any, tmp_path: Path, monke
 
 def test_slices(cli: Cli, stored: Stored, make: Any) -> None:
     stored([make(n, backend=b, cell={"dims": {"M": m}}) for n in (0, 1) for b, m in (("a", 8), ("b", 4096))])
-    assert [r["backend"] for r in compared(cli, "000", "001", "--where", "M>=4096")["series"]] == ["b"]
+    assert [r["backend"] for r in compared(cli, "000", "001", "--shape", "M>=4096")["series"]] == ["b"]
     assert [r["backend"] for r in compared(cli, "000", "001", "--backend", "a")["series"]] == ["a"]
     assert "no backend 'x'; known: a, b" in cli("compare", "000", "001", "--backend", "x").stderr
-    assert "no size 'Z'; known: M" in cli("compare", "000", "001", "--where", "Z>1").stderr
+    assert "no size 'Z'; known: M" in cli("compare", "000", "001", "--shape", "Z>1").stderr
     assert len(compared(cli, "000", "001", "--shape", "4,1024,1024")["series"]) == 2
     assert "no shape '4,8,8'; known: G=4,N=1024,K=1024" in cli("compare", "000", "001", "--shape", "4,8,8").stderr
 

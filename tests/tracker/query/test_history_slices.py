@@ -38,18 +38,14 @@ def sized(stored: Stored, make: Any) -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--where", "M>=4096"], [1, 2]),
-        (["--where", "M>=4096", "--where", "N=64"], [1]),
-        (["--where", "M>=4096,N=64"], [1]),
-        (["--where", "G=8..64"], [1, 2]),
-        pytest.param(["--where", "G!=8"], [0, 2], marks=pytest.mark.both),
-        (["--where", "M>10000000"], []),
+        (["--shape", "M>=4096,N=64"], [1]),
+        (["--shape", "G=8..64"], [1, 2]),
+        pytest.param(["--shape", "G!=8"], [0, 2], marks=pytest.mark.both),
+        (["--shape", "M>10000000"], []),
         (["--shape", "M>=4096"], [1, 2]),
         (["--shape", "M>=4096", "--shape", "copy"], [1, 2, 3]),
         (["--shape", "N=4096"], [2]),
         (["--shape", "G=8,M=4096,N=64"], [1]),
-        pytest.param(["--shape", "G=8*", "--where", "M<5000"], [1], marks=pytest.mark.both),
-        (["--shape", "M>=4096", "--where", "N=64"], [1]),
     ],
     ids=str,
 )
@@ -60,12 +56,10 @@ def test_sizes(cli: Cli, sized: None, args: list[str], expected: list[int]) -> N
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["--where", "Z>=1"], "no size 'Z'; known: G, M, N"),
         (["--shape", "Z>=1"], "no size 'Z'; known: G, M, N"),
-        (["--where", "M>=x"], "'x' is not an integer"),
-        (["--where", "M~4"], "is not a condition"),
-        (["--commits", "abc"], "not a range of commits"),
-        (["--commits", "zzz.."], "no commit or branch 'zzz'"),
+        (["--shape", "M>=x"], "no shape 'M>=x'; known: "),
+        (["--commit", "a...b"], "not a range of commits"),
+        (["--commit", "zzz.."], "no commit or branch 'zzz'"),
         (
             ["--metrics", "latency,speed"],
             "no metric 'speed' (did you mean 'speedup'?); known: latency, tflops, gbps, rms",
@@ -152,12 +146,12 @@ def test_ranges_of_commits_by_order(cli: Cli, stored: Stored, make: Any) -> None
     def nights(*args: str) -> list[int]:
         return [int(r["run"][-1]) for r in rows(cli, *args)]
 
-    assert nights("--commits", "001..003") == [2, 3]
-    assert nights("--commits", "002..") == [3, 4]
-    assert nights("--commits", "..001") == [0, 1]
-    assert nights("--commits", "001..", "--commits", "..002") == [2]
-    assert nights("--commits", "previous..latest") == [4]
-    wrong = cli("history", "--commits", "003..001")
+    assert nights("--commit", "001..003") == [2, 3]
+    assert nights("--commit", "002..") == [3, 4]
+    assert nights("--commit", "..001") == [0, 1]
+    assert nights("--commit", "001..", "--commit", "..002") == [2]
+    assert nights("--commit", "previous..latest") == [4]
+    wrong = cli("history", "--commit", "003..001")
     assert wrong.exit_code == 2
     assert "is reversed" in wrong.stderr
 
@@ -186,7 +180,7 @@ def test_git_knows_tags_and_ranges(cli: Cli, stored: Stored, make: Any, checkout
     stored([make(n, commit=hash_) for n, hash_ in enumerate(reversed(checkout[:3]))])
     assert [r["commit"] for r in rows(cli, "--commit", "v1")] == [checkout[1]]
     assert [r["commit"] for r in rows(cli, "--commit", "HEAD~3")] == [checkout[0]]
-    assert [r["commit"] for r in rows(cli, "--commits", f"v1..{checkout[2][:12]}")] == [checkout[2]]
+    assert [r["commit"] for r in rows(cli, "--commit", f"v1..{checkout[2][:12]}")] == [checkout[2]]
     unknown = cli("history", "--commit", "HEAD")
     assert unknown.exit_code == 2
     assert f"'HEAD' is commit {checkout[3][:12]}, which has no stored run" in unknown.stderr
@@ -208,7 +202,7 @@ def test_a_history_loads_only_what_it_needs(stored: Stored, make: Any) -> None:
 import sys
 from groupbench.tracker.cli import main
 try:
-    main(["--db", sys.argv[1], "history", "--where", "N>=1", "--format=json"])
+    main(["--db", sys.argv[1], "history", "--shape", "N>=1", "--format=json"])
 except SystemExit as done:
     assert done.code == 2, done.code
 try:

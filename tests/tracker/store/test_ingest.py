@@ -525,7 +525,7 @@ def test_each_record_keeps_the_amounts_that_it_gave(empty_database: bytes, make:
 def test_filters_use_a_size_that_the_series_lacked_at_first(cli: Cli, write: Any, make: Any) -> None:
     assert cli("ingest", write([make(0)])).exit_code == 0
     assert cli("ingest", write([make(1, cell={"dims": {"M": 4096}, "flops": 10**12})])).exit_code == 0
-    assert json.loads(cli("list", "series", "--where", "M>=4096", "--format=json").stdout)[0]["flops"] == 10**12
+    assert json.loads(cli("list", "series", "--shape", "M>=4096", "--format=json").stdout)[0]["flops"] == 10**12
     assert [row["tflops"] for row in json.loads(cli("history", "--format=json").stdout)] == [
         None,
         pytest.approx(1000, 0.01),
