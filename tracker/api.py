@@ -68,49 +68,21 @@ class Tracker:
         baseline: str | None = None,
         limit: int | None = None,
         all_branches: bool = False,
-        operator: Words = (),
-        backend: Words = (),
-        mode: Words = (),
-        dtype: Words = (),
-        shape: Words = (),
-        where: Words = (),
-        host: Words = (),
-        protocol: Words = (),
-        hardware: Words = (),
-        branch: Words = (),
-        commit: Words = (),
-        commits: Words = (),
         since: When | None = None,
         until: When | None = None,
+        **where: Words,
     ) -> Rows[HistoryRow]:
         """Return points by series, along the commits of `branch` or the newest run's branch.
 
-        `baseline` is the backend for speed-ups. See `groupbench history`.
+        `baseline` is the backend for speed-ups. `where` may contain operator, backend, mode, dtype, shape, host,
+        protocol, hardware, branch and commit, as in `groupbench history`.
         """
         from groupbench.tracker.tools import git
 
-        where_filter = _filter(
-            {
-                "operator": operator,
-                "backend": backend,
-                "mode": mode,
-                "dtype": dtype,
-                "shape": shape,
-                "where": where,
-                "host": host,
-                "protocol": protocol,
-                "hardware": hardware,
-                "branch": branch,
-                "commit": commit,
-                "commits": commits,
-            },
-            since,
-            until,
-        )
         with self._store.read() as session:
             points = history(
                 session,
-                where_filter,
+                _filter(where, since, until),
                 baseline=baseline,
                 limit=limit,
                 all_branches=all_branches,
@@ -136,14 +108,14 @@ class Tracker:
     def runs(
         self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **where: Words
     ) -> Rows[RunSummary]:
-        """Return summaries of runs, newest first. `where` may contain branch, commit and commits."""
+        """Return summaries of runs, newest first. `where` may contain branch and commit."""
         with self._store.read() as session:
             return Rows(RunSummary, listing.runs(session, limit, _filter(where, since, until)))
 
     def commits(
         self, limit: int | None = None, *, since: When | None = None, until: When | None = None, **where: Words
     ) -> Rows[CommitSummary]:
-        """Return summaries of measured commits, newest first. `where` may contain branch, commit and commits."""
+        """Return summaries of measured commits, newest first. `where` may contain branch and commit."""
         with self._store.read() as session:
             return Rows(CommitSummary, listing.commits(session, _filter(where, since, until), limit))
 

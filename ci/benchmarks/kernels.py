@@ -283,41 +283,21 @@ def _table(operator: str, shapes: Shapes, canaries: dict[tuple[str | None, str, 
     baseline = TORCH.get(operator, "torch_grouped_mm")
     backends = list(dict.fromkeys(name for cells in shapes.values() for name in cells))
     backends.sort(key=lambda name: (name != baseline, not name.startswith("torch")))  # torch's first
-    head = ["shape", *backends, "dense cuBLAS", "best ours", f"over {baseline}", "over torch's best"]
-    head += ["TFLOP/s", "% of copy"]
+    head = ["shape", *backends, "dense cuBLAS", "our best over torch's"]
     rows = []
     for text, cells in shapes.items():
         ours = [cell for cell in cells.values() if cell.kind in ("triton", "helion") and cell.right]
         best = min(ours, key=lambda cell: cell.ms, default=None)
         row = [_name(text), *(_milliseconds(cells.get(name)) for name in backends)]
         row.append(_milliseconds(_dense(next(iter(cells.values())), canaries)))
-        rows.append([*row, *_verdict(best, cells, cells.get(baseline), canaries)])
+        torches = [cell.ms for cell in cells.values() if cell.kind == "torch" and cell.right]
+        rows.append([*row, _digits(_over(min(torches, default=None), best.ms) if best else None, ".2f")])
     if not rows:
         return ""
     columns = list(zip(head, *rows, strict=True))
     shown = [column for n, column in enumerate(columns) if any(column[1:]) and column[1:] != columns[n - 1][1:]]
     lines = list(zip(*shown, strict=True))
     return "\n".join("| " + " | ".join(row) + " |" for row in [lines[0], ["---"] * len(shown), *lines[1:]])
-
-
-def _verdict(
-    best: CellLatency | None,
-    cells: dict[str, CellLatency],
-    baseline: CellLatency | None,
-    canaries: dict[tuple[str | None, str, str], CellLatency],
-) -> list[str]:
-    if best is None:
-        return [""] * 5
-    cell = best.record.cell
-    torches = [c.ms for c in cells.values() if c.kind == "torch" and c.right]
-    copy = _copy_share(best, canaries)
-    return [
-        best.backend,
-        _digits(_over(baseline.ms if baseline else None, best.ms), ".2f"),
-        _digits(_over(min(torches, default=None), best.ms), ".2f"),
-        f"{(cell.flops or 0) / best.ms / 1e9:.0f}",
-        _digits(100 * copy if copy else None, ".0f"),
-    ]
 
 
 def _over(value: float | None, other: float | None) -> float | None:

@@ -92,7 +92,7 @@ GROUPS: dict[str, Commands] = {
     },
     "db": {
         "sql": ("database:sql", "Run one read-only SQL statement."),
-        "export": ("export:export", "Export every point as records, CSV, Parquet or PyTorch's v3 format."),
+        "export": ("export:export", "Export every point as records, CSV or PyTorch's v3 format."),
         "prune": ("database:prune", "Remove some of the old points."),
         "backup": ("database:backup", "Copy the database while it is in use."),
         "verify": ("database:verify", "Check the database file, its references and every hash."),
