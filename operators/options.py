@@ -117,7 +117,7 @@ cells = _group(
     click.option(
         "--routing-trace",
         type=PATH,
-        help="Take the rows per group from the steps of a routing dump: topk_ids as .npy or .jsonl, or a .csv.",
+        help="Take the rows per group from the steps of a routing dump: topk_ids as .npy or .jsonl.",
     ),
     click.option(
         "--trace-steps",

@@ -3,8 +3,7 @@
     .npy    [T, k] or [steps, T, k] integers: topk_ids as in vLLM and SGLang; -1 is padding
     .jsonl  one step per line: a list of each token's experts, or an object with that list as `topk_ids` (or
             `topk_indices`, `expert_ids`, `selected_experts`), or with rows by expert as `expert_counts`; `num_experts`
-            is optional. A workload of a FlashInfer trace is such a line too; its input is a safetensors file next to it
-    .csv    columns step, token, expert, with one line per choice; or step, expert, rows
+            is optional
 
 A step is one layer in one forward pass: tokens, choices per token, and every expert's rows. A grouped GEMM's shape
 takes the loads directly; a layer's tokens are drawn in proportion to them (catalog/moe.py).
@@ -12,23 +11,18 @@ takes the loads directly; a layer's tokens are drawn in proportion to them (cata
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.operators.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 IDS = ("topk_ids", "topk_indices", "expert_ids", "selected_experts")
 COUNTS = ("expert_counts", "rows")
 MAX_BYTES = 2 << 30
 MAX_EXPERTS = 4096
-_SAFETENSORS = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +49,7 @@ class TraceStep:
 
 def read(path: Path) -> list[TraceStep]:
     """Return a file's steps with a row. Raises UsageError with the wrong place."""
-    readers = {".npy": _npy, ".jsonl": _jsonl, ".csv": _csv}
+    readers = {".npy": _npy, ".jsonl": _jsonl}
     reader = readers.get(path.suffix)
     if reader is None:
         raise UsageError(f"routing trace {path}: the file name must end in one of {', '.join(readers)}")
@@ -125,18 +119,16 @@ def _jsonl(path: Path) -> Iterator[TraceStep]:
         for number, line in enumerate(file, 1):
             if line.strip():
                 try:
-                    yield _object(json.loads(line), path.parent)
+                    yield _object(json.loads(line))
                 except (ValueError, KeyError, TypeError) as error:
                     raise ValueError(f"line {number}: {error}") from error
 
 
-def _object(step: Any, folder: Path) -> TraceStep:
+def _object(step: Any) -> TraceStep:
     if isinstance(step, list):
         return of_ids(step)
     if not isinstance(step, dict):
         raise TypeError("a step must be a list of tokens' experts, or an object")
-    if isinstance(step.get("workload"), dict):
-        return _workload(step["workload"], folder)
     experts = int(step.get("num_experts", 0))
     for name in IDS:
         if name in step:
@@ -145,62 +137,3 @@ def _object(step: Any, folder: Path) -> TraceStep:
         if name in step:
             return TraceStep(0, 0, _trimmed(step[name]), experts)
     raise ValueError(f"the object needs one of the keys {', '.join((*IDS, *COUNTS))}")
-
-
-def _workload(workload: dict[str, Any], folder: Path) -> TraceStep:
-    """Return a FlashInfer workload's step, from the first safetensors input with such a name."""
-    experts = int(workload.get("axes", {}).get("num_experts", 0))
-    for name, source in workload.get("inputs", {}).items():
-        if name in IDS and source.get("type") == "safetensors":
-            return of_ids(_tensor(folder / source["path"], source.get("tensor_key", name)), experts)
-    raise ValueError(f"the workload has no safetensors input {' or '.join(IDS)}")
-
-
-def _tensor(path: Path, key: str) -> np.ndarray:
-    """Return one tensor from a safetensors file: 8 length bytes, a JSON header, the data. Raises ValueError."""
-    import numpy as np
-
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from error
-    begin = 8 + int.from_bytes(data[:8], "little")
-    entry = json.loads(data[8:begin])[key]
-    if entry["dtype"] not in _SAFETENSORS:
-        raise ValueError(f"{path}: {key} has dtype {entry['dtype']}, but expert ids are integers")
-    first, last = entry["data_offsets"]
-    values = np.frombuffer(data[begin + first : begin + last], _SAFETENSORS[entry["dtype"]])
-    return values.reshape(entry["shape"])
-
-
-def _csv(path: Path) -> Iterator[TraceStep]:
-    with path.open(encoding="utf-8-sig", newline="") as file:  # spreadsheets write a byte-order mark
-        lines = csv.DictReader(file, skipinitialspace=True)
-        lines.fieldnames = [name.strip().lower() for name in lines.fieldnames or ()]
-        columns = set(lines.fieldnames)
-        counted = {"step", "expert", "rows"} <= columns
-        if not counted and not {"step", "token", "expert"} <= columns:
-            raise ValueError("it needs the columns step, token and expert, or step, expert and rows")
-        steps: dict[str, dict[int, int]] = {}
-        tokens: dict[str, dict[str, int]] = {}
-        for number, line in enumerate(lines, 2):
-            try:
-                step, expert = line["step"], int(line["expert"])
-                rows = int(line["rows"]) if counted else 1
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"line {number}: {error}") from error
-            if expert >= MAX_EXPERTS or rows < 0:
-                raise ValueError(
-                    f"line {number}: expert {expert} with {rows} rows: rows must not be negative, and expert "
-                    f"numbers are below {MAX_EXPERTS}"
-                )
-            if expert >= 0:
-                by_expert = steps.setdefault(step, {})
-                by_expert[expert] = by_expert.get(expert, 0) + rows
-                if not counted:
-                    chosen = tokens.setdefault(step, {})
-                    chosen[line["token"]] = chosen.get(line["token"], 0) + 1
-    for step, by_expert in steps.items():
-        chosen = tokens.get(step, {})
-        rows_of = _trimmed(by_expert.get(g, 0) for g in range(max(by_expert) + 1))
-        yield TraceStep(len(chosen), max(chosen.values(), default=0), rows_of)

@@ -26,7 +26,7 @@ import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from sqlalchemy import Connection, Engine, create_engine, inspect, make_url
+from sqlalchemy import Engine, create_engine, inspect
 from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.util import LRUCache
 
@@ -254,35 +254,6 @@ def db(backend: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
 
 
 _numbers = iter(range(1_000_000))
-
-
-@pytest.fixture
-def reader(db: Database, backend: str) -> Iterator[Callable[..., Database]]:
-    """Give the test's database as a new role sees it that may use its tables, and has the rights of a statement.
-
-    The cluster's own role is a superuser. SQLite has no roles.
-    """
-    if backend == "sqlite":
-        yield lambda: db
-        return
-    url = make_url(str(db))
-    engine = create_engine(url, isolation_level="AUTOCOMMIT")
-    made: list[Connection] = []
-
-    def make_role(rights: str = "") -> str:
-        made.append(engine.connect())  # not sooner: a database with a connection is not replaced by a copy
-        made[0].exec_driver_sql("CREATE ROLE reader LOGIN")
-        made[0].exec_driver_sql("GRANT ALL ON ALL TABLES IN SCHEMA public TO reader")
-        if rights:
-            made[0].exec_driver_sql(rights)
-        return url.set(username="reader").render_as_string()
-
-    yield make_role
-    for connection in made:
-        connection.exec_driver_sql("DROP OWNED BY reader")
-        connection.exec_driver_sql("DROP ROLE reader")
-        connection.close()
-    engine.dispose()
 
 
 CLUSTER = "groupbench-pg-"

@@ -112,9 +112,9 @@ def test_compare(tracker: Any, write: Any, make: Any) -> None:
     assert [pair.verdict for pair in tracker.compare("000", str(path), backend="a").pairs] == ["regressed"]
 
 
-def test_sql(tracker: Any, reader: Callable[..., Any]) -> None:
-    with open_tracker(reader()) as reading:
-        assert reading.sql("SELECT count(*) AS n FROM run").flat() == [{"n": 4}]
+@pytest.mark.sqlite
+def test_sql(tracker: Any) -> None:
+    assert tracker.sql("SELECT count(*) AS n FROM run").flat() == [{"n": 4}]
 
 
 def test_pandas(tracker: Any) -> None:

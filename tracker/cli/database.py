@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
 
 from groupbench.tracker.cli.options import limit_option, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, write_table
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 @output_formats
 @click.pass_obj
 def sql(db: str, statement: str, params: tuple[tuple[str, str], ...], form: Format) -> None:
-    """Run one read-only SQL statement. docs/reference/schema.md describes the tables."""
+    """Run one read-only SQL statement on a SQLite file. docs/reference/schema.md describes the tables."""
     from groupbench.tracker.store.sql import ask
 
     result = ask(db, statement, dict(params))
@@ -38,24 +37,14 @@ def sql(db: str, statement: str, params: tuple[tuple[str, str], ...], form: Form
 
 
 def _value(value: Any, form: Format) -> Any:
-    if isinstance(value, bytes | memoryview):
+    if isinstance(value, bytes):
         return base64.b64encode(value).decode() if form in ("json", "csv") else f"<{len(value)} bytes>"
     return _for_json(value) if form == "json" else value
 
 
 def _for_json(value: Any) -> Any:
     """Return a value for JSON: as text if JSON has no such value, since null would be another one."""
-    if isinstance(value, list | tuple):
-        return [_for_json(item) for item in value]
-    if isinstance(value, dict):
-        return {str(name): _for_json(item) for name, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    try:
-        msgspec.json.encode(value)
-    except (TypeError, OverflowError):  # such as a range of PostgreSQL
-        return str(value)
-    return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @click.command()

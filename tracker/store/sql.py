@@ -1,9 +1,7 @@
 """Run a user's SQL statement, which can only read.
 
-SQLite: the file is opened with `mode=ro` and `query_only`, and an authorizer permits only reads. So a statement cannot
-attach another file, load an extension or reset the pragma. PostgreSQL: a read-only transaction, always rolled back,
-with one prepared statement, so a second one cannot end it. Roles with access to the server's files or programs are
-refused, because the transaction does not restrict them. The database is never migrated.
+The file is opened with `mode=ro` and `query_only`, and an authorizer permits only reads. So a statement cannot attach
+another file, load an extension or reset the pragma. The database is never migrated. PostgreSQL has psql.
 """
 
 from __future__ import annotations
@@ -14,13 +12,10 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from groupbench.tracker.facts.errors import QueryError, StoreError
 from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, no_database, read_only_uri
-
-if TYPE_CHECKING:
-    from sqlalchemy import Engine, PoolProxiedConnection
 
 MOST_ROWS = 2_000_000
 """Maximum number of rows of a result, which takes a few GB of memory."""
@@ -65,7 +60,7 @@ def ask(location: str | os.PathLike[str], statement: str, params: Mapping[str, s
         raise QueryError("the statement is empty")
     where = os.fspath(location)
     if "://" in where and not where.startswith("sqlite"):
-        return _postgresql(where, statement, params or {})
+        raise StoreError("`groupbench db sql` reads SQLite files; with PostgreSQL, use psql")
     return _sqlite(_path(where), statement, params or {})
 
 
@@ -122,78 +117,6 @@ def _may(action: int, first: str | None, second: str | None, *_: Any) -> int:
     if action == sqlite3.SQLITE_PRAGMA and first in _PRAGMAS and (second is None or first in _TAKE_A_NAME):
         return sqlite3.SQLITE_OK
     return sqlite3.SQLITE_DENY
-
-
-_POWERFUL = """
-SELECT session_user, CASE WHEN rolsuper THEN 'superuser' ELSE granted END
-FROM pg_roles
-LEFT JOIN unnest(ARRAY['pg_execute_server_program', 'pg_write_server_files', 'pg_read_server_files'])
-    AS granted ON pg_has_role(session_user, granted, 'MEMBER')
-WHERE rolname = session_user AND (rolsuper OR granted IS NOT NULL)
-ORDER BY 2 LIMIT 1
-"""
-"""Selects the session's role if it has privileges beyond the database. SET ROLE can always return to that role."""
-
-
-def _postgresql(where: str, statement: str, params: Mapping[str, str]) -> SqlResult:
-    from sqlalchemy import text
-
-    scheme = where.split("://", 1)[0]
-    engine, raw = _connected(where, scheme)
-    connection: Any = raw.driver_connection
-    if not hasattr(connection, "read_only"):
-        raise StoreError(f"`groupbench db sql` supports SQLite and postgresql+psycopg, not {scheme}")
-    try:
-        connection.rollback()
-        connection.read_only = True
-        powerful = connection.execute(_POWERFUL).fetchone()
-        if powerful is not None:
-            raise QueryError(
-                f"`groupbench db sql` only reads, but role {powerful[0]} has server privileges that a read-only "
-                f"transaction does not restrict ({powerful[1]}); give a --db URL with a role that may only SELECT"
-            )
-        if params:  # the driver uses %(name)s
-            statement = str(text(statement).compile(dialect=engine.dialect))
-        cursor = connection.cursor()
-        # Row by row, as one prepared statement: the driver would keep all rows in memory, and allow several statements.
-        rows = _all_of(cursor.stream(statement, dict(params) or None))
-        if cursor.description is None:  # without a row, a stream has no columns
-            cursor.execute(statement, dict(params) or None, prepare=True)
-        return SqlResult(_unique([column.name for column in cursor.description]), rows)
-    except QueryError:
-        raise
-    except Exception as error:  # the driver's exceptions are not imported here
-        raise QueryError(_why_failed(str(error).split("\n")[0])) from error
-    finally:
-        connection.close()  # which also undoes the transaction
-        raw.close()
-        engine.dispose()
-
-
-def _connected(where: str, scheme: str) -> tuple[Engine, PoolProxiedConnection]:
-    """Return an engine and one driver connection. Raises StoreError."""
-    from sqlalchemy import create_engine
-    from sqlalchemy.exc import SQLAlchemyError
-
-    from groupbench.tracker.store.engine import cause, without_driver
-
-    try:
-        engine = create_engine(where, pool_reset_on_return=None)
-        return engine, engine.raw_connection()
-    except ModuleNotFoundError as error:
-        raise StoreError(f"{scheme}://…: {without_driver(error)}") from error
-    except SQLAlchemyError as error:
-        raise StoreError(f"{scheme}://…: {cause(error)}") from error
-    except (TypeError, ValueError) as error:
-        raise StoreError(f"--db {scheme}://… is not a database URL") from error
-
-
-def _why_failed(message: str) -> str:
-    """Return the error text from the driver's first line."""
-    if "didn't produce a result" in message or "EMPTY_QUERY" in message:
-        return NO_ROWS
-    refused = "read-only transaction" in message or "multiple commands" in message
-    return REFUSED if refused else f"sql: {message}"
 
 
 def _all_of(rows: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:

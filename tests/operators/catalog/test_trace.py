@@ -22,11 +22,6 @@ IDS = [[0, 1], [1, 3], [1, -1], [-1, -1]]
 STEP = TraceStep(3, 2, (1, 3, 0, 1), 4)
 
 
-def safetensors(path: Path, ids: np.ndarray) -> None:
-    header = json.dumps({"x": {"dtype": "I64", "shape": list(ids.shape), "data_offsets": [0, ids.nbytes]}}).encode()
-    path.write_bytes(len(header).to_bytes(8, "little") + header + ids.tobytes())
-
-
 def npy(path: Path, ids: Any) -> Path:
     np.save(path / "t.npy", ids)
     return path / "t.npy"
@@ -40,20 +35,11 @@ def text(name: str, content: str) -> Callable[[Path], Path]:
     return write
 
 
-def flashinfer(folder: Path) -> Path:
-    safetensors(folder / "in.safetensors", np.array(IDS))
-    inputs = {"topk_ids": {"type": "safetensors", "path": "in.safetensors", "tensor_key": "x"}}
-    return text("w.jsonl", json.dumps({"definition": "moe", "workload": {"axes": {"T": 4}, "inputs": inputs}}))(folder)
-
-
 WRITERS: dict[str, Callable[[Path], Path]] = {
     "npy": lambda folder: npy(folder, np.array(IDS)),
     "npy of steps": lambda folder: npy(folder, np.array([IDS], dtype=np.int32)),
     "jsonl lists": text("t.jsonl", json.dumps(IDS) + "\n\n"),
     "jsonl objects": text("t.jsonl", json.dumps({"layer": 3, "topk_ids": IDS, "num_experts": 4})),
-    "csv of choices": text("t.csv", "step,token,expert\n0,0,0\n0,0,1\n0,1,1\n0,1,3\n0,2,1\n0,2,-1\n"),
-    "csv of a spreadsheet": text("t.csv", "\ufeffStep, Token, Expert\n0, 0, 0\n0, 0, 1\n0, 1, 1\n0, 1, 3\n0, 2, 1\n"),
-    "flashinfer": flashinfer,
 }
 
 
@@ -66,13 +52,11 @@ def test_loads_alone(tmp_path: Path) -> None:
     lines = '{"expert_counts": [1, 3, 0, 1], "num_experts": 8}\n{"rows": [0, 2]}\n{"rows": [0, 0]}'
     steps = trace.read(text("t.jsonl", lines)(tmp_path))
     assert steps == [TraceStep(0, 0, (1, 3, 0, 1, 0, 0, 0, 0), 8), TraceStep(0, 0, (0, 2, 0, 0, 0, 0, 0, 0), 8)]
-    counted = trace.read(text("t.csv", "step,expert,rows\na,0,1\na,1,3\na,3,1\nb,1,2\n")(tmp_path))
-    assert [step.rows for step in counted] == [(1, 3, 0, 1), (0, 2, 0, 0)]
 
 
 FAULTS = {
     "no file": (lambda folder: folder / "none.npy", "No such file"),
-    "format": (text("t.txt", ""), "one of .npy, .jsonl, .csv"),
+    "format": (text("t.txt", ""), "one of .npy, .jsonl"),
     "no rows": (text("t.jsonl", "[[-1]]"), "no token in it has an expert"),
     "floats": (lambda folder: npy(folder, np.ones((2, 2))), "must be integers"),
     "objects": (lambda folder: npy(folder, np.array([None])), "allow_pickle"),
@@ -84,8 +68,6 @@ FAULTS = {
         "expert 7 does not exist: there are 4",
     ),
     "negative rows": (text("t.jsonl", '{"rows": [-1]}'), "must not be negative"),
-    "columns": (text("t.csv", "a,b\n1,2\n"), "columns"),
-    "cells": (text("t.csv", "step,token,expert\n0,0,x\n"), "line 2"),
 }
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
-import logging
 import multiprocessing
 import sys
 from collections.abc import Callable
@@ -17,9 +15,7 @@ from click.testing import Result
 from sqlalchemy import MetaData, create_engine, select, text
 
 from groupbench.tracker.cli import main
-from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.store import engine as stores
-from groupbench.tracker.store import sql
 from groupbench.tracker.store.engine import migrate, open_store
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import HEAD
@@ -126,84 +122,32 @@ def test_an_unreachable_server_is_one_line(cli: Cli) -> None:
 def test_a_missing_driver_is_named_with_the_command_that_installs_it(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
     expected = "needs the Python module psycopg, which is not installed: pip install 'groupbench[postgres]'"
-    for command in (("list", "runs"), ("db", "sql", "select 1")):
-        result = cli(*command, db="postgresql+psycopg://me:secret@/x?host=/nonexistent")
-        assert (result.exit_code, "secret" in result.stderr, expected in result.stderr) == (2, False, True)
+    result = cli("list", "runs", db="postgresql+psycopg://me:secret@/x?host=/nonexistent")
+    assert (result.exit_code, "secret" in result.stderr, expected in result.stderr) == (2, False, True)
 
 
-@pytest.fixture
-def role(stored: Any, make: Any, reader: Callable[..., str]) -> Callable[..., str]:
-    """Give the URL of the test's database, which holds a point, for a new role with these rights besides reading."""
+def test_sql_is_left_to_psql(cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make()])
-    return reader
+    assert cli("db", "sql", "SELECT 1").stderr.endswith("with PostgreSQL, use psql\n")
 
 
-def test_sql_only_reads(cli: Cli, role: Callable[..., str]) -> None:
-    """Even with a role that may write."""
-    url = role()
-    assert "1" in cli("db", "sql", "SELECT count(*) FROM point", db=url).stdout
-    for statement in ("DELETE FROM point", "DROP TABLE point", "COMMIT; DELETE FROM point", "COPY point TO '/tmp/x'"):
-        assert cli("db", "sql", statement, db=url).exit_code == 2
-    assert cli("db", "verify").stdout == "VERIFY ok: 1 point\n"
-
-
-def test_sql_shows_any_type(cli: Cli, role: Callable[..., str]) -> None:
-    values = "'[1,5)'::int4range r, '10.0.0.1'::inet n, '{\"a\": 1e30}'::jsonb j, 'NaN'::float8 x, ARRAY[1, NULL] a"
-    rows = json.loads(cli("db", "sql", f"SELECT {values}", "--format=json", db=role()).stdout)
-    assert rows == [{"r": "[1, 5)", "n": "10.0.0.1", "j": {"a": 10**30}, "x": "nan", "a": [1, None]}]
-
-
-def test_sql_ends_an_endless_result(cli: Cli, role: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    url = role()
-    monkeypatch.setattr(sql, "MOST_ROWS", 1000)
-    endless = "WITH RECURSIVE n(i) AS (VALUES(1) UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
-    assert "more than 1,000 rows; add a LIMIT" in cli("db", "sql", endless, db=url).stderr
-    assert cli("db", "sql", "SELECT 1 AS n WHERE false", "--format=csv", db=url).stdout == "n\n"
-
-
-def test_sql_refuses_what_is_no_query_in_one_line(role: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    url, logged = role(), list[logging.LogRecord]()
-    monkeypatch.setattr(logging.Logger, "handle", lambda self, record: logged.append(record))
-    for statement in ("COPY point TO STDOUT", "COMMIT", "", "-- nothing", "LISTEN x"):
-        with pytest.raises(QueryError):
-            sql.ask(url, statement)
-        assert not logged, statement
-
-
-@pytest.mark.parametrize(
-    ("rights", "named"),
-    [
-        ("ALTER ROLE reader SUPERUSER", "superuser"),
-        ("GRANT pg_execute_server_program TO reader", "pg_execute_server_program"),
-        ("GRANT pg_write_server_files TO reader", "pg_write_server_files"),
-        ("GRANT pg_read_server_files TO reader", "pg_read_server_files"),
-    ],
-)
-def test_sql_refuses_a_role_that_reaches_beyond_the_database(
-    cli: Cli, role: Callable[..., str], tmp_path: Path, rights: str, named: str
-) -> None:
-    tmp_path.chmod(0o777)
-    result = cli("db", "sql", f"COPY (SELECT 1) TO PROGRAM 'cat > {tmp_path}/pwned'", db=role(rights))
-    assert (result.exit_code, named in result.stderr, "role reader" in result.stderr) == (2, True, True)
-    assert not list(tmp_path.glob("pwned"))
-
-
-# `sql` and `verify` have handlers of their own. 1 is before the first statement, 4 amid the reading.
+# `verify` has handlers of its own. 1 is before the first statement, 4 amid the reading.
 @pytest.mark.parametrize(
     ("command", "lost_at"),
     [
-        *[(["db", "sql", "SELECT 1"], 1), (["db", "verify"], 4), (["db", "export", "-"], 4)],
-        *rarely((["db", "sql", "SELECT 1"], 4), (["db", "verify"], 1), (["db", "export", "-"], 1)),
+        *[(["db", "verify"], 4), (["db", "export", "-"], 4)],
+        *rarely((["db", "verify"], 1), (["db", "export", "-"], 1)),
         *rarely(*[(name.split(), at) for name in ("list runs", "gate", "history") for at in (1, 4)]),
     ],
 )
 def test_a_connection_that_is_lost_is_one_line(
-    cli: Cli, role: Callable[..., str], monkeypatch: pytest.MonkeyPatch, command: list[str], lost_at: int
+    cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch, command: list[str], lost_at: int
 ) -> None:
     """The server ends it before the n-th statement."""
     import psycopg
 
-    url, calls, real = role(), [], psycopg.Cursor.execute
+    stored([make()])
+    calls, real = [], psycopg.Cursor.execute
 
     def execute(self: Any, query: Any, *args: Any, **named: Any) -> Any:
         calls.append(1)
@@ -214,7 +158,7 @@ def test_a_connection_that_is_lost_is_one_line(
         return real(self, query, *args, **named)
 
     monkeypatch.setattr(psycopg.Cursor, "execute", execute)
-    result = cli(*command, db=url)
+    result = cli(*command)
     assert result.exit_code in ((0, 1, 2) if command == ["db", "verify"] else (0, 2))
     assert "Traceback" not in result.stderr
 
