@@ -204,7 +204,7 @@ def _exit_codes() -> str:
 
 def _verdicts() -> str:
     lines = ["# Verdicts", "", NOTE, ""]
-    lines += ["The most severe comes first. [Reading a verdict](../guide/verdicts.md) explains each of them.", ""]
+    lines += ["The most severe comes first. [Reading a verdict](../guide/verdicts.md) has causes and next steps.", ""]
     lines += ["| verdict | a series of a run | exit code | with `--strict` |", "|---|---|---|---|"]
     for verdict in Verdict:
         strict = verdict.strict if verdict.exit is ExitCode.OK else verdict.exit

@@ -22,6 +22,8 @@ from groupbench.tracker.formats.plain_csv import FIELDS
 
 Cli = Callable[..., Result]
 
+pytestmark = pytest.mark.sqlite
+
 GUIDE = Path(__file__).parents[3] / "docs" / "guide"
 HISTORY, COMPARING, IMPORTING, PYTHON = (
     (GUIDE / f"{name}.md").read_text(encoding="utf-8") for name in ("history", "comparing", "importing", "python")

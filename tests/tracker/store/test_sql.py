@@ -25,6 +25,8 @@ from groupbench.tracker.store.sql import ask
 
 Cli = Callable[..., Result]
 
+pytestmark = pytest.mark.sqlite
+
 
 @pytest.fixture
 def path(stored: Any, make: Any) -> Path:
