@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -128,11 +127,6 @@ def _point(detail: PointDetail, form: Format) -> None:
     for title, columns, rows in _tables(detail):
         click.echo(f"\n{title}")
         write_table(columns, rows, form)
-    lines = list(_histogram(detail))
-    if lines:
-        click.echo(f"\nsamples, ms ({sum(map(len, detail.bursts_ms))})")
-        fence = ["```"] if form == "md" else []
-        click.echo("\n".join([*fence, *lines, *fence]))
 
 
 def _point_facts(detail: PointDetail) -> dict[str, Any]:
@@ -246,15 +240,6 @@ def _burst_rows(detail: PointDetail) -> list[dict[str, Any]]:
             row |= {name: getattr(sample, name) for name in ("sm_clock_mhz", "temperature_c", "power_w", "throttle")}
         rows.append(row)
     return rows
-
-
-def _histogram(detail: PointDetail) -> list[str]:
-    from groupbench.tracker.text.terminal import histogram, knows_blocks
-
-    samples = [ms for burst in detail.bursts_ms for ms in burst]
-    if len(samples) < 2:
-        return []
-    return histogram(samples, blocks=knows_blocks(getattr(sys.stdout, "encoding", None)))
 
 
 def _write_facts(facts: dict[str, Any], form: Format) -> None:

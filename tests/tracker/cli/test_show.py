@@ -55,9 +55,6 @@ def test_everything_of_a_point(cli: Cli, point: str) -> None:
         *("H100", "570.1", "setting A", "gemm_kernel", "168", "BLOCK_M=128", "1755", "500.5", "SwPowerCap", "12.5"),
     ):
         assert expected in text, expected
-    histogram = text.split("samples, ms (6)\n")[1].rstrip("\n").split("\n")
-    assert len(histogram) == 10
-    assert [line.split()[-1] for line in histogram if "█" in line] == ["2", "1", "3"]
 
 
 def test_a_point_for_programs(cli: Cli, point: str) -> None:
@@ -72,7 +69,6 @@ def test_a_point_for_programs(cli: Cli, point: str) -> None:
     assert table["burst 2 ms"] == "2.0; 2.0; 2.0"
     markdown = cli("show", point, "--format=md").stdout
     assert "| operator | op |" in markdown
-    assert markdown.count("```") == 2
 
 
 def test_a_point_without_a_latency(cli: Cli, stored: Stored, make: Any) -> None:
