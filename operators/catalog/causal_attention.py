@@ -99,7 +99,7 @@ class AttentionInputs:
 
 @dataclass(frozen=True)
 class AttentionStep:
-    """The inputs of the forward pass, and the gradient of its output."""
+    """The inputs of the forward pass, and the output's gradient."""
 
     x: AttentionInputs
     dout: Tensor  # [T, H, D]

@@ -100,7 +100,7 @@ class MnkInputs:
 
 @dataclass(frozen=True)
 class MnkStep:
-    """The operands of the forward pass, and the gradients of its outputs."""
+    """The operands of the forward pass, and the outputs' gradients."""
 
     x: MnkInputs
     dc: tuple[Tensor, ...]  # G of [M_g, N_g]

@@ -46,7 +46,7 @@ class RowInputs:
 
 @dataclass(frozen=True)
 class RowStep:
-    """The input of the forward pass, and the gradient of its output."""
+    """The input of the forward pass, and the output's gradient."""
 
     x: Tensor  # [M, N]
     dy: Tensor  # [M, N]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OutputFormat:
-    """One format: what it is, and the names of the files that a nightly run writes in it."""
+    """One format: the meaning, and the names of the files that a nightly run writes."""
 
     meaning: str
     nightly: tuple[str, ...] = ()
