@@ -80,6 +80,11 @@ def test_an_option_refuses_others(value: str, says: str) -> None:
     assert says in result.output
 
 
+def test_an_option_refuses_less_than_its_least() -> None:
+    with pytest.raises(click.BadParameter, match="500ms is out of range: from 1 s"):
+        Duration(least=1).convert("500ms", None, None)
+
+
 def test_the_help_shows_the_default_with_its_unit() -> None:
     assert "SECONDS|5m" in (out := CliRunner().invoke(command, ["--help"]).output)
     assert "[default: 30m]" in out
