@@ -118,13 +118,13 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
 
     Exit codes: 0 no problems, 1 problems found, 2 usage error.
     """
-    from itertools import islice
+    from itertools import chain, islice
 
     from sqlalchemy import func, select
 
     from groupbench.tracker.store.engine import ADVICE
     from groupbench.tracker.store.schema import Point
-    from groupbench.tracker.store.verify import DatabaseProblem
+    from groupbench.tracker.store.verify import DatabaseProblem, verify_results
     from groupbench.tracker.store.verify import verify as problems_of
     from groupbench.tracker.tools.progress import Progress
 
@@ -134,7 +134,8 @@ def verify(context: click.Context, quick: bool, limit: int) -> None:
         with reading(context.obj) as session:
             number = session.scalar(select(func.count()).select_from(Point)) or 0
             with Progress(number, "points") as progress:
-                problems = list(islice(problems_of(session, quick=quick, checked=progress.add), limit + 1))
+                results = () if quick else verify_results(context.obj, session, progress.add)
+                problems = list(islice(chain(problems_of(session, quick=True), results), limit + 1))
     except DamageError as error:  # too damaged to be opened
         problems.append(DatabaseProblem("damage", error.message.removesuffix(f"; {ADVICE}")))
     for problem in problems[:limit]:

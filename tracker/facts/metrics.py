@@ -24,7 +24,7 @@ own      by a rule of its own: latency and accuracy
 NCU = "ncu"
 """The profiler of a call, and the `cost` of the metrics that it counts."""
 
-_TINY = 1e-30
+TINY = 1e-30
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Metric:
 
     def log(self, level: float) -> float:
         """Return the logarithm by which levels are compared, offset so that zero and negligible levels are close."""
-        return math.log(max(level + self.negligible, _TINY))
+        return math.log(max(level + self.negligible, TINY))
 
     def text(self, value: float | None) -> str:
         """Return a value with the unit, to three digits; empty for None."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import select
 
-from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric, judged
+from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.alerts import OPEN, AlertRow
 from groupbench.tracker.judge.causes import find_cause
@@ -23,19 +21,15 @@ from groupbench.tracker.judge.evidence import OLD, Evidence
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.marks import marks_of
 from groupbench.tracker.judge.parts import Case, found_by, joined, percent
-from groupbench.tracker.judge.pasts import Past, coded
+from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Judged, News
-from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.query.runs import code_of_runs
 from groupbench.tracker.stats.predict import lower_median
 from groupbench.tracker.stats.screen import Followed, follow
 from groupbench.tracker.stats.walk import Walked
 from groupbench.tracker.store import comparisons
-from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.schema import Point, Run
 
 FLIPS = 2
 """Number of recent changes of an exact value after which a return to an earlier value is not news.
@@ -80,20 +74,26 @@ class Further:
     def __init__(self, data: GateData) -> None:
         self.data = data
         self.changed: dict[int, list[Changed]] = {}
-        self._places = {run: number for number, run in enumerate(reversed(data.line.runs))}
         self._accuracy()
         self._repeatability()
-        metrics = [metric for metric in judged() if any(point.value(metric) is not None for point in data.points)]
-        for metric, pasts in self._pasts(metrics) if metrics else ():
+        for metric in data.metrics:
             exact = metric.rule == "exact"
-            self._add(metric, _exact(data, metric, pasts) if exact else _scattered(data, metric, pasts))
+            moved = data.pasts.moved(metric, 0.0 if exact else math.log1p(metric.least))
+            pasts = [
+                (point, data.pasts.further(metric, point.series.pk))
+                for point in data.points
+                if point.status == "ok" and point.value(metric) is not None
+                and (point.series.pk in moved or point.series.pk in data.alerts)
+            ]  # fmt: skip
+            earlier = [(point, past) for point, past in pasts if len(past) > 1]
+            self._add(metric, _exact(data, metric, earlier) if exact else _scattered(data, metric, earlier))
 
     def _add(self, metric: Metric, changes: Iterator[tuple[PointRow, Changed]]) -> None:
         for point, changed in changes:
             self.changed.setdefault(point.pk, []).append(changed)
 
     def _accuracy(self) -> None:
-        moved = self.data.pasts.inaccurate(math.log1p(RMS.least) / 2)
+        moved = self.data.pasts.moved(RMS, math.log1p(RMS.least) / 2)
         pasts = []
         for point in self.data.points:
             alerted = any(each.metric == "accuracy" for each in self.data.alerts.get(point.series.pk, ()))
@@ -188,84 +188,6 @@ class Further:
         return Case(
             replace(case.evidence, ab="worse" if ab == "worse" else "same"), replace(row, compared=compared, note=note)
         )
-
-    # ---- reading
-
-    def _pasts(self, metrics: list[Metric]) -> Iterator[tuple[Metric, list[tuple[PointRow, Past]]]]:
-        """Yield metrics with the pasts of some points, in their environment.
-
-        Rows are read and dropped in chunks of points, since those of a large night take more memory than all pasts.
-        """
-        measured = (
-            point
-            for point in self.data.points
-            if point.status == "ok" and any(point.value(metric) is not None for metric in metrics)
-        )
-        for points in chunks(measured):
-            rows = self._read(metrics, points)
-            keys = {row.environment_id for each in rows.values() for row in each}
-            environments = environment_rows(self.data.session, keys)
-            machine = coded({key: row.machine for key, row in environments.items()})
-            toolchain = coded({key: row.toolchain for key, row in environments.items()})
-            for metric in metrics:
-                pasts = (
-                    (point, self._past(metric, point, rows[point.series.pk], machine, toolchain))
-                    for point in points
-                    if point.value(metric) is not None
-                )
-                yield metric, [(point, past) for point, past in pasts if len(past) > 1]
-
-    def _read(self, metrics: list[Metric], points: Sequence[PointRow]) -> dict[int, list[Any]]:
-        """Return the newest stored rows of the points' series by key, oldest first."""
-        columns = [getattr(Point, metric.column) for metric in metrics if metric.column is not None]
-        runs = self.data.line.runs[: self.data.window + 1]
-        query = (
-            select(
-                Point.series_id,
-                Point.run_id,
-                Point.environment_id,
-                code_of_runs().label("code"),
-                Point.metrics,
-                *columns,
-            )
-            .join(Run, Point.run_id == Run.id)
-            .where(Point.status == "ok", Point.series_id.in_({point.series.pk for point in points}))
-            .where(Point.run_id >= min(runs, default=0))
-        )
-        rows: dict[int, list[Any]] = {}
-        for row in self.data.session.execute(query):
-            if row.run_id in self._places:
-                rows.setdefault(row.series_id, []).append(row)
-        newest = slice(-self.data.window - 1, None)
-        return {key: sorted(each, key=lambda row: self._places[row.run_id])[newest] for key, each in rows.items()}
-
-    def _past(
-        self,
-        metric: Metric,
-        point: PointRow,
-        rows: list[Any],
-        machine: NDArray[np.int64],
-        toolchain: NDArray[np.int64],
-    ) -> Past:
-        """Return one point's past. `machine`, `toolchain`: codes by environment, as `coded` makes them."""
-        of_metric = [(row, value) for row in rows if (value := _value(metric, row)) is not None]
-        where = np.array([row.environment_id for row, _ in of_metric], dtype=np.int64)
-        code = np.array([row.code for row, _ in of_metric], dtype=np.int64)
-        values = Past(
-            point.series.pk,
-            run=np.array([row.run_id for row, _ in of_metric], dtype=np.int64),
-            environment=machine[where],
-            toolchain=toolchain[where],
-            state=code * (len(toolchain) + 1) + toolchain[where],
-            log=np.array([metric.log(value) for _, value in of_metric]),
-            error=np.full(len(of_metric), np.nan),
-        )
-        past = self.data.pasts.of_its_toolchain(values)
-        return past.where(past.alike)
-
-
-def _value(metric: Metric, row: Any) -> float | None:
-    return getattr(row, metric.column) if metric.column is not None else (row.metrics or {}).get(metric.name)
 
 
 def _change_text(point: PointRow, one: Changed) -> str:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.facts.metrics import Metric, judged
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import Facts
@@ -33,6 +34,7 @@ class GateData:
     expected: Mapping[int, PointOutcome]  # by series, from the plan's previous run
     window: int  # number of earlier results of a series to use
     min_effect: float | None  # relative; None for the timing's default
+    metrics: Sequence[Metric]  # further metrics of the points
     pasts: Pasts
     comparisons: Mapping[int, Sequence[Compared]]  # by series
     named: Mapping[int, Sequence[Compared]]  # answers of searches, by series
@@ -58,7 +60,8 @@ class GateData:
     ) -> GateData:
         """Read the series data for a run's points."""
         series = [point.series.pk for point in points]
-        pasts = Pasts(session, line, series, window)
+        metrics = [metric for metric in judged() if any(point.value(metric) is not None for point in points)]
+        pasts = Pasts(session, line, series, window, metrics)
         turns = turns_wrong(session, line, [point.series.pk for point in points if point.status == "wrong"])
         ends = {end for turn in turns.values() for end in (turn.base, turn.head) if end is not None}
         of_series: dict[int, list[AlertRow]] = {}
@@ -74,6 +77,7 @@ class GateData:
             expected=expected,
             window=window,
             min_effect=min_effect,
+            metrics=metrics,
             pasts=pasts,
             comparisons=comparisons.of_series(session, series),
             named=comparisons.named_of_series(session, series),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import ab_software
 from groupbench.tracker.facts.identity import toolchain_of
+from groupbench.tracker.facts.metrics import RMS, TINY, Metric
 from groupbench.tracker.facts.record import MEASURED, STATUSES, TIMED, Kernel
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
@@ -22,7 +23,6 @@ from groupbench.tracker.judge.toolchain_lines import LineSoftware, in_turns, lin
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.runs import code_of_runs, run_rows
-from groupbench.tracker.stats.thresholds import RMS_FLOOR
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, KernelSet, Point, Run
 
@@ -91,8 +91,15 @@ _ARRAYS = ("run", "environment", "toolchain", "state", "log", "error")
 class Pasts:
     """The newest results along a line of commits, up to the run that ends it. Prepares all series at once."""
 
-    def __init__(self, session: Session, line: CommitLine, series: Collection[int], window: int) -> None:
-        points = recent_points(session, window + 1, line=line, series=series)
+    def __init__(
+        self,
+        session: Session,
+        line: CommitLine,
+        series: Collection[int],
+        window: int,
+        metrics: Sequence[Metric] = (),  # further metrics to prepare
+    ) -> None:
+        points = recent_points(session, window + 1, line=line, series=series, metrics=metrics)
         self.copies = points.copies
         starts, sizes = points.starts, np.diff(points.starts)
         # Reverse the order within each series: oldest first.
@@ -114,6 +121,7 @@ class Pasts:
         self._like_newest = self._ok & (points.timing[at] == np.repeat(self._newest_timing(points), sizes))
         self._ms, self._error = points.median_ms[at], points.error[at]
         self._rms, self._repeatable = points.rms[at], points.repeatable[at]
+        self._further = {metric: self._values(points.further[metric.name][at], metric) for metric in metrics}
         self.runs: list[int] = np.unique(self._run).tolist()
 
     @staticmethod
@@ -193,9 +201,18 @@ class Pasts:
         place = self._place[series]
         return int(self._ok[self._starts[place] : self._starts[place + 1] - 1].sum())
 
-    def inaccurate(self, least: float) -> set[int]:
-        """Return the series whose log(rms) varies by more than `least`; no other can have changed."""
-        table = self._accuracy
+    def further(self, metric: Metric, series: int) -> Past:
+        """Return the past of a further metric of a series, on the machine of the last result."""
+        past = self.of_its_toolchain(self._further[metric].of(series))
+        return past.where(past.alike)
+
+    def _values(self, values: NDArray[np.float64], metric: Metric) -> _Table:
+        good = self._ok & ~np.isnan(values)
+        return self._table(good, _logs(metric, values[good]), np.full(int(good.sum()), np.nan))
+
+    def moved(self, metric: Metric, least: float) -> set[int]:
+        """Return the series whose logarithms of a metric differ by more than `least`; no other can have changed."""
+        table = self._accuracy if metric is RMS else self._further[metric]
         long = np.flatnonzero(np.diff(table.starts) > 0)
         if not len(long):
             return set()
@@ -212,7 +229,7 @@ class Pasts:
     @cached_property
     def _accuracy(self) -> _Table:
         good = self._like_newest & ~np.isnan(self._rms)
-        return self._table(good, np.log(self._rms[good] + RMS_FLOOR), np.full(int(good.sum()), np.nan))
+        return self._table(good, _logs(RMS, self._rms[good]), np.full(int(good.sum()), np.nan))
 
     def _table(self, good: NDArray[np.bool_], log: NDArray[np.float64], error: NDArray[np.float64]) -> _Table:
         starts = np.concatenate([[0], np.cumsum(good)])[self._starts]
@@ -304,6 +321,11 @@ def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
         for chunk in chunks(set(commits))
         for hash_, author in session.execute(select(Commit.hash, Commit.author).where(Commit.hash.in_(chunk)))
     }
+
+
+def _logs(metric: Metric, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return `metric.log` of values."""
+    return np.log(np.maximum(values + metric.negligible, TINY))
 
 
 def coded(texts: Mapping[int, str]) -> NDArray[np.int64]:

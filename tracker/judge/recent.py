@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import case, func, select
+from sqlalchemy import ColumnElement, case, func, select
 from sqlalchemy.orm import Session
-from sqlalchemy.sql import Select
 
+from groupbench.tracker.facts.metrics import Metric
 from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.store.chunks import chunks
@@ -49,6 +49,7 @@ class Recent:
     error: NDArray[np.float64]  # [p] standard error of log(median_ms)
     rms: NDArray[np.float64]  # [p]
     repeatable: NDArray[np.int8]  # [p] 1, 0, or -1 if unknown
+    further: dict[str, NDArray[np.float64]]  # [p] of each further metric, by name; NaN if unknown
     copies: int = 0  # results ignored: the same samples are stored under a newer run of the commit
 
     def of(self, series: int) -> slice:
@@ -74,31 +75,53 @@ def _code() -> Any:
     return (status * _CODES[0] + timing) * _CODES[1] + repeatable
 
 
-_COLUMNS = (  # of the table; the mapped class would double the time
-    _POINT.series_id,
-    _POINT.run_id,
-    _POINT.environment_id,
-    _code(),
-    _POINT.median_ms,
-    _POINT.error_ppm,
-    _POINT.rms,
-    _POINT.content,
-)
-_ROW = np.dtype(
-    [
-        ("series", np.int64),
-        ("run", np.int64),
-        ("environment", np.int64),
-        ("code", np.int64),
-        ("median_ms", np.float64),
-        ("error_ppm", np.float64),
-        ("rms", np.float64),
-        ("content", np.int64),
-    ]
-)
+class _Layout:
+    """The columns to read, and the array of their rows."""
+
+    def __init__(self, metrics: Sequence[Metric] = ()) -> None:
+        self.metrics = metrics
+        self.columns = (  # of the table; the mapped class would double the time
+            _POINT.series_id,
+            _POINT.run_id,
+            _POINT.environment_id,
+            _code(),
+            _POINT.median_ms,
+            _POINT.error_ppm,
+            _POINT.rms,
+            _POINT.content,
+            *map(_value, metrics),
+        )
+        self.dtype = np.dtype(
+            [
+                ("series", np.int64),
+                ("run", np.int64),
+                ("environment", np.int64),
+                ("code", np.int64),
+                ("median_ms", np.float64),
+                ("error_ppm", np.float64),
+                ("rms", np.float64),
+                ("content", np.int64),
+                *((f"metric {metric.name}", np.float64) for metric in metrics),
+            ]
+        )
+        self.nothing: _Rows = np.zeros(0, dtype=self.dtype)
+
+    def rows(self, session: Session, condition: ColumnElement[bool]) -> _Rows:
+        """Return the points that meet a condition."""
+        result: Any = session.execute(select(*self.columns).where(condition))
+        with result:  # the driver's cursor gives plain tuples, with None for missing numbers
+            return np.fromiter(result.cursor, dtype=self.dtype)
+
+
+def _value(metric: Metric) -> ColumnElement[float]:
+    """Return SQL for the stored value of a metric."""
+    if metric.column is not None:
+        return _POINT[metric.column]
+    return _POINT.metrics[metric.name].as_float()
+
+
 _Rows = NDArray[Any]
-"""An array [p] of _ROW."""
-_NOTHING = np.zeros(0, dtype=_ROW)
+"""An array [p] of a layout's rows."""
 
 
 def recent_points(
@@ -107,41 +130,44 @@ def recent_points(
     *,
     line: CommitLine | None = None,  # the runs that count; None for all runs by time
     series: Collection[int] | None = None,  # keys of the series to read; None for all
+    metrics: Sequence[Metric] = (),  # further metrics to read
 ) -> Recent:
     """Return the `n` newest points of every series, in the order of the line, without copies of samples."""
     newest = list(session.scalars(select(Run.id).order_by(*NEWEST_FIRST)) if line is None else line.runs)
     rank, commit = _ranks_and_commits(session, newest)
     wanted = _wanted(session, series)
+    layout = _Layout(metrics)
     counts = np.zeros(len(wanted), dtype=np.int64)
 
     few = wanted.sum() <= _BY_KEY * (len(wanted) - 1)
     copies = _Copies(commit, newest)
     if few and not copies.possible:
-        return _joined([_on_line(session, np.flatnonzero(wanted).tolist(), rank)], rank, n, 0)
-    by_run = _by_run(session, np.flatnonzero(wanted).tolist(), rank) if few else {}
+        return _joined(layout, [_on_line(session, layout, np.flatnonzero(wanted).tolist(), rank)], rank, n, 0)
+    by_run = _by_run(session, layout, np.flatnonzero(wanted).tolist(), rank) if few else {}
     blocks: list[_Rows] = []
     unfinished = int(wanted.sum())
     for place, run in enumerate(newest):
         if unfinished == 0 or (place >= n and unfinished <= _BY_KEY * wanted.sum()):
             break
         if few:
-            block = by_run.get(run, _NOTHING)
+            block = by_run.get(run, layout.nothing)
         else:
-            block = _where(_rows(session, select(*_COLUMNS).where(_POINT.run_id == run)), wanted)
+            block = _where(layout.rows(session, _POINT.run_id == run), wanted)
         block = copies.without(block)
         if len(block):
             blocks.append(block)
             counts[block["series"]] += 1
             unfinished -= int((counts[block["series"]] == n).sum())  # a series has one point in a run
     else:
-        return _joined(blocks, rank, n, copies.number)
+        return _joined(layout, blocks, rank, n, copies.number)
 
     stragglers = wanted & (counts < n)
     if stragglers.any():
         blocks = [_where(block, ~stragglers) for block in blocks]
-        rest, older = _by_run(session, np.flatnonzero(stragglers).tolist(), rank), _Copies(commit, newest)
+        rest = _by_run(session, layout, np.flatnonzero(stragglers).tolist(), rank)
+        older = _Copies(commit, newest)
         blocks += [older.without(rest[run]) for run in newest if run in rest]
-    return _joined(blocks, rank, n, copies.number)
+    return _joined(layout, blocks, rank, n, copies.number)
 
 
 def _ranks_and_commits(session: Session, newest: list[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -162,17 +188,17 @@ def _wanted(session: Session, series: Collection[int] | None) -> NDArray[np.bool
     return wanted
 
 
-def _by_run(session: Session, series: Sequence[int], rank: NDArray[np.int64]) -> dict[int, _Rows]:
+def _by_run(session: Session, layout: _Layout, series: Sequence[int], rank: NDArray[np.int64]) -> dict[int, _Rows]:
     """Return every point of some series by run, for the runs on the line."""
-    rows = _on_line(session, series, rank)
+    rows = _on_line(session, layout, series, rank)
     rows = rows[np.argsort(rows["run"], kind="stable")]
     return {int(rows["run"][start]): rows[start:end] for start, end in pairwise(_starts(rows["run"]).tolist())}
 
 
-def _on_line(session: Session, series: Sequence[int], rank: NDArray[np.int64]) -> _Rows:
+def _on_line(session: Session, layout: _Layout, series: Sequence[int], rank: NDArray[np.int64]) -> _Rows:
     """Return every point of some series in the runs on the line."""
-    blocks = [_rows(session, select(*_COLUMNS).where(_POINT.series_id.in_(keys))) for keys in chunks(series, _CHUNK)]
-    rows = np.concatenate([_NOTHING, *blocks])
+    blocks = [layout.rows(session, _POINT.series_id.in_(keys)) for keys in chunks(series, _CHUNK)]
+    rows = np.concatenate([layout.nothing, *blocks])
     return rows[rank[rows["run"]] >= 0]
 
 
@@ -209,21 +235,15 @@ class _Copies:
         return block
 
 
-def _rows(session: Session, query: Select[Any]) -> _Rows:
-    result: Any = session.execute(query)
-    with result:  # the driver's cursor gives plain tuples, with None for missing numbers
-        return np.fromiter(result.cursor, dtype=_ROW)
-
-
 def _where(block: _Rows, keys: NDArray[np.bool_]) -> _Rows:
     """Return the rows whose series is marked in `keys`."""
     keep = keys[block["series"]]
     return block if keep.all() else block[keep]
 
 
-def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -> Recent:
+def _joined(layout: _Layout, blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -> Recent:
     """Return the newest `n` rows of each series. rank: [runs] place of each run from the newest."""
-    rows = np.concatenate([_NOTHING, *blocks], dtype=_ROW)  # the dtype spares a promotion for each block
+    rows = np.concatenate([layout.nothing, *blocks], dtype=layout.dtype)  # the dtype spares a promotion for each block
     order = np.lexsort((rank[rows["run"]] if len(rows) else rows["run"], rows["series"]))
     ordered = rows["series"][order]
     starts = _starts(ordered)
@@ -243,6 +263,7 @@ def _joined(blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -
         error=rows["error_ppm"] / PPM,
         rms=rows["rms"].copy(),
         repeatable=np.where(repeatable == 2, -1, repeatable).astype(np.int8),
+        further={metric.name: rows[f"metric {metric.name}"].copy() for metric in layout.metrics},
         copies=copies,
     )
 

@@ -36,8 +36,6 @@ YOUNG = 10
 """Number of earlier results from which statistics reliably detect a gross change."""
 RMS_RATIO = 1 + RMS.least
 """Ratio of two relative errors from which the larger one is worse."""
-RMS_FLOOR = RMS.negligible
-"""Errors below this are rounding of the last bit, whatever their ratio."""
 
 MAD_SD = 1.4826
 """Standard deviation of a normal distribution whose median absolute deviation is 1."""

@@ -6,8 +6,11 @@ No stored data can stop a check. An unreadable row is reported as a problem, and
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,7 +26,7 @@ from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.facts.identity import IDENTITY, identity_of, series_identity
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.checksum import checksum_of
-from groupbench.tracker.store.engine import cause
+from groupbench.tracker.store.engine import cause, open_store
 from groupbench.tracker.store.points import LATENCY_COLUMNS, earlier_content, kernels_hash, plain_values
 from groupbench.tracker.store.records import POINT_COLUMNS, RecordReader
 from groupbench.tracker.store.schema import (
@@ -42,6 +45,8 @@ from groupbench.tracker.store.schema import (
 )
 
 _BATCH = 500
+_SHARE = 20_000
+"""Ids of results that a process checks at a time: several seconds of work, so its start costs little."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +80,44 @@ def verify(
     if not quick:
         checks.append(partial(_results, until=until, checked=checked))
     for check in checks:
-        try:
-            yield from check(session)
-        except Exception as error:  # damaged data may raise anything; the other checks go on
-            yield DatabaseProblem("damage", f"a check did not finish: {_one_line(error)}")
+        yield from _guarded(check, session)
+
+
+def _guarded(check: Callable[[Session], Iterator[DatabaseProblem]], session: Session) -> Iterator[DatabaseProblem]:
+    try:
+        yield from check(session)
+    except Exception as error:  # damaged data may raise anything; the other checks go on
+        yield DatabaseProblem("damage", f"a check did not finish: {_one_line(error)}")
+
+
+def verify_results(
+    location: str, session: Session, checked: Callable[[int], None] = lambda number: None
+) -> Iterator[DatabaseProblem]:
+    """Yield the problems of the results alone, which all processors check.
+
+    Args:
+        location: The path or URL of the session's database, which other processes open.
+        session: A session on the database.
+        checked: Called with the number of further results that were checked.
+    """
+    first, last = session.execute(select(func.min(Point.id), func.max(Point.id))).one()
+    shares = [(start, start + _SHARE - 1) for start in range(first or 0, (last or 0) + 1, _SHARE)]
+    if len(shares) == 1:
+        yield from _guarded(partial(_results, checked=checked), session)
+        return
+    processes = min(len(shares), len(os.sched_getaffinity(0)))
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for number, problems in pool.map(partial(_share, location), shares):
+            checked(number)
+            yield from problems
+
+
+def _share(location: str, ids: tuple[int, int]) -> tuple[int, list[DatabaseProblem]]:
+    """Return the number of results from the first to the last id, and their problems."""
+    numbers: list[int] = []
+    with open_store(location, create=False, read_only=True) as store, store.read() as session:
+        problems = list(_guarded(partial(_results, checked=numbers.append, ids=ids), session))
+    return sum(numbers), problems
 
 
 def _one_line(error: Exception) -> str:
@@ -135,10 +174,12 @@ def _each(
     check: Callable[[Any], str | None],  # returns the problem of a row
     until: float = math.inf,  # a time.monotonic
     checked: Callable[[int], None] = lambda number: None,  # called with the number of rows of each batch
+    ids: tuple[int, int] | None = None,  # the first and last id
 ) -> Iterator[DatabaseProblem]:
     """Check a table's rows by id, and report unreadable rows as problems."""
     name, key = mapped.__tablename__, inspect(mapped).columns["id"]
-    query, beyond = select(*columns).order_by(key), true()
+    share = key.between(*ids) if ids else true()
+    query, beyond = select(*columns).order_by(key), share
     while keys := list(session.scalars(select(key).where(beyond).order_by(key).limit(_BATCH))):
         rows: Mapping[int, Row[Any]] = {}
         try:
@@ -156,7 +197,7 @@ def _each(
         checked(len(keys))
         if time.monotonic() > until:
             return
-        beyond = key > keys[-1]
+        beyond = share & (key > keys[-1])
 
 
 def _checksums(session: Session) -> Iterator[DatabaseProblem]:
@@ -223,7 +264,12 @@ def _series(session: Session) -> Iterator[DatabaseProblem]:
     yield from _each(session, Series, columns, check)
 
 
-def _results(session: Session, until: float, checked: Callable[[int], None]) -> Iterator[DatabaseProblem]:
+def _results(
+    session: Session,
+    checked: Callable[[int], None],
+    until: float = math.inf,
+    ids: tuple[int, int] | None = None,
+) -> Iterator[DatabaseProblem]:
     """Check every point against the content hash and the sample statistics."""
     environments = dict(session.execute(select(Environment.id, Environment.content)).all())
     series = dict(session.execute(select(Series.id, Series.identity)).all())
@@ -241,4 +287,4 @@ def _results(session: Session, until: float, checked: Callable[[int], None]) -> 
             return "has statistics that do not match its samples"
         return None
 
-    yield from _each(session, Point, POINT_COLUMNS, check, until, checked)
+    yield from _each(session, Point, POINT_COLUMNS, check, until, checked, ids)

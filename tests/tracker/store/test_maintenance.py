@@ -14,6 +14,7 @@ from cases import rarely
 from click.testing import Result
 from sqlalchemy import text
 
+from groupbench.tracker.store import verify as verifying
 from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.store.ingest import ingest
 from groupbench.tracker.store.records import stored_records
@@ -128,6 +129,22 @@ def test_verify_reports_a_broken_reference(cli: Cli, stored: Any, make: Any) -> 
         1,
         True,
     )
+
+
+def test_several_processes_verify_the_results_of_a_larger_database(
+    cli: Cli, stored: Any, make: Any, db: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored([make(0, backend=f"b{i}") for i in range(7)])
+    monkeypatch.setattr(verifying, "_SHARE", 3)
+    assert cli("db", "verify").stdout == "VERIFY ok: 7 points\n"
+    with open_store(db, create=False) as store, store.engine.begin() as connection:
+        ids = list(connection.execute(text("select id from point order by id")).scalars())
+        connection.execute(text("update point set rms = 1 where id in (:a, :b)"), {"a": ids[1], "b": ids[-1]})
+    result = cli("db", "verify")
+    assert result.exit_code == 1
+    assert [line for line in result.stdout.splitlines() if line.startswith("hash: point")] == [
+        f"hash: point {ids[1]} does not match its hash", f"hash: point {ids[-1]} does not match its hash",
+    ]  # fmt: skip
 
 
 def test_verify_shows_no_more_than_it_should(cli: Cli, stored: Any, make: Any, db: Any) -> None:
