@@ -125,10 +125,10 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
 
 
 def _undecided(rows: Sequence[Judged]) -> str:
-    """Return how many series history alone cannot decide, with the largest change among them."""
+    """Return how many series history alone cannot decide, with the largest change."""
     largest = max(rows, key=lambda row: row.change or 0.0)
-    which = f"{'up to ' if len(rows) > 1 else ''}{signed_change(largest.change)}, {_short(largest)}"
-    return f"history cannot tell whether {len(rows)} series got slower ({which})" + _advice(rows)
+    size = f"{'up to ' if len(rows) > 1 else ''}{signed_change(largest.change)}"
+    return f"history cannot tell whether {len(rows)} series got slower ({size})" + _advice(rows)
 
 
 def _short(row: Judged) -> str:
