@@ -20,10 +20,11 @@ PACKAGE = __name__.rpartition(".")[0]
 VERBOSE = {"-v", "-vv", "--verbose"}
 
 RENAMED_COMMANDS = {
-    "ack": "alerts ack",
-    "expect": "alerts expect",
-    "accept-transition": "alerts accept-transition",
-    "close": "alerts close",
+    "alerts": "incidents",
+    "ack": "incidents ack",
+    "expect": "incidents expect",
+    "accept-transition": "incidents accept-transition",
+    "close": "incidents close",
     "pin": "pins add",
     "unpin": "pins remove",
     "runs": "list runs",
