@@ -119,7 +119,7 @@ def test_generated_pages_are_current(docs: ModuleType) -> None:
 NOT_RUN = {
     "tritonbench": "measures; its options are parsed here",
     "groupbench ab": "measures two checkouts; tests/tracker/ab",
-    "groupbench alerts accept-transition": "needs another toolchain; tests/tracker/judge/test_transitions.py",
+    "groupbench incidents accept-transition": "needs another toolchain; tests/tracker/judge/test_transitions.py",
     "groupbench backfill": "measures past commits; the README's story runs it",
     "groupbench profile": "measures on a GPU; tests/tracker/cli/test_profile.py",
     "groupbench bisect": "measures; the README's story runs it",
@@ -136,15 +136,27 @@ NOT_RUN = {
     "groupbench serve": "serves until it is stopped; tests/tracker/serve",
     "groupbench tune": "needs a GPU; tests/tracker/cli/test_tune.py",
     **dict.fromkeys(
-        (f"groupbench {name}" for name in ("alerts mute", "alerts unmute", "db reject", "db rename")),
+        (f"groupbench {name}" for name in ("incidents mute", "incidents unmute", "db reject", "db rename")),
         "needs a certain database; tests/tracker/cli/test_decisions.py",
     ),
+    "groupbench triage": "tests/tracker/cli/test_docs_alerts.py",
     "groupbench pins remove": "needs a pin; tests/tracker/judge/test_pins.py",
 }
 """Commands whose examples are only parsed, with the reason. All other examples of `groupbench` run in a test."""
 
 RUN_BY_OTHERS = {
-    *("alerts", "alerts ack", "alerts close", "alerts expect", "compare", "confirm", "gate", "history", "import"),
+    *(
+        "incidents",
+        "incidents ack",
+        "incidents close",
+        "incidents note",
+        "incidents expect",
+        "compare",
+        "confirm",
+        "gate",
+        "history",
+        "import",
+    ),
     *("db backup", "db export", "db merge", "db prune", "db sql", "db verify", "ingest"),
     *("list commits", "list envs", "list runs", "list series", "pins", "post", "report", "show"),
 }

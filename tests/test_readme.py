@@ -51,7 +51,7 @@ def test_commands_of_groupbench_run_on_the_records(tmp_path: Path, forked: Run) 
         done = forked("groupbench.tracker.cli:main", *arguments[1:], cwd=tmp_path)
         codes = (0, 1, 3) if "gate" in command else (0,)  # the short history has suspects: its tiles were changed
         assert done.returncode in codes, (command, done.stderr)
-        assert done.stdout or "report" in command or "no alert" in done.stderr, command
+        assert done.stdout or "report" in command or "no incident" in done.stderr, command
     assert (tmp_path / "report.html").stat().st_size > 100_000
 
 

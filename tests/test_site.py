@@ -83,7 +83,7 @@ def test_a_pipe_in_the_code_of_a_table_has_no_backslash(site: Path) -> None:
     [
         ("index.md", "docs/guide/ci.md#outputs", "guide/ci.md#outputs"),
         ("guide/ci.md", "../../README.md", "../index.md"),
-        ("guide/ci.md", "alerts.md", "alerts.md"),
+        ("guide/ci.md", "incidents.md", "incidents.md"),
         ("guide/ci.md", "#post", "#post"),
         ("notes/kernels/moe.md", "../../explanation/kernels/moe.md", "../../explanation/kernels/moe.md"),
         ("guide/ci.md", "../../ci/Dockerfile", "../source/ci/Dockerfile.md"),

@@ -37,7 +37,7 @@ from groupbench.tracker.store.engine import Store, open_store
 from groupbench.tracker.text.wording import no_such
 
 if TYPE_CHECKING:
-    from groupbench.tracker.judge.alerts import AlertRow
+    from groupbench.tracker.judge.triage import IncidentView
     from groupbench.tracker.judge.verdicts import Gate
     from groupbench.tracker.store.sql import SqlResult
 
@@ -155,12 +155,13 @@ class Tracker:
                 between=git.between,
             )
 
-    def alerts(self, *, all: bool = False) -> Rows[AlertRow]:
-        """Return the open alerts; with `all`, closed ones too."""
-        from groupbench.tracker.judge import alerts
+    def incidents(self, *, all: bool = False) -> Rows[IncidentView]:
+        """Return the open incidents; with `all`, closed ones too."""
+        from groupbench.tracker.judge import alerts, triage
 
         with self._store.read() as session:
-            return Rows(alerts.AlertRow, alerts.find(session, states=None if all else alerts.OPEN))
+            rows = alerts.find(session, states=None if all else alerts.OPEN)
+            return Rows(triage.IncidentView, triage.of(session, rows))
 
     def sql(self, statement: str, params: Mapping[str, str] | None = None) -> SqlResult:
         """Run one SQL statement, which can only read."""

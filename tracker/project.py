@@ -24,6 +24,7 @@ relative to the file's folder.
 
 from __future__ import annotations
 
+import csv
 import os
 import tomllib
 from collections.abc import Iterable
@@ -76,11 +77,24 @@ class PlanEntry(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 
 class Post(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The comment that shows the newest verdict: the arguments of `groupbench post`."""
+    """Posts of `night`: the newest verdict as a comment on `number`, and an issue for each incident."""
 
-    number: Annotated[int, msgspec.Meta(ge=1)]
+    number: Annotated[int, msgspec.Meta(ge=1)] | None = None
     on: Literal["github", "gitlab"] | None = None
     repo: str | None = None
+    issues: bool = False
+
+
+class Traffic(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The number of calls of each problem in a step of a model.
+
+    Attributes:
+        calls: Number of calls by `OPERATOR SHAPE`, which may have wildcards.
+        file: CSV with the columns operator, shape and calls.
+    """
+
+    calls: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
+    file: str | None = None
 
 
 class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -97,6 +111,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         wait: Time to wait for other commands on the device.
         database: A file or a URL; records and artifacts are folders; report is a file.
         renamed: New names of operators, backends and shapes by their old ones: `night` lets their series continue.
+        owner: Of incidents that neither a commit nor CODEOWNERS gives one, such as `@team/kernels`.
         toolchains: Requirement files (*.txt) and interpreters by name, for `night --toolchain` and `confirm`.
     """
 
@@ -116,6 +131,8 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     report: str = "report.html"
     post: Post | None = None
     renamed: dict[str, str] = {}
+    owner: str | None = None
+    traffic: Traffic = Traffic()
     toolchains: dict[str, str] = {}
 
 
@@ -134,6 +151,19 @@ class Project:
     @property
     def budget_s(self) -> float | None:
         return None if self.settings.budget is None else in_seconds(self.settings.budget)
+
+    def calls(self) -> dict[str, float]:
+        """Return how often a step calls each problem; empty without traffic. Raises ProjectError."""
+        traffic = self.settings.traffic
+        calls = dict(traffic.calls)
+        if traffic.file is not None:
+            path = self.folder / traffic.file
+            try:
+                with path.open(newline="") as file:
+                    calls |= {f"{row['operator']} {row['shape']}": float(row["calls"]) for row in csv.DictReader(file)}
+            except (OSError, KeyError, TypeError, ValueError) as error:
+                raise ProjectError(f"{path}: no CSV with the columns operator, shape and calls: {error}") from error
+        return calls
 
     def place(self, path: str) -> str:
         """Return a path of the file, relative to the current folder if that is the file's."""

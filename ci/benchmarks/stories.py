@@ -24,7 +24,7 @@ import numpy as np
 from groupbench.tracker.ab.confirm import enough
 from groupbench.tracker.facts.record import Record
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge import alert_moves
+from groupbench.tracker.judge import incident_moves
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.resolve import find_run
@@ -198,13 +198,15 @@ class World:
             self.seconds += spent
             if spent:
                 gate = judge_run(session, find_run(session, run))
-            alert_moves.update(session, gate)
+            incident_moves.update(session, gate)
             if (move := self.story.moves.get(night - QUIET)) is not None:
-                keys = [row.alert.pk for row in judge_run(session, find_run(session, run)).rows if row.alert]
+                keys = list(
+                    {row.alert.incident.pk for row in judge_run(session, find_run(session, run)).rows if row.alert}
+                )
                 if move == "ack":
-                    alert_moves.acknowledge(session, keys, "Ada", "known", datetime.now(UTC))
+                    incident_moves.acknowledge(session, keys, "Ada", "known", datetime.now(UTC))
                 else:
-                    alert_moves.expect(session, keys, None, "Ada", "known", datetime.now(UTC))
+                    incident_moves.expect(session, keys, None, "Ada", "known", datetime.now(UTC))
         return gate
 
     def compare(self, session: Any, row: Judged, night: int) -> int:

@@ -243,20 +243,20 @@ def test_quiet_nights_are_not_listed(nights: Callable[..., str], cli: Cli) -> No
 def test_its_alert_is_opened_accepted_and_closed(nights: Callable[..., str], cli: Cli) -> None:
     nights(stepped("holes", 8.0, 9.0, 4), 5)
     cli("gate", "--update")
-    (alert,) = json.loads(cli("alerts", "--format=json").stdout)
+    (alert,) = json.loads(cli("incidents", "--each", "--format=json").stdout)
     assert (alert["metric"], alert["before"], alert["after"], alert["state"]) == ("holes", 8.0, 9.0, "new")
     assert cli("gate").exit_code == 1
-    assert cli("alerts", "expect", "1", "--reason", "a larger tile").exit_code == 0
+    assert cli("incidents", "expect", "1", "--reason", "a larger tile").exit_code == 0
     assert cli("gate").exit_code == 0
-    assert "alert 1 expected" in cli("gate").stdout
+    assert "incident 1 expected" in cli("gate").stdout
 
 
 def test_an_alert_is_closed_where_the_level_is_back(nights: Callable[..., str], cli: Cli) -> None:
     nights(lambda night: {"holes": 9.0 if night == 4 else 8.0}, 6)
     cli("gate", "--run", "run-004", "--update")
-    assert json.loads(cli("alerts", "--format=json").stdout)[0]["state"] == "new"
+    assert json.loads(cli("incidents", "--each", "--format=json").stdout)[0]["state"] == "new"
     cli("gate", "--update")
-    assert json.loads(cli("alerts", "--all", "--format=json").stdout)[0]["state"] == "fixed"
+    assert json.loads(cli("incidents", "--all", "--format=json").stdout)[0]["state"] == "fixed"
 
 
 @pytest.mark.parametrize("form", ["summary", "comment", "junit", "sarif", "json"])
@@ -329,9 +329,9 @@ def test_facts_of_a_compiled_kernel_are_judged_on_the_first_night(
 def test_the_command_of_an_alert_measures_its_metric(kernels: Callable[..., None], cli: Cli) -> None:
     kernels("workspace_mib", [8.0, 80.0])
     assert cli("gate", "--update").exit_code == 1
-    (alert,) = json.loads(cli("alerts", "--format=json").stdout)
+    (alert,) = json.loads(cli("incidents", "--each", "--format=json").stdout)
     assert alert["repro"].endswith("--costs memory --metrics latency,workspace_mib")
-    assert alert["repro"] in cli("alerts", "--each").stdout
+    assert alert["repro"] in cli("incidents", "--each").stdout
     assert alert["repro"] in [row["repro"] for row in rows_of(cli)]
 
 

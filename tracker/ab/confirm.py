@@ -6,11 +6,12 @@ worktrees and one bench. Suspects beyond the budget are left out and listed.
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from groupbench.tracker.facts.environment import ab_software, hardware_class, so
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.causes import some
+from groupbench.tracker.judge.incident_facts import Causes
+from groupbench.tracker.judge.incidents import fits, group
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, agree, of_one_toolchain
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.loaded import code_hashes
@@ -39,6 +42,8 @@ Report = Callable[[Judged, Compared], None]
 
 CELL_S = 60.0
 """Longest wall time of one comparison."""
+MOST_AB = 4
+"""Most comparisons of suspects with one likely cause, once one of them has found a difference."""
 SHARE, LEAST_S = 0.1, 180.0
 """Share of the time of a night that its A/Bs may take, and the time that they may always take."""
 
@@ -174,17 +179,28 @@ def confirm(
         QueryError: There is no such run.
         WorktreeError: `repo` is not a clone.
     """
-    with store.read() as session:
-        judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
-        earlier = comparisons.of_series(session, [row.series.pk for row in judged.suspects])
-    pairs, inconclusive = _plan(judged.suspects, earlier, again)
-    if pairs:
-        resolve(measuring.repo, "HEAD")  # fail early if `repo` is not a clone, which would look like an unknown commit
     confirming = _Confirming(
         store, measuring, measuring.found_by(say), report, say, clock, clock() + budget_s, repeat=repeat
     )
-    for pair in pairs:
-        confirming.decide(pair)
+    tried: set[int] = set()
+    inconclusive: list[Judged] = []
+    # A difference lets the gate ask about further series: the machine did not move all of them.
+    while not tried or (confirming.differs and clock() < confirming.end):
+        with store.read() as session:
+            judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
+            suspects = [row for row in judged.suspects if row.series.pk not in tried]
+            earlier = comparisons.of_series(session, [row.series.pk for row in suspects])
+        pairs, before = _plan(suspects, earlier, again)
+        inconclusive += before
+        if not pairs:
+            break
+        if not tried:
+            # Fail early if `repo` is not a clone, which would look like an unknown commit.
+            resolve(measuring.repo, "HEAD")
+        tried |= {row.series.pk for row in suspects}
+        confirming.differs = False
+        for pair in pairs:
+            confirming.decide(pair)
     return Confirmed(
         tuple(confirming.done),
         tuple(confirming.left_out),
@@ -210,6 +226,7 @@ class _Confirming:
     elsewhere: list[Judged] = field(default_factory=list)
     same_code: list[Judged] = field(default_factory=list)
     repeat: bool = False
+    differs: bool = False  # a difference was found since it was last reset
     repeated: set[tuple[int, str, str]] = field(default_factory=set)
 
     def decide(self, pair: _Pair) -> None:
@@ -225,18 +242,18 @@ class _Confirming:
         try:
             pythons = _pythons(pair, self.interpreters, self.measuring.python, self.measuring.base_python)
             with _bench(self.measuring, pair, pythons) as bench:
-                while remaining and self.clock() < self.end:
-                    row = remaining[0]
-                    result = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
-                    compared = _compared(row, result, pair)
-                    if self._is_in_doubt(row, compared):
-                        second = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
-                        repeated = _compared(row, second, pair)
-                        if repeated.decided or compared.verdict != DIFFERENT:  # the second answer counts, if it is one
-                            result, compared = second, repeated
-                    # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
-                    self._add(row, compared, kept=result.failed_side != "both")
-                    remaining.pop(0)
+                for cause in self._causes(remaining):
+                    while (row := cause.next()) is not None and self.clock() < self.end:
+                        compared, kept = self._compared(bench, row, pair, cause.alone)
+                        # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
+                        self._add(row, compared, kept)
+                        remaining.remove(row)
+                        cause.answered(row, compared)
+                    if self.repeat and (lone := cause.lone) is not None and self.clock() < self.end:
+                        self._add(lone, *self._compared(bench, lone, pair, alone=False))  # the newer answer counts
+                    for row, compared in cause.inherited(pair):
+                        self._add(row, compared)
+                        remaining.remove(row)
             self.left_out += remaining
         except WorktreeError as error:  # a commit is not available here, which holds for all of its suspects
             for row in remaining:
@@ -245,6 +262,25 @@ class _Confirming:
         except AbError as error:  # this machine cannot compare; another may
             self.say(error.message)
             self.elsewhere += remaining
+
+    def _causes(self, rows: Sequence[Judged]) -> list[_Cause]:
+        """Return the suspects by their likely cause, the most severe first."""
+        with self.store.read() as session:
+            facts = Causes(session, rows)
+            groups = group(replace(each, surroundings="") for each in facts.changes())  # an A/B excludes them
+        keys = sorted(sorted(int(str(each.key)) for each in of_cause) for of_cause in groups)
+        return [_Cause([facts.rows[key] for key in of_cause]) for of_cause in keys]
+
+    def _compared(self, bench: Bench, row: Judged, pair: _Pair, alone: bool) -> tuple[Compared, bool]:
+        """Measure a suspect, again if in doubt; return the answer, and whether to store it."""
+        result = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
+        compared = _compared(row, result, pair)
+        if self._is_in_doubt(row, compared, alone):
+            second = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
+            repeated = _compared(row, second, pair)
+            if repeated.decided or compared.verdict != DIFFERENT:  # the second answer counts, if it is one
+                result, compared = second, repeated
+        return compared, result.failed_side != "both"
 
     def _is_same_code(self, row: Judged, pair: _Pair) -> bool:
         """Return whether the commits cannot differ in a suspect's latency, so that no A/B is run.
@@ -257,12 +293,13 @@ class _Confirming:
             self.same_code.append(row)
         return why is not None
 
-    def _is_in_doubt(self, row: Judged, compared: Compared) -> bool:
-        """Return whether to repeat a comparison: it did not decide, or it is the first to find a difference.
+    def _is_in_doubt(self, row: Judged, compared: Compared, alone: bool) -> bool:
+        """Return whether to repeat a comparison: it did not decide, or no other suspect can repeat the difference.
 
         A false difference would stay red for weeks, since later nights rely on it.
         """
-        if not self.repeat or compared.verdict not in (UNKNOWN, DIFFERENT) or self.clock() >= self.end:
+        doubtful = (UNKNOWN, DIFFERENT) if alone else (UNKNOWN,)
+        if not self.repeat or compared.verdict not in doubtful or self.clock() >= self.end:
             return False
         ends = row.series.pk, compared.base, compared.head
         first = ends not in self.repeated
@@ -273,8 +310,72 @@ class _Confirming:
         if kept:
             with self.store.write() as session:
                 comparisons.store(session, row.series.pk, compared)
+        self.differs |= compared.verdict == DIFFERENT
         self.done.append((row, compared))
         self.report(row, compared)
+
+
+class _Cause:
+    """Suspects with one likely cause. A few are measured, and those between two measured changes inherit the answer.
+
+    The least likely suspect comes first, then those with the largest and the smallest change.
+    Without a difference, every suspect is measured; with one, at most `MOST_AB`.
+    """
+
+    def __init__(self, rows: Sequence[Judged]) -> None:
+        self.rows = list(rows)
+        self.measured: list[tuple[Judged, Compared]] = []
+        self.different: list[float] = []
+
+    def next(self) -> Judged | None:
+        """Return the next suspect to measure, or None."""
+        rest = [row for row in self.rows if not self._fits(row)]
+        if not rest or (self.different and len(self.measured) >= MOST_AB):
+            return None
+        if not self.different:
+            return rest[0]
+        by_size = sorted(rest, key=lambda row: row.change or 0.0)
+        turn = len(self.measured) % 3
+        return by_size[-1] if turn == 1 else by_size[0] if turn == 2 else by_size[len(by_size) // 2]
+
+    @property
+    def alone(self) -> bool:
+        """Whether the next suspect is the only one."""
+        return len(self.rows) + len(self.measured) == 1
+
+    @property
+    def lone(self) -> Judged | None:
+        """The only suspect with a difference among several, which another comparison has to repeat."""
+        different = [row for row, one in self.measured if one.verdict == DIFFERENT]
+        return different[0] if len(different) == 1 and len(self.measured) > 1 else None
+
+    def answered(self, row: Judged, compared: Compared) -> None:
+        """Note the answer about a suspect."""
+        self.rows.remove(row)
+        self.measured.append((row, compared))
+        if row.change is None or compared.effect is None:
+            return
+        if compared.verdict == DIFFERENT and (compared.effect > 0) == (row.change > 0):
+            self.different.append(row.change)
+
+    def _fits(self, row: Judged) -> bool:
+        return row.what in (None, "latency") and fits(row.change, self.different)
+
+    def inherited(self, pair: _Pair) -> Iterator[tuple[Judged, Compared]]:
+        """Yield the suspects that fit, with the answer that they inherit."""
+        different = [(row, one) for row, one in self.measured if one.verdict == DIFFERENT]
+        for row in filter(self._fits, list(self.rows)):
+            near, one = min(different, key=lambda each: abs((each[0].change or 0.0) - (row.change or 0.0)))
+            ends = (row.change, row.effect.low, row.effect.high)
+            effect, low, high = (None if end is None or end <= -1 else math.log1p(end) for end in ends)
+            before = row.effect.before_ms
+            yield row, replace(
+                one,
+                effect=effect, low=low, high=high, base_ms=before, head_ms=row.latency_now, pairs=None, seconds=0.0,
+                message=f"not measured: fits the A/B of series {near.series.pk}", pk=None,
+                details={**pair.details(row), "inherits": near.series.pk},
+            )  # fmt: skip
+            self.rows.remove(row)
 
 
 def same_files(store: Store, repo: Path, row: Judged, pair: _Pair) -> str | None:

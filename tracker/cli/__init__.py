@@ -23,10 +23,11 @@ SECTIONS: dict[str, Commands] = {
     },
     "Judge": {
         "gate": ("gate:gate", "Judge the newest run; the exit code is the verdict."),
-        "alerts": (
-            "List alerts, or change their state.\n\nWithout a command, list open alerts: see `alerts list --help`.",
-            "List alerts, or change their state.",
+        "incidents": (
+            "List incidents, or change their state.\n\nWithout a command, list open ones: see `incidents list --help`.",
+            "List incidents, or change their state.",
         ),
+        "triage": ("incidents:week", "Summarise the incidents of a week in Markdown."),
         "pins": (
             "List, add and remove pinned commits, with which every run is compared in addition to its history.\n\n"
             "Without a command, list them.",
@@ -69,12 +70,16 @@ SECTIONS: dict[str, Commands] = {
 """The commands by task. name: (module:attribute below this package, or a group's help; one line of help)"""
 
 GROUPS: dict[str, Commands] = {
-    "alerts": {
-        "list": ("alerts:list_alerts", "List open alerts."),
-        "ack": ("alerts:ack", "Mark alerts as known and being worked on."),
-        "expect": ("alerts:expect", "Accept the new level of alerts."),
-        "close": ("alerts:close", "Close alerts as fixed or invalid."),
-        "accept-transition": ("alerts:accept_transition", "Accept levels that changed with the toolchain or machine."),
+    "incidents": {
+        "list": ("incidents:list_incidents", "List open incidents, the most expensive first."),
+        "ack": ("incidents:ack", "Mark incidents as known and being worked on."),
+        "expect": ("incidents:expect", "Accept the new levels of incidents."),
+        "close": ("incidents:close", "Close incidents as fixed or invalid."),
+        "note": ("incidents:note", "Add a note to incidents."),
+        "accept-transition": (
+            "incidents:accept_transition",
+            "Accept levels that changed with the toolchain or machine.",
+        ),
         "mute": ("decisions:mute", "Let the gate pass series until a date."),
         "unmute": ("decisions:unmute", "Judge muted series again."),
     },
@@ -108,7 +113,7 @@ GROUPS: dict[str, Commands] = {
     cls=Program,
     sections=SECTIONS,
     groups=GROUPS,
-    defaults={"alerts": "list", "pins": "list"},
+    defaults={"incidents": "list", "pins": "list"},
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.option(

@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
+from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
 from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.facts.exits import ExitCode
@@ -29,6 +31,7 @@ COLUMNS = (
     Column("time share", "time_share", lambda share: f"{100 * share:.0f}%", right=True),
     Column("gain ms", "gain_ms", milliseconds, right=True),
     Column("gain share", "gain_share", lambda share: f"{100 * share:.0f}%", right=True),
+    Column("gain µs per step", "gain_us", lambda us: "" if us is None else f"{us:.3g}", right=True),
 )
 
 
@@ -55,6 +58,7 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
     time share  ms as part of all listed problems' time
     gain ms     the time saved per call at the speed of light
     gain share  gain ms as part of the sum over all listed problems
+    gain µs per step  gain times the calls in [traffic] of groupbench.toml, by which the list is then sorted
 
     With --layer, both shares show which product in a model's layer is worth the work. Measure the products
     with `tritonbench --op grouped_gemm --suite decode`, prefill or training. For your own model, select the products by
@@ -62,6 +66,7 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
 
     Exit codes: 0 ok, 2 usage error, 3 no cell, or not every layer product, has a known speed of light.
     """
+    from groupbench.tracker.judge.triage import calls_of
     from groupbench.tracker.query.gains import CANARY, Gain
     from groupbench.tracker.query.gains import gains as find
     from groupbench.tracker.query.points import points_of_run, points_of_state
@@ -72,12 +77,15 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
         run = find_run(session, run_id)
         points = points_of_run(session, run)
         others = [point for point in points_of_state(session, run.state) if point.series.operator == CANARY]
-        gains_found = find(_selected(points, None if layer is None else products, where), others)
+        traffic = this_project(context).calls()
+        calls = partial(calls_of, calls=traffic) if traffic else None
+        gains_found = find(_selected(points, None if layer is None else products, where), others, calls)
     rows = [gain.flat() for gain in gains_found]
     if form == "json":
         write_json(rows)
     else:
-        write_table(plain(Gain.columns()) if form == "csv" else COLUMNS, rows, form)
+        shown = [column for column in COLUMNS if traffic or column.key != "gain_us"]
+        write_table(plain(Gain.columns()) if form == "csv" else shown, rows, form)
     if not rows:
         say("no cell has a known speed of light: the run, or another one of its commit, needs `canary` on the same GPU")
     measured = {row["shape"] for row in rows}

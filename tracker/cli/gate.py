@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import program_of
+from groupbench.tracker.cli.here import program_of, this_project
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import (
     APART,
@@ -31,7 +31,7 @@ from groupbench.tracker.text.wording import printable
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.judge.alert_moves import Updated
+    from groupbench.tracker.judge.incident_moves import Updated
     from groupbench.tracker.judge.verdicts import Gate, Judged
     from groupbench.tracker.outputs import OutputTarget
     from groupbench.tracker.outputs.result import GateResult
@@ -86,7 +86,7 @@ DETAILS = Column("details", "details", without_end)
     metavar="SERIES",
     help="Print the evidence about a series and the rules that decided: its number in `list series`, or words of it.",
 )
-@click.option("--update", is_flag=True, help="Open alerts for new regressions and close fixed ones.")
+@click.option("--update", is_flag=True, help="Open incidents for new regressions and close fixed ones.")
 @click.option(
     "-o",
     "--output",
@@ -147,10 +147,13 @@ def gate(
             between=git.between,
         )
         if update:
-            from groupbench.tracker.judge import alert_moves
+            from groupbench.tracker.judge import incident_moves, owners
 
-            updated = alert_moves.update(session, judged)
-        result = _result(session, judged, strict, updated) if targets else None
+            project = this_project(context)
+            owner = owners.owner_in(project.folder, project.settings.owner)
+            updated = incident_moves.update(session, judged, owner=owner)
+        calls = this_project(context).calls() if targets else {}
+        result = _result(session, judged, strict, updated, calls) if targets else None
     if why is not None:
         _explain(judged, why)
     else:
@@ -203,11 +206,14 @@ def _targets(outputs: tuple[str, ...]) -> list[OutputTarget]:
     return targets
 
 
-def _result(session: Session, judged: Gate, strict: bool, updated: Updated | None) -> GateResult:
+def _result(
+    session: Session, judged: Gate, strict: bool, updated: Updated | None, calls: dict[str, float]
+) -> GateResult:
     from groupbench.tracker.outputs import result, source
 
     place = result.ci_place(os.environ)
-    return result.gather(session, judged, strict=strict, updated=updated, place=place, root=source.checkout(Path.cwd()))
+    root = source.checkout(Path.cwd())
+    return result.gather(session, judged, strict=strict, updated=updated, place=place, root=root, calls=calls)
 
 
 def _write(judged: Gate, form: Format, program: list[str]) -> None:

@@ -23,9 +23,9 @@ INSTRUCTIONS = """groupbench tracks the latency and accuracy of GPU kernels per 
 backend, shape, dtype and mode over time. Ask in this order: `gate` for the regressions of the newest run, with the
 commits and the command to reproduce them (`repro`); `gate` with `why` for the evidence; `history` for the results of a
 series per commit; `explain` for the difference between the kernels of two commits. `compare` compares two commits, and
-`alerts` lists known regressions. `evaluate` judges a file with a new backend; `bisect` finds the commit that made a
-kernel slower. These two run measurements, and exist only if the server was started with --allow-measuring.
-`acknowledge` and `expect` change alerts, and exist only with --write. An answer has at most 10 kB; `left_out` counts
+`incidents` lists regressions by cause. `evaluate` judges a file with a new backend; `bisect` finds the commit that made
+a kernel slower. These two run measurements, and exist only if the server was started with --allow-measuring.
+`acknowledge` and `expect` change incidents, and exist only with --write. An answer has at most 10 kB; `left_out` counts
 the missing entries and names the arguments to ask for them. Messages may name commands for a shell."""
 
 Tool = Callable[..., Any]
@@ -140,9 +140,9 @@ def reading_tools(db: str | None) -> list[Tool]:
         where = {"operator": operator, "backend": backend, "shape": shape, "dtype": dtype, "mode": mode}
         return ask(["compare", "--fail-on=regressed", *options(**where), "--", a, b], db)
 
-    def alerts() -> dict[str, Any]:
-        """List open alerts: known regressions, with the commit, the author and the command to reproduce them."""
-        return ask(["alerts list"], db, "ask `gate` for the newest run alone, or `show` for one point")
+    def incidents() -> dict[str, Any]:
+        """List open incidents: regressions of one cause, with the commit, the owner, the cost and the next step."""
+        return ask(["incidents list"], db, "ask `gate` for the newest run alone, or `show` for one point")
 
     def show(id: str) -> dict[str, Any]:
         """Show everything stored about a point or a run, by id."""
@@ -155,7 +155,7 @@ def reading_tools(db: str | None) -> list[Tool]:
         where = options(operator=operator, backend=backend, shape=shape)
         return ask(["explain", *where, "--", a, *([b] if b else [])], db)
 
-    return [history, gate, compare, alerts, show, explain]
+    return [history, gate, compare, incidents, show, explain]
 
 
 def _series(rows: Any) -> Any:
@@ -174,15 +174,15 @@ def _notable(verdict: Any) -> Any:
 
 
 def writing_tools(db: str | None) -> list[Tool]:
-    """Return the tools to change the state of alerts."""
+    """Return the tools to change the state of incidents."""
 
-    def acknowledge(alerts: list[int], reason: str) -> dict[str, Any]:
-        """Mark alerts as known and being worked on, with a reason. The gate still lists them, but passes."""
-        return ask(["alerts ack", *options(reason=reason), "--", *map(str, alerts)], db, form="")
+    def acknowledge(incidents: list[int], reason: str) -> dict[str, Any]:
+        """Mark incidents as known and being worked on, with a reason. The gate still lists them, but passes."""
+        return ask(["incidents ack", *options(reason=reason), "--", *map(str, incidents)], db, form="")
 
-    def expect(alerts: list[int], reason: str, until: str | None = None) -> dict[str, Any]:
-        """Accept the new level of alerts, with a reason, for good or until a date (2026-01-31) or a time (30d)."""
-        return ask(["alerts expect", *options(reason=reason, until=until), "--", *map(str, alerts)], db, form="")
+    def expect(incidents: list[int], reason: str, until: str | None = None) -> dict[str, Any]:
+        """Accept the new levels of incidents, with a reason, for good or until a date (2026-01-31) or a time (30d)."""
+        return ask(["incidents expect", *options(reason=reason, until=until), "--", *map(str, incidents)], db, form="")
 
     return [acknowledge, expect]
 
@@ -267,7 +267,7 @@ def measuring_tools(db: str | None, device: str) -> list[Tool]:
     show_default=True,
     help="Device that evaluate and bisect measure on.",
 )
-@click.option("--write", is_flag=True, help="Also offer acknowledge and expect, which change alerts.")
+@click.option("--write", is_flag=True, help="Also offer acknowledge and expect, which change incidents.")
 @wait_option()
 @click.pass_obj
 def mcp(db: str, allow_measuring: bool, device: str, write: bool) -> None:

@@ -385,12 +385,13 @@ class Night:
 
     def _post(self) -> None:
         post, number = self._project.settings.post, os.environ.get("GROUPBENCH_POST")
-        if post is None and not number:
-            return
-        options = ["--pr", number or str(post and post.number)]
-        options += ["--on", post.on] if post and post.on else []
+        options = ["--on", post.on] if post and post.on else []
         options += ["--repo", post.repo] if post and post.repo else []
-        self.step("post", str(self._places.artifacts / "comment.md"), *options)
+        number = number or (str(post.number) if post and post.number else None)
+        if number:
+            self.step("post", str(self._places.artifacts / "comment.md"), "--pr", number, *options)
+        if post and post.issues:
+            self.step("post", "--issues", *options)
 
     def step(self, name: str, *arguments: str) -> int:
         return run_command(self._context, self._places.database, name, *arguments)

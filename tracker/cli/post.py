@@ -5,14 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.text.wording import printable
+
+if TYPE_CHECKING:
+    from groupbench.tracker.outputs.post import Forge
 
 
 @click.command()
-@click.argument("file", metavar="FILE", type=click.Path(path_type=Path, allow_dash=True))
+@click.argument("file", metavar="[FILE]", required=False, type=click.Path(path_type=Path, allow_dash=True))
 @click.option(
     "--pr",
     "number",
@@ -34,8 +40,23 @@ from groupbench.tracker.cli.output import say
     metavar="NAME",
     help="Update the comment with this key; other comments stay. Text from `gate` has its own key.",
 )
+@click.option(
+    "--issues",
+    is_flag=True,
+    help="Instead of a comment, keep one issue for each incident: open, update, assign, close or reopen it.",
+)
 @click.option("--dry-run", is_flag=True, help="Print the comment instead of posting it.")
-def post(file: Path, number: int | None, repository: str | None, kind: str | None, key: str, dry_run: bool) -> None:
+@click.pass_context
+def post(
+    context: click.Context,
+    file: Path | None,
+    number: int | None,
+    repository: str | None,
+    kind: str | None,
+    key: str,
+    issues: bool,
+    dry_run: bool,
+) -> None:
     """Post FILE on a GitHub pull request or GitLab merge request, or update the comment posted earlier.
 
     FILE is the Markdown of `gate -o comment=FILE`, or any other; `-` reads standard input. The token is read
@@ -45,6 +66,11 @@ def post(file: Path, number: int | None, repository: str | None, kind: str | Non
     from groupbench.tracker.outputs import comment
     from groupbench.tracker.outputs import post as posting
 
+    if issues == (file is not None):
+        raise click.UsageError("give a FILE, or --issues")
+    if file is None:
+        _issues(context, posting.forge(os.environ, kind=kind, repository=repository, number=0))
+        return
     try:
         text = (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8", "replace")
     except OSError as cause:
@@ -64,3 +90,25 @@ def post(file: Path, number: int | None, repository: str | None, kind: str | Non
     done, url = posting.post(forge, mark, text)
     click.echo(url or f"{forge.repository} {forge.number}")
     say(f"{done} the comment")
+
+
+def _issues(context: click.Context, forge: Forge) -> None:
+    """Bring the issues of all incidents up to date."""
+    from groupbench.tracker.judge import alerts, triage
+    from groupbench.tracker.outputs import issues
+    from groupbench.tracker.store.engine import open_store
+    from groupbench.tracker.store.schema import Incident
+    from groupbench.tracker.tools import git
+
+    with open_store(context.obj, create=False) as database:
+
+        def store(key: int, link: str | None, state: str | None) -> None:
+            with database.write() as session:
+                incident = session.get_one(Incident, key)
+                incident.link, incident.posted = link, state
+
+        with database.read() as session:
+            rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
+            views = triage.of(session, rows, this_project(context).calls())
+        for posted in issues.post(forge, views, store):
+            click.echo(printable(f"{posted.done}: issue of incident {posted.incident} {posted.url or ''}".rstrip()))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from groupbench.tracker.cli.here import this_project
 from groupbench.tracker.cli.options import min_effect_option, reading
 from groupbench.tracker.cli.output import say
 
@@ -60,7 +61,8 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
             first_parents=git.first_parents,
             between=git.between,
         )
-        text = page.build(session, judged, limit=limit)
+        calls = this_project(click.get_current_context()).calls()
+        text = page.build(session, judged, limit=limit, calls=calls)
     if output == "-":
         click.echo(text)
         return

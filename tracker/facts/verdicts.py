@@ -151,7 +151,7 @@ class Verdict(StrEnum):
 
     @property
     def fails(self) -> bool:
-        """Return whether the verdict is a certain change for the worse, which opens an alert."""
+        """Return whether the verdict is a certain change for the worse, which opens an incident."""
         return self.exit is ExitCode.FAILED
 
 
@@ -177,8 +177,15 @@ OUTCOMES = {
 NOT_JUDGED = RunOutcome("not judged", FAINT)
 """The outcome of a run that passed although none of its latencies could be judged. Its exit code is OK."""
 
-ALERT_STATES = {"new": BAD, "acknowledged": WARN, "expected": FAINT, "fixed": GOOD, "invalid": FAINT}
-"""The states of an alert with their tones. A verdict has the word `new` too, in another tone."""
+INCIDENT_STATES = {
+    "new": BAD,
+    "confirmed": BAD,
+    "acknowledged": WARN,
+    "expected": FAINT,
+    "fixed": GOOD,
+    "invalid": FAINT,
+}
+"""The states of an incident with their tones. A verdict has the word `new` too, in another tone."""
 
 _OTHER_WORDS = {
     # statuses

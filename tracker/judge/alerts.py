@@ -1,22 +1,23 @@
-"""Alerts: confirmed regressions of a series, tracked until they are resolved.
+"""Incidents and their members, the alerts: certain changes for the worse, tracked until they are resolved.
 
     new           not yet reviewed; the gate fails
+    confirmed     the same, and an A/B confirmed a member
     acknowledged  known and being worked on; the gate lists it and passes unless --strict
-    expected      the new level is accepted, optionally until a date or a commit; the gate judges by it
-    fixed         back on the earlier level, seen by the gate or declared by a person
-    invalid       not caused by the code; the new level is accepted for good
+    expected      the new levels are accepted, optionally until a date or a commit; the gate judges by them
+    fixed         back on the earlier levels, seen by the gate or declared by a person
+    invalid       not caused by the code; the new levels are accepted for good
 
-Each change of a series has one alert, however many runs see it. In alert_moves, `update` opens, closes and reopens
-alerts by the gate's verdicts, and `acknowledge`, `expect` and `close` change their state by hand. Every change of state
-is an event with who, when and why. A wrong result always fails the gate, whatever the state of its alert, and can
-never be expected.
+An alert is one series' change in a metric, however many runs see it. Alerts with one likely cause are one
+incident (`incidents`), which has the state, the owner and the events. In incident_moves, `update` opens, closes and
+reopens incidents by the gate's verdicts, and `acknowledge`, `expect` and `close` change their state by hand. A wrong
+result always fails the gate, whatever the state of its incident, and can never be expected.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -26,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.facts.metrics import METRICS, of_alert, relative
-from groupbench.tracker.facts.verdicts import ALERT_STATES
+from groupbench.tracker.facts.verdicts import INCIDENT_STATES
 from groupbench.tracker.judge.named import named_in, number_of_commits
 from groupbench.tracker.judge.pasts import authors
 from groupbench.tracker.judge.spans import Span
@@ -39,19 +40,20 @@ from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.comparisons import Compared, NamedCommits
-from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Point
+from groupbench.tracker.store.schema import ABComparison, Alert, Incident, IncidentEvent, Point
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import date
 from groupbench.tracker.tools import git
 
-STATES = tuple(ALERT_STATES)
-OPEN = ("new", "acknowledged", "expected")
+STATES = tuple(INCIDENT_STATES)
+FAILING = ("new", "confirmed")
+OPEN = (*FAILING, "acknowledged", "expected")
 FIX = "the gate fails until the result is correct: fix the backend"
 ITSELF = "groupbench"
 """The author of automatic changes."""
 
 _AT_RUN = re.compile(r"(: )?run \S+ at \S+$")
-"""The end of a reason naming the run, as `alert_moves` writes it."""
+"""The end of a reason naming the run, as `incident_moves` writes it."""
 
 _MAX_KEYS = 500
 _LEVELS = ("before", "after", "effect", "low", "high")
@@ -59,7 +61,7 @@ _LEVELS = ("before", "after", "effect", "low", "high")
 
 @dataclass(frozen=True)
 class StateChange:
-    """A change of an alert's state."""
+    """A change of an incident's state, or a note about it."""
 
     at: datetime
     who: str
@@ -72,13 +74,48 @@ class StateChange:
 
 
 @dataclass(frozen=True)
+class IncidentRow:
+    """An incident without its members."""
+
+    pk: int
+    identity: str
+    state: str
+    owner: str | None
+    opened: datetime
+    until_time: datetime | None = None
+    until_commit: str | None = None
+    link: str | None = None  # of its issue
+    posted: str | None = None  # state of its issue when last posted
+    events: tuple[StateChange, ...] = ()
+
+    @property
+    def until(self) -> str | None:
+        """When an expected incident becomes new again."""
+        if self.until_time is not None:
+            return f"{self.until_time:%Y-%m-%d %H:%M}"
+        return None if self.until_commit is None else f"commit {self.until_commit[:10]}"
+
+    @property
+    def text(self) -> str:
+        """The incident in the gate's output: `incident 3 acknowledged by Ada: on it`."""
+        last = self.events[-1] if self.events else None
+        who = f" by {last.who}" if last is not None and last.who != ITSELF else ""
+        until = f", until {self.until}" if self.state == "expected" and self.until else ""
+        since = f" since {date(self.opened)}" if self.state in FAILING else ""
+        why = "" if last is None or last.reason is None else last.reason
+        if not who:  # the run that changed the state is in the list of events
+            why = _AT_RUN.sub("", why)
+        return f"incident {self.pk} {self.state}{since}{who}{until}{': ' if why else ''}{why}"
+
+
+@dataclass(frozen=True)
 class AlertRow:
-    """An alert. Levels are in the metric's unit; effects are log(after / before), None if a level is zero."""
+    """A member of an incident. Levels are in the metric's unit; effects log(after / before), None if one is 0."""
 
     pk: int
     series: SeriesRow
     metric: str
-    state: str
+    incident: IncidentRow
     cause: str | None
     base_run: RunRow | None
     run: RunRow
@@ -89,11 +126,9 @@ class AlertRow:
     low: float | None
     high: float | None
     opened: datetime
-    until_time: datetime | None
-    until_commit: str | None
+    ended: datetime | None  # when the level was back
     author: str | None  # of the first commit after the change
     compared: Compared | None
-    events: tuple[StateChange, ...] = field(default=())
     named: tuple[NamedCommits, ...] = ()  # by a search, the largest change first
     number: int | None = None  # number of commits among which the change is; None if unknown
 
@@ -133,40 +168,34 @@ class AlertRow:
         return metric.log(self.after) - metric.log(self.before)
 
     @property
-    def until(self) -> str | None:
-        """When an expected alert becomes new again."""
-        if self.until_time is not None:
-            return f"{self.until_time:%Y-%m-%d %H:%M}"
-        return None if self.until_commit is None else f"commit {self.until_commit[:10]}"
+    def state(self) -> str:
+        """The incident's state; `fixed` for a member whose level is back."""
+        return "fixed" if self.ended is not None else self.incident.state
 
     @property
     def text(self) -> str:
-        """The alert in the gate's output: `alert 3 acknowledged by Ada: on it`, `alert 3 new since 2026-01-31`."""
-        last = self.events[-1] if self.events else None
-        who = f" by {last.who}" if last is not None and last.who != ITSELF else ""
-        until = f", until {self.until}" if self.state == "expected" and self.until else ""
-        since = f" since {date(last.at)}" if last is not None and self.state == "new" else ""
-        why = "" if last is None or last.reason is None else last.reason
-        if not who:  # the run that changed the state is in the list of events
-            why = _AT_RUN.sub("", why)
-        return f"alert {self.pk} {self.state}{since}{who}{until}{': ' if why else ''}{why}"
+        """The incident in the gate's output, or that this member is fixed."""
+        if self.ended is not None and self.incident.state != "fixed":
+            return f"incident {self.incident.pk} {self.incident.state}, fixed here since {date(self.ended)}"
+        return self.incident.text
 
     @property
     def advice(self) -> str | None:
-        """The commands for a new alert, or the remedy of a wrong result if it is open; else None."""
+        """The commands for a new incident, or the remedy of a wrong result if it is open; else None."""
         if self.metric == "result":
             return FIX if self.state in OPEN else None
-        if self.state != "new":
+        if self.state not in FAILING:
             return None
-        return f"handle it with `groupbench alerts ack {self.pk}` or `groupbench alerts expect {self.pk}`"
+        key = self.incident.pk
+        return f"handle it with `groupbench incidents ack {key}` or `groupbench incidents expect {key}`"
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
         """Return the keys of `flat`, in the order of CSV."""
         return (
-            *("alert", "state", "metric", "cause", *SHOWN),
+            *("incident", "state", "metric", "cause", *SHOWN),
             *("commits", "commit", "subject", "author", "before", "after", "change", "low", "high"),
-            *("ab", "opened", "until", "last", "repro", "events"),
+            *("ab", "opened", "until", "last", "repro", "owner", "link", "events"),
         )
 
     def flat(self) -> dict[str, Any]:
@@ -175,7 +204,7 @@ class AlertRow:
         return {
             **{name: getattr(self, name) for name in ("state", "metric", "cause", "commits", "before", "after")},
             **series,
-            "alert": self.pk,
+            "incident": self.incident.pk,
             "commit": self.span.commit if self.named else self.run.commit_text,
             "subject": self.span.subject,
             "author": self.span.author,
@@ -184,18 +213,20 @@ class AlertRow:
             "high": relative(self.high),
             "ab": None if self.compared is None else self.compared.verdict,
             "opened": self.opened,
-            "until": self.until,
-            "last": self.events[-1].text if self.events else None,
+            "until": self.incident.until,
+            "last": self.incident.events[-1].text if self.incident.events else None,
             "repro": self.repro,
+            "owner": self.incident.owner,
+            "link": self.incident.link,
             "named": [asdict(each) for each in self.named] or None,
-            "events": [f"{event.at:%Y-%m-%d %H:%M} {event.text}" for event in self.events],
+            "events": [f"{event.at:%Y-%m-%d %H:%M} {event.text}" for event in self.incident.events],
         }
 
 
 def find(
     session: Session,
     *,
-    keys: Collection[int] | None = None,
+    keys: Collection[int] | None = None,  # of incidents
     series: Collection[int] | None = None,
     states: Collection[str] | None = None,
     runs: Collection[int] | None = None,  # keys of the first run after the change
@@ -205,10 +236,10 @@ def find(
     """Return alerts ordered by commit, operator and backend, so that one change's alerts are adjacent."""
     statement = select(Alert).order_by(Alert.id)
     if states is not None:
-        statement = statement.where(Alert.state.in_(states))
+        statement = statement.join(Incident, Alert.incident_id == Incident.id).where(Incident.state.in_(states))
     # A statement binds a limited number of keys: for more, read all rows and filter below.
     if keys is not None and len(keys) <= _MAX_KEYS:
-        statement = statement.where(Alert.id.in_(keys))
+        statement = statement.where(Alert.incident_id.in_(keys))
     if series is not None and len(series) <= _MAX_KEYS:
         statement = statement.where(Alert.series_id.in_(series))
     alerts = _rows(
@@ -216,7 +247,7 @@ def find(
         [
             row
             for row in session.scalars(statement)
-            if (keys is None or row.id in keys)
+            if (keys is None or row.incident_id in keys)
             and (series is None or row.series_id in series)
             and (runs is None or row.run_id in runs)
         ],
@@ -232,13 +263,10 @@ def _rows(
     """Return stored alerts with their series, runs, events, comparison and environment, in a few queries for all."""
     of_series = series_rows(session, {row.series_id for row in rows})
     runs = run_rows(session, {row.run_id for row in rows} | {row.base_run_id for row in rows if row.base_run_id})
-    events: dict[int, list[StateChange]] = {}
+    of_incident = incident_rows(session, {row.incident_id for row in rows})
     compared: dict[int, Compared] = {}
     environment_of: dict[tuple[int, int], int] = {}
     for chunk in chunks(row.id for row in rows):
-        event_query = select(AlertEvent).where(AlertEvent.alert_id.in_(chunk)).order_by(AlertEvent.at, AlertEvent.id)
-        for event in session.scalars(event_query):
-            events.setdefault(event.alert_id, []).append(StateChange(event.at, event.who, event.state, event.reason))
         comparison_query = (
             select(ABComparison).join(Alert, Alert.comparison_id == ABComparison.id).where(Alert.id.in_(chunk))
         )
@@ -267,32 +295,45 @@ def _rows(
             pk=row.id,
             series=of_series[row.series_id],
             metric=row.metric,
-            state=row.state,
+            incident=of_incident[row.incident_id],
             cause=row.cause,
             base_run=None if row.base_run_id is None else runs[row.base_run_id],
             run=runs[row.run_id],
             environment=environments.get(environment_of.get((row.series_id, row.run_id), -1)),
             opened=row.opened,
-            until_time=row.until_time,
-            until_commit=row.until_commit,
+            ended=row.ended,
             author=author_of.get(runs[row.run_id].commit),
             compared=None if row.comparison_id is None else compared.get(row.comparison_id),
             named=named(row),
             number=number_of_commits(span(row), between),
-            events=tuple(events.get(row.id, ())),
             **{name: getattr(row, name) for name in _LEVELS},
         )
         for row in rows
     ]
 
 
+def incident_rows(session: Session, keys: Collection[int]) -> dict[int, IncidentRow]:
+    """Return incidents with their events, by key."""
+    events: dict[int, list[StateChange]] = {}
+    rows: dict[int, IncidentRow] = {}
+    for chunk in chunks(keys):
+        of_chunk = select(IncidentEvent).where(IncidentEvent.incident_id.in_(chunk))
+        for event in session.scalars(of_chunk.order_by(IncidentEvent.at, IncidentEvent.id)):
+            events.setdefault(event.incident_id, []).append(StateChange(event.at, event.who, event.state, event.reason))
+        for row in session.scalars(select(Incident).where(Incident.id.in_(chunk))):
+            facts = {each.name: getattr(row, each.name) for each in fields(IncidentRow) if hasattr(row, each.name)}
+            rows[row.id] = IncidentRow(pk=row.id, events=tuple(events.get(row.id, ())), **facts)
+    return rows
+
+
 def lapsed(session: Session, alert: AlertRow, run: RunRow) -> bool:
     """Return whether an expected alert has expired at a run: by its date, or because the run contains its commit."""
+    incident = alert.incident
     if alert.state != "expected":
         return False
-    if alert.until_time is not None and run.started >= alert.until_time:
+    if incident.until_time is not None and run.started >= incident.until_time:
         return True
-    return alert.until_commit is not None and _contains(session, run.commit, alert.until_commit)
+    return incident.until_commit is not None and _contains(session, run.commit, incident.until_commit)
 
 
 def _contains(session: Session, commit: str, wanted: str) -> bool:

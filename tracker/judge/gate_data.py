@@ -136,7 +136,7 @@ class GateData:
     def alert_text(self, alert: AlertRow) -> str:
         """Return the state of a row's alert. An alert closed as fixed is about to reopen, since its change is back."""
         if alert.state == "fixed":
-            return f"regressed again after alert {alert.pk} was fixed"
+            return f"regressed again after incident {alert.incident.pk} was fixed"
         return "; ".join(filter(None, [alert.text, "expired" if alert.pk in self.lapsed else None, alert.advice]))
 
 

@@ -92,4 +92,6 @@ def ab_text(compared: Compared) -> str:
     if compared.low is not None and compared.high is not None and math.isfinite(compared.low + compared.high):
         ends = f" ({percent(compared.low)} to {percent(compared.high)})"
     blocks = f" in {counted(compared.pairs, 'block')}" if compared.pairs else ""
-    return f"measured by an A/B{commits}: {percent(compared.effect)}{ends}{blocks}"
+    near = compared.details.get("inherits")
+    how = "measured by an A/B" if near is None else f"fits the A/B of series {near}"
+    return f"{how}{commits}: {percent(compared.effect)}{ends}{blocks}"

@@ -75,7 +75,7 @@ RULES: tuple[Rule, ...] = (
     ),
     # ---- decisions of people
     Rule(
-        "accepted", lambda e: e.accepted, Verdict.OK, "a person expects the level, or closed its alert as invalid",
+        "accepted", lambda e: e.accepted, Verdict.OK, "a person expects the level, or closed the incident as invalid",
         loud=True,
     ),
     Rule(
@@ -126,13 +126,15 @@ RULES: tuple[Rule, ...] = (
     # ---- A/Bs and three nights
     Rule(
         "old", lambda e: e.kind in ("step", "gain") and e.since > OLD and e.alert is None and not e.drifts, Verdict.OK,
-        f"a change more than {OLD} results ago without an alert", note="old change",
+        f"a change more than {OLD} results ago without an incident", note="old change",
     ),
     Rule(
         "A/B worse", lambda e: e.ab == "worse", Verdict.REGRESSED,
         "an A/B of both commits, on one machine, found the head slower",
     ),
-    Rule("open alert", lambda e: _step(e) and e.alert is not None, Verdict.REGRESSED, "a step with an open alert"),
+    Rule(
+        "open incident", lambda e: _step(e) and e.alert is not None, Verdict.REGRESSED, "a step with an open incident",
+    ),
     Rule(
         "same kernels", lambda e: _step(e) and e.cause == "infrastructure" and e.decidable, Verdict.SUSPECT,
         "a step of three nights, though the compiled kernels are the same",

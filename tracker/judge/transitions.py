@@ -46,7 +46,7 @@ NIGHTS = 10
 YOUNG = 3
 """Number of earlier results on a machine that form a history of their own."""
 
-ACCEPT = "`groupbench alerts accept-transition` accepts the new levels"
+ACCEPT = "`groupbench incidents accept-transition` accepts the new levels"
 
 
 def size(

@@ -197,7 +197,7 @@ class Judged:
                 "n",
                 "rule",
             ),
-            *("before_rms", "rms", "commits", "subject", "author", "ab", "alert", "note", "timing"),
+            *("before_rms", "rms", "commits", "subject", "author", "ab", "incident", "note", "timing"),
             *("before", "now", "unit", "since", "transition"),
         )
 
@@ -219,7 +219,7 @@ class Judged:
             "one_of": _of(self.span, "number"),
             "named": [asdict(each) for each in self.span.named] if self.span and self.span.named else None,
             "ab": _of(self.compared, "verdict"),
-            "alert": _of(self.alert, "pk"),
+            "incident": None if self.alert is None else self.alert.incident.pk,
             "before": None if self.metric is None else self.shown.before,
             "now": self.now,
             "unit": _of(self.metric, "unit"),

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # or `post` would import the database's library
     from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
 
 _NAME = 60
+_NAMES = 5
 _SHAPE = 80
 _SUBJECT = 120
 _NOTE = 200
@@ -77,7 +78,10 @@ def head(result: GateResult, level: str) -> str:
 
 
 def changes(page: MarkdownPage, result: GateResult, most: int) -> None:
-    """Add a line for each group of series that changed together."""
+    """Add the open incidents, then a line for each other group of series that changed together."""
+    for view in result.incidents[:most]:
+        state, *facts = (words(line.strip()) for line in view.lines)
+        page.add("\n".join([f"- **incident** {state}", *(f"  - {line}" for line in facts)]) + "\n")
     groups = result.groups
     for number, group in enumerate(groups):
         text = f"- {group_line(group, result.place)}\n"
@@ -96,7 +100,7 @@ def group_line(group: ChangeGroup, place: CiLocation) -> str:
     first = group.first
     if first.verdict is Verdict.INCOMPARABLE:
         return f"**incomparable** {len(group.rows)} series: {words(shown(first.note or '', _NOTE))}"
-    name = f"{code(shown(first.series.operator, _NAME))} {code(shown(first.series.backend, _NAME))}"
+    name = " ".join(code(shown(each, _NAME)) for each in group.names[:_NAMES])
     verdict = f"**{first.verdict}**{' (acknowledged)' if first.acknowledged else ''}"
     parts = [f"{verdict} {name}: {group.head} {group.change}".rstrip()]
     if len(group.rows) == 1:

@@ -1,4 +1,4 @@
-"""Post a comment on a pull request once and edit it from then on, with GitHub's REST API or GitLab's notes.
+"""Write to GitHub or GitLab: post a comment once and edit it from then on. `issues` keeps incidents' issues.
 
 The comment is found by a mark, and only among those from the token's account: someone copying the mark cannot have
 their own comment overwritten.
@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from urllib.parse import quote
@@ -35,8 +36,19 @@ class Comment:
 
 
 @dataclass(frozen=True)
+class Issue:
+    number: int
+    author: str
+    bot: bool
+    title: str
+    body: str
+    state: str  # open or closed
+    url: str | None
+
+
+@dataclass(frozen=True)
 class Forge(ABC):
-    """A pull or merge request on a service, and the token to comment with."""
+    """A repository on a service, with a pull or merge request, and the token to write there."""
 
     kind: ClassVar[str]
     token_name: ClassVar[str]  # variable of the token
@@ -47,7 +59,7 @@ class Forge(ABC):
 
     api: str  # URL without a trailing slash
     repository: str
-    number: int
+    number: int  # of the request; 0 without one
     token: str
 
     @property
@@ -63,6 +75,40 @@ class Forge(ABC):
     @abstractmethod
     def headers(self) -> dict[str, str]:
         """Headers of every request, the token's included."""
+
+    @abstractmethod
+    def issues_since(self, since: datetime) -> str:
+        """Return the path to all issues that were opened or changed since a time."""
+
+    @abstractmethod
+    def create_issue(self, title: str, text: str) -> Issue:
+        """Open an issue. Raises HttpUncertain if it may have been opened."""
+
+    @abstractmethod
+    def edit_issue(self, number: int, title: str, text: str, state: str | None) -> None:
+        """Change an issue's text, and its state if given."""
+
+    @abstractmethod
+    def login_of(self, author: str, commit: str) -> str | None:
+        """Return a commit author's account."""
+
+    @abstractmethod
+    def assign(self, number: int, login: str) -> None:
+        """Assign an issue to an account."""
+
+    def read_issue(self, item: Mapping[str, Any]) -> Issue:
+        """Return an issue from the API's JSON."""
+        author = item.get(self.author_key) or {}
+        body, number = item.get("body") or item.get("description") or "", item.get("iid") or item.get("number")
+        return Issue(
+            int(number or 0),
+            str(author.get(self.user_key, "")),
+            author.get("type") == "Bot",
+            str(item.get("title") or ""),
+            str(body).replace("\r\n", "\n"),
+            "closed" if item.get("state") == "closed" else "open",
+            _url(item) or item.get("web_url"),
+        )
 
     @classmethod
     @abstractmethod
@@ -105,8 +151,8 @@ class Forge(ABC):
         number: tuple[int | None, str],
     ) -> Forge:
         needed = ((token, cls.token_name), repository, number)
-        missing = [name for value, name in needed if not value]
-        if missing or not token or not repository[0] or not number[0]:
+        missing = [name for value, name in needed if value is None or value == ""]
+        if missing or not token or not repository[0] or number[0] is None:
             raise OutputError(f"post on {cls.kind} needs {'; '.join(missing)}")
         if any(char.isspace() or not char.isprintable() or ord(char) > 126 for char in token):
             raise OutputError(f"{cls.token_name} contains a character that no token has (a line break?)")
@@ -129,6 +175,28 @@ class GitHub(Forge):
         return f"/repos/{quote(self.repository)}/issues/comments/{key}"
 
     @property
+    def _issues(self) -> str:
+        return f"/repos/{quote(self.repository)}/issues"
+
+    def issues_since(self, since: datetime) -> str:
+        return f"{self._issues}?state=all&since={since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+    def create_issue(self, title: str, text: str) -> Issue:
+        return self.read_issue(self.ask("POST", self._issues, {"title": title, "body": text}, repeat=False).body)
+
+    def edit_issue(self, number: int, title: str, text: str, state: str | None) -> None:
+        moved = {} if state is None else {"state": state}
+        self.ask("PATCH", f"{self._issues}/{number}", {"title": title, "body": text, **moved})
+
+    def login_of(self, author: str, commit: str) -> str | None:
+        commit_facts = self.ask("GET", f"/repos/{quote(self.repository)}/commits/{commit}").body
+        names = {(commit_facts.get("commit") or {}).get(who, {}).get("name") for who in ("author", "committer")}
+        return (commit_facts.get("author") or {}).get("login") if author in names else None
+
+    def assign(self, number: int, login: str) -> None:
+        self.ask("PATCH", f"{self._issues}/{number}", {"assignees": [login]})
+
+    @property
     def headers(self) -> dict[str, str]:
         return {
             "Authorization": f"Bearer {self.token}",
@@ -143,7 +211,10 @@ class GitHub(Forge):
             environ.get("GITHUB_TOKEN") or environ.get("GH_TOKEN"),
             environ.get("GITHUB_API_URL") or "https://api.github.com",
             (repository, "--repo or GITHUB_REPOSITORY"),
-            (number or _number_of_event(environ), "--pr, or a workflow that a pull request started"),
+            (
+                _number_of_event(environ) if number is None else number,
+                "--pr, or a workflow that a pull request started",
+            ),
         )
         if not re.fullmatch(r"[\w.-]+/[\w.-]+", made.repository):
             raise OutputError(f"repository {made.repository!r} does not have the form OWNER/NAME")
@@ -164,6 +235,30 @@ class GitLab(Forge):
         return f"{self.comments}/{key}"
 
     @property
+    def _issues(self) -> str:
+        return f"/projects/{quote(self.repository, safe='')}/issues"
+
+    def issues_since(self, since: datetime) -> str:
+        return f"{self._issues}?scope=all&created_after={since.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+    def create_issue(self, title: str, text: str) -> Issue:
+        return self.read_issue(self.ask("POST", self._issues, {"title": title, "description": text}, repeat=False).body)
+
+    def edit_issue(self, number: int, title: str, text: str, state: str | None) -> None:
+        moved = {} if state is None else {"state_event": "reopen" if state == "open" else "close"}
+        self.ask("PUT", f"{self._issues}/{number}", {"title": title, "description": text, **moved})
+
+    def login_of(self, author: str, commit: str) -> str | None:
+        users = self.ask("GET", f"/users?search={quote(author, safe='')}").body
+        names = [user.get("username") for user in users if user.get("name") == author]
+        return names[0] if len(names) == 1 else None
+
+    def assign(self, number: int, login: str) -> None:
+        users = self.ask("GET", f"/users?username={quote(login, safe='')}").body
+        if users:
+            self.ask("PUT", f"{self._issues}/{number}", {"assignee_ids": [users[0]["id"]]})
+
+    @property
     def headers(self) -> dict[str, str]:
         return {"PRIVATE-TOKEN": self.token}
 
@@ -173,7 +268,10 @@ class GitLab(Forge):
             environ.get("GITLAB_TOKEN"),
             environ.get("CI_API_V4_URL") or "https://gitlab.com/api/v4",
             (repository or environ.get("CI_PROJECT_ID") or environ.get("CI_PROJECT_PATH"), "--repo or CI_PROJECT_ID"),
-            (number or _number(environ.get("CI_MERGE_REQUEST_IID")), "--pr or CI_MERGE_REQUEST_IID"),
+            (
+                _number(environ.get("CI_MERGE_REQUEST_IID")) if number is None else number,
+                "--pr or CI_MERGE_REQUEST_IID",
+            ),
         )
 
 
@@ -216,21 +314,27 @@ def post(forge: Forge, mark: str, text: str) -> tuple[Done, str | None]:
 
 def _marked(forge: Forge, mark: str, me: str | None) -> list[Comment]:
     """Return the marked comments by the token's account, or by any bot if the account is unknown."""
-    return [
-        comment
-        for comment in _comments(forge)
-        if comment.body.startswith(mark) and (comment.bot if me is None else comment.author == me)
-    ]
+    return [comment for comment in _comments(forge) if comment.body.startswith(mark) and is_own(comment, me)]
+
+
+def is_own(written: Comment | Issue, me: str | None) -> bool:
+    """Return whether the token's account wrote a comment or an issue, or any bot if the account is unknown."""
+    return written.bot if me is None else written.author == me
 
 
 def _comments(forge: Forge) -> Iterator[Comment]:
+    return map(forge.read, pages(forge, forge.comments))
+
+
+def pages(forge: Forge, path: str) -> Iterator[Any]:
+    """Yield a list's entries, page by page."""
     for page in range(1, _PAGES + 1):
-        response = forge.ask("GET", f"{forge.comments}?per_page={_PAGE}&page={page}")
+        response = forge.ask("GET", f"{path}{'&' if '?' in path else '?'}per_page={_PAGE}&page={page}")
         if not isinstance(response.body, list):
             raise OutputError(
                 f"{http.host(forge.api)} is not an API of {forge.kind}: its response is not a list of comments"
             )
-        yield from map(forge.read, response.body)
+        yield from response.body
         more = 'rel="next"' in response.headers["link"] if "link" in response.headers else len(response.body) >= _PAGE
         if not more:
             return

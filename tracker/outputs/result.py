@@ -19,7 +19,8 @@ from groupbench.tracker.query.rows import SeriesRow
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-    from groupbench.tracker.judge.alert_moves import Updated
+    from groupbench.tracker.judge.incident_moves import Updated
+    from groupbench.tracker.judge.triage import IncidentView
 
 
 @dataclass(frozen=True)
@@ -44,21 +45,25 @@ class GateResult:
     gate: Gate
     strict: bool = False
     place: CiLocation = CiLocation()
-    moved: bool = False  # whether the gate's update opened, reopened or closed an alert
+    moved: bool = False  # whether the gate's update opened, reopened or closed an incident
     kernels: Mapping[int, tuple[Kernel, ...]] = field(default_factory=dict)  # by series that got worse
     root: Path = Path()  # of the checkout in which to find the kernels' source
+    incidents: tuple[IncidentView, ...] = ()  # open ones of tonight's rows, the most expensive first
 
     @property
     def changed(self) -> bool:
-        """Return whether the run deserves attention: it fails, a series improved, or an alert changed state."""
+        """Return whether the run deserves attention: it fails, a series improved, or an incident changed state."""
         gate = self.gate
         return gate.exit_code != 0 or self.moved or any(row.verdict is Verdict.IMPROVED for row in gate.notable)
 
     @property
     def groups(self) -> list[ChangeGroup]:
-        """Series that changed together, the most severe first: a commit that slows thirty shapes is one group."""
+        """Rows of no incident that changed together, the most severe first: thirty slower shapes are one group."""
         groups: dict[tuple[object, ...], list[Judged]] = {}
+        of_incidents = {(each.series.pk, each.metric) for view in self.incidents for each in view.members}
         for row in self.gate.notable:
+            if row.verdict.fails and (row.series.pk, row.what) in of_incidents:
+                continue
             groups.setdefault(_together(row), []).append(row)
         return [ChangeGroup(tuple(rows)) for rows in groups.values()]
 
@@ -94,6 +99,11 @@ class ChangeGroup:
         return self.rows[0]
 
     @property
+    def names(self) -> list[str]:
+        """The operators, then the backends, of which the caller shows a few."""
+        return list(dict.fromkeys(name for row in self.rows for name in (row.series.operator, row.series.backend)))
+
+    @property
     def change(self) -> str:
         """The range of changes: `+3.1%`, `+3.1% to +8.0%`, `rms 4.50×`; empty if none is known."""
         changed = [row.shown for row in self.rows if math.isfinite(row.shown.change or 0.0)]
@@ -115,13 +125,25 @@ class ChangeGroup:
 
 
 def gather(
-    session: Session, gate: Gate, *, strict: bool, updated: Updated | None, place: CiLocation, root: Path
+    session: Session,
+    gate: Gate,
+    *,
+    strict: bool,
+    updated: Updated | None,
+    place: CiLocation,
+    root: Path,
+    calls: Mapping[str, float] | None = None,  # of a step of the traffic, by problem
 ) -> GateResult:
-    """Return the gate's verdict with the stored kernels of the series that got worse. Reads only."""
+    """Return the gate's verdict with the open incidents and the kernels of series that got worse. Reads only."""
+    from groupbench.tracker.judge import alerts, triage
     from groupbench.tracker.judge.pasts import facts_at
+    from groupbench.tracker.tools import git
 
     worse = {(row.series.pk, gate.run.pk) for row in gate.rows if row.verdict.fails}
     facts = facts_at(session, worse)
+    rows = {(row.series.pk, row.what) for row in gate.rows if row.verdict.fails}
+    stored = alerts.find(session, states=alerts.OPEN, first_parents=git.first_parents, between=git.between)
+    shown = {alert.incident.pk for alert in stored if (alert.series.pk, alert.metric) in rows}
     return GateResult(
         gate,
         strict=strict,
@@ -129,6 +151,7 @@ def gather(
         moved=updated is not None and bool(updated.opened or updated.reopened or updated.fixed),
         kernels={series: facts_of_point.kernels for (series, _), facts_of_point in facts.items()},
         root=root,
+        incidents=tuple(triage.of(session, [each for each in stored if each.incident.pk in shown], calls)),
     )
 
 
@@ -147,9 +170,9 @@ def ci_place(environ: Mapping[str, str]) -> CiLocation:
 def _together(row: Judged) -> tuple[object, ...]:
     if row.verdict is Verdict.INCOMPARABLE:
         return (row.verdict, row.note)
-    series, span = row.series, row.span
+    span = row.span
     commits = None if span is None else (span.head.state, span.commit, span.remark)
-    return (row.verdict, row.acknowledged, row.what, series.operator, series.backend, commits, row.cause)
+    return (row.verdict, row.acknowledged, row.what, row.better, commits, row.cause)
 
 
 def _url(text: str) -> str | None:

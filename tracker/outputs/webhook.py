@@ -30,7 +30,8 @@ def payload(result: GateResult) -> dict[str, Any]:
     gate = result.gate
     head, _, counts = gate.summary.partition(". ")
     groups = result.groups
-    lines = [_line(group, result.place) for group in groups[:_GROUPS]]
+    lines = [slack(shown("; ".join(line.strip() for line in view.lines), 900)) for view in result.incidents[:_GROUPS]]
+    lines += [_line(group, result.place) for group in groups[:_GROUPS]]
     if len(groups) > _GROUPS:
         lines.append(f"and {len(groups) - _GROUPS} more groups of series")
     blocks: list[dict[str, Any]] = [
@@ -57,7 +58,7 @@ def _line(group: ChangeGroup, place: CiLocation) -> str:
     first = group.first
     if first.verdict is Verdict.INCOMPARABLE:
         return f"*incomparable* {len(group.rows)} series: {slack(shown(first.note or '', 300))}"
-    name = f"{slack_code(shown(first.series.operator, 40))} {slack_code(shown(first.series.backend, 40))}"
+    name = " ".join(slack_code(shown(each, 40)) for each in group.names[:4])
     parts = [f"*{first.verdict}* {name}: {group.head} {group.change}".rstrip()]
     if len(group.rows) == 1:
         parts.append(slack_code(shortened(shown(first.series.shape, 10**6), 60)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from groupbench.tracker.facts.identity import SHOWN
-from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.query.rows import PointRow, SeriesRow
 
 
 @dataclass(frozen=True)
@@ -19,10 +19,11 @@ class Gain:
     gain_ms: float  # time saved per call at the speed of light
     share: float  # fraction of the listed problems' total possible gain
     time_share: float  # fraction of the listed problems' total time
+    us: float | None = None  # time saved per step of the traffic; None without one
 
     @classmethod
     def columns(cls) -> tuple[str, ...]:
-        return (*SHOWN, "latency_ms", "floor_ms", "sol_gap", "time_share", "gain_ms", "gain_share")
+        return (*SHOWN, "latency_ms", "floor_ms", "sol_gap", "time_share", "gain_ms", "gain_share", "gain_us")
 
     def flat(self) -> dict[str, Any]:
         named = {name: getattr(self.point.series, name) for name in SHOWN}
@@ -34,6 +35,7 @@ class Gain:
             "time_share": self.time_share,
             "gain_ms": self.gain_ms,
             "gain_share": self.share,
+            "gain_us": self.us,
         }
 
 
@@ -64,21 +66,33 @@ def floors(points: Iterable[PointRow]) -> Callable[[PointRow], float | None]:
     return floor
 
 
-def gains(points: Iterable[PointRow], others: Iterable[PointRow] = ()) -> list[Gain]:
+def gains(
+    points: Iterable[PointRow],
+    others: Iterable[PointRow] = (),
+    calls: Callable[[SeriesRow], float | None] | None = None,
+) -> list[Gain]:
     """Return the gain for each problem with a known speed of light, largest first.
 
     Args:
         points: The points of a run.
         others: Points of other runs of the same commit, whose canaries are used if the run lacks one.
+        calls: Returns how often a step of the traffic calls a problem. The gains are then sorted by step.
     """
     best = _fastest(points, floors(others))
     saved = [max(0.0, ms * (1 - 1 / gap)) for _, ms, gap in best]
     total, time = sum(saved), sum(ms for _, ms, _ in best)
     gain_list = [
-        Gain(point, gap, gain_ms, gain_ms / total if total else 0.0, ms / time if time else 0.0)
+        Gain(
+            point,
+            gap,
+            gain_ms,
+            gain_ms / total if total else 0.0,
+            ms / time if time else 0.0,
+            None if calls is None else 1000 * gain_ms * (calls(point.series) or 0.0),
+        )
         for (point, ms, gap), gain_ms in zip(best, saved, strict=True)
     ]
-    return sorted(gain_list, key=lambda gain: (-gain.gain_ms, gain.point.series.sort_key))
+    return sorted(gain_list, key=lambda gain: (-(gain.us or 0.0), -gain.gain_ms, gain.point.series.sort_key))
 
 
 def _fastest(

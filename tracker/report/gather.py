@@ -13,7 +13,7 @@ from itertools import accumulate
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.judge import alerts
+from groupbench.tracker.judge import alerts, triage
 from groupbench.tracker.judge.verdicts import CANARY, Gate
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import by_series_and_time, points_of_runs, points_where
@@ -27,6 +27,7 @@ from groupbench.tracker.report.shown import OperatorPage, RunLabel, ShownHistory
 from groupbench.tracker.report.speed import speed_maps
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Point
+from groupbench.tracker.tools import git
 
 POINTS = 100_000
 """Maximum number of results on a page. With more series, it shows fewer runs."""
@@ -46,9 +47,10 @@ class Report:
     points: tuple[PointRow, ...]  # of the judged run
     pages: tuple[OperatorPage, ...]  # of every operator that is shown; canaries last
     coverage: Coverage
+    incidents: tuple[str, ...] = ()  # lines of the first screen
 
 
-def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
+def gather(session: Session, judged: Gate, *, limit: int = 200, calls: Mapping[str, float] | None = None) -> Report:
     """Return a report on a run as the gate judged it, with the history over `limit` runs up to it."""
     run = judged.run
     newest_first = judged.line.runs[:limit]
@@ -77,7 +79,17 @@ def gather(session: Session, judged: Gate, *, limit: int = 200) -> Report:
         points=of_run,
         pages=tuple(operator_pages([*points, *_other_backends(of_run, points)], shown, run, judged.line)),
         coverage=coverage,
+        incidents=_incidents(session, judged, calls),
     )
+
+
+def _incidents(session: Session, judged: Gate, calls: Mapping[str, float] | None) -> tuple[str, ...]:
+    """Return the open incidents of the run's series, and what was not measured, as lines."""
+    series = {row.series.pk for row in judged.rows}
+    stored = alerts.find(
+        session, series=series, states=alerts.OPEN, first_parents=git.first_parents, between=git.between
+    )
+    return tuple(triage.screen(triage.of(session, stored, calls), triage.unmeasured(session)))
 
 
 def _within(runs: Sequence[int], counts: Mapping[int, int]) -> list[int]:

@@ -38,19 +38,20 @@ _UNFOLDED = 4
 """Histories are folded if an operator has more series than this: unfolded, a hundred take 50,000 pixels."""
 
 
-def build(session: Session, judged: Gate, *, limit: int = 200) -> str:
+def build(session: Session, judged: Gate, *, limit: int = 200, calls: Mapping[str, float] | None = None) -> str:
     """Return the page for a run as the gate judged it.
 
     Args:
         session: A session of the database.
         judged: The gate's verdict on the run.
         limit: Number of newest runs to plot.
+        calls: Number of calls in a step of the traffic, by problem.
 
     Raises:
         ReportPackageError: plotly is not installed.
     """
     plotly = plotly_script()
-    return render(gather(session, judged, limit=limit), plotly)
+    return render(gather(session, judged, limit=limit, calls=calls), plotly)
 
 
 def render(report: Report, plotly: str) -> str:
@@ -73,6 +74,7 @@ def render(report: Report, plotly: str) -> str:
         summary=views.summary(judged),
         counts=verdict_counts(judged.rows),
         folded=folded,
+        incidents=report.incidents,
         changed=views.changed(rows, addresses) if rows else None,
         operators=views.operators(report, slugs),
         facts=views.facts(report),

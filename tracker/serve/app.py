@@ -25,7 +25,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from groupbench.tracker.facts.errors import StoreError, TrackerError
-from groupbench.tracker.serve import alerting, comparing, frame, operators, runs, series
+from groupbench.tracker.serve import comparing, frame, incidents, operators, runs, series
 from groupbench.tracker.serve.answers import Answers
 from groupbench.tracker.serve.database import LIMITS, SlowError, open_to_read, open_to_write
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters, key_of
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 View = Callable[..., Page]
 
 LARGEST_FORM = 64 * 1024
-"""Maximum size of a form in bytes, enough for a thousand alerts."""
+"""Maximum size of a form in bytes, enough for a thousand incidents."""
 
 FORM_S = 10.0
 """Maximum time in seconds for the body of a request to arrive."""
@@ -58,16 +58,18 @@ _SLOW_S = 1.0
 def create_app(
     location: str,
     *,
-    token: str | None = None,  # allows clients that have it to change alerts; without one, the server is read-only
+    token: str | None = None,  # allows clients that have it to change incidents; without one, the server is read-only
     hosts: frozenset[str] | None = None,  # accepted names in the Host header; None accepts all
     numbers: bool = False,  # accept IP addresses in the Host header as well
     answers: Answers | None = None,
     secure: bool = False,  # the server is only reachable over HTTPS, so its cookies are marked Secure
     names: Names | None = None,  # the sources of the names that are recorded with changes
+    calls: Mapping[str, float] | None = None,  # of a step of the traffic, by problem
 ) -> Starlette:
     """Return a database's dashboard. Raises StoreError if the database cannot be opened."""
     guard = Guard(token, names)
-    site = Site(open_to_read(location), answers or Answers(), guard, open_to_write(location) if guard.writes else None)
+    writer = open_to_write(location) if guard.writes else None
+    site = Site(open_to_read(location), answers or Answers(), guard, writer, calls)
     _warm(site)
 
     @asynccontextmanager
@@ -90,9 +92,9 @@ def create_app(
             _page("/operators", operators.operators, "groupbench report"),
             _page("/operators/{name:path}", operators.operator, "groupbench report"),
             _page("/compare", comparing.compare, "groupbench compare A B"),
-            Route("/alerts/change", change, methods=["POST"]),
-            _page("/alerts", alerting.alerts, "groupbench alerts"),
-            _page("/alerts/{key}", alerting.alert, "groupbench alerts"),
+            Route("/incidents/change", change, methods=["POST"]),
+            _page("/incidents", incidents.incidents, "groupbench incidents"),
+            _page("/incidents/{key}", incidents.incident, "groupbench incidents"),
             Route("/login", login_form, methods=["GET"]),
             Route("/login", login, methods=["POST"]),
             Route("/logout", logout, methods=["POST"]),
@@ -160,21 +162,21 @@ def _respond(
 
 
 async def change(request: Request) -> Response:
-    """Handle a form or JSON request to change alert states."""
+    """Handle a form or JSON request to change the states of incidents."""
     site: Site = request.app.state.site
     person = site.guard.writer(request)
     pairs = await _form(request)
     site.guard.check_form(person, dict(pairs).get("csrf"))
-    rows, back = await run_in_threadpool(alerting.change, site, Parameters(pairs), person)
+    rows, back = await run_in_threadpool(incidents.change, site, Parameters(pairs), person)
     if frame.wants_json(request):
-        return Response(msgspec.json.encode({"alerts": rows}), media_type="application/json")
+        return Response(msgspec.json.encode({"incidents": rows}), media_type="application/json")
     return RedirectResponse(back, 303)
 
 
 async def login_form(request: Request) -> Response:
     site: Site = request.app.state.site
     parameters = Parameters.of_query(request.url.query)
-    back = alerting.local(parameters.text("next") or "/")
+    back = incidents.local(parameters.text("next") or "/")
     parameters.done()
     person = site.guard.person(request)
     shown = {"path": "/login", "asked": parameters, "next": back}
@@ -191,7 +193,7 @@ async def login(request: Request) -> Response:
     pairs = await _form(request)
     token = dict(pairs).get("token", "")
     parameters = Parameters((name, value) for name, value in pairs if name != "token")
-    back = alerting.local(parameters.text("next") or "/")
+    back = incidents.local(parameters.text("next") or "/")
     parameters.done()
     cookie = site.guard.begin(request, token.strip())
     response = RedirectResponse(back, 303)

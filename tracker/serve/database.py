@@ -1,4 +1,4 @@
-"""Open the dashboard's database: read-only for pages, and writable for changes of alerts.
+"""Open the dashboard's database: read-only for pages, and writable for changes of incidents.
 
 Every session has a time limit, which the database itself enforces within a statement. Other revisions are refused, not
 migrated: a page server must not change the tables.
@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.store.engine import Store, open_store, revision_of
-from groupbench.tracker.store.schema import HEAD, REVISIONS, ABComparison, AlertEvent, Point, Run, Series
+from groupbench.tracker.store.schema import HEAD, REVISIONS, ABComparison, IncidentEvent, Point, Run, Series
 
 logger = logging.getLogger(__name__)
 
@@ -132,15 +132,15 @@ def open_to_read(location: str) -> Database:
 
 
 def open_to_write(location: str) -> Store:
-    """Open a database for alert changes. Raises StoreError on failure."""
+    """Open a database for incident changes. Raises StoreError on failure."""
     store = open_store(location, create=False)
     _be_impatient(store)
     return store
 
 
 def version(session: Session) -> Version:
-    """Return the largest key in each growing table: runs, series, points, comparisons and alert events."""
-    keys = (Run.id, Series.id, Point.id, ABComparison.id, AlertEvent.id)
+    """Return the largest key in each growing table: runs, series, points, comparisons and incident events."""
+    keys = (Run.id, Series.id, Point.id, ABComparison.id, IncidentEvent.id)
     row = session.execute(select(*(select(func.max(key)).scalar_subquery() for key in keys))).one()
     return tuple(largest or 0 for largest in row)
 

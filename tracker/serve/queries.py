@@ -27,7 +27,17 @@ from groupbench.tracker.query.series import names, series_rows
 from groupbench.tracker.serve.parameters import NotFound, resolve_parameter
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.points import PPM
-from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Alert, Commit, Point, Run, Series, table_of
+from groupbench.tracker.store.schema import (
+    NEWEST_FIRST,
+    TIMED_POINT,
+    Alert,
+    Commit,
+    Incident,
+    Point,
+    Run,
+    Series,
+    table_of,
+)
 
 RECENT_RUNS = 40
 """Number of newest runs that are searched for the newest results of the series on a page."""
@@ -383,25 +393,24 @@ def results_of_run(
     return number, [(series[key], results[key]) for key in keys]
 
 
-def alert_keys(
+def incident_keys(
     session: Session, states: Sequence[str], where: Slice, *, limit: int, offset: int
 ) -> tuple[int, list[int]]:
-    """Return (number of alerts in these states and this slice, one page of keys), sorted by change, newest first."""
-    conditions: list[ColumnElement[bool]] = [Alert.state.in_(states)] if states else []
-    slice_ = where.conditions(session)
-    statement = select(Alert.id).join(Run, Alert.run_id == Run.id)
-    counted = select(func.count()).select_from(Alert)
-    if slice_:
-        statement = statement.join(Series, Alert.series_id == Series.id)
-        counted = counted.join(Series, Alert.series_id == Series.id)
-    number = session.scalar(counted.where(*conditions, *slice_)) or 0
-    newest = statement.where(*conditions, *slice_).order_by(Run.started.desc(), Alert.id.desc())
+    """Return (number of incidents in these states and this slice, one page of keys), the newest change first."""
+    statement = select(Alert.incident_id, func.max(Run.started)).join(Run, Alert.run_id == Run.id)
+    if states:
+        statement = statement.join(Incident, Alert.incident_id == Incident.id).where(Incident.state.in_(states))
+    if slice_ := where.conditions(session):
+        statement = statement.join(Series, Alert.series_id == Series.id).where(*slice_)
+    statement = statement.group_by(Alert.incident_id)
+    number = session.scalar(select(func.count()).select_from(statement.subquery())) or 0
+    newest = statement.order_by(func.max(Run.started).desc(), Alert.incident_id.desc())
     return number, list(session.scalars(newest.limit(limit).offset(offset)))
 
 
-def alert_counts(session: Session) -> dict[str, int]:
-    """Return alert counts by state."""
-    rows = session.execute(select(Alert.state, func.count()).group_by(Alert.state))
+def incident_counts(session: Session) -> dict[str, int]:
+    """Return incident counts by state."""
+    rows = session.execute(select(Incident.state, func.count()).group_by(Incident.state))
     return {str(state): int(number) for state, number in rows}
 
 

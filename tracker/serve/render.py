@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 from starlette.requests import Request
 
-from groupbench.tracker.facts.verdicts import ALERT_STATES, TONES
+from groupbench.tracker.facts.verdicts import INCIDENT_STATES, TONES
 from groupbench.tracker.report.templates import REPORT, environment
 from groupbench.tracker.serve import static
 from groupbench.tracker.serve.frame import wants_json
@@ -29,7 +29,7 @@ MARKS = {tone.name: tone.sign for tone in TONES}
 TEMPLATES = (
     *("layout.html", "macros.html", "tables.html", "overview.html", "runs.html", "run.html", "search.html"),
     "series.html",
-    *("point.html", "operators.html", "operator.html", "compare.html", "alerts.html", "alert.html", "login.html"),
+    *("point.html", "operators.html", "operator.html", "compare.html", "incidents.html", "incident.html", "login.html"),
     "error.html",
 )
 
@@ -39,7 +39,7 @@ NAVIGATION = (
     ("/series", "Series"),
     ("/operators", "Operators"),
     ("/compare", "Compare"),
-    ("/alerts", "Alerts"),
+    ("/incidents", "Incidents"),
 )
 
 
@@ -96,7 +96,7 @@ def _environment() -> jinja2.Environment:
         style_marks=static.style_marks,
         spark=spark,
         marks=MARKS,
-        alert_states=ALERT_STATES,
+        incident_states=INCIDENT_STATES,
     )
     return templates
 

@@ -11,6 +11,7 @@ from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.metrics import GBPS, TFLOPS, rate
 from groupbench.tracker.facts.record import STATUSES
 from groupbench.tracker.judge import alerts as stored
+from groupbench.tracker.judge import triage
 from groupbench.tracker.query import resolve
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.serve import queries
@@ -21,31 +22,29 @@ from groupbench.tracker.serve.verdict import RunVerdict
 from groupbench.tracker.text.wording import no_such
 
 NEWEST_RUNS = 8
-NEWEST_ALERTS = 10
 _AGAIN_S = 2
 
 
 def overview(site: Site, parameters: Parameters) -> Page:
-    """Return the overview: the newest run's verdict and changes, the open alerts, and the newest runs."""
+    """Return the overview: the newest run's verdict and changes, the open incidents, and the newest runs."""
     paging = paging_of(parameters)
     parameters.done()
     with site.database.read() as session:
         run = newest_run(site, session)
         if run is None:
             return Page(
-                "overview.html", {"run": None, "verdict": None, "runs": [], "alerts": {"counts": {}, "open": []}}
+                "overview.html", {"run": None, "verdict": None, "runs": [], "incidents": {"counts": {}, "open": []}}
             )
         verdict, again = verdict_data(site.verdict(session, run), paging)
-        counts = queries.alert_counts(session)
-        _, keys = queries.alert_keys(session, stored.OPEN, queries.Slice(), limit=NEWEST_ALERTS, offset=0)
-        alert_rows = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}
+        counts = queries.incident_counts(session)
+        views = triage.of(session, stored.find(session, states=stored.OPEN), site.calls)
         _, newest = queries.find_runs(session, [], limit=NEWEST_RUNS, offset=0)
         data = {
             "run": run_data(site, session, run),
             "verdict": verdict,
-            "alerts": {
+            "incidents": {
                 "counts": {state: counts[state] for state in stored.STATES if counts.get(state)},
-                "open": [alert_data(alert_rows[key]) for key in keys if key in alert_rows],
+                "open": [incident_data(view) for view in views[: triage.MOST]],
             },
             "runs": [run_data(site, session, row) for row in newest],
         }
@@ -151,8 +150,7 @@ def result_data(result: queries.Result, series: SeriesRow) -> dict[str, Any]:
 
 
 def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
-    """Return an alert as in `groupbench alerts --format json`, with the series key and an event list."""
-    events = [{"at": e.at, "who": e.who, "state": e.state, "reason": e.reason} for e in alert.events]
+    """Return a member as in `groupbench incidents --each --format json`, with the series key."""
     return {
         **alert.flat(),
         "series": alert.series.pk,
@@ -161,8 +159,14 @@ def alert_data(alert: stored.AlertRow) -> dict[str, Any]:
         "remark": alert.span.remark,
         "head_commit": alert.run.commit_text,
         "base_commit": None if alert.base_run is None else alert.base_run.commit_text,
-        "events": events,
     }
+
+
+def incident_data(view: triage.IncidentView) -> dict[str, Any]:
+    """Return an incident as in `groupbench incidents --format json`, with whole members and an event list."""
+    events = [{"at": e.at, "who": e.who, "state": e.state, "reason": e.reason} for e in view.incident.events]
+    shown = {"lines": [line.strip() for line in view.lines], "opened": view.incident.opened}
+    return {**view.flat(), **shown, "members": [alert_data(each) for each in view.members], "events": events}
 
 
 def verdict_data(progress: Known | Working | Failed, paging: Paging) -> tuple[dict[str, Any], int | None]:

@@ -26,7 +26,7 @@ from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
 from groupbench.tracker.serve.security import Guard
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.failures import damage_of
-from groupbench.tracker.store.schema import Alert, Series
+from groupbench.tracker.store.schema import Series
 from groupbench.tracker.text.wording import printable
 
 T = TypeVar("T")
@@ -62,8 +62,15 @@ class Page:
 class Site:
     """The state shared by a dashboard's pages."""
 
-    def __init__(self, database: Database, answers: Answers, guard: Guard, writer: Store | None = None) -> None:
-        self.database, self.answers, self.guard, self.writer = database, answers, guard, writer
+    def __init__(
+        self,
+        database: Database,
+        answers: Answers,
+        guard: Guard,
+        writer: Store | None = None,
+        calls: Mapping[str, float] | None = None,  # of a step of the traffic, by problem
+    ) -> None:
+        self.database, self.answers, self.guard, self.writer, self.calls = database, answers, guard, writer, calls or {}
         self.name = printable(database.store.name)
         self._lock = threading.Lock()
         self._facets: tuple[int, dict[str, list[str]]] | None = None
@@ -167,8 +174,7 @@ class Site:
         return progress.value if isinstance(progress, Known) and not progress.stale else None
 
     def alerts_of(self, session: Session, series: int) -> list[alerts.AlertRow]:
-        keys = set(session.scalars(select(Alert.id).where(Alert.series_id == series)))
-        return alerts.find(session, keys=keys) if keys else []
+        return alerts.find(session, series={series})
 
     def close(self) -> None:
         if self.writer is not None:

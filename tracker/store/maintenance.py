@@ -14,7 +14,7 @@ from groupbench.tracker.store.checked import prepared
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.store.ingest import Ingested, ingest_into
 from groupbench.tracker.store.records import stored_records
-from groupbench.tracker.store.schema import ABComparison, Alert, AlertEvent, Decision, Pin, Run, Series
+from groupbench.tracker.store.schema import ABComparison, Alert, Decision, Incident, IncidentEvent, Pin, Run, Series
 from groupbench.tracker.store.sqlite_file import copy_sqlite
 
 _PRIVATE = ("", ":memory:")
@@ -91,7 +91,7 @@ def _merge_decisions(session: Session, other: Session) -> None:
 
 
 def _merge_comparisons(session: Session, other: Session) -> dict[int, int]:
-    """Add the other database's comparisons, and return our keys by theirs."""
+    """Add the other database's comparisons, and return our keys by their_incident."""
     ours = dict(session.execute(select(Series.identity, Series.id)).all())
     keys = {}
     query = (
@@ -105,12 +105,17 @@ def _merge_comparisons(session: Session, other: Session) -> dict[int, int]:
 
 
 def _merge_alerts(session: Session, other: Session, of_comparison: dict[int, int]) -> None:
+    """Add the other database's alerts, with their incidents and events."""
     ours = dict(session.execute(select(Series.identity, Series.id)).all())
     runs = dict(session.execute(select(Run.uuid, Run.id)).all())
     names = dict(other.execute(select(Run.id, Run.uuid)).all())
     query = select(Alert, Series.identity).join(Series, Alert.series_id == Series.id).order_by(Alert.id)
+    merged: dict[int, int] = {}  # our incidents by the other keys
     for row, series in other.execute(query).all():
         alert = session.scalar(select(Alert).where(Alert.identity == row.identity))
+        their_incident = other.get_one(Incident, row.incident_id)
+        if row.incident_id not in merged:
+            merged[row.incident_id] = _merge_incident(session, other, their_incident, alert)
         if alert is None:
             facts = {name: getattr(row, name) for name in _OF_ALERT}
             alert = Alert(
@@ -119,24 +124,38 @@ def _merge_alerts(session: Session, other: Session, of_comparison: dict[int, int
                 base_run_id=None if row.base_run_id is None else runs[names[row.base_run_id]],
                 run_id=runs[names[row.run_id]],
                 comparison_id=None if row.comparison_id is None else of_comparison[row.comparison_id],
+                incident_id=merged[row.incident_id],
                 **facts,
             )
             session.add(alert)
-            session.flush()
-        event_query = select(AlertEvent).order_by(AlertEvent.at, AlertEvent.id)
-        our_events = list(session.scalars(event_query.where(AlertEvent.alert_id == alert.id)))
-        our_facts = {(event.at, event.who, event.state, event.reason) for event in our_events}
-        for event in other.scalars(event_query.where(AlertEvent.alert_id == row.id)):
-            if (event.at, event.who, event.state, event.reason) in our_facts:
-                continue
-            facts = {name: getattr(event, name) for name in ("at", "who", "state", "reason")}
-            session.add(AlertEvent(alert_id=alert.id, **facts))
-            if not our_events or event.at > our_events[-1].at:
-                alert.state, alert.until_time, alert.until_commit = row.state, row.until_time, row.until_commit
+        elif session.get_one(Incident, alert.incident_id).state == their_incident.state:
+            alert.ended = row.ended
         session.flush()
 
 
-_OF_ALERT = (
-    *("metric", "state", "cause", "before", "after", "effect", "low", "high"),
-    *("opened", "until_time", "until_commit"),
-)
+def _merge_incident(session: Session, other: Session, row: Incident, member: Alert | None) -> int:
+    """Add the other database's incident or its events to ours, by a member in both. Returns our key."""
+    incident = session.scalar(select(Incident).where(Incident.identity == row.identity))
+    if member is not None:
+        incident = session.get_one(Incident, member.incident_id)
+    if incident is None:
+        incident = Incident(**{name: getattr(row, name) for name in ("identity", "opened", *_OF_INCIDENT)})
+        session.add(incident)
+        session.flush()
+    event_query = select(IncidentEvent).order_by(IncidentEvent.at, IncidentEvent.id)
+    our_events = list(session.scalars(event_query.where(IncidentEvent.incident_id == incident.id)))
+    our_facts = {(event.at, event.who, event.state, event.reason) for event in our_events}
+    for event in other.scalars(event_query.where(IncidentEvent.incident_id == row.id)):
+        if (event.at, event.who, event.state, event.reason) in our_facts:
+            continue
+        facts = {name: getattr(event, name) for name in ("at", "who", "state", "reason")}
+        session.add(IncidentEvent(incident_id=incident.id, **facts))
+        if not our_events or event.at > our_events[-1].at:
+            for name in _OF_INCIDENT:
+                setattr(incident, name, getattr(row, name))
+    session.flush()
+    return incident.id
+
+
+_OF_ALERT = ("metric", "cause", "before", "after", "effect", "low", "high", "opened", "ended")
+_OF_INCIDENT = ("state", "owner", "until_time", "until_commit", "link", "posted")

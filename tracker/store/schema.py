@@ -35,7 +35,7 @@ from sqlalchemy.types import TypeDecorator
 from groupbench.tracker.facts.record import TIMED
 from groupbench.tracker.store.checksum import checksum_of
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009", "0010")
 """Every migration, oldest first. Listed here so that opening a current database does not load Alembic."""
 
 HEAD = REVISIONS[-1]
@@ -357,8 +357,43 @@ class ABComparison(Base, kw_only=True):
     )
 
 
+class Incident(Base, kw_only=True):
+    """Changes with one likely cause, with a state, an owner and the decisions of people."""
+
+    __tablename__ = "incident"
+
+    id: Mapped[int] = _key()
+    identity: Mapped[str] = mapped_column(unique=True, doc="hash of its first member, which marks its issue at a forge")
+    state: Mapped[str] = mapped_column(doc="new, confirmed, acknowledged, expected, fixed or invalid")
+    owner: Mapped[str | None] = mapped_column(default=None, doc="author of the commit, code owners or the plan's owner")
+    opened: Mapped[datetime] = mapped_column(doc="time of its first event")
+    until_time: Mapped[datetime | None] = mapped_column(
+        default=None, doc="time at which an expected incident becomes new again"
+    )
+    until_commit: Mapped[str | None] = mapped_column(
+        default=None, doc="commit with whose measurement an expected incident becomes new again"
+    )
+    link: Mapped[str | None] = mapped_column(default=None, doc="address of its issue")
+    posted: Mapped[str | None] = mapped_column(default=None, doc="state of its issue when last posted: open or closed")
+    checksum: Mapped[int | None] = _checksum()
+
+
+class IncidentEvent(Base, kw_only=True):
+    """A change of an incident's state, or a note about it."""
+
+    __tablename__ = "incident_event"
+
+    id: Mapped[int] = _key()
+    incident_id: Mapped[int] = mapped_column(ForeignKey("incident.id"), index=True, doc="incident")
+    at: Mapped[datetime] = mapped_column(doc="when")
+    who: Mapped[str] = mapped_column(doc="a person, or groupbench for automatic changes")
+    state: Mapped[str] = mapped_column(doc="new state, or the present one for a note")
+    reason: Mapped[str | None] = mapped_column(doc="reason, or the note")
+    checksum: Mapped[int | None] = _checksum()
+
+
 class Alert(Base, kw_only=True):
-    """A confirmed regression in one series, with a state."""
+    """A member of an incident: the change of one metric of a series."""
 
     __tablename__ = "alert"
 
@@ -368,7 +403,6 @@ class Alert(Base, kw_only=True):
     )
     series_id: Mapped[int] = mapped_column(ForeignKey("series.id"), index=True, doc="series that changed")
     metric: Mapped[str] = mapped_column(doc="latency, accuracy, repeatability, result (a wrong one) or another metric")
-    state: Mapped[str] = mapped_column(doc="new, acknowledged, expected, fixed or invalid")
     cause: Mapped[str | None] = mapped_column(
         doc="code, toolchain, code and toolchain, tuning, infrastructure, environment or machine"
     )
@@ -382,28 +416,10 @@ class Alert(Base, kw_only=True):
     effect: Mapped[float | None] = mapped_column(doc="log(after / before); null if either is zero")
     low: Mapped[float | None] = mapped_column(doc="lower end of the effect's interval")
     high: Mapped[float | None] = mapped_column(doc="upper end of the effect's interval")
-    opened: Mapped[datetime] = mapped_column(doc="time of its first event")
-    until_time: Mapped[datetime | None] = mapped_column(
-        default=None, doc="time at which an expected alert becomes new again"
-    )
-    until_commit: Mapped[str | None] = mapped_column(
-        default=None, doc="commit with whose measurement an expected alert becomes new again"
-    )
+    opened: Mapped[datetime] = mapped_column(doc="time at which it was first seen")
     checksum: Mapped[int | None] = _checksum()
-
-
-class AlertEvent(Base, kw_only=True):
-    """A change in an alert's state."""
-
-    __tablename__ = "alert_event"
-
-    id: Mapped[int] = _key()
-    alert_id: Mapped[int] = mapped_column(ForeignKey("alert.id"), index=True, doc="alert")
-    at: Mapped[datetime] = mapped_column(doc="when")
-    who: Mapped[str] = mapped_column(doc="a person, or groupbench for automatic changes")
-    state: Mapped[str] = mapped_column(doc="new state")
-    reason: Mapped[str | None] = mapped_column(doc="reason")
-    checksum: Mapped[int | None] = _checksum()
+    incident_id: Mapped[int] = mapped_column(ForeignKey("incident.id"), index=True, doc="incident that it belongs to")
+    ended: Mapped[datetime | None] = mapped_column(default=None, doc="time at which the level was back")
 
 
 class Pin(Base, kw_only=True):

@@ -32,9 +32,10 @@ from groupbench.tracker.store.records import POINT_COLUMNS, RecordReader
 from groupbench.tracker.store.schema import (
     ABComparison,
     Alert,
-    AlertEvent,
     Base,
     Environment,
+    Incident,
+    IncidentEvent,
     KernelSet,
     LoadedList,
     Point,
@@ -156,8 +157,9 @@ def _orphans(session: Session) -> Iterator[DatabaseProblem]:
     yield from _listed(session, query, "orphan", "loaded_list without a point")
     seen = select(Point.id).where(Point.series_id == Alert.series_id, Point.run_id == Alert.run_id)
     yield from _listed(session, select(Alert.id).where(~seen.exists()), "orphan", "alert without its point")
-    silent = select(Alert.id).where(Alert.id.not_in(select(AlertEvent.alert_id).distinct()))
-    yield from _listed(session, silent, "orphan", "alert without an event")
+    for table, what in ((IncidentEvent, "an event"), (Alert, "a member")):
+        without = select(Incident.id).where(Incident.id.not_in(select(table.incident_id).distinct()))
+        yield from _listed(session, without, "orphan", f"incident without {what}")
 
 
 def _listed(session: Session, query: Select[Any], kind: str, what: str) -> Iterator[DatabaseProblem]:

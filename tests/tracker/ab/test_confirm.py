@@ -52,7 +52,7 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
     (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["ab"], row["change"]) == ("different", pytest.approx(0.05, abs=2e-3))
     assert row["now"] == pytest.approx(row["before"] * (1 + row["change"]), rel=1e-3)
-    assert json.loads(cli("alerts", "--format=json").stdout)[0]["ab"] == "different"
+    assert json.loads(cli("incidents", "--each", "--format=json").stdout)[0]["ab"] == "different"
     assert "nothing to confirm" in cli("confirm").stdout
 
 
@@ -88,7 +88,7 @@ def test_what_the_gate_makes_of_it(
     result = cli("gate", "--update")
     assert (result.exit_code, text in result.stdout) == (code, True)
     assert "unresolved" in result.stdout or code == 0
-    assert json.loads(cli("alerts", "--format=json").stdout) == []
+    assert json.loads(cli("incidents", "--each", "--format=json").stdout) == []
 
 
 @pytest.mark.parametrize("verdict", ["unknown", "failed"])
@@ -328,3 +328,25 @@ def test_commits_with_equal_trees_are_not_compared(tmp_path: Path) -> None:
     git(tmp_path, "commit", "-q", "-m", "three")
     assert not trees_are_equal(tmp_path, "one", "HEAD")
     assert not trees_are_equal(tmp_path, "one", "nowhere")
+
+
+def test_a_few_suspects_of_a_cause_are_measured_and_the_others_inherit(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    """Two causes in one night: each has few A/Bs and one incident, confirmed in the same night."""
+    for number in range(8):
+        shape = f"G=4,N={64 * (number + 1)},K=64"
+        stored(suspect(make, ms=1.2 + 0.001 * number, shape=shape))
+        stored(suspect(make, ms=1.05 + 0.0005 * number, shape=shape, backend="other"))
+    bench.plan("different", 0.18)
+    bench.plan("different", 0.05, backend="other")
+    done = cli("confirm")
+    assert done.stdout.splitlines()[-1] == "CONFIRM 16 different"
+    of_backend = [cell.backend for _, _, cell, _ in bench.compared]
+    assert max(of_backend.count(name) for name in ("triton", "other")) <= 5
+    assert done.stdout.count("not measured: fits the A/B of series") == 16 - len(of_backend)
+    assert "incidents: 2 opened (1, 2)" in cli("gate", "--update").stderr
+    lines = cli("incidents").stdout.splitlines()
+    assert sorted(line.split(":")[0] for line in lines[::3]) == ["1 confirmed", "2 confirmed"]
+    assert "+20.0% to +20.7%" in lines[0], "the most expensive one first"
+    assert "A/B of 3 series, 5 more fit" in lines[1]

@@ -108,7 +108,7 @@ def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: P
     cli("gate", "--update")
     before = cli("gate")
     assert len(hints(before)) == 1 and "named by bisect" not in before.stdout
-    assert "(one of 7 commits)" in cli("alerts").stdout
+    assert "(one of 7 commits)" in cli("incidents").stdout
     found = cli("bisect", commits[1], commits[8], "--series", "1")
     assert found.stdout.startswith(f"{commits[5][:10]} made ")
     writes = [word for name, path in files.items() for word in ("-o", f"{name}={path}")]
@@ -125,9 +125,9 @@ def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: P
     (named,) = row["named"]
     assert named["commits"] == [{"hash": commits[5], "subject": "Change 5", "author": "Ada"}]
     assert (named["parent"], named["metric"]) == (commits[4], "latency") and named["confidence"] > 0.99
-    (alert,) = json.loads(cli("alerts", "--format=json").stdout)
+    (alert,) = json.loads(cli("incidents", "--each", "--format=json").stdout)
     assert (alert["commit"], alert["subject"], alert["author"]) == (commits[5], "Change 5", "Ada")
-    assert "(named by bisect)" in cli("alerts").stdout
+    assert "(named by bisect)" in cli("incidents").stdout
     (served,) = judge(open_to_read(str(db)), "run-008").rows
     assert (served["label"], served["remark"]) == (commits[5][:10], "named by bisect")
     page = tmp_path / "report.html"
@@ -148,7 +148,7 @@ def test_an_alert_of_a_wider_range_names_it_too(cli: Cli, slower: Bench, stored:
     cli("gate", "--update")
     stored([make(9, ms=1.05, commit=commits[6])])  # such as by a backfill
     cli("bisect", commits[1], commits[6], "--series", "1")
-    (alert,) = json.loads(cli("alerts", "--format=json").stdout)
+    (alert,) = json.loads(cli("incidents", "--each", "--format=json").stdout)
     assert alert["commit"] == commits[5]
     assert row_of(cli, "--run", "run-008")["subject"] == "Change 5"
 

@@ -123,9 +123,9 @@ def test_a_group_runs_its_default_command(cli: Cli, stored: Any, make: Any) -> N
         == cli("pins", "list", "--all", "--format=json").stdout
         == "[]\n"
     )
-    assert cli("alerts").stderr == "no alert is open; --all lists closed alerts\n"
+    assert cli("incidents").stderr == "no incident is open; --all lists closed alerts\n"
     assert cli("db", "verfy").stderr == "groupbench: no command 'verfy'; did you mean 'verify'?\n"
-    assert "alerts [OPTIONS] COMMAND [ARGS]..." in cli("alerts", "--help").stdout
+    assert "alerts [OPTIONS] COMMAND [ARGS]..." in cli("incidents", "--help").stdout
 
 
 def test_verbosity_may_follow_the_command(cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +167,9 @@ def test_the_database_may_follow_the_command(named: tuple[str, ...], stored: Any
     "words",
     [
         ("list runs", "--limit", "9" * 20),
-        ("alerts ack", "9" * 20, "--reason", "known"),
-        ("alerts expect", "9" * 20, "--reason", "known"),
-        ("alerts close", "9" * 20, "--as", "fixed", "--reason", "known"),
+        ("incidents ack", "9" * 20, "--reason", "known"),
+        ("incidents expect", "9" * 20, "--reason", "known"),
+        ("incidents close", "9" * 20, "--as", "fixed", "--reason", "known"),
     ],
     ids=lambda words: words[0],
 )

@@ -36,22 +36,24 @@ def slower(stored: Any, make: Any) -> None:
 
 def test_a_muted_series_passes_until_its_date(slower: None, cli: Cli) -> None:
     assert cli("gate").exit_code == 1
-    assert "muted until 2099-01-31" in cli("alerts", "mute", "1", "--until", "2099-01-31", "--reason", "noisy").stdout
+    assert (
+        "muted until 2099-01-31" in cli("incidents", "mute", "1", "--until", "2099-01-31", "--reason", "noisy").stdout
+    )
     passed = cli("gate")
     assert passed.exit_code == 0
     assert "muted" in passed.stdout.splitlines()[0]
-    assert "judged again" in cli("alerts", "unmute", "1").stdout
+    assert "judged again" in cli("incidents", "unmute", "1").stdout
     assert cli("gate").exit_code == 1
 
 
 def test_a_mute_needs_a_date_to_come_and_a_known_series(slower: None, cli: Cli) -> None:
-    assert cli("alerts", "mute", "1", "--until", "2020-01-31", "--reason", "old").exit_code == 2
-    assert cli("alerts", "mute", "99", "--until", "2099-01-31", "--reason", "old").exit_code == 2
-    assert cli("alerts", "mute", "1", "--reason", "old").exit_code == 2
+    assert cli("incidents", "mute", "1", "--until", "2020-01-31", "--reason", "old").exit_code == 2
+    assert cli("incidents", "mute", "99", "--until", "2099-01-31", "--reason", "old").exit_code == 2
+    assert cli("incidents", "mute", "1", "--reason", "old").exit_code == 2
 
 
 def test_a_wrong_result_of_a_muted_series_fails(slower: None, cli: Cli, stored: Any, make: Any) -> None:
-    cli("alerts", "mute", "1", "--until", "2099-01-31", "--reason", "noisy")
+    cli("incidents", "mute", "1", "--until", "2099-01-31", "--reason", "noisy")
     stored([make(8, backend="a", status="wrong"), make(8, backend="b")])
     assert cli("gate").exit_code == 1
 
@@ -146,7 +148,7 @@ def test_only_what_an_entry_names_rules_a_series_out(
 
 def test_a_muted_latency_is_not_among_those_that_were_judged(stored: Any, make: Any, cli: Cli) -> None:
     stored([make(0, backend=name) for name in "ab"])
-    cli("alerts", "mute", "1", "--until", "2099-01-31", "--reason", "noisy")
+    cli("incidents", "mute", "1", "--until", "2099-01-31", "--reason", "noisy")
     assert cli("gate").stdout.startswith("GATE not judged: ")
 
 

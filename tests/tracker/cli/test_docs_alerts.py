@@ -19,10 +19,19 @@ from groupbench.tracker.judge import alerts, causes
 Cli = Callable[..., Result]
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide"
-VERDICTS, ALERTS, PYTHON = ((GUIDE / f"{name}.md").read_text() for name in ("verdicts", "alerts", "python"))
+VERDICTS, ALERTS, PYTHON = ((GUIDE / f"{name}.md").read_text() for name in ("verdicts", "incidents", "python"))
 TEXT = VERDICTS + ALERTS
-RUN_HERE = ("gate", "confirm", "alerts", "alerts ack", "alerts expect", "alerts close", "pins")
-NOT_HERE = ("pins add", "pins remove", "alerts accept-transition")
+RUN_HERE = (
+    "gate",
+    "confirm",
+    "incidents",
+    "incidents ack",
+    "incidents expect",
+    "incidents close",
+    "incidents note",
+    "pins",
+)
+NOT_HERE = ("pins add", "pins remove", "incidents accept-transition", "triage", "post")
 """Their examples need what these tests do not store."""
 EXAMPLES = [
     line.removeprefix("$ ")
@@ -51,7 +60,7 @@ def test_examples_run(alerted: Cli, example: str) -> None:
 
 
 def test_python_runs(alerted: Cli, db: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code = next(code for code in re.findall(r"```python\n(.*?)```", PYTHON, re.DOTALL) if "tracker.alerts()" in code)
+    code = next(code for code in re.findall(r"```python\n(.*?)```", PYTHON, re.DOTALL) if "tracker.incidents()" in code)
     exec(code.replace('"groupbench.db"', repr(str(db))), {})
     assert "regressed" in capsys.readouterr().out
 
@@ -69,7 +78,7 @@ def test_lists_are_complete() -> None:
 def test_every_option_exists() -> None:
     flags = set()
     every = dict(commands(main))
-    for name in (*every.keys() & {*RUN_HERE}, *NOT_HERE, "alerts list", "pins list"):
+    for name in (*every.keys() & {*RUN_HERE}, *NOT_HERE, "incidents list", "pins list"):
         flags |= {flag for parameter in every[name].params for flag in parameter.opts if flag.startswith("--")}
     named = set(re.findall(r"(?<![\w-])(--[a-z][\w-]*)", TEXT))
     assert named <= flags, named - flags

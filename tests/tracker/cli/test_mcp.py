@@ -22,7 +22,7 @@ def names(tools: list[Callable[..., Any]]) -> list[str]:
 
 
 def test_what_measures_is_not_among_what_reads() -> None:
-    assert names(served.reading_tools(None)) == ["history", "gate", "compare", "alerts", "show", "explain"]
+    assert names(served.reading_tools(None)) == ["history", "gate", "compare", "incidents", "show", "explain"]
     assert names(served.measuring_tools(None, "cpu")) == ["evaluate", "bisect"]
     assert names(served.writing_tools(None)) == ["acknowledge", "expect"]
     every = (*served.reading_tools(None), *served.measuring_tools(None, "cpu"), *served.writing_tools(None))
@@ -89,7 +89,7 @@ def nulls(answer: Any) -> int:
 
 @pytest.mark.sqlite
 def test_what_is_slower_whether_it_is_real_since_when_and_how_to_reproduce_it_take_four_calls(week: str) -> None:
-    history, gate, compare, alerts = served.reading_tools(week)[:4]
+    history, gate, compare, incidents = served.reading_tools(week)[:4]
 
     slower = gate()
     (row,) = slower["answer"]["series"]
@@ -110,7 +110,7 @@ def test_what_is_slower_whether_it_is_real_since_when_and_how_to_reproduce_it_ta
     assert again["answer"]["series"][0]["backend"] == "slow"
     assert row["repro"].startswith("groupbench ab 007") and "--backend slow" in row["repro"]
 
-    for answer in (slower, real, since, again, history(), alerts()):
+    for answer in (slower, real, since, again, history(), incidents()):
         assert size(answer) <= 10_000 and nulls(answer) == 0
 
 
@@ -156,11 +156,11 @@ def test_every_answer_fits(value: Any) -> None:
 
 
 @pytest.mark.sqlite
-def test_with_write_a_client_acknowledges_alerts(week: str, cli: Callable[..., Any]) -> None:
+def test_with_write_a_client_acknowledges_incidents(week: str, cli: Callable[..., Any]) -> None:
     assert cli("gate", "--update").exit_code == 1
     acknowledge, expect = served.writing_tools(week)
     assert acknowledge([1], "")["exit_code"] == 2
     assert acknowledge([1], "Ada works on it")["exit_code"] == 0
     (alert,) = served.reading_tools(week)[3]()["answer"]
-    assert alert["state"] == "acknowledged" and "Ada works on it" in alert["last"]
+    assert alert["state"] == "acknowledged" and "Ada works on it" in alert["next"]
     assert expect([1], "larger tiles are needed")["exit_code"] == 0

@@ -44,7 +44,7 @@ def test_slices(cli: Cli, stored: Any, make: Any) -> None:
 
 COMMANDS: list[tuple[str, ...]] = [
     *[("list", "series"), ("history",), ("compare", "000", "001"), ("show", "run:")],
-    *[("gate", "--update"), ("alerts", "--each")],
+    *[("gate", "--update"), ("incidents", "--each")],
 ]
 DIFFERENCES: list[tuple[str, tuple[str, ...], dict[str, Any]]] = [
     ("host", ("builtin", "tritonbench"), {"cell": {"host": "tritonbench"}}),

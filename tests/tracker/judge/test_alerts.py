@@ -15,11 +15,11 @@ from sqlalchemy import func, select
 
 from groupbench.tracker import open_tracker
 from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT
-from groupbench.tracker.judge import alert_moves, alerts
+from groupbench.tracker.judge import alerts, incident_moves
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.store.engine import open_store
-from groupbench.tracker.store.schema import Alert, AlertEvent, Series
+from groupbench.tracker.store.schema import Alert, IncidentEvent, Series
 from groupbench.tracker.store.verify import verify
 
 Cli = Callable[..., Result]
@@ -40,22 +40,22 @@ def slower(cli: Cli, stored: Stored, make: Any, fill: Callable[..., None]) -> Cl
         stored([*quiet(make, 6), make(6, ms=1.05, commit_facts=facts), *twice(make, 7, 1.05)])
         result = cli("gate", "--update")
         assert result.exit_code == 1
-        assert "alerts: 1 opened (1)" in result.stderr
+        assert "incidents: 1 opened (1)" in result.stderr
 
     fill(b"slower", judge)
     return cli
 
 
 def listed(cli: Cli, *args: str) -> list[dict[str, Any]]:
-    return json.loads(cli("alerts", "--format=json", *args).stdout)
+    return json.loads(cli("incidents", "--each", "--format=json", *args).stdout)
 
 
 @pytest.mark.sqlite
 def test_the_gate_alone_writes_nothing(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*quiet(make, 6), make(6, ms=1.05), *twice(make, 7, 1.05)])
     assert cli("gate").exit_code == 1
-    result = cli("alerts")
-    assert (result.stdout, result.stderr) == ("", "no alert is open; --all lists closed alerts\n")
+    result = cli("incidents")
+    assert (result.stdout, result.stderr) == ("", "no incident is open; --all lists closed incidents\n")
 
 
 def test_an_alert_names_the_change(slower: Cli, db: Any) -> None:
@@ -66,15 +66,15 @@ def test_an_alert_names_the_change(slower: Cli, db: Any) -> None:
     )
     assert alert["change"] == pytest.approx(0.05, abs=0.002)
     assert (alert["subject"], alert["author"]) == ("Tiles", "Ada")
-    table = slower("alerts").stdout
+    table = slower("incidents").stdout
     assert all(text in table for text in ("new", "grouped_gemm", "triton", "+5.0%", "Tiles"))
-    assert "triton" in slower("alerts", "--each").stdout
-    assert slower("alerts", "--format=csv").stdout.startswith("alert,state,metric")
+    assert "triton" in slower("incidents", "--each").stdout
+    assert slower("incidents", "--each", "--format=csv").stdout.startswith("incident,state,metric")
     with open_tracker(db) as tracker:
-        assert [row.pk for row in tracker.alerts()] == [1]
+        assert [row.incident.pk for row in tracker.incidents()] == [1]
         each = tracker.gate()
-    assert (each.exit_code, each.rows[0].alert.pk) == (1, 1)
-    assert each.table().flat()[0]["alert"] == 1
+    assert (each.exit_code, each.rows[0].alert.incident.pk) == (1, 1)
+    assert each.table().flat()[0]["incident"] == 1
 
 
 @pytest.mark.sqlite
@@ -82,9 +82,11 @@ def test_one_change_is_one_alert_however_many_nights_see_it(slower: Cli, stored:
     for night in (8, 9, 10):
         stored([make(night, ms=1.05)])
         result = slower("gate", "--update")
-        assert (result.exit_code, "alerts: nothing new" in result.stderr) == (1, True)
-    assert "alert 1 new since 20" in result.stdout and "run-0" not in result.stdout
-    assert "handle it with `groupbench alerts ack 1` or `groupbench alerts expect 1`" in " ".join(result.stdout.split())
+        assert (result.exit_code, "incidents: nothing new" in result.stderr) == (1, True)
+    assert "incident 1 new since 20" in result.stdout and "run-0" not in result.stdout
+    assert "handle it with `groupbench incidents ack 1` or `groupbench incidents expect 1`" in " ".join(
+        result.stdout.split()
+    )
     assert len(listed(slower, "--all")) == 1
 
 
@@ -92,7 +94,7 @@ def test_one_change_is_one_alert_however_many_nights_see_it(slower: Cli, stored:
 def test_a_second_step_is_a_second_alert(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(night, ms=1.2) for night in (8, 9, 10)])
     assert "1 opened (2)" in slower("gate", "--update", "--window", "10").stderr
-    assert [alert["alert"] for alert in listed(slower)] == [1, 2]
+    assert [alert["incident"] for alert in listed(slower)] == [1, 2]
 
 
 @pytest.mark.sqlite
@@ -101,22 +103,22 @@ def test_a_wrong_result_does_not_hide_an_open_alert(slower: Cli, stored: Stored,
     """Its latency is not judged: the alert stays open, with the numbers of its change."""
     stored([make(8, ms=ms, status="wrong")])
     result = slower("gate", "--update", "--format=json")
-    assert "alerts: 1 opened (2)" in result.stderr
+    assert "incidents: 1 opened (2)" in result.stderr
     rows = {row["metric"]: row for row in json.loads(result.stdout)["series"]}
     assert sorted(rows) == ["latency", "result"]
     slow = rows["latency"]
-    assert (slow["verdict"], slow["alert"], slow["commits"]) == ("regressed", 1, "005ccccccc..006ccccccc")
-    assert slow["note"].startswith("still open, not judged because the result is wrong; alert 1 new since")
+    assert (slow["verdict"], slow["incident"], slow["commits"]) == ("regressed", 1, "005ccccccc..006ccccccc")
+    assert slow["note"].startswith("still open, not judged because the result is wrong; incident 1 new since")
     assert (slow["before_ms"], slow["change"]) == pytest.approx((1.0, 0.05), abs=0.002)
     assert [alert["state"] for alert in listed(slower)] == ["new", "new"]
     stored([make(9, ms=1.05)])
-    assert "alerts: 1 fixed (2)" in slower("gate", "--update").stderr
-    assert [alert["alert"] for alert in listed(slower)] == [1]
+    assert "incidents: 1 fixed (2)" in slower("gate", "--update").stderr
+    assert [alert["incident"] for alert in listed(slower)] == [1]
 
 
 @pytest.mark.sqlite
 def test_a_wrong_result_on_an_accepted_level_has_one_row(slower: Cli, stored: Stored, make: Any) -> None:
-    slower("alerts", "expect", "1", "--reason", "so be it")
+    slower("incidents", "expect", "1", "--reason", "so be it")
     stored([make(8, ms=1.05, status="wrong")])
     (row,) = json.loads(slower("gate", "--format=json").stdout)["series"]
     assert row["verdict"] == "wrong"
@@ -127,20 +129,23 @@ def test_changes_of_one_commit_and_backend_stand_together(cli: Cli, stored: Stor
     shapes = [f"G=4,N={n},K=64" for n in (64, 128, 256)]
     for shape in shapes:
         stored([*quiet(make, 6, shape=shape), make(6, ms=1.05, shape=shape), *twice(make, 7, 1.05, shape=shape)])
-    assert "3 opened (1, 2, 3)" in cli("gate", "--update").stderr
-    lines = cli("alerts").stdout.splitlines()
-    assert (len(lines), lines[1].startswith("1 2 3")) == (2, True)
-    lines = cli("alerts", "--each").stdout.splitlines()
+    assert "1 opened (1)" in cli("gate", "--update").stderr
+    lines = cli("incidents").stdout.splitlines()
+    assert (len(lines), lines[0]) == (3, "1 new: latency +5.0% in 3 series of grouped_gemm triton")
+    lines = cli("incidents", "--each").stdout.splitlines()
     assert len(lines) == 4 + 3
     assert lines[-1].startswith("reproduce ")
     assert " && tritonbench --host builtin --op grouped_gemm --only " in lines[-1]
+    assert cli("incidents", "expect", "1", "--series", "2", "--reason", "a larger tile").exit_code == 0
+    assert sorted(alert["incident"] for alert in listed(cli)) == [1, 1, 2]
+    assert [alert["state"] for alert in listed(cli) if alert["incident"] == 2] == ["expected"]
 
 
 @pytest.mark.sqlite
 def test_acknowledged_is_listed_and_passes(slower: Cli) -> None:
-    result = slower("alerts", "ack", "1", "--reason", "on it")
+    result = slower("incidents", "ack", "1", "--reason", "on it")
     assert result.exit_code == 0
-    assert "alert 1 acknowledged by Ada: on it" in result.stdout
+    assert "incident 1 acknowledged by Ada: on it" in result.stdout
     gate = slower("gate")
     assert gate.exit_code == 0
     assert "1 acknowledged regression. 1 regressed" in first_line(gate)
@@ -153,7 +158,7 @@ def test_acknowledged_is_listed_and_passes(slower: Cli) -> None:
 def test_a_reason_is_not_blank(slower: Cli) -> None:
     for words in ("ack 1", "expect 1", "close 1 --as fixed", "ack --improvements", "accept-transition"):
         for reason in ("", " \t"):
-            result = slower("alerts", *words.split(), "--reason", reason)
+            result = slower("incidents", *words.split(), "--reason", reason)
             assert (result.exit_code, "'--reason': it must not be blank" in result.stderr) == (2, True), words
     assert slower("gate").exit_code == 1
 
@@ -163,7 +168,7 @@ def test_who_and_why_have_limits(slower: Cli, name: str, longest: int, monkeypat
     for length, code in ((longest + 1, 2), (longest, 0)):
         if name == "who":
             monkeypatch.setenv("GIT_AUTHOR_NAME", "x" * length)
-        result = slower("alerts", "ack", "1", "--reason", "on it" if name == "who" else "x" * length)
+        result = slower("incidents", "ack", "1", "--reason", "on it" if name == "who" else "x" * length)
         assert result.exit_code == code, result.stderr
         if code:
             assert (
@@ -172,7 +177,7 @@ def test_who_and_why_have_limits(slower: Cli, name: str, longest: int, monkeypat
 
 
 def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, make: Any) -> None:
-    assert slower("alerts", "expect", "1", "--until", "2100-01-31", "--reason", "accuracy").exit_code == 0
+    assert slower("incidents", "expect", "1", "--until", "2100-01-31", "--reason", "accuracy").exit_code == 0
     result = slower("gate", "--update")
     assert result.exit_code == 0
     assert "1 on an expected level" in first_line(result)
@@ -185,7 +190,7 @@ def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, m
     assert (result.exit_code, "1 opened (2)" in result.stderr) == (1, True)
     stored([make(night, ms=1.1) for night in range(12, 20)])
     assert slower("gate").exit_code == 1
-    assert slower("alerts", "expect", "2", "--reason", "too").exit_code == 0
+    assert slower("incidents", "expect", "2", "--reason", "too").exit_code == 0
     assert slower("gate").exit_code == 0
     stored([make(20, ms=1.2), *twice(make, 21, 1.2)])
     assert slower("gate").exit_code == 1
@@ -195,7 +200,7 @@ def test_an_expected_level_is_the_one_to_judge_by(slower: Cli, stored: Stored, m
 def test_an_expectation_ends_at_its_date(slower: Cli, stored: Stored, make: Any, db: Any) -> None:
     until = datetime(2026, 1, 12, tzinfo=UTC)
     with open_store(db, create=False) as store, store.write() as session:
-        alert_moves.expect(session, [1], "2026-01-11", "Ada", "for now", now=until - timedelta(days=3))
+        incident_moves.expect(session, [1], "2026-01-11", "Ada", "for now", now=until - timedelta(days=3))
     stored([make(night, ms=1.05) for night in (8, 9, 10)])
     assert slower("gate", "--update").exit_code == 0
     stored([make(11, ms=1.05)])
@@ -209,7 +214,7 @@ def test_an_expectation_ends_at_its_date(slower: Cli, stored: Stored, make: Any,
 @pytest.mark.sqlite
 def test_an_expectation_ends_when_its_commit_is_measured(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(9, backend="other", commit="f" * 40, ms=1.0, plan=None)])
-    assert slower("alerts", "expect", "1", "--until", "ffffffff", "--reason", "until then").exit_code == 0
+    assert slower("incidents", "expect", "1", "--until", "ffffffff", "--reason", "until then").exit_code == 0
     stored([make(8, ms=1.05)])
     assert slower("gate", "--run", "run-008").exit_code == 0
     child = {"parents": ["f" * 40]}
@@ -220,13 +225,13 @@ def test_an_expectation_ends_when_its_commit_is_measured(slower: Cli, stored: St
 @pytest.mark.sqlite
 def test_an_end_that_is_none_is_usage(slower: Cli) -> None:
     for until in ("2020-01-01", "nonsense", "12345678", ""):
-        assert slower("alerts", "expect", "1", "--until", until, "--reason", "r").exit_code == 2, until
+        assert slower("incidents", "expect", "1", "--until", until, "--reason", "r").exit_code == 2, until
     assert listed(slower)[0]["state"] == "new"
 
 
 @pytest.mark.sqlite
 def test_a_span_to_come_is_a_date(slower: Cli) -> None:
-    assert slower("alerts", "expect", "1", "--until", "30d", "--reason", "r").exit_code == 0
+    assert slower("incidents", "expect", "1", "--until", "30d", "--reason", "r").exit_code == 0
     until = datetime.strptime(listed(slower)[0]["until"], "%Y-%m-%d %H:%M").replace(tzinfo=UTC)
     assert timedelta(days=29) < until - datetime.now(UTC) < timedelta(days=31)
 
@@ -248,12 +253,12 @@ def test_it_closes_itself_and_a_later_slowdown_has_an_alert_of_its_own(slower: C
 def test_a_regression_that_history_grew_used_to_stays_one(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(night, ms=1.05) for night in range(8, 20)])
     result = slower("gate", "--update", "--window", "5")
-    assert (result.exit_code, "still there; alert 1 new" in " ".join(result.stdout.split())) == (1, True)
+    assert (result.exit_code, "still there; incident 1 new" in " ".join(result.stdout.split())) == (1, True)
     (row,) = (
-        row for row in json.loads(slower("gate", "--window", "5", "--format=json").stdout)["series"] if row["alert"]
+        row for row in json.loads(slower("gate", "--window", "5", "--format=json").stdout)["series"] if row["incident"]
     )
     assert row["low"] <= row["change"] <= row["high"], "of one estimate"
-    slower("alerts", "ack", "1", "--reason", "known")
+    slower("incidents", "ack", "1", "--reason", "known")
     assert slower("gate", "--window", "5").exit_code == 0
     stored([make(20, ms=1.0)])
     assert "1 fixed" in slower("gate", "--update", "--window", "5").stderr
@@ -266,13 +271,13 @@ def test_a_newer_change_does_not_hide_an_open_alert(
 ) -> None:
     stored([*(make(night, ms=1.05) for night in range(8, 15)), make(15, ms=ms), *twice(make, 16, ms)])
     result = slower("gate", "--window", "11", "--format=json")
-    rows = {row["alert"]: row for row in json.loads(result.stdout)["series"] if row["metric"] == "latency"}
+    rows = {row["incident"]: row for row in json.loads(result.stdout)["series"] if row["metric"] == "latency"}
     grew = ms > 1.05
     assert {alert: row["verdict"] for alert, row in rows.items()} == {1: verdict} | ({None: verdict} if grew else {})
     assert (rows[1]["before_ms"], rows[1]["p"]) == (pytest.approx(1.0, abs=0.002), None)
     assert grew or "partly taken back at 00fccccccc" in rows[1]["note"]
     assert result.exit_code == 1
-    slower("alerts", "ack", "1", "--reason", "known")
+    slower("incidents", "ack", "1", "--reason", "known")
     result = slower("gate", "--window", "11")
     assert result.exit_code == grew
     acknowledged = ["acknowledged" in row for row in result.stdout.split("\nregressed")[1:]]
@@ -282,7 +287,7 @@ def test_a_newer_change_does_not_hide_an_open_alert(
 
 @pytest.mark.sqlite
 def test_an_acknowledged_regression_that_grows_is_news(slower: Cli, stored: Stored, make: Any) -> None:
-    slower("alerts", "ack", "1", "--reason", "known")
+    slower("incidents", "ack", "1", "--reason", "known")
     stored([make(night, ms=1.2) for night in range(8, 13)])
     assert slower("gate").exit_code == 1
     assert "1 opened (2)" in slower("gate", "--update").stderr
@@ -299,22 +304,22 @@ def test_half_the_way_back_is_not_fixed(slower: Cli, stored: Stored, make: Any) 
 def test_another_environment_fixes_nothing(slower: Cli, stored: Stored, make: Any) -> None:
     stored([make(8, ms=1.0, environment={"gpu_uuid": "GPU-other"})])
     result = slower("gate", "--update")
-    assert (result.exit_code, "alerts: nothing new" in result.stderr) == (4, True)
+    assert (result.exit_code, "incidents: nothing new" in result.stderr) == (4, True)
 
 
 def test_closed_by_people(slower: Cli, stored: Stored, make: Any) -> None:
-    assert slower("alerts", "close", "1", "--as", "invalid", "--reason", "the fan").exit_code == 0
+    assert slower("incidents", "close", "1", "--as", "invalid", "--reason", "the fan").exit_code == 0
     assert slower("gate").exit_code == 0
     stored([make(8, ms=1.05)])
     assert slower("gate", "--update").exit_code == 0
     assert listed(slower) == []
-    assert slower("alerts", "ack", "1", "--reason", "known").exit_code == 2
-    assert slower("alerts", "close", "1", "--as", "invalid", "--reason", "again").exit_code == 2
+    assert slower("incidents", "ack", "1", "--reason", "known").exit_code == 2
+    assert slower("incidents", "close", "1", "--as", "invalid", "--reason", "again").exit_code == 2
 
 
 @pytest.mark.sqlite
 def test_closed_as_fixed_too_early_comes_back(slower: Cli, stored: Stored, make: Any) -> None:
-    assert slower("alerts", "close", "1", "--as", "fixed", "--reason", "reverted").exit_code == 0
+    assert slower("incidents", "close", "1", "--as", "fixed", "--reason", "reverted").exit_code == 0
     stored([make(8, ms=1.05)])
     result = slower("gate", "--update")
     assert (result.exit_code, "1 reopened (1)" in result.stderr) == (1, True)
@@ -328,7 +333,7 @@ def test_accuracy_and_repeatability(cli: Cli, stored: Stored, make: Any) -> None
     stored([make(6, rms=9e-3), make(6, backend="b", repeatable=False)])
     again = cli("gate", "--update")
     assert (again.exit_code, "nothing new" in again.stderr) == (1, True)
-    assert cli("alerts", "expect", "1", "2", "--reason", "split K").exit_code == 0
+    assert cli("incidents", "expect", "1", "2", "--reason", "split K").exit_code == 0
     assert cli("gate").exit_code == 0
     stored([make(7, rms=9e-3), make(7, backend="b", repeatable=False)])
     assert cli("gate").exit_code == 0
@@ -349,9 +354,9 @@ def test_levels_of_an_accuracy_are_its_errors(cli: Cli, stored: Stored, make: An
     (alert,) = listed(cli)
     assert (alert["before"], alert["after"]) == (pytest.approx(before, abs=1e-12), pytest.approx(after))
     assert alert["change"] == (pytest.approx(after / before - 1) if before else None)
-    assert cli("alerts", "ack", "1", "--reason", "known").exit_code == 0
+    assert cli("incidents", "ack", "1", "--reason", "known").exit_code == 0
     assert first_line(cli("gate")) == ("GATE ok: nothing new; 1 acknowledged regression. 1 regressed (1 acknowledged)")
-    assert cli("alerts", "expect", "1", "--reason", "so be it").exit_code == 0
+    assert cli("incidents", "expect", "1", "--reason", "so be it").exit_code == 0
     stored([make(7, rms=after)])
     assert cli("gate", "--update").exit_code == 0
     stored([make(8, rms=before)])
@@ -363,11 +368,11 @@ def test_a_wrong_result_fails_despite_its_alert(cli: Cli, stored: Stored, make: 
     stored([make(0), make(1, status="wrong")])
     assert "1 opened (1)" in cli("gate", "--update").stderr
     fix = "the gate fails until the result is correct: fix the backend"
-    assert fix in cli("gate").stdout and "groupbench alerts ack" not in cli("gate").stdout
-    assert fix in cli("alerts", "ack", "1", "--reason", "known").stdout
+    assert fix in cli("gate").stdout and "groupbench incidents ack" not in cli("gate").stdout
+    assert fix in cli("incidents", "ack", "1", "--reason", "known").stdout
     assert (cli("gate").exit_code, fix in cli("gate").stdout) == (1, True)
-    assert "cannot be expected; fix the backend" in cli("alerts", "expect", "1", "--reason", "r").stderr
-    assert cli("alerts", "close", "1", "--as", "invalid", "--reason", "r").exit_code == 2
+    assert "cannot be expected; fix the backend" in cli("incidents", "expect", "1", "--reason", "r").stderr
+    assert cli("incidents", "close", "1", "--as", "invalid", "--reason", "r").exit_code == 2
     stored([make(2)])
     assert "1 fixed (1)" in cli("gate", "--update").stderr
     stored([make(3, status="wrong")])
@@ -384,9 +389,9 @@ def test_a_wrong_result_has_one_alert_whichever_night_is_judged(
         stored(nights)
         cli("gate", "--update")
     assert [(alert["metric"], alert["commits"]) for alert in listed(cli)] == [("result", "003ccccccc..004ccccccc")]
-    assert cli("alerts", "close", "1", "--as", "fixed", "--reason", "r").exit_code == 0
+    assert cli("incidents", "close", "1", "--as", "fixed", "--reason", "r").exit_code == 0
     cli("gate", "--update")
-    assert [alert["alert"] for alert in listed(cli)] == [1]  # again
+    assert [alert["incident"] for alert in listed(cli)] == [1]  # again
     stored([make(7), make(8, status="wrong")])
     assert "1 opened (2), 1 fixed (1)" in cli("gate", "--update").stderr
     assert listed(cli)[-1]["commits"] == "007ccccccc..008ccccccc"
@@ -395,17 +400,17 @@ def test_a_wrong_result_has_one_alert_whichever_night_is_judged(
 @pytest.mark.sqlite
 def test_usage(slower: Cli) -> None:
     for command in ("ack 7", "ack 0", "ack", "ack 1", "close 1", "expect 1"):
-        assert slower("alerts", *command.split()).exit_code == 2, command
+        assert slower("incidents", *command.split()).exit_code == 2, command
     for command in ("ack 2-5", "expect abc --reason r", "close 0 --as fixed --reason r"):
         word = command.split()[1]
-        message = f"{word!r} is not the number of an alert, such as 3; `groupbench alerts` lists them"
-        assert message in slower("alerts", *command.split()).stderr
+        message = f"{word!r} is not the number of an incident, such as 3; `groupbench incidents` lists them"
+        assert message in slower("incidents", *command.split()).stderr
     assert listed(slower)[0]["state"] == "new"
 
 
 @pytest.mark.sqlite
 def test_all_of_several_or_none(slower: Cli) -> None:
-    assert "no alert 9" in slower("alerts", "ack", "1", "9", "--reason", "known").stderr
+    assert "no incident 9" in slower("incidents", "ack", "1", "9", "--reason", "known").stderr
     assert listed(slower)[0]["state"] == "new"
 
 
@@ -413,7 +418,7 @@ def test_all_of_several_or_none(slower: Cli) -> None:
 def test_who_is_gits_user_by_default(slower: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GIT_AUTHOR_NAME")
     monkeypatch.setattr("groupbench.tracker.tools.git.user", lambda: "Grace <grace@example.org>")
-    assert "by Grace" in slower("alerts", "ack", "1", "--reason", "known").stdout
+    assert "by Grace" in slower("incidents", "ack", "1", "--reason", "known").stdout
 
 
 class TestKeeping:
@@ -426,7 +431,7 @@ class TestKeeping:
             key = session.scalar(select(Series.id))
             comparisons.store(session, key, compared)
             comparisons.store(session, key, compared)
-        slower("alerts", "ack", "1", "--reason", "known")
+        slower("incidents", "ack", "1", "--reason", "known")
         return slower
 
     def test_merge_keeps_them_and_is_idempotent(self, judged: Cli, db: Any, tmp_path: Path) -> None:
@@ -437,7 +442,7 @@ class TestKeeping:
             with open_store(place, create=False) as store, store.read() as session:
                 assert list(verify(session)) == []
                 (alert,) = alerts.find(session)
-                assert [event.state for event in alert.events] == ["new", "acknowledged"]
+                assert [event.state for event in alert.incident.events] == ["new", "acknowledged"]
                 assert alert.state == "acknowledged"
                 assert [len(each) for each in comparisons.of_series(session, [1]).values()] == [1]
 
@@ -445,9 +450,9 @@ class TestKeeping:
     def test_the_newest_event_of_two_databases_holds(self, judged: Cli, db: Any, tmp_path: Path) -> None:
         other = tmp_path / "other.db"
         assert judged("db", "merge", db, db=other).exit_code == 0
-        assert judged("alerts", "expect", "1", "--reason", "there", db=other).exit_code == 0
+        assert judged("incidents", "expect", "1", "--reason", "there", db=other).exit_code == 0
         assert judged("db", "merge", other).exit_code == 0
-        (alert,) = json.loads(judged("alerts", "--format=json").stdout)
+        (alert,) = json.loads(judged("incidents", "--each", "--format=json").stdout)
         assert alert["state"] == "expected"
         assert len(alert["events"]) == 3
         assert judged("db", "merge", other).exit_code == 0
@@ -466,17 +471,17 @@ class TestKeeping:
     @pytest.mark.both
     def test_verify_reports_missing_events(self, judged: Cli, db: Any) -> None:
         with open_store(db, create=False) as store, store.write() as session:
-            for event in session.scalars(select(AlertEvent)):
+            for event in session.scalars(select(IncidentEvent)):
                 session.delete(event)
             session.get_one(comparisons.ABComparison, 1).verdict = "same"
         output = judged("db", "verify").stdout
-        assert "orphan: 1 alert without an event (id 1)" in output
+        assert "orphan: 1 incident without an event (id 1)" in output
         assert "hash: comparison 1 does not match its hash" in output
 
     @pytest.mark.sqlite
     def test_a_backup_holds_them(self, judged: Cli, tmp_path: Path) -> None:
         assert judged("db", "backup", tmp_path / "copy.db").exit_code == 0
-        assert len(json.loads(judged("alerts", "--format=json", db=tmp_path / "copy.db").stdout)) == 1
+        assert len(json.loads(judged("incidents", "--each", "--format=json", db=tmp_path / "copy.db").stdout)) == 1
 
 
 @pytest.mark.sqlite

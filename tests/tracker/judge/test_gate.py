@@ -413,11 +413,13 @@ def test_an_alert_keeps_an_old_change_until_it_is_dealt_with(cli: Cli, stored: S
     assert "1 opened (1)" in cli("gate", "--update", "--run", "run-010").stderr
     for night in (25, 26, 39):
         assert cli("gate", "--run", f"run-{night:03d}").exit_code == 1, night
-    assert cli("alerts", "ack", "1", "--reason", "known").exit_code == 0
+    assert cli("incidents", "ack", "1", "--reason", "known").exit_code == 0
     assert (cli("gate").exit_code, cli("gate", "--strict").exit_code) == (0, 1)
-    assert cli("alerts", "expect", "1", "--reason", "bounds are checked").exit_code == 0
+    assert cli("incidents", "expect", "1", "--reason", "bounds are checked").exit_code == 0
     assert cli("gate", "--strict").exit_code == 0
-    assert cli("alerts", "close", "1", "--as", "fixed", "--reason", "a mistake: it is as slow as ever").exit_code == 0
+    assert (
+        cli("incidents", "close", "1", "--as", "fixed", "--reason", "a mistake: it is as slow as ever").exit_code == 0
+    )
     assert "1 reopened (1)" in cli("gate", "--update").stderr
 
 
@@ -519,7 +521,7 @@ def test_the_commands_that_reproduce_a_row_name_its_device(cli: Cli, stored: Sto
     assert rows["other"]["repro"].startswith("git switch ")
     assert all(row["repro"].endswith(f"--device {device}") for row in rows.values())
     assert "opened" in cli("gate", "--update").output
-    alerts = json.loads(cli("alerts", "--format=json").stdout)
+    alerts = json.loads(cli("incidents", "--each", "--format=json").stdout)
     assert alerts and all(alert["repro"].endswith(f"--device {device}") for alert in alerts)
 
 

@@ -92,9 +92,9 @@ def test_a_change_is_one_alert_and_closes_itself(cli: Cli, stored: Stored, make:
     stored(nights(make, 40, {"b3": (25, 1.05)}))
     for night in (30, 31, 35, 39):
         assert cli("gate", "--update", "--run", f"run-{night:03d}").exit_code == 1
-    (alert,) = json.loads(cli("alerts", "--all", "--format=json").stdout)
+    (alert,) = json.loads(cli("incidents", "--all", "--format=json").stdout)
     assert (alert["backend"], alert["state"], alert["commits"]) == ("b3", "new", "018ccccccc..019ccccccc")
-    assert cli("alerts", "expect", "1", "--reason", "so be it").exit_code == 0
+    assert cli("incidents", "expect", "1", "--reason", "so be it").exit_code == 0
     code, rows = judged(cli)
     assert (code, {row["verdict"] for row in rows.values()}) == (0, {"ok"})
     stored([make(40, ms=0.1 * 1.3**3, backend="b3")])
@@ -129,10 +129,10 @@ def test_an_alert_of_the_slowdown_is_its_only_row_after_half_a_fix(cli: Cli, sto
     for _ in range(2):
         done = cli("gate", "--format=json", "--update")
         slower = [row for row in json.loads(done.stdout)["series"] if row["change"] > 0]
-        assert [(row["verdict"], row["alert"]) for row in slower] == [("regressed", 1)]
-    assert cli("alerts", "close", "1", "--as", "fixed", "--reason", "half of it").exit_code == 0
+        assert [(row["verdict"], row["incident"]) for row in slower] == [("regressed", 1)]
+    assert cli("incidents", "close", "1", "--as", "fixed", "--reason", "half of it").exit_code == 0
     assert "1 reopened (1)" in cli("gate", "--update").stderr
-    assert cli("alerts", "expect", "1", "--reason", "so be it").exit_code == 0
+    assert cli("incidents", "expect", "1", "--reason", "so be it").exit_code == 0
     assert cli("gate").exit_code == 0
 
 
@@ -248,7 +248,7 @@ def levels(make: Any, *parts: tuple[int, float, float]) -> list[Any]:
 
 def gate_rows(cli: Cli, *args: str) -> list[tuple[str, str, int | None]]:
     rows = json.loads(cli("gate", "--format=json", *args).stdout)["series"]
-    return [(row["verdict"], row["metric"], row["alert"]) for row in rows]
+    return [(row["verdict"], row["metric"], row["incident"]) for row in rows]
 
 
 def test_an_alert_is_listed_once_next_to_an_old_change(cli: Cli, stored: Stored, make: Any) -> None:
@@ -272,7 +272,7 @@ def test_an_acknowledged_alert_does_not_hide_an_open_one(cli: Cli, stored: Store
     assert "1 opened (1)" in cli("gate", "--update").stderr
     stored(made[36:])
     assert "1 opened (2)" in cli("gate", "--update").stderr
-    assert cli("alerts", "ack", "2", "--reason", "known").exit_code == 0
+    assert cli("incidents", "ack", "2", "--reason", "known").exit_code == 0
     assert cli("gate").exit_code == 1
     assert gate_rows(cli) == [("regressed", "latency", 1), ("regressed", "accuracy", 2)]
 
@@ -281,5 +281,5 @@ def test_an_exact_history_has_no_error(cli: Cli, stored: Stored, make: Any) -> N
     stored(levels(make, (10, 1.0, 0.0), (4, 1.0, 3e-6)))
     result = cli("gate", "--update")
     assert "rms 0 → 3e-06" in result.stdout
-    (alert,) = json.loads(cli("alerts", "--format=json").stdout)
+    (alert,) = json.loads(cli("incidents", "--each", "--format=json").stdout)
     assert (alert["before"], alert["change"]) == (0.0, None)

@@ -96,7 +96,7 @@ def test_an_ab_makes_the_suspect_a_regression_and_an_alert(h100: Cli, db: Any) -
     assert (slower["backend"], slower["shape"]) == SLOWER
     assert (slower["ab"], slower["change"]) == ("different", pytest.approx(0.53, abs=0.01))
     h100("gate", "--update", "--run", run_of(4))
-    (alert,) = json.loads(h100("alerts", "--format=json").stdout)
+    (alert,) = json.loads(h100("incidents", "--each", "--format=json").stdout)
     assert (alert["backend"], alert["shape"]) == SLOWER
     assert alert["subject"].startswith("Kernels: tiles of 128x256")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from cases import rarely
 
-from groupbench.tracker.judge import alert_moves, alerts
+from groupbench.tracker.judge import alerts, incident_moves
 from groupbench.tracker.judge.gate import judge_run
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.resolve import find_run
@@ -59,7 +59,7 @@ def play(
                 comparisons.store(session, row.series.pk, compared)
             if suspects:
                 gate = judge_run(session, run)
-            alert_moves.update(session, gate)
+            incident_moves.update(session, gate)
             stored_alerts = alerts.find(session, series={row.series.pk for row in gate.rows})
             nights.append((list(gate.rows), {night(one.run) for one in stored_alerts if one.state in alerts.OPEN}))
     return nights

@@ -58,7 +58,7 @@ def test_many_small_steps_pass_the_limit(cli: Cli, stored: Stored, make: Any) ->
     assert row["commits"].startswith("000ccccccc..")
     assert "since v1; the limit is +3.0%" in row["note"]
     assert "0 opened" not in cli("gate", "--update").stderr
-    assert cli("alerts").stdout.count("pin") == 0
+    assert cli("incidents").stdout.count("pin") == 0
     assert cli("pins", "remove", "v1").exit_code == 0
     assert [row for row in rows(cli) if row["metric"] == "pin"] == []
 
@@ -197,9 +197,9 @@ def test_a_pin_is_replaced_listed_kept_from_pruning_and_merged(
 def test_improvements_are_acknowledged(cli: Cli, stored: Stored, make: Any) -> None:
     stored([*[make(night) for night in range(30)], *[make(night, ms=0.8) for night in range(30, 36)]])
     assert "1 improved" in cli("gate").stdout
-    done = cli("alerts", "ack", "--improvements")
+    done = cli("incidents", "ack", "--improvements")
     assert done.exit_code == 0, done.stderr
     assert cli("gate").stdout.startswith("GATE ok: no change above ")
     stored([make(night) for night in range(36, 40)])
     assert cli("gate").exit_code != 0
-    assert cli("alerts", "ack").exit_code == cli("alerts", "ack", "1", "--improvements").exit_code == 2
+    assert cli("incidents", "ack").exit_code == cli("incidents", "ack", "1", "--improvements").exit_code == 2

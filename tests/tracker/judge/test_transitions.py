@@ -106,8 +106,8 @@ def test_an_alert_of_one_toolchain_is_not_closed_by_another_in_turns(cli: Cli, s
     stored([night(number) for number in range(31)])
     assert "1 opened" in cli("gate", "--update").output
     stored([night(31)])
-    assert "alerts: nothing new" in cli("gate", "--update").output
-    assert [alert["state"] for alert in json.loads(cli("alerts", "--format=json").stdout)] == ["new"]
+    assert "incidents: nothing new" in cli("gate", "--update").output
+    assert [alert["state"] for alert in json.loads(cli("incidents", "--each", "--format=json").stdout)] == ["new"]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_an_alert_is_not_closed_by_a_job_with_another_build_every_night(cli: Cli
     stored([night(number) for number in range(31)])
     assert "1 opened" in cli("gate", "--update").output
     stored([night(31)])
-    assert "alerts: nothing new" in cli("gate", "--update").output
+    assert "incidents: nothing new" in cli("gate", "--update").output
 
 
 def test_a_toolchain_that_is_given_up_closes_its_alerts(cli: Cli, stored: Stored, make: Any) -> None:
@@ -200,17 +200,17 @@ class TestGate:
         stored([make(6, ms=1.05, **new, **ONE_COMMIT)])
         result = cli("gate")
         assert (result.exit_code, "driver 570.1 → 580.2: +5.0%" in result.stdout) == (3, True)
-        assert "`groupbench alerts accept-transition` accepts the new levels" in result.stdout
+        assert "`groupbench incidents accept-transition` accepts the new levels" in result.stdout
         assert "groupbench confirm" not in result.stdout
-        done = cli("alerts", "accept-transition")
-        assert done.stdout.startswith("alert 1 invalid by Ada: driver 570.1 → 580.2; grouped_gemm triton")
+        done = cli("incidents", "accept-transition")
+        assert done.stdout.startswith("incident 1 invalid by Ada: driver 570.1 → 580.2; grouped_gemm triton")
         assert cli("gate").exit_code == 0
         stored([make(7, ms=1.05, **new)])
         assert cli("gate").exit_code == 0
         stored([make(night, ms=1.1, **new) for night in (8, 9, 10)])
         code, rows = judged(cli)
         assert (code, rows["triton"]["cause"], rows["triton"]["n"] > 5) == (1, "code", True)
-        assert "nothing to accept" in cli("alerts", "accept-transition").stderr
+        assert "nothing to accept" in cli("incidents", "accept-transition").stderr
 
     def test_no_command_is_named_that_cannot_decide(self, cli: Cli, stored: Stored, make: Any) -> None:
         """An A/B could confirm the improvement, but not the driver's slowdown, which is why the run does not pass."""
@@ -232,7 +232,7 @@ class TestGate:
         result = cli("gate")
         assert "gpu_uuid GPU-1 → GPU-2, and the code changed: 2 series moved by +0.0% to +3.0%" in result.stdout
         assert "accept-transition" in result.stdout
-        assert len(cli("alerts", "accept-transition").stdout.splitlines()) == 2
+        assert len(cli("incidents", "accept-transition").stdout.splitlines()) == 2
         assert cli("gate").exit_code == 0
         stored([make(7, ms=1.1, backend="a", **new), make(7, ms=1.0, backend="b", **new)])
         code, rows = judged(cli)

@@ -77,10 +77,10 @@ def test_an_accepted_change_stays_accepted_although_an_ab_found_it(make: Any, st
         comparison = Compared(base, head, "different", datetime(2026, 1, 9, tzinfo=UTC), *[math.log(1.5)] * 3)
         comparisons.store(session, 1, comparison)
     assert cli("gate", "--update").exit_code == 1
-    cli("alerts", "expect", "1", "--reason", "bounds are checked now")
+    cli("incidents", "expect", "1", "--reason", "bounds are checked now")
     done = cli("gate", "--format=json")
     (row,) = json.loads(done.stdout)["series"]
-    assert (done.exit_code, row["verdict"], row["alert"]) == (0, "ok", 1)
+    assert (done.exit_code, row["verdict"], row["incident"]) == (0, "ok", 1)
 
 
 QUIET = {
@@ -206,12 +206,12 @@ def test_an_acknowledged_step_does_not_hide_a_later_one(make: Any, stored: Any, 
         comparison = Compared(base, head, "different", datetime(2026, 1, 9, tzinfo=UTC), *[math.log(1.3)] * 3)
         comparisons.store(session, 1, comparison)
     assert cli("gate", "--update").exit_code == 1
-    cli("alerts", "ack", "1", "--reason", "known")
+    cli("incidents", "ack", "1", "--reason", "known")
     stored(records[2:])
     done = cli("gate", "--format=json")
     rows = json.loads(done.stdout)["series"]
     assert (done.exit_code, sorted(row["verdict"] for row in rows)) == (3, ["regressed", "unconfirmed"])
-    cli("alerts", "expect", "1", "--reason", "accepted")
+    cli("incidents", "expect", "1", "--reason", "accepted")
     done = cli("gate", "--format=json")
     assert (done.exit_code, [row["verdict"] for row in json.loads(done.stdout)["series"]]) == (3, ["unconfirmed"])
 

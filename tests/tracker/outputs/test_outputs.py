@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from groupbench.tracker.facts.record import Environment, Kernel
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.alerts import AlertRow, StateChange
+from groupbench.tracker.judge.alerts import AlertRow, IncidentRow, StateChange
 from groupbench.tracker.judge.headline import summary as first_line
 from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, News, Span, exit_code
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
@@ -64,9 +64,11 @@ def judged(pk: int, verdict: Any, text: str = "note", **facts: Any) -> Judged:
 
 
 def alert_row(pk: int, text: str) -> AlertRow:
+    events = (StateChange(NIGHT, text, "new", text),)
+    incident = IncidentRow(pk, text, "acknowledged", text, NIGHT, events=events)
     return AlertRow(
-        pk, series_row(pk), "latency", "acknowledged", "code", None, run_row(text), None, 1.0, 1.05, 0.05, 0.04, 0.06,
-        NIGHT, None, None, text, None, (StateChange(NIGHT, text, "new", text),),
+        pk, series_row(pk), "latency", incident, "code", None, run_row(text), None, 1.0, 1.05, 0.05, 0.04, 0.06,
+        NIGHT, None, text, None,
     )  # fmt: skip
 
 

@@ -116,7 +116,7 @@ def test_regressions_are_red_until_all_are_acknowledged(
     stored([make(night, 1.0, backend="c") for night in range(7)])
     assert "2 opened" in cli("gate", "--update").stderr
     for alert in acknowledged:
-        cli("alerts", "ack", str(alert), "--reason", "known")
+        cli("incidents", "ack", str(alert), "--reason", "known")
     page()
     text = (tmp_path / "r.html").read_text(encoding="utf-8")
     assert f'<li class="{tone}"><b>2</b> regressed{special}</li>' in text

@@ -168,7 +168,7 @@ def test_each_kind_of_mark_has_a_line_a_symbol_and_words() -> None:
     marks = (
         Mark("environment", 1, "driver 1 → 2"),
         Mark("change", 2, "+5.0%"),
-        Mark("alert", 2, "alert 1 new"),
+        Mark("alert", 2, "incident 1 new"),
         Mark("verdict", 3, "suspect +9.0%"),
     )
     figure = history_plots.latency_history(
@@ -264,8 +264,8 @@ def test_a_speedup_within_its_noise_is_none(ms: float, spread: dict[str, float],
 @pytest.mark.parametrize(
     ("mark", "ink"),
     [
-        (Mark("alert", 1, "alert 1 new"), "var(--bad)"),
-        (Mark("closed", 1, "alert 1 fixed"), "var(--faint)"),
+        (Mark("alert", 1, "incident 1 new"), "var(--bad)"),
+        (Mark("closed", 1, "incident 1 fixed"), "var(--faint)"),
         (Mark("verdict", 1, "regressed +3.0%"), "var(--change)"),
         (Mark("verdict", 1, "improved -3.0%", good=True), "var(--good)"),
     ],
@@ -316,7 +316,7 @@ def test_what_the_gate_says_of_a_young_change_is_marked_and_its_alert(
     assert cli("gate", "--update").exit_code == 1
     (shown,) = report().pages[0].histories
     assert [mark.kind for mark in shown.marks] == ["change", "alert"]
-    assert shown.marks[1].text.startswith("alert 1 new since 20")
+    assert shown.marks[1].text.startswith("incident 1 new since 20")
 
 
 def test_every_change_that_the_gate_lists_is_marked(cli: Cli, stored: Any, make: Any, report: Any) -> None:

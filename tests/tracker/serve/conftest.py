@@ -38,8 +38,8 @@ def act(bearer: dict[str, str]) -> Callable[..., Any]:
     """Deal with the first alert by the form, with the token or with other headers."""
 
     def act(client: TestClient, headers: Any = bearer, **fields: Any) -> Any:
-        data = {"alert": "1", "action": "acknowledge", "who": "Ada", "reason": "known", **fields}
-        return client.post("/alerts/change", data=data, headers=headers)
+        data = {"incident": "1", "action": "acknowledge", "who": "Ada", "reason": "known", **fields}
+        return client.post("/incidents/change", data=data, headers=headers)
 
     return act
 

@@ -23,7 +23,7 @@ Client = Callable[..., TestClient]
 
 PAGES = (
     *("/", "/runs", "/runs/run-007", "/series", "/series/1", "/points/1.8", "/operators", "/operators/grouped_gemm"),
-    *("/compare", "/compare?a=previous&b=latest", "/alerts", "/alerts?state=all", "/alerts/1", "/login"),
+    *("/compare", "/compare?a=previous&b=latest", "/incidents", "/incidents?state=all", "/incidents/1", "/login"),
 )
 
 
@@ -60,7 +60,7 @@ def test_every_answer_carries_the_security_headers(nights: Any, serve: Client) -
     client = serve(hosts=frozenset(LOOPBACK))
     evil = client.get("/", headers={"Host": "evil.example"})
     answers = [client.get(p) for p in (*PAGES, "/none", "/static/serve.css", "/series?limit=1", "/series.json")]
-    for response in (*answers, evil, client.post("/alerts/change"), client.get("/?" + "x" * 10_000)):
+    for response in (*answers, evil, client.post("/incidents/change"), client.get("/?" + "x" * 10_000)):
         for name, value in HEADERS.items():
             assert response.headers.get(name) == value, (response.request.url, name)
         assert "server" not in response.headers
@@ -146,7 +146,7 @@ WRONG = (
 def test_wrong_parameters_are_named(nights: Any, serve: Client, every: bool) -> None:
     """By default, each wrong parameter is asked of one page, and each page has several."""
     client = serve()
-    pages = ("/", "/runs", "/runs/run-007", "/series/1", "/operators/grouped_gemm", "/compare", "/alerts")
+    pages = ("/", "/runs", "/runs/run-007", "/series/1", "/operators/grouped_gemm", "/compare", "/incidents")
     for search, page in itertools.product(WRONG, pages) if every else zip(WRONG, itertools.cycle(pages), strict=False):
         name = search.partition("=")[0]
         response = client.get(f"{page}?{search}")
@@ -180,7 +180,8 @@ VALUES = st.one_of(
 
 
 ADDRESSES = (
-    *PAGES[:-1], "/runs/run", "/series/99", "/points/1.99999999999999999", "/points/x", "/alerts/0", "/operators/none",
+    *PAGES[:-1], "/runs/run", "/series/99", "/points/1.99999999999999999", "/points/x", "/incidents/0",
+    "/operators/none",
 )  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def test_nothing_that_is_asked_breaks_it(shared: TestClient, page: str, search: 
 
 
 PARTS = (
-    *("/{}", "/series/{}", "/runs/{}", "/operators/{}", "/points/{}", "/static/{}", "/alerts/{}", "/series?{}"),
+    *("/{}", "/series/{}", "/runs/{}", "/operators/{}", "/points/{}", "/static/{}", "/incidents/{}", "/series?{}"),
     *("/login?next={}", "/compare?a={}&b=latest"),
 )
 
@@ -216,7 +217,7 @@ def test_no_address_breaks_it(shared: TestClient, raw: str, part: str) -> None:
 def test_postgresql_bears_what_sqlite_bears(nights: Any, serve: Client) -> None:
     client = serve()
     for search in ("where=M>" + "9" * 30, "q=%25_%5C", "shape=%5Ba-*%3F", "where=M!=5,Zz<1", "q=TRITON"):
-        for page in ("/series", "/runs/run-007", "/operators/grouped_gemm", "/alerts"):
+        for page in ("/series", "/runs/run-007", "/operators/grouped_gemm", "/incidents"):
             assert client.get(f"{page}?{search}").status_code == 200, (page, search)
     for search in ("since=9999-12-30", "until=0001-01-02", "until=9999-12-30T23:00:00-01:00", "commit=00"):
         assert client.get(f"/runs?{search}").status_code in (200, 400), search

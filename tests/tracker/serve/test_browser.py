@@ -120,21 +120,21 @@ def test_an_alert_is_acknowledged_with_the_token(
     start: Callable[[Path], str], fill: Callable[[], Path], browse: Browse
 ) -> None:
     address = start(fill())
-    page = browse(f"{address}/alerts")
+    page = browse(f"{address}/incidents")
     page.get_by_role("link", name="Log in", exact=True).click()
     page.get_by_label("token").fill(TOKEN)
     page.get_by_role("button", name="Log in").click()
-    page.wait_for_url("**/alerts")
+    page.wait_for_url("**/incidents")
     assert TOKEN not in page.content()
     page.get_by_label("alert 1").check()
     page.get_by_label("reason").fill("a known change")
     page.get_by_role("button", name="Acknowledge").click()
     page.get_by_role("cell", name="acknowledged by Ada: a known change").wait_for()
-    assert page.url == f"{address}/alerts"
+    assert page.url == f"{address}/incidents"
     cookie = page.context.cookies()[0]
     assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
     page.get_by_role("button", name="log out").click()
-    page.goto(f"{address}/alerts")
+    page.goto(f"{address}/incidents")
     assert page.get_by_role("button", name="Acknowledge").count() == 0
 
 
@@ -171,10 +171,10 @@ def test_tables_sort_by_their_heads_and_keys_lead_everywhere(address: str, brows
     assert page.locator(":focus").inner_text() == "Skip to the content"
 
 
-PAGES = ("/", "/series/1", "/compare?a=000&b=main", "/alerts")
+PAGES = ("/", "/series/1", "/compare?a=000&b=main", "/incidents")
 MORE = (
     *("/runs", "/runs/run-007?verdict=1", "/series", "/points/1.8", "/operators", "/operators/grouped_gemm"),
-    *("/alerts/1", "/login"),
+    *("/incidents/1", "/login"),
 )
 SOME = [*PAGES, *rarely(*MORE)]
 """Each kind of page by default: a verdict, plots, a form, a list with actions."""

@@ -113,11 +113,15 @@ def test_the_page_lists_every_address_parameter_and_action(nights: Any, serve: C
         named = re.sub(
             r"\{(\w+)(:path)?\}", lambda match: {"key": "KEY", "name": "NAME"}.get(match[1], "ID"), route.path
         )
-        assert f"{named}`" in DOCS or named in ("/overview", "/login", "/logout", "/static/NAME", "/alerts/change"), (
-            named
-        )
-    assert "/alerts/change.json" in DOCS
-    for page in ("/runs", "/runs/run-007", "/series", "/series/1", "/operators/grouped_gemm", "/compare", "/alerts"):
+        assert f"{named}`" in DOCS or named in (
+            "/overview",
+            "/login",
+            "/logout",
+            "/static/NAME",
+            "/incidents/change",
+        ), named
+    assert "/incidents/change.json" in DOCS
+    for page in ("/runs", "/runs/run-007", "/series", "/series/1", "/operators/grouped_gemm", "/compare", "/incidents"):
         parameters = client.get(f"{page}.json?nothing=1").json()["error"].partition("known: ")[2].split(", ")
         assert all(f"`{name}`" in DOCS or re.search(rf"`[a-z ]*\b{name}\b[^`]*`", DOCS) for name in parameters), (
             page,

@@ -22,7 +22,7 @@ from groupbench.tracker.report.shown import MarkKind
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import NAMED, Compared, NamedCommits
 from groupbench.tracker.store.engine import open_store
-from groupbench.tracker.store.schema import Alert, AlertEvent
+from groupbench.tracker.store.schema import Alert, IncidentEvent
 
 Cli = Callable[..., Result]
 Client = Callable[..., TestClient]
@@ -38,21 +38,21 @@ def test_the_overview_says_what_the_gate_says(nights: Any, serve: Client, cli: C
     (row,) = [row for row in body["verdict"]["rows"] if row["verdict"] == "regressed"]
     assert (row["backend"], row["head"][:3], row["author"]) == ("triton", "006", "Ada")
     assert row["change"] == pytest.approx(0.05, abs=0.003)
-    assert body["alerts"]["counts"] == {"new": 1}
+    assert body["incidents"]["counts"] == {"new": 1}
     assert body["runs"][0]["counts"] == {"ok": 4, "unavailable": 1}
     page = client.get("/").text
-    assert all(text in page for text in (line, "regressed", "+5.0%", "Not measured", "/alerts/1"))
+    assert all(text in page for text in (line, "regressed", "+5.0%", "Not measured", "/incidents/1"))
     assert "needs &lt;/script&gt;" in page
 
 
 def test_acknowledged_regressions_are_no_failure(nights: Any, serve: Client, cli: Cli) -> None:
     client = serve()
     assert '<span class="count bad"><b>1</b> regressed</span>' in client.get("/").text
-    cli("alerts", "ack", "1", "--reason", "</td>on it")
+    cli("incidents", "ack", "1", "--reason", "</td>on it")
     run = client.get("/overview.json").json()["run"]["run"]
     for page in (client.get("/").text, client.get(f"/runs/{run}").text):
         assert '<span class="count warn"><b>1</b> regressed (1 acknowledged)</span>' in page
-        assert '<a href="/alerts/1">alert 1</a> acknowledged by Ada: &lt;/td&gt;on it</td>' in page
+        assert '<a href="/incidents/1">alert 1</a> acknowledged by Ada: &lt;/td&gt;on it</td>' in page
 
 
 def test_regressions_are_red_until_all_are_acknowledged(
@@ -62,9 +62,9 @@ def test_regressions_are_red_until_all_are_acknowledged(
     stored([make(night, ms, backend=name) for night, ms in enumerate(levels) for name in ("a", "b")])
     assert "2 opened" in cli("gate", "--update").stderr
     client = serve()
-    cli("alerts", "ack", "1", "--reason", "known")
+    cli("incidents", "ack", "1", "--reason", "known")
     assert '<span class="count bad"><b>2</b> regressed (1 acknowledged)</span>' in client.get("/").text
-    cli("alerts", "ack", "2", "--reason", "known")
+    cli("incidents", "ack", "2", "--reason", "known")
     assert '<span class="count warn"><b>2</b> regressed (2 acknowledged)</span>' in client.get("/").text
 
 
@@ -81,8 +81,8 @@ def test_verdicts_cells_and_alerts_have_a_command(nights: Any, serve: Client, cl
     command = client.get(f"/points/{point}.json").json()["repro"]
     assert command.startswith("git switch --detach ")
     assert f"<code>{command}</code>" in shown(f"/points/{point}")
-    alert = client.get("/alerts/1.json").json()["alert"]["repro"]
-    assert f"<code>{alert}</code>" in shown("/alerts/1")
+    alert = client.get("/incidents/1.json").json()["incident"]["repro"]
+    assert f"<code>{alert}</code>" in shown("/incidents/1")
 
 
 def test_an_import_has_no_command(
@@ -92,11 +92,11 @@ def test_an_import_has_no_command(
     stored([make(night, ms, cell={"host": "asv"}) for night, ms in enumerate(levels)])
     assert "1 opened" in cli("gate", "--update").stderr
     client = serve()
-    series, alert = client.get("/alerts/1.json").json()["alert"]["series"], client.get("/alerts/1").text
+    series, alert = client.get("/incidents/1.json").json()["incident"]["series"], client.get("/incidents/1").text
     points = client.get(f"/series/{series}.json").json()["points"]
     point = client.get(f"/points/{points[0]['id']}").text
     assert "reproduce" not in alert and "Measure it again" not in point
-    assert "reproduce" not in cli("alerts", "--each").stdout
+    assert "reproduce" not in cli("incidents", "--each").stdout
 
 
 def test_a_new_run_is_judged_anew(nights: Any, serve: Client, stored: Any, make: Any) -> None:
@@ -110,7 +110,7 @@ def test_an_empty_database_says_so(opened: Any, serve: Client) -> None:
     client = serve()
     assert "has no runs yet" in client.get("/").text
     assert client.get("/series.json").json()["series"] == []
-    for page in ("/runs", "/series", "/operators", "/alerts", "/compare"):
+    for page in ("/runs", "/series", "/operators", "/incidents", "/compare"):
         assert client.get(page).status_code == 200
     assert client.get("/compare?a=latest&b=previous").status_code == 400
     assert client.get("/series/1").status_code == 404
@@ -152,12 +152,12 @@ def test_a_series_shows_its_alert_in_every_state(nights: Any, serve: Client, db:
     with open_store(str(db), create=False) as store, store.write() as session:
         alert = session.scalars(select(Alert)).one()
         alert.state = state
-        session.add(AlertEvent(alert_id=alert.id, at=datetime.now(UTC), who="Ada", state=state, reason="known"))
+        session.add(IncidentEvent(alert_id=alert.id, at=datetime.now(UTC), who="Ada", state=state, reason="known"))
     client = serve()
-    key = client.get("/alerts/1.json").json()["alert"]["series"]
+    key = client.get("/incidents/1.json").json()["incident"]["series"]
     marks = {mark["kind"] for mark in client.get(f"/series/{key}.json").json()["marks"]}
     assert ("alert" if state in OPEN else "closed") in marks
-    for page in (f"/series/{key}", "/alerts?state=all", "/alerts/1", "/"):
+    for page in (f"/series/{key}", "/incidents?state=all", "/incidents/1", "/"):
         response = client.get(page)
         assert response.status_code == 200, page
     text = client.get(f"/series/{key}").text
@@ -343,9 +343,9 @@ def test_pages_show_the_commit_that_a_search_named(nights: Any, serve: Client, d
     answer = Compared(first, last, NAMED, datetime.now(UTC), 0.05, details={NAMED: asdict(named)})
     client = serve()
     with open_store(str(db), create=False) as store, store.write() as session:
-        series = client.get("/alerts/1.json").json()["alert"]["series"]
+        series = client.get("/incidents/1.json").json()["incident"]["series"]
         comparisons.store(session, series, answer)
     run = client.get("/overview.json").json()["run"]["run"]
-    for page in ("/", "/alerts", "/alerts/1", f"/runs/{run}", f"/series/{series}"):
+    for page in ("/", "/incidents", "/incidents/1", f"/runs/{run}", f"/series/{series}"):
         text = client.get(page).text
         assert f"{cause[:10]}</code>" in text and "Use one tile" in text and "named by bisect" in text, page

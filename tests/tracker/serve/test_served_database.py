@@ -31,7 +31,7 @@ Act = Callable[..., Any]
 def test_the_database_is_opened_to_read(nights: Any) -> None:
     opened = database.open_to_read(str(nights))
     with opened.read() as session, pytest.raises(Exception, match=r"readonly|read-only"):
-        session.execute(text("DELETE FROM alert_event"))
+        session.execute(text("DELETE FROM incident_event"))
     opened.close()
 
 
@@ -68,7 +68,7 @@ def test_no_statement_starts_after_the_end_of_the_time(nights: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "command"),
     [
-        ("/alerts", "groupbench alerts"),
+        ("/incidents", "groupbench incidents"),
         ("/runs", "groupbench list runs"),
         ("/series/1", "groupbench history"),
         ("/operators/grouped_gemm", "groupbench report"),
@@ -79,7 +79,7 @@ def test_a_slow_request_names_the_command_that_does_it(
 ) -> None:
     client = serve()
     monkeypatch.setattr(database, "LIMITS", replace(database.LIMITS, request_s=0.2))
-    for name in ("alert_counts", "find_runs", "one_series", "problem_keys"):
+    for name in ("incident_counts", "find_runs", "one_series", "problem_keys"):
         monkeypatch.setattr(queries, name, lambda session, *_, **__: session.execute(text(ENDLESS)))
     response = client.get(f"{path}.json")
     assert (response.status_code, response.headers["Retry-After"]) == (503, "5")
@@ -115,8 +115,8 @@ def test_a_file_whose_name_is_not_text(nights: Any, serve: Client, tmp_path: Pat
     client = serve(named)
     assert "�.db" in client.get("/runs").text
     with sqlite3.connect(named) as connection:
-        connection.execute("DROP TABLE alert_event")
-    response = client.get("/alerts.json?state=all")
+        connection.execute("DROP TABLE incident_event")
+    response = client.get("/incidents.json?state=all")
     assert (response.status_code, "�.db" in response.json()["error"]) == (503, True)
 
 
@@ -125,7 +125,7 @@ def test_a_damaged_name_that_a_page_looks_up_is_damage(nights: Any, serve: Clien
     client = serve()
     with sqlite3.connect(nights) as connection:
         assert connection.execute("UPDATE alert SET state = 'agknowledged'").rowcount
-    response = client.get("/alerts?state=all", headers={"Accept": "text/html"})
+    response = client.get("/incidents?state=all", headers={"Accept": "text/html"})
     assert (response.status_code, "damage" in response.text) == (503, True)
 
 
@@ -141,7 +141,7 @@ def test_a_locked_database_is_reported_without_a_long_wait(
         response = act(client, {**bearer, "Accept": "application/json"})
         assert response.status_code == 503
         assert "locked" in response.json()["error"]
-        assert client.get("/alerts").status_code == 200  # readers go on
+        assert client.get("/incidents").status_code == 200  # readers go on
     finally:
         other.rollback()
         other.close()
@@ -149,11 +149,11 @@ def test_a_locked_database_is_reported_without_a_long_wait(
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("page", ["/alerts.json?state=all", "/alerts.json?state=all&per_page=500"])
+@pytest.mark.parametrize("page", ["/incidents.json?state=all", "/incidents.json?state=all&per_page=500"])
 def test_a_damaged_value_is_named_in_the_response(nights: Any, serve: Client, page: str) -> None:
     client = serve()
     with sqlite3.connect(nights) as connection:
-        connection.execute("UPDATE alert_event SET at = '2x26-01-01 00:00:00.000000'")
+        connection.execute("UPDATE incident_event SET at = '2x26-01-01 00:00:00.000000'")
     response = client.get(page)
     assert (response.status_code, response.headers["Retry-After"]) == (503, "5")
     assert "damaged database" in response.json()["error"]
@@ -162,11 +162,11 @@ def test_a_damaged_value_is_named_in_the_response(nights: Any, serve: Client, pa
 
 def test_an_error_without_damage_is_a_bug(nights: Any, serve: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client = serve()
-    monkeypatch.setattr(queries, "alert_counts", lambda _: {}["none"])
+    monkeypatch.setattr(queries, "incident_counts", lambda _: {}["none"])
     with pytest.raises(KeyError):
-        client.get("/alerts")
+        client.get("/incidents")
     client = TestClient(client.app, base_url="http://localhost:8642", raise_server_exceptions=False)
-    assert client.get("/alerts").status_code == 500
+    assert client.get("/incidents").status_code == 500
 
 
 def test_an_error_in_a_template_is_not_blamed_on_the_database(
@@ -176,7 +176,7 @@ def test_an_error_in_a_template_is_not_blamed_on_the_database(
     searched = Event()
     monkeypatch.setattr(site, "damage_of", lambda _: searched.wait(60) and None)
     monkeypatch.setattr(site, "DAMAGE_S", 0.05)
-    monkeypatch.setattr(runs, "overview", lambda *_: site.Page("alert.html", {}))
+    monkeypatch.setattr(runs, "overview", lambda *_: site.Page("incident.html", {}))
     client = TestClient(serve().app, base_url="http://localhost:8642", raise_server_exceptions=False)
     try:
         response = client.get("/")

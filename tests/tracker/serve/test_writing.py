@@ -27,30 +27,32 @@ def test_alerts_are_dealt_with_by_token(
 ) -> None:
     client = serve(token=token)
     wants_json = {**bearer, "Accept": "application/json"}
-    acknowledged = act(client, wants_json, reason="known").json()["alerts"][0]
+    acknowledged = act(client, wants_json, reason="known").json()["incidents"][0]
     assert (acknowledged["state"], acknowledged["last"]) == ("acknowledged", "acknowledged by Ada: known")
     assert client.get("/overview.json").json()["verdict"]["exit_code"] == 0  # judged again after the change
-    expected = act(client, wants_json, action="expect", reason="right", until="30d").json()["alerts"][0]
+    expected = act(client, wants_json, action="expect", reason="right", until="30d").json()["incidents"][0]
     assert expected["state"] == "expected"
     assert expected["until"]
-    by_json = {"alert": [1], "action": "invalid", "who": "Bob", "reason": "a cable"}
-    assert client.post("/alerts/change.json", json=by_json, headers=bearer).json()["alerts"][0]["state"] == "invalid"
-    events = client.get("/alerts/1.json").json()["alert"]["events"]
+    by_json = {"incident": [1], "action": "invalid", "who": "Bob", "reason": "a cable"}
+    assert (
+        client.post("/incidents/change.json", json=by_json, headers=bearer).json()["incidents"][0]["state"] == "invalid"
+    )
+    events = client.get("/incidents/1.json").json()["incident"]["events"]
     assert [(event["state"], event["who"]) for event in events] == [
         ("new", "groupbench"), ("acknowledged", "Ada"), ("expected", "Ada"), ("invalid", "Bob")]  # fmt: skip
-    assert "invalid by Bob: a cable" in cli("alerts", "--all", "--each").stdout
+    assert "invalid by Bob: a cable" in cli("incidents", "--all", "--each").stdout
 
 
 def test_a_level_is_expected_until_a_measured_commit(nights: Any, serve: Client, token: str, act: Act) -> None:
     client = serve(token=token)
     act(client, action="expect", reason="right", until="007cccc")
-    assert client.get("/alerts/1.json").json()["alert"]["until"] == "commit 007ccccccc"
+    assert client.get("/incidents/1.json").json()["incident"]["until"] == "commit 007ccccccc"
 
 
 WRONG_FORMS: list[tuple[dict[str, str], str]] = [
-    ({"alert": ""}, "no alert was chosen"),
-    ({"alert": "2"}, "no alert 2"),
-    ({"alert": "x"}, "is not a key"),
+    ({"incident": ""}, "no incident was chosen"),
+    ({"incident": "2"}, "no incident 2"),
+    ({"incident": "x"}, "is not a key"),
     ({"action": ""}, "no action"),
     ({"action": "delete"}, "is not one of"),
     ({"who": ""}, "missing `who`"),
@@ -74,24 +76,24 @@ def test_a_wrong_form_changes_nothing(nights: Any, serve: Client, token: str, ac
         response = act(client, **fields)
         assert response.status_code in (400, 404), fields
         assert says in response.text.replace("&#39;", "'")
-        assert client.get("/alerts/1.json").json()["alert"]["state"] == "new", fields
+        assert client.get("/incidents/1.json").json()["incident"]["state"] == "new", fields
 
 
 @pytest.mark.sqlite
 def test_what_cannot_be_read_as_a_form_is_refused(nights: Any, serve: Client, bearer: Any, token: str) -> None:
     client = serve(token=token)
     for body, kind in (
-        (b"alert=1", "text/plain"),
+        (b"incident=1", "text/plain"),
         (b"{", "application/json"),
-        (b'{"alert": {"a": 1}}', "application/json"),
+        (b'{"incident": {"a": 1}}', "application/json"),
         (b"[" * 50_000, "application/json"),
         (b"\xff=%ff", "application/x-www-form-urlencoded"),
         (b"a=" + b"x" * 100_000, "application/x-www-form-urlencoded"),
         (b"&".join([b"a=1"] * 3_000), "application/x-www-form-urlencoded"),
     ):
-        response = client.post("/alerts/change", content=body, headers={**bearer, "Content-Type": kind})
+        response = client.post("/incidents/change", content=body, headers={**bearer, "Content-Type": kind})
         assert response.status_code == 400, body[:20]
-    in_address = client.post(f"/alerts/change?alert=1&token={token}", data={"action": "fixed"}, headers=bearer)
+    in_address = client.post(f"/incidents/change?incident=1&token={token}", data={"action": "fixed"}, headers=bearer)
     assert in_address.status_code == 400
 
 
@@ -102,13 +104,13 @@ def log_in(client: TestClient, token: str, **more: Any) -> Any:
 @pytest.mark.sqlite
 def test_a_session_writes_by_the_form_of_its_own_page(nights: Any, serve: Client, token: str, act: Act) -> None:
     client = serve(token=token)
-    assert 'action="/alerts/change"' not in client.get("/alerts/1").text
-    response = log_in(client, token, next="/alerts/1")
-    assert (response.status_code, response.headers["location"]) == (303, "/alerts/1")
+    assert 'action="/incidents/change"' not in client.get("/incidents/1").text
+    response = log_in(client, token, next="/incidents/1")
+    assert (response.status_code, response.headers["location"]) == (303, "/incidents/1")
     cookie = response.headers["set-cookie"]
     assert all(word in cookie for word in (f"{COOKIE}=", "HttpOnly", "SameSite=strict", f"Max-Age={SESSION_S}"))
     assert token not in cookie
-    page = client.get("/alerts/1").text
+    page = client.get("/incidents/1").text
     assert token not in page
     csrf = re.search(r'name="csrf" value="([^"]+)"', page)
     assert csrf is not None
@@ -116,10 +118,10 @@ def test_a_session_writes_by_the_form_of_its_own_page(nights: Any, serve: Client
     assert act(client, {}, who="", csrf="x" * 43).status_code == 403
     assert act(client, {"Origin": "http://evil.example"}, who="", csrf=csrf[1]).status_code == 403
     assert act(client, {"Sec-Fetch-Site": "cross-site"}, who="", csrf=csrf[1]).status_code == 403
-    assert client.get("/alerts/1.json").json()["alert"]["state"] == "new"
-    done = act(client, {"Origin": "http://localhost:8642"}, who="", csrf=csrf[1], next="/alerts/1")
-    assert (done.status_code, done.headers["location"]) == (303, "/alerts/1")
-    assert client.get("/alerts/1.json").json()["alert"]["state"] == "acknowledged"
+    assert client.get("/incidents/1.json").json()["incident"]["state"] == "new"
+    done = act(client, {"Origin": "http://localhost:8642"}, who="", csrf=csrf[1], next="/incidents/1")
+    assert (done.status_code, done.headers["location"]) == (303, "/incidents/1")
+    assert client.get("/incidents/1.json").json()["incident"]["state"] == "acknowledged"
     assert client.post("/logout", data={"csrf": csrf[1]}).status_code == 303
     assert act(client, {}, csrf=csrf[1]).status_code == 401
 
@@ -136,7 +138,7 @@ def test_who_may_write(nights: Any, serve: Client, token: str, act: Act) -> None
         assert "Bearer" in response.headers["www-authenticate"]
     assert log_in(writer, "wrong").status_code == 401
     assert act(writer, {"Cookie": f"{COOKIE}={token}"}).status_code == 401  # the token is not a session
-    assert writer.get("/alerts/1.json").json()["alert"]["state"] == "new"
+    assert writer.get("/incidents/1.json").json()["incident"]["state"] == "new"
     assert act(writer).status_code == 303
 
 
@@ -144,14 +146,14 @@ def test_who_may_write(nights: Any, serve: Client, token: str, act: Act) -> None
 def test_no_form_leads_elsewhere(nights: Any, serve: Client, token: str, act: Act) -> None:
     client = serve(token=token)
     for back in ("https://evil.example/", "//evil.example", "/\\evil.example", "evil"):
-        assert act(client, next=back).headers["location"] == "/alerts", back
-        assert log_in(client, token, next=back).headers["location"] == "/alerts", back
+        assert act(client, next=back).headers["location"] == "/incidents", back
+        assert log_in(client, token, next=back).headers["location"] == "/incidents", back
 
 
 @pytest.mark.sqlite
 def test_the_token_is_asked_for_before_the_body_is_read(nights: Any, serve: Client, token: str) -> None:
     client = serve(token=token)
-    response = client.post("/alerts/change", content=b"x" * 100_000, headers={"Content-Type": "text/plain"})
+    response = client.post("/incidents/change", content=b"x" * 100_000, headers={"Content-Type": "text/plain"})
     assert response.status_code == 401
 
 
@@ -170,7 +172,7 @@ def test_a_body_that_does_not_arrive_is_not_waited_for(monkeypatch: pytest.Monke
 def events(client: TestClient) -> list[str]:
     """Return the people who changed the first alert."""
     client.cookies.clear()
-    return [event["who"] for event in client.get("/alerts/1.json").json()["alert"]["events"][1:]]
+    return [event["who"] for event in client.get("/incidents/1.json").json()["incident"]["events"][1:]]
 
 
 PROXY = "10.0.0.1"
@@ -181,7 +183,7 @@ def change_in_session(client: TestClient, token: str, act: Act, headers: dict[st
     logged_in = client.post("/login", data={"token": token}, headers=headers)
     if logged_in.status_code != 303:
         return int(logged_in.status_code)
-    csrf = re.search(r'name="csrf" value="([^"]+)"', client.get("/alerts/1", headers=headers).text)
+    csrf = re.search(r'name="csrf" value="([^"]+)"', client.get("/incidents/1", headers=headers).text)
     assert csrf is not None
     return int(act(client, headers, **{"who": "", "csrf": csrf[1], **fields}).status_code)
 

@@ -27,7 +27,7 @@ COMMANDS = [
 ]
 FAILS = ("gate", "compare", "verify")
 """Commands that may end with 1, because damage can look like a regression."""
-TABLES = ("point", "series", "run", "commit", "environment", "kernel_set", "alert", "alert_event")
+TABLES = ("point", "series", "run", "commit", "environment", "kernel_set", "alert", "incident_event")
 
 
 @pytest.fixture

@@ -176,8 +176,8 @@ _PIN = ["pins", "add", "latest", "--name", "p", "--max-slowdown", "3"]
             (["db", "merge", "{other}"], None),
             (_PIN, _PIN),
             (["pins", "remove", "p"], _PIN),
-            (["alerts", "ack", "1", "2", "--reason", "known"], ["gate", "--update"]),
-            (["alerts", "close", "1", "2", "--as", "fixed", "--reason", "repaired"], ["gate", "--update"]),
+            (["incidents", "ack", "1", "2", "--reason", "known"], ["gate", "--update"]),
+            (["incidents", "close", "1", "2", "--as", "fixed", "--reason", "repaired"], ["gate", "--update"]),
         ),
     ],
     ids=lambda command: None if command is None else " ".join(command[:2]),
@@ -198,7 +198,7 @@ def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
     words = [word.format(more=more, other=other) for word in command]
     name = " ".join(command[:2])
     step = {"ingest": 9, "gate": 13, "db prune": 13, "db merge": 9}.get(name if command[0] == "db" else command[0], 4)
-    tables = ("point", "run", "alert", "alert_event", "pin", "pin WHERE ended IS NULL")
+    tables = ("point", "run", "alert", "incident_event", "pin", "pin WHERE ended IS NULL")
     real, exchanges, lost_at = psycopg.Connection.wait, 0, 1
 
     def wait(self: Any, *args: Any, **named: Any) -> Any:
@@ -215,7 +215,7 @@ def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
             return [connection.scalar(text(f"SELECT count(*) FROM {table}")) or 0 for table in tables]
 
     states = [rows()]
-    again = name not in ("alerts ack", "alerts close")  # each of these adds an event
+    again = name not in ("incidents ack", "incidents close")  # each of these adds an event
     while len(states) == 1 or (exchanges >= lost_at and (again or states[-1] == states[0])):
         lost_at += step if len(states) > 1 else 0
         exchanges = 0

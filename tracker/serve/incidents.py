@@ -1,4 +1,4 @@
-"""Alert pages, and forms to acknowledge, accept and close alerts."""
+"""Incident pages, and forms to acknowledge, accept and close incidents."""
 
 from __future__ import annotations
 
@@ -10,58 +10,54 @@ from typing import Any
 from sqlalchemy import select
 
 from groupbench.tracker.facts.errors import StoreError
-from groupbench.tracker.judge import alert_moves
 from groupbench.tracker.judge import alerts as stored
+from groupbench.tracker.judge import incident_moves, triage
 from groupbench.tracker.serve import queries
 from groupbench.tracker.serve.parameters import BadRequest, NotFound, Parameters
-from groupbench.tracker.serve.runs import alert_data
+from groupbench.tracker.serve.runs import incident_data
 from groupbench.tracker.serve.security import Person
 from groupbench.tracker.serve.site import Page, Site, paging_of, slice_of
-from groupbench.tracker.store.schema import Alert
+from groupbench.tracker.store.schema import Incident
 
 ACTIONS = ("acknowledge", "expect", "fixed", "invalid")
 _SHOWN = ("open", "all", *stored.STATES)
 
 
-def alerts(site: Site, parameters: Parameters) -> Page:
-    """Return the alerts page, sorted by change date, newest first."""
+def incidents(site: Site, parameters: Parameters) -> Page:
+    """Return the incidents page, the newest first."""
     state, paging = parameters.choice("state", _SHOWN, "open"), paging_of(parameters)
     states = {"open": stored.OPEN, "all": ()}.get(state, (state,))
     with site.database.read() as session:
         where, form = slice_of(site, session, parameters)
         parameters.done()
-        number, keys = queries.alert_keys(session, states, where, limit=paging.size, offset=paging.offset)
-        alert_rows = {alert.pk: alert for alert in stored.find(session, keys=set(keys))} if keys else {}
-        counts = queries.alert_counts(session)
+        number, keys = queries.incident_keys(session, states, where, limit=paging.size, offset=paging.offset)
+        counts = queries.incident_counts(session)
+        views = triage.of(session, stored.find(session, keys=set(keys)), site.calls) if keys else []
     data = {
         "state": state,
         "counts": {each: counts[each] for each in stored.STATES if counts.get(each)},
         "paging": paging.data(number),
-        "alerts": [alert_data(alert_rows[key]) for key in keys if key in alert_rows],
+        "incidents": [incident_data(view) for view in views],
     }
-    return Page("alerts.html", data, {"path": "/alerts", "asked": parameters, "states": _SHOWN, **form})
+    return Page("incidents.html", data, {"path": "/incidents", "asked": parameters, "states": _SHOWN, **form})
 
 
-def alert(site: Site, parameters: Parameters, key: int) -> Page:
-    """Return one alert's page, with all state changes. Raises NotFound."""
+def incident(site: Site, parameters: Parameters, key: int) -> Page:
+    """Return one incident's page, with its members and all state changes. Raises NotFound."""
     parameters.done()
     with site.database.read() as session:
-        row = _one(session, key)
-    return Page("alert.html", {"alert": alert_data(row)}, {"path": f"/alerts/{key}", "asked": parameters})
-
-
-def _one(session: Any, key: int) -> stored.AlertRow:
-    alert_rows = stored.find(session, keys={key})
-    if not alert_rows:
-        raise NotFound(f"no alert {key}; /alerts?state=all lists them")
-    return alert_rows[0]
+        views = triage.of(session, stored.find(session, keys={key}), site.calls)
+    if not views:
+        raise NotFound(f"no incident {key}; /incidents?state=all lists them")
+    data = {"incident": incident_data(views[0])}
+    return Page("incident.html", data, {"path": f"/incidents/{key}", "asked": parameters})
 
 
 def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dict[str, Any]], str]:
-    """Change alerts as a request asks, and return (the changed alerts, the path to return to).
+    """Change incidents as a request asks, and return (the changed ones, the path to return to).
 
-    Raises BadRequest or QueryError for invalid parameters, NotFound for an unknown alert, and StoreError if this server
-    is read-only or the database fails.
+    Raises BadRequest or QueryError for invalid parameters, NotFound for an unknown incident, and StoreError if this
+    server is read-only or the database fails.
     """
     requested = _requested(parameters, person)
     keys, action = requested.keys, requested.action
@@ -69,17 +65,19 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
         raise StoreError("this server only reads")
     now = datetime.now(UTC)
     with site.writer.write() as session:
-        stored_keys = set(session.scalars(select(Alert.id).where(Alert.id.in_(keys))))
+        stored_keys = set(session.scalars(select(Incident.id).where(Incident.id.in_(keys))))
         for key in keys:
             if key not in stored_keys:
-                raise NotFound(f"no alert {key}; /alerts?state=all lists them")
+                raise NotFound(f"no incident {key}; /incidents?state=all lists them")
         if action == "acknowledge":
-            changed = alert_moves.acknowledge(session, keys, requested.who, requested.reason, now)
+            changed = incident_moves.acknowledge(session, keys, requested.who, requested.reason, now)
         elif action == "expect":
-            changed = alert_moves.expect(session, keys, requested.until, requested.who, requested.reason, now, _unknown)
+            changed = incident_moves.expect(
+                session, keys, requested.until, requested.who, requested.reason, now, _unknown
+            )
         else:
-            changed = alert_moves.close(session, keys, action, requested.who, requested.reason, now)
-        return [alert_data(each) for each in changed], local(requested.back)
+            changed = incident_moves.close(session, keys, action, requested.who, requested.reason, now)
+        return [incident_data(view) for view in triage.of(session, changed, site.calls)], local(requested.back)
 
 
 def _unknown(name: str) -> str | None:
@@ -89,7 +87,7 @@ def _unknown(name: str) -> str | None:
 
 @dataclass(frozen=True)
 class _Requested:
-    """A request to change alerts."""
+    """A request to change incidents."""
 
     keys: Sequence[int]
     action: str
@@ -101,14 +99,14 @@ class _Requested:
 
 def _requested(parameters: Parameters, person: Person) -> _Requested:
     """Parse a request's parameters. Raises BadRequest for missing or contradictory parameters."""
-    keys, action = parameters.keys("alert"), parameters.choice("action", ACTIONS, "")
+    keys, action = parameters.keys("incident"), parameters.choice("action", ACTIONS, "")
     reason, until = parameters.text("reason"), parameters.text("until")
     who = person.who if person.session else parameters.text("who")  # only programs name themselves
-    back = parameters.text("next") or "/alerts"
+    back = parameters.text("next") or "/incidents"
     parameters.text("csrf")
     parameters.done()
     if not keys:
-        raise BadRequest("no alert was chosen; alert=KEY names one, and may be repeated")
+        raise BadRequest("no incident was chosen; incident=KEY names one, and may be repeated")
     if not action:
         raise BadRequest(f"no action; give one of {', '.join(ACTIONS)}")
     if not who:
@@ -121,6 +119,6 @@ def _requested(parameters: Parameters, person: Person) -> _Requested:
 
 
 def local(path: str) -> str:
-    """Return the path if it is on this server, else the alert list's path."""
+    """Return the path if it is on this server, else the path of the list."""
     plain = path.startswith("/") and not path.startswith("//") and "\\" not in path
-    return path if plain and path.isprintable() else "/alerts"
+    return path if plain and path.isprintable() else "/incidents"

@@ -1,0 +1,257 @@
+"""`groupbench incidents`: list incidents and change their state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from groupbench.tracker.cli.here import person, this_project
+from groupbench.tracker.cli.options import When, reading
+from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
+from groupbench.tracker.facts.verdicts import INCIDENT_STATES
+from groupbench.tracker.text.wording import commit_text, date, printable, printable_lines, signed_change
+
+if TYPE_CHECKING:
+    from groupbench.tracker.judge.alerts import AlertRow
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_EACH = (
+    Column("incident", "incident", right=True),
+    Column("state", "state", tones=INCIDENT_STATES),
+    Column("metric", "metric"),
+    *CELL,
+    *APART,
+    Column("change", "change", signed_change, right=True),
+    Column("A/B", "ab"),
+    Column("cause", "cause"),
+    Column("commit", "commit", commit_text),
+    Column("opened", "opened", date),
+    Column("until", "until"),
+    Column("last event", "last", wraps=True),
+)
+
+
+@click.command()
+@click.option("--all", "everything", is_flag=True, help="Include closed incidents.")
+@click.option(
+    "--each",
+    is_flag=True,
+    help="Print one line per member, not one per incident. Also print the commands that measure them again.",
+)
+@output_formats
+@click.pass_context
+def list_incidents(context: click.Context, everything: bool, each: bool, form: Format) -> None:
+    """List open incidents, the most expensive first: what, since when, whose, how sure, the cost and the next step.
+
+    `gate --update` opens and closes them. Below the incidents is what the newest run did not measure. With --each, JSON
+    and CSV have one entry per member, with every event.
+    """
+    from groupbench.tracker.judge import alerts as stored
+    from groupbench.tracker.judge import triage
+    from groupbench.tracker.tools import git
+
+    with reading(context.obj) as session:
+        states = None if everything else stored.OPEN
+        rows = stored.find(session, states=states, first_parents=git.first_parents, between=git.between)
+        incidents = triage.of(session, rows, this_project(context).calls())
+        unmeasured = triage.unmeasured(session)
+    if each:
+        columns = _EACH if form in ("table", "md") else plain(stored.AlertRow.columns())
+        write_table(columns, [alert.flat() for alert in rows], form)
+        for alert in rows if form == "table" else ():
+            if alert.repro is not None:
+                click.echo(printable(f"reproduce {alert.incident.pk}: {alert.repro}"))
+    elif form in ("json", "csv"):
+        write_table(plain(triage.IncidentView.columns()), [view.flat() for view in incidents], form)
+    else:
+        for line in triage.screen(incidents, unmeasured, most=None if everything else triage.MOST):
+            click.echo(printable_lines(line))
+    if form == "table" and not rows:
+        say("no incident" if everything else "no incident is open; --all lists closed incidents")
+
+
+class _IncidentId(click.IntRange):
+    """The number of an incident."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        try:
+            return int(super().convert(value, param, ctx))
+        except click.BadParameter:
+            self.fail(
+                f"{value!r} is not the number of an incident, such as 3; `groupbench incidents` lists them", param, ctx
+            )
+
+
+_ids = click.argument("ids", type=_IncidentId(min=1), nargs=-1, required=True, metavar="ID...")
+
+
+_of_series = click.option(
+    "--series",
+    type=click.IntRange(min=1),
+    multiple=True,
+    metavar="N",
+    help="Only the members about this series, which become an incident of their own; may be repeated.",
+)
+
+
+def _not_blank(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    if text is not None and not text.strip():
+        raise click.BadParameter("it must not be blank, since it is recorded with the change")
+    return None if text is None else text.strip()
+
+
+def _reason(help: str, required: bool = False) -> Callable[[F], F]:
+    return click.option("--reason", required=required, metavar="TEXT", callback=_not_blank, help=help)
+
+
+@click.command()
+@click.argument("ids", type=_IncidentId(min=1), nargs=-1, metavar="[ID...]")
+@click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
+@_of_series
+@_reason("Why the incidents are acknowledged, or the planned action. Required with ID.")
+@click.pass_obj
+def ack(db: str, ids: tuple[int, ...], improvements: bool, series: tuple[int, ...], reason: str | None) -> None:
+    """Mark incidents as known and being worked on. The gate still lists them, but fails only under --strict.
+
+    With --improvements, accept improved levels: the gate judges by them from now on and no longer reports them.
+    """
+    from groupbench.tracker.judge import incident_moves
+
+    if bool(ids) == improvements:
+        raise click.UsageError("give the IDs of incidents, or --improvements")
+    if improvements:
+        _change(db, lambda session: _improvements(session, reason))
+        return
+    if reason is None:
+        raise click.UsageError("missing --reason TEXT: the gate passes from now on, so record why")
+    _change(db, lambda session: incident_moves.acknowledge(session, ids, person(), reason, _now(), series))
+
+
+def _improvements(session: Any, reason: str | None) -> list[AlertRow]:
+    from groupbench.tracker.judge import gate, incident_moves
+    from groupbench.tracker.query.resolve import find_run
+    from groupbench.tracker.tools import git
+
+    judged = gate.judge_run(session, find_run(session, None), first_parents=git.first_parents)
+    return incident_moves.accept_improvements(session, judged, person(), reason, _now())
+
+
+@click.command("accept-transition")
+@click.argument("run", required=False)
+@_reason("Why the new levels are right. Default: a list of the changes.")
+@click.pass_obj
+def accept_transition(db: str, run: str | None, reason: str | None) -> None:
+    """Accept the new levels in RUN after a change of toolchain or machine.
+
+    RUN is the start of a run's id. Default: the newest run.
+
+    The gate judges by the new levels from now on. After a GPU change, the series continue their history on the new one.
+    If the code changed in the same run, that effect is accepted too. `groupbench confirm` separates the two: run it
+    first.
+    """
+    from groupbench.tracker.facts.errors import QueryError
+
+    def change(session: Any) -> list[AlertRow]:
+        from groupbench.tracker.judge import gate, incident_moves
+        from groupbench.tracker.query.resolve import find_run
+        from groupbench.tracker.tools import git
+
+        judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
+        accepted = incident_moves.accept_transition(session, judged, person(), reason, _now())
+        if not accepted:
+            raise QueryError(
+                f"nothing to accept: no series of run {judged.run.id[:12]} changed with its toolchain or machine"
+            )
+        return accepted
+
+    _change(db, change)
+
+
+@click.command()
+@_ids
+@click.option(
+    "--until",
+    metavar="DATE|COMMIT",
+    help='Make the incident "new" again on this date, after this time (30d), or at this commit.',
+)
+@_of_series
+@_reason("Why the new level is right.", required=True)
+@click.pass_obj
+def expect(db: str, ids: tuple[int, ...], until: str | None, series: tuple[int, ...], reason: str) -> None:
+    """Accept incidents' new levels: the gate judges by it from now on.
+
+    With --until COMMIT, the incidents become "new" again when COMMIT or a later one is measured. A wrong result
+    cannot be accepted.
+    """
+    from groupbench.tracker.judge import incident_moves
+
+    _change(db, lambda session: incident_moves.expect(session, ids, until, person(), reason, _now(), series=series))
+
+
+@click.command()
+@_ids
+@click.option(
+    "--as",
+    "state",
+    type=click.Choice(("fixed", "invalid")),
+    required=True,
+    help="fixed: the old level is back. invalid: the code is not the cause; accept the new level.",
+)
+@_of_series
+@_reason("Why the incidents are closed.", required=True)
+@click.pass_obj
+def close(db: str, ids: tuple[int, ...], state: str, series: tuple[int, ...], reason: str) -> None:
+    """Close incidents. An incident closed as fixed reopens if the gate sees the change again."""
+    from groupbench.tracker.judge import incident_moves
+
+    _change(db, lambda session: incident_moves.close(session, ids, state, person(), reason, _now(), series))
+
+
+@click.command()
+@_ids
+@_reason("The note.", required=True)
+@click.pass_obj
+def note(db: str, ids: tuple[int, ...], reason: str) -> None:
+    """Add a note to incidents, without a state change."""
+    from groupbench.tracker.judge import incident_moves
+
+    _change(db, lambda session: incident_moves.note(session, ids, person(), reason, _now()))
+
+
+def _change(db: str, change: Callable[[Any], list[AlertRow]]) -> None:
+    from groupbench.tracker.store.engine import open_store
+
+    with open_store(db, create=False) as store, store.write() as session:
+        changed = change(session)
+    members: dict[int, list[AlertRow]] = {}
+    for alert in changed:
+        members.setdefault(alert.incident.pk, []).append(alert)
+    for alerts in members.values():
+        first = alerts[0]
+        fails = [alert.advice for alert in alerts if alert.state == "acknowledged" and alert.advice]
+        what = first.series if len(alerts) == 1 else f"{len(alerts)} series"
+        click.echo(printable("; ".join([first.incident.text, str(what), *fails[:1]])))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@click.command("triage")
+@click.option(
+    "--since", type=When(), default="7d", show_default=True, metavar="DATE", help="Begin at this date or age."
+)
+@click.pass_context
+def week(context: click.Context, since: datetime) -> None:
+    """Summarise the incidents of a week in Markdown: open ones, and those accepted or fixed since then."""
+    from groupbench.tracker.judge import alerts, triage
+    from groupbench.tracker.tools import git
+
+    with reading(context.obj) as session:
+        rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
+        views = triage.of(session, rows, this_project(context).calls())
+        click.echo(printable_lines(triage.week(views, since, triage.unmeasured(session))).rstrip())

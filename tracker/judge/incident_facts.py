@@ -1,0 +1,117 @@
+"""Read the facts about a night's changes that show their causes, for `incidents.group`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Sequence
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from groupbench.tracker.judge.alerts import FAILING
+from groupbench.tracker.judge.incidents import Change
+from groupbench.tracker.judge.verdicts import Judged
+from groupbench.tracker.store.chunks import chunks
+from groupbench.tracker.store.schema import LoadedList, Point
+
+Place = tuple[int, int, int]
+"""Series, and the runs before and after a change."""
+
+
+class Causes:
+    """The facts about some rows.
+
+    Args:
+        session: The database.
+        rows: Rows that changed. Each `Change.key` is a row's number.
+    """
+
+    def __init__(self, session: Session, rows: Sequence[Judged]) -> None:
+        self.session = session
+        self.rows: dict[Hashable, Judged] = {key: row for key, row in enumerate(rows)}  # noqa: C416 # of wider keys
+        self._files = changed_files(session, [place for row in rows if (place := _place(row)) is not None])
+
+    def changes(self) -> list[Change]:
+        """Return each row's facts."""
+        return [self._change(key, row) for key, row in self.rows.items()]
+
+    def unchanged(self, rows: Iterable[Judged]) -> list[frozenset[str]]:
+        """Return the files that changed under other rows between the most common runs."""
+        places = [place for row in self.rows.values() if (place := _place(row)) is not None]
+        if not places:
+            return []
+        ends = [(base, head) for _, base, head in places]
+        base, head = max(sorted(set(ends)), key=ends.count)
+        series = {row.series.pk for row in rows} - {row.series.pk for row in self.rows.values()}
+        return list(changed_files(self.session, [(key, base, head) for key in sorted(series)]).values())
+
+    def _change(self, key: Hashable, row: Judged) -> Change:
+        alert, span, place = row.alert, row.span, _place(row)
+        run = None if row.point is None else row.point.run
+        head = span.head if span is not None else run
+        named = span.named[0].commits[-1]["hash"] if span is not None and span.named else None
+        size = None if row.change is None or row.change <= -1 else abs(math.log1p(row.change))
+        effect = row.effect
+        has_interval = effect.low is not None and effect.high is not None and effect.low > -1 and effect.high > -1
+        noise = (math.log1p(effect.high or 0.0) - math.log1p(effect.low or 0.0)) / 4 if has_interval else 0.0
+        joins = alert is not None and alert.incident.state in (*FAILING, "acknowledged")
+        return Change(
+            key=key,
+            kernel=(row.series.operator, row.series.backend),
+            effect=size,
+            first=None if span is None or span.base is None else span.base.started.timestamp(),
+            last=0.0 if head is None else head.started.timestamp(),
+            surroundings=_surroundings(row),
+            worse=not row.better,
+            wrong=row.what == "result",
+            files=self._files.get(place, frozenset()) if place else frozenset(),
+            commit=named,
+            noise=max(noise, 0.003),
+            incident=alert.incident.pk if alert is not None and joins else None,
+            metric=row.what or "",
+        )
+
+
+def _surroundings(row: Judged) -> str:
+    """Return the toolchain or machine that changed, or "" for the code."""
+    if row.cause in ("toolchain", "code and toolchain"):
+        return "; ".join(row.transition.differences) if row.transition is not None else str(row.cause)
+    if row.cause in ("environment", "machine", "infrastructure"):
+        return f"machine {'' if row.point is None else row.point.environment.machine}"
+    return ""
+
+
+def _place(row: Judged) -> Place | None:
+    span = row.span
+    return None if span is None or span.base is None else (row.series.pk, span.base.pk, span.head.pk)
+
+
+def changed_files(session: Session, places: Sequence[Place]) -> dict[Place, frozenset[str]]:
+    """Return the loaded files that differ between two runs, for each series.
+
+    Places where these are not known are left out.
+    """
+    lists: dict[tuple[int, int], int] = {}
+    runs = {run for _, base, head in places for run in (base, head)}
+    for run in runs:
+        for chunk in chunks({series for series, base, head in places if run in (base, head)}):
+            query = select(Point.series_id, Point.code_id).where(Point.run_id == run, Point.series_id.in_(chunk))
+            for series, code in session.execute(query.where(Point.code_id.is_not(None))):
+                lists[series, run] = code or 0
+    items = {}
+    for chunk in chunks(set(lists.values())):
+        for key, stored in session.execute(select(LoadedList.id, LoadedList.items).where(LoadedList.id.in_(chunk))):
+            items[key] = stored or {}
+    differences: dict[tuple[int, int], frozenset[str]] = {}
+    by_place = {}
+    for series, base, head in places:
+        before, after = lists.get((series, base)), lists.get((series, head))
+        if before is None or after is None:
+            continue
+        if (before, after) not in differences:
+            old, new = items[before], items[after]
+            differences[before, after] = frozenset(
+                file for file in old.keys() | new.keys() if old.get(file) != new.get(file)
+            )
+        by_place[series, base, head] = differences[before, after]
+    return by_place
