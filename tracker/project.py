@@ -14,6 +14,9 @@ relative to the file's folder.
     device = "cuda"                        # "cuda": only with a GPU; "cpu": only without; omitted: both
     only = ["triton"]                      # optional, like skip, mode, protocol, bursts, samples, idle and seed
 
+    [renamed]
+    fast_scale = "scale"                   # the new name of an operator, a backend or a shape
+
     [toolchains]
     stable = "requirements-stable.txt"     # a .txt file: requirements of an environment, which is kept
     nightly = "/opt/nightly/bin/python"    # anything else: a Python interpreter
@@ -107,6 +110,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         confirm: Time for suspects, by default `ab.confirm.enough`.
         wait: Time to wait for other commands on the device.
         database: A file or a URL; records and artifacts are folders; report is a file.
+        renamed: New names of operators, backends and shapes by their old ones: `night` lets their series continue.
         owner: Of incidents that neither a commit nor CODEOWNERS gives one, such as `@team/kernels`.
         toolchains: Requirement files (*.txt) and interpreters by name, for `night --toolchain` and `confirm`.
     """
@@ -126,6 +130,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     artifacts: str = "artifacts"
     report: str = "report.html"
     post: Post | None = None
+    renamed: dict[str, str] = {}
     owner: str | None = None
     traffic: Traffic = Traffic()
     toolchains: dict[str, str] = {}

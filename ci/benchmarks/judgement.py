@@ -1,6 +1,7 @@
 """Measure the gate's statistics on simulated nights: error rates, power, speed.
 
-A series is *asked* if its result is worth an A/B, *unconfirmed*, *suspect* or *certain* as by the table of rules.
+A series is *asked* if its result is worth an A/B, *undecided*, *unconfirmed*, *suspect* or *certain* as by the table of
+rules.
 `--scale 0.1` simulates a tenth of the series. The part `public` needs `--nyrkio`, a folder with the public histories
 rocksdb_2023.csv.gz and tigerbeetle_2023.csv.gz (columns timestamp, commit, metric, value and, with several benchmarks,
 test).
@@ -123,7 +124,7 @@ def gpu(options: argparse.Namespace) -> Rows:
 
 def quiet(options: argparse.Namespace) -> Rows:
     """Judge every third night of quiet series by history alone."""
-    yield "timing", "noise", "sd", "unconfirmed of 1,000", "suspect of 1,000", "certain of 1,000", "judgements"
+    yield "timing", "noise", "sd", *COUNTED
     rng, scale = options.rng, options.scale
     for timing, sds in (("gpu", (0.001, 0.002, 0.005)), ("cpu", (0.05, 0.1, 0.2))):
         for name, noise in NOISES.items():
@@ -131,17 +132,64 @@ def quiet(options: argparse.Namespace) -> Rows:
                 yield (timing, name, f"{sd:.1%}", *_by_history(sd * noise(rng, times(150, scale), 60), timing))
 
 
+def verdict_of(walked: Walked, n: int, timing: str) -> Verdict:
+    """Return the verdict on the newest of n results by history alone."""
+    return decide(Evidence(had=True, n=n - 1, decidable=True, **of_history(walked, timing))).verdict
+
+
+COUNTED = *(f"{word} of 1,000" for word in ("undecided", "unconfirmed", "suspect", "certain")), "judgements"
+
+
 def _by_history(y: Floats, timing: str) -> tuple[object, ...]:
-    """Return how many of 1,000 judgements are unconfirmed, suspect, and newly certain, and their number."""
-    counts, number = [0, 0, 0], 0
+    """Return how many of 1,000 judgements have each verdict or are newly certain, and their number."""
+    counts, number = [0, 0, 0, 0], 0
     for row in y:
         for n in range(2, len(row) + 1, 3):
             walked, number = judged(row[:n], timing), number + 1
-            verdict = decide(Evidence(had=True, n=n - 1, decidable=True, **of_history(walked, timing))).verdict
-            counts[0] += verdict is Verdict.UNCONFIRMED
-            counts[1] += verdict is Verdict.SUSPECT and walked.nights > 0
-            counts[2] += is_certain(walked, n)
+            verdict = verdict_of(walked, n, timing)
+            counts[0] += verdict is Verdict.UNDECIDED
+            counts[1] += verdict is Verdict.UNCONFIRMED
+            counts[2] += verdict is Verdict.SUSPECT and walked.distance > 0
+            counts[3] += is_certain(walked, n)
     return *(f"{1000 * count / number:.2f}" for count in counts), number
+
+
+def _worse(walked: Walked, n: int, timing: str) -> Verdict:
+    return verdict_of(walked, n, timing) if walked.distance > 0 else Verdict.OK
+
+
+def steps(options: argparse.Namespace) -> Rows:
+    """See a step by history alone: share of series that fail on the first three nights, and that are undecided."""
+    yield (
+        "timing",
+        "noise",
+        "sd",
+        "step",
+        "outlier",
+        *(f"{n} results: nights 1 to 3, undecided" for n in (2, 5, 10, 30)),
+    )
+    rng, scale = options.rng, options.scale
+    cases = (
+        ("gpu", "Gaussian", 0.001, 0.009), ("gpu", "Gaussian", 0.001, 0.018), ("gpu", "exponential", 0.002, 0.018),
+        ("cpu", "Gaussian", 0.03, 0.25), ("cpu", "exponential", 0.05, 0.3), ("cpu", "exponential", 0.05, 0.5),
+        ("cpu", "exponential", 0.1, 1.0), ("cpu", "Gaussian", 0.2, 1.0),
+    )  # fmt: skip
+    for timing, name, sd, step in cases:
+        for outlier in (0.0, 1.3 if timing == "gpu" else 3.0):
+            shares = []
+            for n in (2, 5, 10, 30):
+                y = sd * NOISES[name](rng, times(100, scale), n + 3)
+                y[:, n // 2] += math.log(outlier or 1.0)
+                y[:, n:] += math.log1p(step)
+                walked = [[judged(row[: n + k], timing) for k in (1, 2, 3)] for row in y]
+                verdicts = [
+                    [_worse(one, n + k, timing) for k, one in enumerate(each, 1) if len(one.stack) == 1]
+                    for each in walked
+                ]
+                failing = [np.mean([len(each) < k or each[k - 1].exit != 0 for each in verdicts]) for k in (1, 2, 3)]
+                undecided = np.mean([each[:1] == [Verdict.UNDECIDED] for each in verdicts])
+                shares.append(" ".join(f"{share:.0%}" for share in (*failing, undecided)))
+            yield timing, name, sd, f"{step:.1%}", outlier or "", *shares
 
 
 def drift(options: argparse.Namespace) -> Rows:
@@ -173,13 +221,15 @@ def speed(options: argparse.Namespace) -> Rows:
 
 def public(options: argparse.Namespace) -> Rows:
     """Judge recorded CI histories in random order, in which no night has a real change, by history alone."""
-    yield "history", "series", "unconfirmed of 1,000", "suspect of 1,000", "certain of 1,000", "judgements"
+    yield "history", "limits of", "series", *COUNTED
     if options.nyrkio is None:
         return
     for path in sorted(options.nyrkio.glob("*_2023.csv.gz")):
         series = [options.rng.permutation(log) for log in read(path)]
         length = min(map(len, series))
-        yield path.name.split("_")[0], len(series), *_by_history(np.stack([one[:length] for one in series]), "gpu")
+        for timing in ("cpu", "gpu"):
+            y = np.stack([one[:length] for one in series])
+            yield path.name.split("_")[0], timing, len(series), *_by_history(y, timing)
 
 
 def read(path: Path) -> Iterator[Floats]:
@@ -198,7 +248,7 @@ def read(path: Path) -> Iterator[Floats]:
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], Rows]] = {
-    "cpu": cpu, "gpu": gpu, "quiet": quiet, "drift": drift, "speed": speed, "public": public,
+    "cpu": cpu, "gpu": gpu, "quiet": quiet, "steps": steps, "drift": drift, "speed": speed, "public": public,
 }  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,18 @@ import click
 
 from groupbench.tracker.cli.here import program_of, this_project
 from groupbench.tracker.cli.options import min_effect_option
-from groupbench.tracker.cli.output import APART, Column, Format, output_formats, plain, say, write_json, write_table
+from groupbench.tracker.cli.output import (
+    APART,
+    CELL,
+    Column,
+    Format,
+    output_formats,
+    plain,
+    say,
+    write_json,
+    write_table,
+    write_with_details,
+)
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.text.wording import printable
@@ -25,7 +37,7 @@ if TYPE_CHECKING:
     from groupbench.tracker.outputs.result import GateResult
 
 LONGEST_NOTE = 300
-"""Most characters of a note in the table, since a compiler's message may be megabytes. JSON and CSV have all of it."""
+"""Most characters of a line, since a compiler's message may be megabytes. JSON, CSV and `--why` have all of it."""
 
 
 REPROS = 3
@@ -39,24 +51,13 @@ def without_end(text: str) -> str:
 COLUMNS = (
     Column("verdict", "verdict"),
     Column("metric", "metric"),
-    Column("cause", "cause"),
-    Column("operator", "operator"),
-    Column("backend", "backend"),
-    Column("mode", "mode"),
-    Column("shape", "shape", wraps=True),
-    Column("dtype", "dtype"),
+    *(replace(column, varies=column.key in ("mode", "dtype")) for column in CELL),
     *APART,
-    Column("before", "was", right=True),
+    Column("was", "was", right=True),
     Column("now", "now", right=True),
     Column("change", "change", right=True),
-    Column("interval", "interval"),
-    Column("p", "p", lambda p: "" if p is None else f"{p:.1g}", right=True),
-    Column("earlier results", "n", right=True),
-    Column("results since", "since", right=True),
-    Column("commits", "commits"),
-    Column("subject", "subject", wraps=True),
-    Column("note", "note", lambda note: "" if note is None else without_end(note), wraps=True),
 )
+DETAILS = Column("details", "details", without_end)
 
 
 @click.command()
@@ -179,7 +180,11 @@ def _explain(judged: Gate, why: str) -> None:
     if not rows:
         raise click.UsageError(f"no series of the run has the number or the words {why!r}; `groupbench list series`")
     for row in rows:
-        click.echo(printable(f"{row.series}: {row.verdict}" + (f" {row.what}" if row.what else "")))
+        shown = row.shown
+        levels = f", {shown.before_text} → {shown.now_text}, {shown.change_text}" if shown.change_text else ""
+        click.echo(printable(f"{row.series}: {row.verdict}" + (f" {row.what}" if row.what else "") + levels))
+        if row.details:
+            click.echo(printable(f"  {row.details}"))
         for line in row.evidence.lines:
             click.echo(printable(f"  {line}"))
         over = passed_over(row.evidence)
@@ -234,7 +239,10 @@ def _write_rows(judged: Gate, form: Format, program: list[str]) -> None:
     rows = [row.flat() | cells(row) for row in rest]
     if rows:
         click.echo()
-        write_table([column for column in COLUMNS if any(row.get(column.key) for row in rows)], rows, form)
+    if form == "md" and rows:
+        write_table([*COLUMNS, DETAILS], rows, form)
+    elif rows:
+        write_with_details(COLUMNS, rows, [row["details"] for row in rows])
     failing = (row for row in rest if row.verdict.exit is not ExitCode.OK and not row.acknowledged)
     commands = [f"reproduce: {row.repro}" for row in failing if row.repro]
     for line in commands[:REPROS] + _searches(rest, program)[:REPROS]:
@@ -268,14 +276,10 @@ def _searches(rows: Iterable[Judged], program: list[str]) -> list[str]:
 
 
 def cells(row: Judged) -> dict[str, str]:
-    """Return the table cells that are missing in the JSON."""
+    """Return the table cells that are missing in the JSON; `latency` goes without saying."""
     shown = row.shown
-    levels = {"was": shown.before_text, "now": shown.now_text}
-    return {**levels, "change": shown.change_text, "interval": shown.interval(), "commits": commits(row)}
-
-
-def commits(row: Judged) -> str:
-    """Return the commits around the change, and whether a search named it or several remain."""
-    if row.span is None:
-        return ""
-    return row.span.text + (f" ({row.span.remark})" if row.span.remark else "")
+    metric = "" if row.what in ("latency", row.verdict) else row.what or ""
+    return {
+        "metric": metric, "was": shown.before_text, "now": shown.now_text, "change": shown.change_text,
+        "details": row.details,
+    }  # fmt: skip

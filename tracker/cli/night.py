@@ -373,8 +373,8 @@ class Night:
         from groupbench.tracker.store.engine import open_store
 
         with open_store(self._places.database, create=False) as store, store.write() as session:
-            entries, now = self._project.settings.measure, datetime.now(UTC)
-            store_plan(session, find_run(session, run), entries, now, git.first_parents)
+            plan, now = self._project.settings, datetime.now(UTC)
+            store_plan(session, find_run(session, run), plan.measure, now, git.first_parents, plan.renamed)
 
     def _outputs(self) -> list[str]:
         folder = self._places.artifacts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -14,10 +15,20 @@ import click
 
 from groupbench.tracker.facts.verdicts import Tone, Verdict
 from groupbench.tracker.text.cells import cell_for, formula_safe, json_for
+from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import INTERPRETED, milliseconds, printable
 
 Format = Literal["table", "json", "csv", "md"]
 F = TypeVar("F", bound=Callable[..., Any])
+
+WIDTH = 120
+"""Columns of a terminal that rows with details are made for."""
+
+_DETAILS = 3
+"""Most lines of details below a row."""
+
+_LONGEST_NAME = 36
+"""Longest shape, in characters, whose middle is not left out in a row with details."""
 
 _LONGEST_CELL = 44
 """Longest text, in characters, whose middle is not left out on a terminal."""
@@ -106,6 +117,36 @@ def write_table(columns: Sequence[Column], rows: Sequence[dict[str, Any]], form:
         click.echo(_plain(columns, rows))
 
 
+def write_with_details(columns: Sequence[Column], rows: Sequence[dict[str, Any]], details: Sequence[str]) -> None:
+    """Print a table with a text below each row, in at most `WIDTH` columns where names are not longer."""
+    columns = [column for column in columns if any(row.get(column.key) for row in rows)]
+    columns = [column for column in columns if not column.varies or len({row[column.key] for row in rows}) > 1]
+    short = [
+        {
+            column.key: shortened(row[column.key], _LONGEST_NAME) if column.middle else row[column.key]
+            for column in columns
+        }
+        for row in rows
+    ]
+    head, *lines = _plain(columns, short).splitlines()
+    click.echo(head)
+    for line, row, text in zip(lines, rows, details, strict=True):
+        word = str(row[columns[0].key])
+        click.echo(line.replace(word, click.style(word, fg=_COLOURS.get(word) or None), 1))
+        for part in _filled(printable(text), WIDTH - 4):
+            click.echo(f"    {part}")
+
+
+def _filled(text: str, width: int) -> list[str]:
+    """Return the lines of a text, which break between its parts if possible."""
+    lines = [""]
+    for part in text.replace("; ", ";\n").splitlines():
+        for piece in textwrap.wrap(part, width):
+            joined = f"{lines[-1]} {piece}".strip()
+            lines[-1:] = [joined] if len(joined) <= width else [lines[-1], piece]
+    return lines if len(lines) <= _DETAILS else [*lines[:_DETAILS], "…"]
+
+
 def write_notes(lines: Sequence[str], form: Format) -> None:
     """Write lines below a table; for CSV, to stderr."""
     for line in lines:
@@ -143,7 +184,6 @@ def _terminal(columns: Sequence[Column], rows: Sequence[dict[str, Any]]) -> None
     from rich.text import Text
 
     from groupbench.tracker.cli.screen import Head, folded, lay_out
-    from groupbench.tracker.text.terminal import shortened
 
     console = Console()
     cells = _cells(columns, rows)

@@ -120,6 +120,13 @@ class Verdict(StrEnum):
         of_sides=True,
         unjudged="on a new machine",
     )
+    UNDECIDED = _Facts(
+        "undecided",
+        FAINT,
+        "it may have got worse, but there are too few results to tell, and no A/B was made",
+        strict=ExitCode.INCOMPLETE,
+        unjudged="undecided",
+    )
     IMPROVED = _Facts("improved", GOOD, "it got better", changed=True, of_sides=True)
     NOISY = _Facts(
         "noisy",
@@ -155,6 +162,9 @@ class RunOutcome:
     word: str
     tone: Tone
 
+
+UNDECIDED = RunOutcome("undecided", FAINT)
+"""The outcome of a run that passed although history alone cannot tell whether a series got worse."""
 
 OUTCOMES = {
     ExitCode.FAILED: RunOutcome("regression", BAD),

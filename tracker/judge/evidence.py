@@ -6,6 +6,7 @@ further metric are judged by the same table (`rules.py`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -49,6 +50,8 @@ class Evidence:
         p: Chance of such a distance on the level.
         nights: Number of nights in a row that are out; negative if they are for the better.
         beyond: Tonight's value is farther from all results of the level than they are from each other.
+        far: Number of nights in a row that are so for the worse, by more than counts.
+        rank: Chance of as many if nothing changed, by their ranks alone.
         few: Few earlier results, so that history alone shows gross changes only.
         slight: Few earlier results, and the distance is not gross: history alone shows nothing.
         back: Tonight's value is the first back on the level before a change.
@@ -86,6 +89,8 @@ class Evidence:
     p: float | None = None
     nights: int = 0
     beyond: bool = False
+    far: int = 0
+    rank: float = 1.0
     few: bool = False
     slight: bool = False
     back: bool = False
@@ -111,11 +116,13 @@ class Evidence:
     def lines(self) -> list[str]:
         """The known facts, a fact a line, as `gate --why` prints them."""
         return [
-            f"{field.name}: {_text(getattr(self, field.name))}"
+            f"{field.name}: {_text(field.name, getattr(self, field.name))}"
             for field in fields(self)
             if getattr(self, field.name) not in (None, field.default)
         ]
 
 
-def _text(value: Any) -> str:
+def _text(name: str, value: Any) -> str:
+    if name in ("sigma", "reach", "counts", "distance"):  # logarithms
+        return f"{100 * math.expm1(value):.3g} %"
     return f"{value:.3g}" if isinstance(value, float) else str(value)

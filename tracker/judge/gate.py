@@ -153,7 +153,7 @@ class _Part:
         data = self.data
         stored = data.named.get(row.series.pk, ())
         named = named_in(data.session, stored, span, row.what, row.change, data.line)
-        counts = row.verdict.changed or row.verdict is Verdict.WRONG
+        counts = row.verdict.changed or row.verdict in (Verdict.WRONG, Verdict.UNDECIDED)
         return replace(
             span, head_author=author, named=named, number=number_of_commits(span, self.between) if counts else None
         )

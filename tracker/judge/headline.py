@@ -9,7 +9,7 @@ from typing import NamedTuple
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.verdicts import FAINT, Tone, Verdict, tone_of_count
 from groupbench.tracker.judge.verdicts import Judged, count, latencies, measured, outcome
-from groupbench.tracker.text.wording import counted
+from groupbench.tracker.text.wording import counted, signed_change
 
 NEWS = 3
 """Number of results on a new level for which an improvement makes the headline; later it is only counted."""
@@ -94,12 +94,12 @@ def _incomplete(rows: Sequence[Judged], strict: bool) -> str:
         return "nothing was measured"
     headlines = _headlines(rows, ExitCode.INCOMPLETE, strict)
     required = f"--strict requires a verdict on every series ({_not_judged(count(rows))})"
-    return (headlines or required) + _advice(rows, strict)
+    return (headlines or required) + _advice([row for row in rows if row.exit_code(strict) is not ExitCode.OK])
 
 
-def _advice(rows: Sequence[Judged], strict: bool) -> str:
-    """Return the command to decide failing rows, or "" if no A/B comparison can."""
-    open_rows = [row for row in rows if row.ab_base and row.exit_code(strict) is not ExitCode.OK]
+def _advice(rows: Sequence[Judged]) -> str:
+    """Return the command to decide rows, or "" if no A/B comparison can."""
+    open_rows = [row for row in rows if row.ab_base]
     if not open_rows:
         return ""
     command = "groupbench confirm --again" if all(row.compared for row in open_rows) else "groupbench confirm"
@@ -110,6 +110,8 @@ def _advice(rows: Sequence[Judged], strict: bool) -> str:
 
 def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
     """Return the headline of a run with exit code 0: the most noteworthy reason why it passes."""
+    if undecided := [row for row in rows if row.verdict is Verdict.UNDECIDED]:
+        return _undecided(undecided)
     if news := _news(rows):
         return news
     if set(counts) <= {Verdict.NEW, Verdict.UNAVAILABLE}:
@@ -120,6 +122,17 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
     if not timed:
         return "no result changed; no latency was measured"
     return no_change_above(rows)
+
+
+def _undecided(rows: Sequence[Judged]) -> str:
+    """Return how many series history alone cannot decide, with the largest change."""
+    largest = max(rows, key=lambda row: row.change or 0.0)
+    size = f"{'up to ' if len(rows) > 1 else ''}{signed_change(largest.change)}"
+    return f"history cannot tell whether {len(rows)} series got slower ({size})" + _advice(rows)
+
+
+def _short(row: Judged) -> str:
+    return f"{row.series.backend} {row.series.shape}"
 
 
 MOST = 0.95
@@ -145,8 +158,7 @@ def no_change_above(rows: Sequence[Judged]) -> str:
     number = max(int(MOST * len(ordered)), 1)
     most = ordered[number - 1][0]
     rest = f"; {number:,} of {len(ordered):,} below {_percent(most)}" if most < largest / 1.2 else ""
-    series = row.series
-    return f"{text} ({series.backend} {series.shape}{rest})"
+    return f"{text} ({_short(row)}{rest})"
 
 
 def _percent(distance: float) -> str:

@@ -29,16 +29,16 @@ from groupbench.tracker.judge.parts import (
     why_undecided,
 )
 from groupbench.tracker.judge.pasts import Past
-from groupbench.tracker.judge.rules import AT_ONCE
+from groupbench.tracker.judge.rules import AT_ONCE, TO_SUSPECT
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged, News
 from groupbench.tracker.query.rows import PointRow, RunRow
-from groupbench.tracker.stats.predict import FIRST, LAST, PRIOR_WEIGHT, mad
+from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, mad
 from groupbench.tracker.stats.screen import Followed, follow
 from groupbench.tracker.stats.thresholds import FLOOR, GROSS, TOO_NOISY, least_effect, prior_scatter
-from groupbench.tracker.stats.walk import ENOUGH, NIGHTS, OUT, Level, Walked
+from groupbench.tracker.stats.walk import NIGHTS, OUT, Level, Walked
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 
@@ -65,7 +65,7 @@ def worth(walked: Walked, ask: float, least: float) -> float | None:
     if not walked.results:
         return None
     ask = ask if walked.distance > 0 else ask / BETTER
-    if walked.results <= YOUNG and walked.distance > least:
+    if walked.far or (walked.results <= YOUNG and walked.distance > least):
         ask = 1.0
     runs = range(1, len(walked.ps) + 1)
     return min((max(walked.ps[:k]) ** k for k in runs if max(walked.ps[:k]) <= ask ** (1 / k)), default=None)
@@ -192,7 +192,9 @@ class Latencies:
         """Return the case of a change for the worse in force."""
         stack, newest = one.walked.stack, at == len(one.walked.stack) - 1
         was = stack[at - 1].centre if level.was is None else level.was
-        now = one.value if newest and (level.gradual or not one.walked.nights) else level.centre_without(one.begins)
+        nights = one.walked.nights  # tonight may have a row of its own
+        apart = (nights > 0 and one.walked.beyond) or abs(nights) >= TO_SUSPECT
+        now = one.value if newest and (level.gradual or not apart) else level.centre_without(one.begins)
         alert = self.data.alert(level.tag) or one.alert_in(level, stack[at + 1].start if not newest else None)
         since = sum(place >= level.start for place in range(len(one.own)))
         evidence = replace(
@@ -430,11 +432,13 @@ def _with_priors(points: Sequence[PointRow], followed: Sequence[Followed]) -> li
 
 def of_history(walked: Walked, timing: str) -> dict[str, Any]:
     """Return the fields of Evidence that earlier results alone give, of a latency with this timing."""
-    few = walked.top is not None and walked.top.freedom < ENOUGH + PRIOR_WEIGHT - 1
+    few = walked.top is not None and walked.top.few
     return {
         "p": walked.p if walked.ps else None,
         "nights": walked.nights,
         "beyond": walked.beyond,
+        "far": walked.far,
+        "rank": walked.rank,
         "since": abs(walked.nights),
         "few": few,
         "slight": few and abs(walked.distance) <= math.log1p(GROSS[timing]),

@@ -15,6 +15,8 @@ from groupbench.tracker.stats.walk import NIGHTS
 
 AT_ONCE = 0.001
 """Chance at most which a change of an error is certain on its first night: no A/B could decide about it."""
+RARE = 0.005
+"""The same where it is the most that a few results, or the ranks of results, can show."""
 TO_SUSPECT = 2
 """Number of nights in a row that make a suspect."""
 
@@ -183,14 +185,26 @@ RULES: tuple[Rule, ...] = (
         "two nights in a row, each with a chance of at most 1 % on the level and beyond the least that counts",
     ),
     Rule(
-        "unconfirmed", lambda e: e.nights > 0 and e.p is not None and (e.few or e.p <= AT_ONCE) and e.beyond
+        "nights apart", lambda e: e.far >= TO_SUSPECT and e.rank <= RARE and e.decidable and not e.canary,
+        Verdict.SUSPECT,
+        "nights in a row beyond the least that counts, farther from all earlier results than those are from each "
+        "other, with a chance of at most 0.5 % by their ranks",
+    ),
+    Rule(
+        "unconfirmed", lambda e: e.nights > 0 and e.p is not None and e.p <= (RARE if e.few else AT_ONCE) and e.beyond
         and (e.decidable or e.is_error) and not e.slight, Verdict.UNCONFIRMED,
         "a first night with a chance of at most 0.1 %, farther from all results than they are from each other; or, "
-        "with few earlier results, a gross change with a chance of at most 1 %",
+        "with few earlier results, a gross change with a chance of at most 0.5 %",
     ),
     Rule(
         "two nights better", lambda e: -e.nights >= TO_SUSPECT and e.decidable and not e.slight, Verdict.SUSPECT,
         "the same two nights for the better: it may have improved",
+    ),
+    Rule(
+        "too early", lambda e: e.far > 0 and e.decidable and not (e.canary or e.same_code or e.excused),
+        Verdict.UNDECIDED,
+        "farther from all earlier results than those are from each other, and beyond the least that counts, but too "
+        "likely by chance",
     ),
     Rule(
         "to compare", lambda e: e.asked, Verdict.OK,

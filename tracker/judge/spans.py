@@ -29,6 +29,11 @@ class Span:
         return f"{'' if self.base is None else self.base.state}..{self.head.state}"
 
     @property
+    def date(self) -> str:
+        """The date of the first run after the change."""
+        return f"{self.head.started:%Y-%m-%d}"
+
+    @property
     def commit(self) -> str:
         """The hash of the commit to show: the one that a search named, or else the head's."""
         return self.named[0].commits[-1]["hash"] if self.named else self.head.commit
@@ -55,6 +60,12 @@ class Span:
         text = "named by bisect" if number == 1 else f"one of {number} commits left by bisect"
         others = ", ".join(each.commits[-1]["hash"][:10] for each in self.named[1:])
         return f"{text}, which also named {others}" if others else text
+
+    @property
+    def in_words(self) -> str:
+        """The commits with the subject, if it is that of the only one."""
+        subject = self.subject if self.named or self.number in (None, 1) else None
+        return " ".join(filter(None, [self.text, self.remark and f"({self.remark})", subject]))
 
     @property
     def ends(self) -> tuple[RunRow, ...]:

@@ -12,7 +12,7 @@ from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.identity import SHOWN
 from groupbench.tracker.facts.metrics import LATENCY, RMS, Metric, named
 from groupbench.tracker.facts.record import MEASURED
-from groupbench.tracker.facts.verdicts import NOT_JUDGED, OUTCOMES, RunOutcome, Verdict, most_severe
+from groupbench.tracker.facts.verdicts import NOT_JUDGED, OUTCOMES, UNDECIDED, RunOutcome, Verdict, most_severe
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.judge.shown import Shown
@@ -22,6 +22,7 @@ from groupbench.tracker.query.rows import PointRow, RunRow, SeriesRow
 from groupbench.tracker.query.tables import Rows
 from groupbench.tracker.store.comparisons import Compared
 from groupbench.tracker.text import repro
+from groupbench.tracker.text.wording import counted
 
 FEW = 8
 """The largest number of incomparable series with one reason that a report lists one by one."""
@@ -133,6 +134,15 @@ class Judged:
         return Shown(metric, before, now, effect.change, effect.low, effect.high, timing)
 
     @property
+    def details(self) -> str:
+        """Since when, for how many results, the commits, the cause and the note, as one text."""
+        since = ""
+        if self.span is not None:
+            results = f", {counted(self.news.since, 'result')}" if self.news.since else ""
+            since = f"since {self.span.date}{results}: {self.span.in_words}"
+        return "; ".join(filter(None, [since, self.cause and f"cause {self.cause}", self.note]))
+
+    @property
     def latency_now(self) -> float | None:
         """The latency to show next to the effect, in ms: the level since a change of it, else the run's latency."""
         if self.metric in (None, LATENCY):
@@ -204,7 +214,7 @@ class Judged:
             "timing": _of(self.point, "timing"),
             "rms": _of(self.point, "rms"),
             "commits": _of(self.span, "text"),
-            "subject": _of(self.span, "subject"),
+            "subject": None if self.span is None or self.span.remark.startswith("one of") else self.span.subject,
             "author": _of(self.span, "author"),
             "one_of": _of(self.span, "number"),
             "named": [asdict(each) for each in self.span.named] if self.span and self.span.named else None,
@@ -341,4 +351,6 @@ def latencies(rows: Sequence[Judged]) -> tuple[int, int]:
 
 def outcome(rows: Sequence[Judged], code: ExitCode) -> RunOutcome:
     judged, timed = latencies(rows)
+    if code is ExitCode.OK and any(row.verdict is Verdict.UNDECIDED for row in rows):
+        return UNDECIDED
     return NOT_JUDGED if code is ExitCode.OK and timed and not judged else OUTCOMES[code]

@@ -1,9 +1,9 @@
-"""Store the decisions of the plan about series: cells that it no longer has, and the changes that count."""
+"""Store the decisions of the plan about series: new names, cells that it no longer has, the changes that count."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy.orm import Session
@@ -15,6 +15,7 @@ from groupbench.tracker.query.points import points_of_run
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import decisions
+from groupbench.tracker.store.rename import rename_to
 
 
 def may_measure(entry: PlanEntry, series: SeriesRow) -> bool:
@@ -40,10 +41,13 @@ def store_plan(
     entries: Sequence[PlanEntry],
     now: datetime,
     first_parents: FirstParents | None = None,
+    renamed: Mapping[str, str] | None = None,
 ) -> None:
     """Store the decisions of the plan about a run's series, and about those that it no longer measures."""
     night = runs_of_night(session, run)
     points = [point for each in night for point in points_of_run(session, each)]
+    if renamed:
+        rename_to(session, {point.series.pk for point in points}, renamed)
     hardware = {point.series.hardware for point in points}
     _, expected = previous_night(session, night, hardware, line_of(session, run, first_parents))
     present = {point.series.pk: point.series for point in points}

@@ -106,7 +106,7 @@ def group_line(group: ChangeGroup, place: CiLocation) -> str:
     if len(group.rows) == 1:
         parts.append(code(shortened(printable(first.series.shape), _SHAPE)))
     if first.span is not None:
-        parts.append("since " + commit(first.span, place))
+        parts.append(f"since {first.span.date}, {commit(first.span, place)}")
     if first.cause:
         parts.append(f"cause {first.cause}")
     if group.note and first.what not in ("accuracy",):

@@ -121,7 +121,7 @@ def _first_commit(row: Judged) -> TableCell:
         return TableCell("")
     text = f"{span.label} {span.subject or ''}".strip()
     base = "" if span.base is None or span.named else f"last before: {span.base.state}"
-    more = [span.author and f"by {span.author}", span.remark, base]
+    more = [f"since {span.date}", span.author and f"by {span.author}", span.remark, base]
     return TableCell(text, "message", more=", ".join(filter(None, more)) or None)
 
 

@@ -28,6 +28,12 @@ MAD_SD = 1.4826
 """Standard deviation of a normal distribution whose median absolute deviation is 1."""
 MEDIAN_VARIANCE = 1.57
 """Variance of a median over that of the mean of as many normal values."""
+MAD_WORTH = 0.37
+"""Efficiency of the median absolute deviation: the share of the results that it is worth."""
+ENOUGH = 5
+"""Number of earlier results from which they show their tail, and nights alone can be certain."""
+TAIL = 10
+"""One result in this many, and at least one, is farther than the value that shows the tail."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,21 @@ class Predicted:
         deviation: Standard deviation of the next result.
         freedom: Degrees of freedom of its t distribution.
         residuals: Deviations of the newest results from the centre.
+        prior: Standard deviation to assume without results.
+        uncertain: Factor on the variance, since the centre is not known exactly.
     """
 
     centre: float
     deviation: float
     freedom: int
     residuals: Sequence[float] = ()
+    prior: float = 0.0
+    uncertain: float = 1.0
+
+    @property
+    def few(self) -> bool:
+        """Whether the results are too few to show their tail."""
+        return self.freedom < ENOUGH + PRIOR_WEIGHT - 1
 
     def p(self, value: float, error: float = 0.0) -> float:
         """Return the chance of a result at least as far from the centre, in the direction of `value`.
@@ -61,6 +76,23 @@ class Predicted:
             as_far.pop()
         like = sum(as_far)
         return max(chance, like / (len(self.residuals) + 1)) if like >= PRECEDENTS else chance
+
+    def alone(self, value: float, error: float = 0.0) -> float:
+        """Return the chance by which history alone decides; never less than `p`.
+
+        Noise has longer tails than its middle shows. So the scatter is at least that of a normal distribution with the
+        same value that one result in ten exceeds, and it counts for as few results as it is worth. One outlier never
+        counts.
+        """
+        n, deviation = len(self.residuals), max(self.deviation, error)
+        if n >= ENOUGH:
+            side, farther = math.copysign(1, value - self.centre), max(n // TAIL, 1)
+            tail = sorted(side * each for each in self.residuals)[-1 - farther]
+            tail /= float(special.ndtri((n - farther - 0.375) / (n + 0.25)))
+            variance = (PRIOR_WEIGHT * self.prior**2 + (n - 1) * max(tail, 0.0) ** 2) / (n + PRIOR_WEIGHT - 1)
+            deviation = max(deviation, math.sqrt(variance * self.uncertain))
+        freedom = PRIOR_WEIGHT + MAD_WORTH * (self.freedom - PRIOR_WEIGHT)
+        return max(self.p(value, error), float(special.stdtr(freedom, -abs(value - self.centre) / deviation)))
 
     def reach(self, p: float) -> float:
         """Return the distance from the centre beyond which a result has at most this chance."""
@@ -104,4 +136,5 @@ def predict(
     variance = (PRIOR_WEIGHT * prior**2 + (n - 1) * spread**2) / (n + PRIOR_WEIGHT - 1)
     uncertain = 1 + MEDIAN_VARIANCE / max(len(first), 1)
     deviation = max(math.sqrt(variance), floor) * math.sqrt(uncertain)
-    return Predicted(centre, deviation, n + PRIOR_WEIGHT - 1, [value - centre for value in newest])
+    residuals = [value - centre for value in newest]
+    return Predicted(centre, deviation, n + PRIOR_WEIGHT - 1, residuals, max(prior, floor), uncertain)

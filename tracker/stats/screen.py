@@ -112,6 +112,8 @@ def _on_one_level(series: Sequence[Followed], ask: float) -> list[Walked | None]
         side = np.sign(away[:, -number:])
         same_side = (side == side[:, -1:]).all(axis=1) & (np.abs(away[:, -number:]) > least[:, None]).all(axis=1)
         follow |= same_side & (chance[:, -number:].max(axis=1) <= SLACK * ask ** (1 / number))
+    high, low = y[:, :-NIGHTS].max(axis=1), y[:, :-NIGHTS].min(axis=1)
+    follow |= (y[:, -1] > 2 * high - low) & (distance > least)  # it may be beyond all others
     places, results = list(range(y.shape[1])), y.shape[1] - 1
     followed: list[Walked | None] = []
     for at in range(len(series)):

@@ -17,14 +17,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from groupbench.tracker.stats.predict import FIRST, LAST, LEFT_OUT, Predicted, lower_median, predict, settled
+from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, LEFT_OUT, Predicted, lower_median, predict, settled
 
 OUT = 0.01
 """Chance of a result on a level at most which it is out."""
 NIGHTS = 3
 """Number of results in a row whose level is certain without an A/B."""
-ENOUGH = 5
-"""Number of earlier results without which nights alone are not certain."""
 HOLDS = 14
 """Number of results for which the level that an A/B found to be the same code's remains a level to expect."""
 SURE, LONGEST = 3.0, 9
@@ -106,11 +104,12 @@ class Walked:
         top: The distribution of tonight's result on the top level, by the results before; None without any.
         reference: The same on the reference.
         distance: Of tonight's result from the top level.
-        p: Chance of such a distance on the top level, or on the level of the newest A/B.
+        p: Chance of such a distance on the top level, or on that of the newest A/B, by which history alone decides.
         ps: The chances of the newest nights, the newest first, as far as they are in the direction of tonight's.
-        far: Distance of the nearest of the nights that are out, in their direction.
         nights: How many nights in a row are out, tonight's included; negative if they are faster.
         beyond: Tonight's result is farther from all results of the level than they are from each other.
+        far: How many nights in a row are so for the worse, by more than counts.
+        rank: Chance of as many.
         back: Place of the first result that is back on a level below, if tonight's result continues there.
         results: Number of earlier results of the level.
     """
@@ -122,9 +121,10 @@ class Walked:
     distance: float = 0.0
     p: float = 1.0
     ps: tuple[float, ...] = ()
-    far: float = 0.0
     nights: int = 0
     beyond: bool = False
+    far: int = 0
+    rank: float = 1.0
     back: int | None = None
     results: int = 0
 
@@ -157,8 +157,8 @@ class _Night:
 
     value: float
     top: Predicted | None = None
-    reference: Predicted | None = None
     p: float = 1.0
+    alone: float = 1.0
     out: int = 0  # 1 slower, -1 faster, 0 neither
     beyond: bool = False
     results: int = 0
@@ -173,6 +173,7 @@ class _Walker:
         self.stack: list[Level] = []
         self.nights: list[_Night] = []
         self.run = 0  # results in a row that are out; negative if faster
+        self.far = 0  # results in a row that are beyond all before, for the worse
         self.same: tuple[int, float] | None = None  # place and level of the newest A/B that found no difference
         self.back: int | None = None
         self.left: Level | None = None  # the level that the results left last
@@ -187,9 +188,10 @@ class _Walker:
         night = self._seen(place, value, error)
         self.nights.append(night)
         self.run = self.run + night.out if night.out and night.out * self.run >= 0 else night.out
+        self.far = self.far + 1 if night.beyond and value > self._centre(self.stack[-1]) else 0
         decided = [self._mark(place, mark) for mark in marks]
         if any(decided):
-            self.run = 0
+            self.run = self.far = 0
         top = self.stack[-1]
         top.values.append(value)
         top.places.append(place)
@@ -216,9 +218,10 @@ class _Walker:
             about = Predicted(self.same[1], predicted.deviation, predicted.freedom)
             near = abs(value - self.same[1]) <= self.least or (value - self.same[1]) * distance < 0
             night.p = max(night.p, 1.0 if near else about.p(value, error))
-        if night.p <= OUT:
+        night.alone = max(night.p, predicted.alone(value, error)) if night.p <= OUT else night.p
+        if night.alone <= OUT:
             night.out = 1 if distance > 0 else -1
-        earlier = top.values[: len(top.values) - abs(self.run)]
+        earlier = top.values[: len(top.values) - max(abs(self.run), self.far)]
         low, high = (min(earlier), max(earlier)) if earlier else (centre, centre)
         night.beyond = value > high + (high - low) if distance > 0 else value < low - (high - low)
         return night
@@ -249,7 +252,7 @@ class _Walker:
             del self.stack[replaces:]
         self.stack.append(level)
         self.levels.append(level)
-        self.run, self.same, self.near, self.left = 0, None, 0.0, None
+        self.run, self.far, self.same, self.near, self.left = 0, 0, None, 0.0, None
 
     def _mark(self, place: int, mark: Mark) -> bool:
         """Apply a fact. Return whether it decides about this result."""
@@ -278,9 +281,19 @@ class _Walker:
             self._faster(place, mark.effect or 0.0, belongs)
         return True
 
+    def _together(self, centre: float) -> int:
+        """Return how many of the newest results that are out are on one level, by the sign of `run`.
+
+        A result nearer to the old level than to tonight's value was out by chance: the change is after it.
+        """
+        newest = self.nights[len(self.nights) - abs(self.run) :]
+        half = abs(self.nights[-1].value - centre) / 2
+        number = next((at for at, each in enumerate(reversed(newest)) if abs(each.value - centre) < half), len(newest))
+        return int(math.copysign(number, self.run)) if number else 0
+
     def _begin_with_run(self, level: Level, top: Level, base: int | None) -> None:
         """Begin a level with the newest results that are out, as far as they are after the base of its A/B."""
-        number = self.run - 1 if self.nights[-1].out > 0 else 0
+        number = self._together(self._centre(top)) - 1 if self.nights[-1].out > 0 and self.run else 0
         while number > 0 and base is not None and top.places[-number] <= base:
             number -= 1
         self._begin(level)
@@ -340,7 +353,7 @@ class _Walker:
     def _end(self, place: int) -> None:
         """Go back to the level below."""
         self.left = self.stack.pop()
-        self.run, self.back, self.same = 0, place, None
+        self.run, self.far, self.back, self.same = 0, 0, place, None
         below = self.stack[-1]
         again = Level(below.start, known=self._centre(below), by=below.by, was=below.was, gradual=below.gradual)
         again.tag, again.moved = below.tag, below.moved
@@ -352,7 +365,9 @@ class _Walker:
         """Begin or end a level after enough results in a row that are out."""
         if abs(self.run) < NIGHTS or place + 1 < NIGHTS + ENOUGH:
             return
-        top, slower, number = self.stack[-1], self.run > 0, abs(self.run)
+        top, slower, number = self.stack[-1], self.run > 0, abs(self._together(self._centre(self.stack[-1])))
+        if number < NIGHTS:
+            return
         places, values = top.places[-number:], top.values[-number:]
         del top.places[-number:], top.values[-number:]
         self.run = 0
@@ -409,23 +424,22 @@ class _Walker:
         centre = predicted.centre if predicted else top.centre
         side = 1 if night.value >= centre else -1
         ps: list[float] = []
-        far = math.inf
         for each in self.nights[: -NIGHTS - 1 : -1]:
             if new or (each.value - centre) * side <= 0 or each.top is None or each.level is not top:
                 break
             ps.append(each.p)
-            far = min(far, abs(each.value - centre))
         return Walked(
             tuple(self.levels),
             tuple(self.stack),
             predicted,
             self._without_newest(self.stack[0]),
             distance=night.value - centre,
-            p=1.0 if new else night.p,
+            p=1.0 if new else night.alone,
             ps=tuple(ps),
-            far=0.0 if math.isinf(far) else far,
-            nights=self.run,
+            nights=self._together(centre),
             beyond=night.beyond and not new,
+            far=0 if new else self.far,
+            rank=1.0 if new else rank_chance(len(top.values) - self.far, self.far),
             back=self.back,
             results=night.results,
         )
@@ -439,6 +453,16 @@ class _Walker:
         finally:
             if value is not None:
                 level.values.append(value)
+
+
+def rank_chance(n: int, k: int) -> float:
+    """Return the chance that the newest k of n + k results are beyond all others by more than the range of those.
+
+    The factor 1 / C(n + k, k) is that of their order, if nothing changed. The others are exact for exponential noise.
+    """
+    if n < 1 or k < 1:
+        return 1.0
+    return math.comb(2 * k, k) / (math.comb(n + k, k) * math.comb(n + 2 * k - 1, k))
 
 
 def _certain(values: Sequence[float], out: int) -> Sequence[float]:

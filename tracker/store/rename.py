@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from itertools import product
 from typing import Literal, get_args
 
 from sqlalchemy import select, update
@@ -41,16 +43,42 @@ def rename(session: Session, field: Field, old: str, new: str, operator: str | N
     if not rows or old == new:
         raise QueryError(f"no series with {field} {old!r} to rename; `groupbench list series` lists them")
     for row in rows:
-        _hash_again(session, _renamed(session, row, field, new))
+        _hash_again(session, _renamed(session, row, {field: new}))
     return len(rows)
 
 
-def _renamed(session: Session, row: Series, field: Field, new: str) -> Series:
-    """Return a series under its new name, with everything that was about the old one."""
-    identity = identity_of({name: getattr(row, name) for name in IDENTITY} | {field: new})
+def rename_to(session: Session, series: Collection[int], names: Mapping[str, str]) -> None:
+    """Let measured series continue those that had other names.
+
+    A series is left alone if a run has results under both names.
+
+    Args:
+        session: A session that writes.
+        series: Keys of the series that are measured now.
+        names: The new name of an operator, a backend or a shape, by its old one.
+    """
+    for key in series:
+        row = session.get_one(Series, key)
+        facts = {name: getattr(row, name) for name in IDENTITY}
+        former = [[facts[field], *(old for old, new in names.items() if new == facts[field])] for field in FIELDS]
+        for values in product(*former):
+            identity = identity_of(facts | dict(zip(FIELDS, values, strict=True)))
+            old = session.scalar(select(Series).where(Series.identity == identity))
+            if old is None or old.id in series:
+                continue
+            try:
+                _hash_again(session, _renamed(session, old, {field: facts[field] for field in FIELDS}))
+            except QueryError:
+                continue
+
+
+def _renamed(session: Session, row: Series, names: Mapping[Field, str]) -> Series:
+    """Return a series under its new names, with everything that was about the old ones."""
+    identity = identity_of({name: getattr(row, name) for name in IDENTITY} | dict(names))
     target = session.scalar(select(Series).where(Series.identity == identity))
     if target is None:
-        setattr(row, field, new)
+        for field, new in names.items():
+            setattr(row, field, new)
         row.identity = identity
         session.flush()
         return row
@@ -59,7 +87,9 @@ def _renamed(session: Session, row: Series, field: Field, new: str) -> Series:
         select(Run.uuid).join(Point, Point.run_id == Run.id).where(Point.series_id == row.id, Run.id.in_(runs)).limit(1)
     )
     if both is not None:
-        raise QueryError(f"run {both[:12]} has results of {field} {getattr(row, field)!r} and of {new!r}")
+        pairs = ((field, getattr(row, field), new) for field, new in names.items())
+        field, old, new = next(pair for pair in pairs if pair[1] != pair[2])
+        raise QueryError(f"run {both[:12]} has results of {field} {old!r} and of {new!r}")
     for decision in session.scalars(select(Decision).where(Decision.series_id == row.id)):
         decision.series_id = target.id
     session.flush()

@@ -94,6 +94,23 @@ def test_results_under_the_new_name_get_the_history_of_the_old_one(
         assert list(verify(session)) == []
 
 
+def test_the_plan_renames_the_series_that_it_measures(slower: None, cli: Cli, stored: Any, make: Any, db: Any) -> None:
+    stored([make(8, 1.2, backend="c"), make(8, backend="b")])
+    names = {"a": "c", "b": "b2", "c": "never"}
+    with open_store(str(db), create=False) as store, store.write() as session:
+        store_plan(session, find_run(session), [ENTRY], NOW, renamed=names)
+        store_plan(session, find_run(session), [ENTRY], NOW, renamed=names)
+        assert list(verify(session)) == []
+    assert verdicts(cli) == {"b": "ok", "c": "regressed"}
+
+
+def test_names_that_one_run_has_both_are_left_alone(slower: None, cli: Cli, db: Any) -> None:
+    before = verdicts(cli)
+    with open_store(str(db), create=False) as store, store.write() as session:
+        store_plan(session, find_run(session), [ENTRY], NOW, renamed={"a": "b"})
+    assert verdicts(cli) == before
+
+
 def test_the_plan_removes_cells_and_limits_changes(slower: None, cli: Cli, stored: Any, make: Any, db: Any) -> None:
     stored([make(8, 1.2, backend="a")])
     assert verdicts(cli)["b"] == "missing"
@@ -138,10 +155,11 @@ def test_a_muted_latency_is_not_among_those_that_were_judged(stored: Any, make: 
 def test_a_number_explains_its_series_alone(stored: Any, make: Any, cli: Cli) -> None:
     stored([make(n, backend=name, shape="M=1,N=2") for n in range(2) for name in "ab"])
     assert cli("gate", "--why", "1").stdout.count(" M=1,N=2") == 1
-    assert cli("gate", "--why", "M=1,N=2").stdout.count(" M=1,N=2") == 2
+    why = cli("gate", "--why", "M=1,N=2").stdout
+    assert why.count(" M=1,N=2") == 2 and "\ncounts: 0.3 %\n" in why
 
 
-@pytest.mark.parametrize(("ms", "code", "line"), [(1.96, 3, "1 series unconfirmed"), (1.2, 0, "no change above ")])
+@pytest.mark.parametrize(("ms", "code", "line"), [(1.96, 3, "1 series unconfirmed"), (1.2, 0, "GATE undecided")])
 def test_a_second_result_shows_a_gross_change(
     stored: Any, make: Any, cli: Cli, ms: float, code: int, line: str
 ) -> None:

@@ -179,7 +179,7 @@ class TestGate:
         code, rows = judged(cli)
         assert (code, {name: row["verdict"] for name, row in rows.items()}) == (
             3,
-            {"a": "ok", "b": "ok", "c": "unconfirmed"},
+            {"a": "ok", "b": "undecided", "c": "unconfirmed"},
         )
         assert rows["b"]["transition"].startswith("triton 3.7.1 → 3.8.0: +0.5% (+0.")
         assert (rows["c"]["cause"], rows["c"]["note"]) == ("toolchain", "triton 3.7.1 → 3.8.0: +5.0% (+4.6% .. +5.4%)")

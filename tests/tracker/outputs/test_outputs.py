@@ -321,7 +321,7 @@ def test_junit_is_red_where_the_gate_fails(verdict: Any, strict: bool) -> None:
     expected = {
         "wrong": "failure", "regressed": "failure", "missing": "error", "unresolved": "error", "suspect": "error",
         "incomparable": "error", "improved": "system-out", "ok": "system-out", "new": young, "noisy": young,
-        "unconfirmed": "error",
+        "unconfirmed": "error", "undecided": young,
         "unavailable": "skipped", "~": "skipped",
     }  # fmt: skip
     assert [child.tag for child in case] == [expected[verdict]]
