@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,16 @@ from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
 from groupbench.tracker.ab.result import timing_of
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
-from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve, trees_are_equal
+from groupbench.tracker.ab.worktree import (
+    AS_IT_IS,
+    CheckoutError,
+    Recipe,
+    Spares,
+    WorktreeError,
+    checkouts,
+    resolve,
+    trees_are_equal,
+)
 from groupbench.tracker.facts.environment import ab_software, hardware_class, software_identity, toolchain_differences
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.judge import gate
@@ -180,11 +189,12 @@ def confirm(
     pairs, inconclusive = _plan(judged.suspects, earlier, again)
     if pairs:
         resolve(measuring.repo, "HEAD")  # fail early if `repo` is not a clone, which would look like an unknown commit
-    confirming = _Confirming(
-        store, measuring, measuring.found_by(say), report, say, clock, clock() + budget_s, repeat=repeat
-    )
-    for pair in pairs:
-        confirming.decide(pair)
+    with Spares() as spares:
+        confirming = _Confirming(
+            store, measuring, measuring.found_by(say), report, say, clock, clock() + budget_s, spares, repeat=repeat
+        )
+        for pair in pairs:
+            confirming.decide(pair)
     return Confirmed(
         tuple(confirming.done),
         tuple(confirming.left_out),
@@ -205,6 +215,7 @@ class _Confirming:
     say: Callable[[str], None]
     clock: Callable[[], float]
     end: float
+    spares: Spares
     done: list[tuple[Judged, Compared]] = field(default_factory=list)
     left_out: list[Judged] = field(default_factory=list)
     elsewhere: list[Judged] = field(default_factory=list)
@@ -224,7 +235,7 @@ class _Confirming:
         self.say(f"A/B of {pair.text}: {len(remaining)} series, at most {longest}")
         try:
             pythons = _pythons(pair, self.interpreters, self.measuring.python, self.measuring.base_python)
-            with _bench(self.measuring, pair, pythons) as bench:
+            with _bench(self.measuring, pair, pythons, self.spares) as bench:
                 while remaining and self.clock() < self.end:
                     row = remaining[0]
                     result = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
@@ -238,6 +249,9 @@ class _Confirming:
                     self._add(row, compared, kept=result.failed_side != "both")
                     remaining.pop(0)
             self.left_out += remaining
+        except CheckoutError as error:  # this machine is at fault: the next confirm tries again
+            self.say(error.message)
+            self.elsewhere += remaining
         except WorktreeError as error:  # a commit is not available here, which holds for all of its suspects
             for row in remaining:
                 at, details = datetime.now(UTC), pair.details(row)
@@ -348,19 +362,18 @@ def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: 
 
 
 @contextmanager
-def _bench(measuring: Measuring, pair: _Pair, pythons: tuple[str, str]) -> Iterator[Bench]:
+def _bench(measuring: Measuring, pair: _Pair, pythons: tuple[str, str], spares: Spares) -> Iterator[Bench]:
     """Check out both commits and yield a bench with both sides. Raises WorktreeError."""
     recipe = measuring.recipe
-    with ExitStack() as stack:
-        wanted = list(zip((pair.base, pair.head), pythons, strict=True))
-        trees = {
-            side: stack.enter_context(checkout(measuring.repo, side[0], recipe, side[1]))
-            for side in dict.fromkeys(wanted)
-        }
+    wanted = list(zip((pair.base, pair.head), pythons, strict=True))
+    different = list(dict.fromkeys(wanted))
+    with checkouts(measuring.repo, different, recipe, spares) as found:
+        trees = dict(zip(different, found, strict=True))
         base, head = (
             AbSide(commit[:10], trees[commit, python], python, commit, recipe.pythonpath) for commit, python in wanted
         )
-        yield stack.enter_context(Bench(base, head))
+        with Bench(base, head) as bench:
+            yield bench
 
 
 def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:

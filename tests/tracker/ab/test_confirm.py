@@ -21,7 +21,7 @@ from repositories import git
 from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
 from groupbench.tracker.ab.confirm import Measuring, confirm
-from groupbench.tracker.ab.worktree import WorktreeError, trees_are_equal
+from groupbench.tracker.ab.worktree import CheckoutError, WorktreeError, trees_are_equal
 from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.store import comparisons
@@ -54,6 +54,7 @@ class FakeBench:
         self.trees: list[Path] = []
         self.pythons: list[tuple[str, str]] = []
         self.unknown: set[str] = set()
+        self.not_checked_out: set[str] = set()
         self.then: Callable[[], None] = lambda: None  # called after each comparison
         self.unchecked: Callable[[], dict[str, list[str]]] = dict
         self.now = 0.0
@@ -65,11 +66,16 @@ class FakeBench:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @contextmanager
-        def checkout(repo: Path, name: str, recipe: object, python: str) -> Iterator[Path]:
-            if name in self.unknown:
-                raise WorktreeError(f"git knows no commit {name!r} in {repo}")
-            self.trees.append(Path(name))
-            yield Path(name)
+        def checkouts(
+            repo: Path, wanted: list[tuple[str, str]], recipe: object, spares: object
+        ) -> Iterator[list[Path]]:
+            for name, _ in wanted:
+                if name in self.unknown:
+                    raise WorktreeError(f"git knows no commit {name!r} in {repo}")
+                if name in self.not_checked_out:
+                    raise CheckoutError(f"git cannot check out {name}: No space left on device")
+                self.trees.append(Path(name))
+            yield [Path(name) for name, _ in wanted]
 
         fake = self
 
@@ -93,7 +99,7 @@ class FakeBench:
                     raise AbError("no such device: cuda")
                 return AbResult(cell, self.base, self.head, seconds=50.0, **{"unchecked": fake.unchecked(), **planned})
 
-        monkeypatch.setattr(confirming, "checkout", checkout)
+        monkeypatch.setattr(confirming, "checkouts", checkouts)
         monkeypatch.setattr(confirming, "Bench", Bench)
 
 
@@ -309,6 +315,16 @@ def test_a_commit_that_git_lacks_is_unresolved_with_the_reason(
     result = cli("gate")
     assert (result.exit_code, "1 unresolved" in first_line(result)) == (3, True)
     assert "git knows no commit" in result.stdout
+
+
+def test_a_full_disk_is_not_the_commits_failure(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make))
+    bench.not_checked_out = {commit(5)}
+    done = cli("confirm")
+    assert (done.exit_code, "No space left" in done.stdout + done.stderr) == (3, True)
+    bench.not_checked_out = set()
+    bench.plan("same", 0.001)
+    assert cli("confirm").exit_code == 0
 
 
 @pytest.mark.parametrize(("status", "advice"), [("usage", True), ("oom", False)])
