@@ -269,6 +269,8 @@ def _batch_records(
                 cool(cell.job)
                 cell.burst(secret, chosen)
             progress.advance(1 / (bursts + 1))
+    for cell in cells:
+        cell.warm_up()
     begin_analysis(cells)
     secret = new_secret()
     for cell in cells:

@@ -54,6 +54,9 @@ CHECK_S = 4.0
 """Time in s from the first check of the times, after which none is repeated because of other work. With the time of the
 last one, a cell takes at most 10 s longer."""
 
+COLD, MOST_COLD = 0.1, 3
+"""How much longer than the second burst a first burst takes at least that is not counted, and their largest number."""
+
 _draw_bytes = os.urandom
 """Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
 
@@ -280,6 +283,14 @@ class Live:
             self._blame(fault)
         self._forget()
 
+    def warm_up(self) -> None:
+        """Measure again for each first burst that a process on a CPU began cold: the times of both would scatter."""
+        for _ in range(MOST_COLD):
+            if not self.going or self.job.device != "cpu" or self.interpreted or not begins_cold(self.bursts):
+                return
+            del self.bursts[0]
+            self.burst(new_secret(), drawn(31))
+
     def _blame(self, fault: str | None) -> None:
         """Keep the backend's fault, if it is the first."""
         if fault is not None and self.problem is None:
@@ -398,6 +409,12 @@ def settle(cells: Sequence[Live]) -> None:
 def _draw(seed: int, among: int, most: int) -> list[int]:
     """Draw distinct numbers below `among`, the same for all the round's backends, so they share references."""
     return random.Random(seed).sample(range(among), min(most, among))
+
+
+def begins_cold(bursts: Sequence[Burst]) -> bool:
+    """Return whether the first burst took longer than the second, as in a process that is still cold."""
+    first, second = (statistics.median(burst.samples_ms) for burst in bursts[:2]) if len(bursts) > 1 else (0.0, 0.0)
+    return first > (1 + COLD) * second
 
 
 def median_ms(bursts: Sequence[Burst]) -> float:
