@@ -63,7 +63,7 @@ def offered() -> dict[str, tuple[EntryPoint, ...]]:
 
 
 FAULTS = (Exception, SystemExit, KeyboardInterrupt)
-"""What a plugin may raise when it is imported."""
+"""The exceptions of a plugin during the import."""
 
 
 @cache

@@ -283,14 +283,6 @@ class Live:
             self._blame(fault)
         self._forget()
 
-    def warm_up(self) -> None:
-        """Measure again for each first burst that a process on a CPU began cold: the times of both would scatter."""
-        for _ in range(MOST_COLD):
-            if not self.going or self.job.device != "cpu" or self.interpreted or not begins_cold(self.bursts):
-                return
-            del self.bursts[0]
-            self.burst(new_secret(), drawn(31))
-
     def _blame(self, fault: str | None) -> None:
         """Keep the backend's fault, if it is the first."""
         if fault is not None and self.problem is None:
@@ -409,6 +401,16 @@ def settle(cells: Sequence[Live]) -> None:
 def _draw(seed: int, among: int, most: int) -> list[int]:
     """Draw distinct numbers below `among`, the same for all the round's backends, so they share references."""
     return random.Random(seed).sample(range(among), min(most, among))
+
+
+def warm_up(cells: Sequence[Live]) -> None:
+    """Measure again for each first burst that a process on a CPU began cold: the times of both would scatter."""
+    for cell in cells:
+        for _ in range(MOST_COLD):
+            if not cell.going or cell.job.device != "cpu" or cell.interpreted or not begins_cold(cell.bursts):
+                break
+            del cell.bursts[0]
+            cell.burst(new_secret(), drawn(31))
 
 
 def begins_cold(bursts: Sequence[Burst]) -> bool:

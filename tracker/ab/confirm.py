@@ -367,8 +367,8 @@ def _bench(measuring: Measuring, pair: _Pair, pythons: tuple[str, str], spares: 
     recipe = measuring.recipe
     wanted = list(zip((pair.base, pair.head), pythons, strict=True))
     different = list(dict.fromkeys(wanted))
-    with checkouts(measuring.repo, different, recipe, spares) as found:
-        trees = dict(zip(different, found, strict=True))
+    with checkouts(measuring.repo, different, recipe, spares) as folders:
+        trees = dict(zip(different, folders, strict=True))
         base, head = (
             AbSide(commit[:10], trees[commit, python], python, commit, recipe.pythonpath) for commit, python in wanted
         )

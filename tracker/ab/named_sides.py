@@ -31,11 +31,11 @@ def open_sides(
     wanted = [(base, base_python or sys.executable), (head, head_python or sys.executable)]
     commits = [(name, python) for name, python in dict.fromkeys(wanted) if not Path(name).is_dir()]
     with worktree.checkouts(repo, commits, recipe) as trees:
-        found = dict(zip(commits, trees, strict=True))
+        checkouts = dict(zip(commits, trees, strict=True))
 
         def side(name: str, python: str) -> AbSide:
-            if (name, python) not in found:
+            if (name, python) not in checkouts:
                 return AbSide(name, Path(name).resolve(), python, pythonpath=recipe.pythonpath)
-            return AbSide(name, found[name, python], python, worktree.resolve(repo, name), recipe.pythonpath)
+            return AbSide(name, checkouts[name, python], python, worktree.resolve(repo, name), recipe.pythonpath)
 
         yield side(*wanted[0]), side(*wanted[1])

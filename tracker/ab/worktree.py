@@ -118,7 +118,7 @@ def trees_are_equal(repo: Path, base: str, head: str) -> bool:
 
 
 class Spares:
-    """Worktrees that are no longer used, for later commits of the same repository. A context manager.
+    """Unused worktrees, for later commits of the same repository. A context manager.
 
     Git then writes only the files that differ: in a repository of 50,000 files, a second instead of ten. The end of the
     context removes them.
@@ -223,14 +223,14 @@ def checkouts(
     repo: Path, wanted: Iterable[tuple[str, str]], recipe: Recipe = AS_IT_IS, spares: Spares | None = None
 ) -> Iterator[list[Path]]:
     """Yield a folder for each commit and interpreter, as `checkout` does. Git writes all of them at the same time."""
-    wanted = [(commit, python, resolve(repo, commit)) for commit, python in wanted]
+    sides = [(commit, python, resolve(repo, commit)) for commit, python in wanted]
     prefix = (git.ask(repo, "rev-parse", "--show-prefix") or "").rstrip("\n")
     with _worktrees_locked(repo):
         _prune(repo)
     with contextlib.ExitStack() as stack:
         with contextlib.ExitStack() as writing:
             finish = []
-            for commit, _, full in wanted:
+            for commit, _, full in sides:
                 with _named(commit):
                     worktree = stack.enter_context(_worktree(repo, full, spares))
                     finish.append((commit, full, worktree.path, writing.enter_context(_written(worktree))))
@@ -239,7 +239,7 @@ def checkouts(
                     wait()
                     add_submodules(common_folder(repo), tree, full)
         folders = []
-        for (_, python, full), (_, _, tree, _) in zip(wanted, finish, strict=True):
+        for (_, python, full), (_, _, tree, _) in zip(sides, finish, strict=True):
             folder = tree / prefix
             if not folder.is_dir():
                 raise WorktreeError(f"commit {full[:10]} has no folder {prefix}")

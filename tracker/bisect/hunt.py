@@ -54,7 +54,7 @@ class History:
     base: str  # `good`, or the merge base if `good` is not an ancestor of `bad`
     inside: frozenset[str]  # hashes in base..bad
     noun: str = "commit"  # or "release"
-    known: Mapping[str, float] = field(default_factory=dict)  # log of the stored latency by commit
+    stored: Mapping[str, float] = field(default_factory=dict)  # log of the stored latency by commit
     restoring: Callable[[str, str, Sequence[str]], str | None] = lambda parent, commit, later: None
     """Returns the last of the later commits that restores a commit's files as the parent had them, or None."""
 
@@ -114,8 +114,8 @@ class History:
 
         Changes, from 1, that were undone before are thereby left out.
         """
-        known = {self.key(commit): log for commit, log in self.known.items()}
-        levels = [known.get(self.key(commit)) for commit in (good, *changes, bad)]
+        logs = {self.key(commit): log for commit, log in self.stored.items()}
+        levels = [logs.get(self.key(commit)) for commit in (good, *changes, bad)]
         ends = levels[0], levels[-1]
         if ends[0] is None or ends[1] is None or ends[0] == ends[1]:
             return ()

@@ -358,9 +358,9 @@ def search(
             return _undecided(state, group, sure)
         decisions += 1
         if state.first:
-            j = state.first.pop(0)
-            if 0.02 < sums[j] < 0.98 and not state.tests[j]:
-                yield from state.test(j)
+            suspected = state.first.pop(0)
+            if 0.02 < sums[suspected] < 0.98 and not state.tests[suspected]:
+                yield from state.test(suspected)
         elif sure >= 0.5 and unobserved:
             yield from state.test(min(unobserved, key=lambda j: abs(sums[j] - 0.5)))
         elif sure >= 0.5 and state.confirmations[group] < MOST_CONFIRMATIONS:

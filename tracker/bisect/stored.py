@@ -30,14 +30,15 @@ def stored_levels(location: str, cell: Mapping[str, Any], ends: tuple[str, str])
     if "://" not in location and not Path(location).exists():
         return {}
     names = ("operator", "backend", "mode", "dtype", "shape")
-    where = Filter(*((cell[name],) if cell.get(name) else () for name in names))
+    operator, backend, mode, dtype, shape = ((str(cell[name]),) if cell.get(name) else () for name in names)
+    where = Filter(operator, backend, mode, dtype, shape)
     try:
         with open_store(location, create=False) as store, store.read() as session:
             series = [row for row in find_series(session, where) if row.seed == cell.get("seed", 0)]
-            found = [levels for row in series if set(ends) <= set(levels := _levels(session, row.pk))]
-    except (QueryError, StoreError):  # no such series, or the search stores nothing either and says why
+            each = [levels for row in series if set(ends) <= set(levels := _levels(session, row.pk))]
+    except (QueryError, StoreError):  # no such series, or a database of which the keeper reports the fault
         return {}
-    return max(found, key=len, default={})
+    return max(each, key=len, default={})
 
 
 def _levels(session: Session, series: int) -> dict[str, float]:
@@ -49,5 +50,6 @@ def _levels(session: Session, series: int) -> dict[str, float]:
     )
     times: dict[str, list[float]] = defaultdict(list)
     for commit, median_ms in session.execute(query):
-        times[commit].append(math.log(median_ms))
+        if median_ms:
+            times[commit].append(math.log(median_ms))
     return {commit: statistics.median(logs) for commit, logs in times.items()}

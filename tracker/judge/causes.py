@@ -122,7 +122,7 @@ def _surroundings(before: Facts, old: Environment, after: Facts, new: Environmen
     """Return the machine's change, or else the toolchain's, as the cause; None if both are the same."""
     machine, toolchain = machine_differences(old, new), toolchain_differences(old, new)
     if toolchain or not _same_kernels(before, after):  # packages change how a kernel is made, not what it does
-        toolchain = [*toolchain, *(text for text in _packages(before, after) if text not in toolchain)]
+        toolchain = (*toolchain, *(text for text in _packages(before, after) if text not in toolchain))
     if machine:
         return Cause("environment", some((*machine, *toolchain)))
     if not toolchain:

@@ -10,7 +10,7 @@ import pytest
 from groupbench.operators.measure import live, witness
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judging import HeldTo
-from groupbench.operators.measure.live import REPEATS, SETTLE_S, SETTLED_S, Live, settle
+from groupbench.operators.measure.live import REPEATS, SETTLE_S, SETTLED_S, Live, settle, warm_up
 from groupbench.operators.measure.rest import RESTLESS
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared
 
@@ -208,5 +208,5 @@ def test_the_first_bursts_of_a_cold_process_on_a_cpu_are_not_counted(
     monkeypatch.setattr(cell, "burst", burst)
     burst()
     burst()
-    cell.warm_up()
+    warm_up([cell])
     assert tuple(burst.samples_ms[0] for burst in cell.bursts) == kept_ms

@@ -319,7 +319,7 @@ def test_the_search_begins_at_the_step_of_the_stored_results() -> None:
     """It does not measure the change that was undone long before."""
     world = World(straight(65), {"c2": 0.04, "c40": -0.04, "c42": 0.03})
     known = {name: world.level(name) for name in ("c0", "c5", "c38", "c41", "c43", "c64")}
-    world.history = replace(world.history, known=known)
+    world.history = replace(world.history, stored=known)
     result, questions, _ = world.hunt()
     assert [culprit.commits for culprit in result.culprits] == [("c42",)]
     assert [question.head for question in questions] == ["c64", "c41", "c43", "c42", "c42"]
@@ -328,7 +328,7 @@ def test_the_search_begins_at_the_step_of_the_stored_results() -> None:
 @pytest.mark.parametrize("where", range(1, 65, 7))
 def test_stored_results_decide_nothing(where: int) -> None:
     world = World(straight(65), {f"c{where}": 0.04})
-    world.history = replace(world.history, known={"c0": 0.0, "c41": 0.0, "c43": 0.04, "c64": 0.04})
+    world.history = replace(world.history, stored={"c0": 0.0, "c41": 0.0, "c43": 0.04, "c64": 0.04})
     result, _, trace = world.hunt()
     assert [culprit.commits for culprit in result.culprits] == [(f"c{where}",)]
     assert trace.comparisons["step"] <= 6 + 2
