@@ -16,7 +16,7 @@ from typing import NoReturn
 from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.tracker.facts import durations
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.tools import device_lock, lease
+from groupbench.tracker.tools import device_lock, lease, signals
 from groupbench.tracker.tools.device_lock import HELD
 
 
@@ -99,8 +99,11 @@ def main() -> NoReturn:
         parser.error("no command is given")
     if not 0 <= options.wait <= lease.LONGEST_WAIT_S:
         parser.error("--wait must be between 0 and 10000 minutes")
+    signals.interrupt()  # so that a waiting command that is ended leaves no ticket; `exec` ends it
     try:
         run(options.device, options.wait, command)
+    except KeyboardInterrupt:
+        sys.exit(ExitCode.INTERRUPTED)
     except GroupbenchError as error:
         print(f"groupbench: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)

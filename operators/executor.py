@@ -32,7 +32,7 @@ from groupbench.operators.measure.further import (
     find_properties,
     wants_first_result,
 )
-from groupbench.operators.measure.live import Live, cool, drawn, fingerprint_of, new_secret, settle
+from groupbench.operators.measure.live import Live, cool, drawn, fingerprint_of, new_secret, settle, warm_up
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared, Request
 from groupbench.operators.measure.worker import Judge, Worker, call, preload
@@ -269,6 +269,7 @@ def _batch_records(
                 cool(cell.job)
                 cell.burst(secret, chosen)
             progress.advance(1 / (bursts + 1))
+    warm_up(cells)
     begin_analysis(cells)
     secret = new_secret()
     for cell in cells:

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import importlib.util
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,6 +57,10 @@ def offered() -> dict[str, tuple[EntryPoint, ...]]:
     """Return the installed packages' entry points by group, without loading them."""
     everything = entry_points()
     return {group: tuple(everything.select(group=group)) for group in INSTALLED}
+
+
+FAULTS = (Exception, SystemExit, KeyboardInterrupt)
+"""The exceptions of a plugin during the import."""
 
 
 @cache
@@ -161,7 +166,7 @@ def _from_module(path: str) -> Any:
         module = importlib.import_module(module_name)
         if not hasattr(module, attribute) and importlib.util.find_spec(f"{module_name}.{attribute}"):
             return importlib.import_module(f"{module_name}.{attribute}")
-    except (Exception, SystemExit) as error:
+    except FAULTS as error:
         raise _does_not_load(path, error) from error
     return _attribute(module, attribute, path)
 
@@ -205,7 +210,7 @@ def _imported(source: Path, path: str) -> ModuleType:
     if _found_at(source.stem) == source:
         try:
             return importlib.import_module(source.stem)
-        except (Exception, SystemExit) as error:
+        except FAULTS as error:
             raise _does_not_load(path, error) from error
     name = f"{source.stem}_{hashlib.sha256(str(source).encode()).hexdigest()[:8]}"
     if name in sys.modules:
@@ -215,7 +220,7 @@ def _imported(source: Path, path: str) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except FAULTS as error:
         del sys.modules[name]
         raise _does_not_load(path, error) from error
     return module
@@ -249,6 +254,8 @@ def _found_at(module_name: str) -> Path | None:
 
 
 def _does_not_load(path: str, error: BaseException) -> UsageError:
+    if isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        raise error  # of the user: plugins are usually imported in processes that none reaches
     return UsageError(f"plugin {path!r} does not load: {located(error)}")
 
 
@@ -270,7 +277,7 @@ def _checked_parts(loaded: Any, origin: str) -> list[Any]:
         parts = _parts(loaded)
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:
+    except FAULTS as error:
         raise UsageError(f"plugin {origin!r} raised {located(error)}") from error
     if parts is None or not all(isinstance(part, (Backend, Operator)) for part in parts):
         raise UsageError(f"plugin {origin!r} is neither a Backend nor an operator, nor a sequence of them: {loaded!r}")

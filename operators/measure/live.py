@@ -54,6 +54,9 @@ CHECK_S = 4.0
 """Time in s from the first check of the times, after which none is repeated because of other work. With the time of the
 last one, a cell takes at most 10 s longer."""
 
+COLD, MOST_COLD = 0.1, 3
+"""How much longer than the second burst a first burst takes at least that is not counted, and their largest number."""
+
 _draw_bytes = os.urandom
 """Bound before a plugin is imported, which could otherwise make the secrets known in advance."""
 
@@ -398,6 +401,22 @@ def settle(cells: Sequence[Live]) -> None:
 def _draw(seed: int, among: int, most: int) -> list[int]:
     """Draw distinct numbers below `among`, the same for all the round's backends, so they share references."""
     return random.Random(seed).sample(range(among), min(most, among))
+
+
+def warm_up(cells: Sequence[Live]) -> None:
+    """Measure again for each first burst that a process on a CPU began cold: the times of both would scatter."""
+    for cell in cells:
+        for _ in range(MOST_COLD):
+            if not cell.going or cell.job.device != "cpu" or cell.interpreted or not begins_cold(cell.bursts):
+                break
+            del cell.bursts[0]
+            cell.burst(new_secret(), drawn(31))
+
+
+def begins_cold(bursts: Sequence[Burst]) -> bool:
+    """Return whether the first burst took longer than the second, as in a process that is still cold."""
+    first, second = (statistics.median(burst.samples_ms) for burst in bursts[:2]) if len(bursts) > 1 else (0.0, 0.0)
+    return first > (1 + COLD) * second
 
 
 def median_ms(bursts: Sequence[Burst]) -> float:

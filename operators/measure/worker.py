@@ -27,7 +27,7 @@ import msgspec
 from groupbench.operators.errors import GroupbenchError, PlanError, UsageError, WorkerLost
 from groupbench.operators.measure import cell, confine, host_memory, judge, servers, warden
 from groupbench.operators.measure.channel import BadReply, Channel
-from groupbench.operators.measure.faults import authors_frame, shown
+from groupbench.operators.measure.faults import authors_frame, located, shown
 from groupbench.operators.measure.judge import JudgeAnswer
 from groupbench.operators.measure.servers import ForkServer
 from groupbench.operators.measure.texts import joined_lines, storable
@@ -420,6 +420,6 @@ def _call(channel: int, function: Callable[..., Any], args: tuple[Any, ...], con
             called = _Called(failure=f"{error.name} is not installed: pip install 'groupbench[measure]'")
         except GroupbenchError as error:
             called = _Called(failure=str(error), kind=type(error).__name__)
-        except Exception as error:
-            called = _Called(failure=f"{type(error).__name__}: {error}")
+        except BaseException as error:  # a plugin may raise KeyboardInterrupt; a real one does not reach this process
+            called = _Called(failure=located(error))
         connection.send_bytes(token + msgspec.msgpack.encode(called))

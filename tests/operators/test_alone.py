@@ -83,6 +83,17 @@ def test_a_process_left_by_a_killed_holder_is_named(start: Start) -> None:
     assert waiting.wait() == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_waiting_command_that_is_ended_leaves_its_place(start: Start, tmp_path: Path, number: signal.Signals) -> None:
+    first = start(*SLEEP)
+    assert first.stdout is not None and first.stdout.readline() == "here\n"
+    second = start(*SAY, options=("--device", "cpu", "--wait", "10m"))
+    assert second.stderr is not None and "waiting for" in second.stderr.readline()
+    second.send_signal(number)
+    assert (second.wait(), second.stderr.read()) == (130, "")
+    assert not list(tmp_path.glob("*.wait")) and first.poll() is None
+
+
 def test_waiting(start: Start) -> None:
     first = start(*SLEEP)
     assert first.stdout is not None and first.stdout.readline() == "here\n"

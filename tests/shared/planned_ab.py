@@ -12,7 +12,7 @@ import pytest
 
 from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult
-from groupbench.tracker.ab.worktree import WorktreeError
+from groupbench.tracker.ab.worktree import CheckoutError, WorktreeError
 
 
 class FakeBench:
@@ -24,6 +24,7 @@ class FakeBench:
         self.trees: list[Path] = []
         self.pythons: list[tuple[str, str]] = []
         self.unknown: set[str] = set()
+        self.not_checked_out: set[str] = set()
         self.then: Callable[[], None] = lambda: None  # called after each comparison
         self.unchecked: Callable[[], dict[str, list[str]]] = dict
         self.now = 0.0
@@ -35,11 +36,16 @@ class FakeBench:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         @contextmanager
-        def checkout(repo: Path, name: str, recipe: object, python: str) -> Iterator[Path]:
-            if name in self.unknown:
-                raise WorktreeError(f"git knows no commit {name!r} in {repo}")
-            self.trees.append(Path(name))
-            yield Path(name)
+        def checkouts(
+            repo: Path, wanted: list[tuple[str, str]], recipe: object, spares: object
+        ) -> Iterator[list[Path]]:
+            for name, _ in wanted:
+                if name in self.unknown:
+                    raise WorktreeError(f"git knows no commit {name!r} in {repo}")
+                if name in self.not_checked_out:
+                    raise CheckoutError(f"git cannot check out {name}: No space left on device")
+                self.trees.append(Path(name))
+            yield [Path(name) for name, _ in wanted]
 
         fake = self
 
@@ -63,5 +69,5 @@ class FakeBench:
                     raise AbError("no such device: cuda")
                 return AbResult(cell, self.base, self.head, seconds=50.0, **{"unchecked": fake.unchecked(), **planned})
 
-        monkeypatch.setattr(confirming, "checkout", checkout)
+        monkeypatch.setattr(confirming, "checkouts", checkouts)
         monkeypatch.setattr(confirming, "Bench", Bench)

@@ -10,7 +10,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +20,16 @@ from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
 from groupbench.tracker.ab.result import timing_of
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
-from groupbench.tracker.ab.worktree import AS_IT_IS, Recipe, WorktreeError, checkout, resolve, trees_are_equal
+from groupbench.tracker.ab.worktree import (
+    AS_IT_IS,
+    CheckoutError,
+    Recipe,
+    Spares,
+    WorktreeError,
+    checkouts,
+    resolve,
+    trees_are_equal,
+)
 from groupbench.tracker.facts.environment import ab_software, hardware_class, software_identity, toolchain_differences
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.judge import gate
@@ -179,28 +188,29 @@ def confirm(
         QueryError: There is no such run.
         WorktreeError: `repo` is not a clone.
     """
-    confirming = _Confirming(
-        store, measuring, measuring.found_by(say), report, say, clock, clock() + budget_s, repeat=repeat
-    )
     tried: set[int] = set()
     inconclusive: list[Judged] = []
-    # A difference lets the gate ask about further series: the machine did not move all of them.
-    while not tried or (confirming.differs and clock() < confirming.end):
-        with store.read() as session:
-            judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
-            suspects = [row for row in judged.suspects if row.series.pk not in tried]
-            earlier = comparisons.of_series(session, [row.series.pk for row in suspects])
-        pairs, before = _plan(suspects, earlier, again)
-        inconclusive += before
-        if not pairs:
-            break
-        if not tried:
-            # Fail early if `repo` is not a clone, which would look like an unknown commit.
-            resolve(measuring.repo, "HEAD")
-        tried |= {row.series.pk for row in suspects}
-        confirming.differs = False
-        for pair in pairs:
-            confirming.decide(pair)
+    with Spares() as spares:
+        confirming = _Confirming(
+            store, measuring, measuring.found_by(say), report, say, clock, clock() + budget_s, spares, repeat=repeat
+        )
+        # A difference lets the gate ask about further series: the machine did not move all of them.
+        while not tried or (confirming.differs and clock() < confirming.end):
+            with store.read() as session:
+                judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
+                suspects = [row for row in judged.suspects if row.series.pk not in tried]
+                earlier = comparisons.of_series(session, [row.series.pk for row in suspects])
+            pairs, before = _plan(suspects, earlier, again)
+            inconclusive += before
+            if not pairs:
+                break
+            if not tried:
+                # Fail early if `repo` is not a clone, which would look like an unknown commit.
+                resolve(measuring.repo, "HEAD")
+            tried |= {row.series.pk for row in suspects}
+            confirming.differs = False
+            for pair in pairs:
+                confirming.decide(pair)
     return Confirmed(
         tuple(confirming.done),
         tuple(confirming.left_out),
@@ -221,6 +231,7 @@ class _Confirming:
     say: Callable[[str], None]
     clock: Callable[[], float]
     end: float
+    spares: Spares
     done: list[tuple[Judged, Compared]] = field(default_factory=list)
     left_out: list[Judged] = field(default_factory=list)
     elsewhere: list[Judged] = field(default_factory=list)
@@ -241,7 +252,7 @@ class _Confirming:
         self.say(f"A/B of {pair.text}: {len(remaining)} series, at most {longest}")
         try:
             pythons = _pythons(pair, self.interpreters, self.measuring.python, self.measuring.base_python)
-            with _bench(self.measuring, pair, pythons) as bench:
+            with _bench(self.measuring, pair, pythons, self.spares) as bench:
                 for cause in self._causes(remaining):
                     while (row := cause.next()) is not None and self.clock() < self.end:
                         compared, kept = self._compared(bench, row, pair, cause.alone)
@@ -255,6 +266,9 @@ class _Confirming:
                         self._add(row, compared)
                         remaining.remove(row)
             self.left_out += remaining
+        except CheckoutError as error:  # this machine is at fault: the next confirm tries again
+            self.say(error.message)
+            self.elsewhere += remaining
         except WorktreeError as error:  # a commit is not available here, which holds for all of its suspects
             for row in remaining:
                 at, details = datetime.now(UTC), pair.details(row)
@@ -449,19 +463,18 @@ def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: 
 
 
 @contextmanager
-def _bench(measuring: Measuring, pair: _Pair, pythons: tuple[str, str]) -> Iterator[Bench]:
+def _bench(measuring: Measuring, pair: _Pair, pythons: tuple[str, str], spares: Spares) -> Iterator[Bench]:
     """Check out both commits and yield a bench with both sides. Raises WorktreeError."""
     recipe = measuring.recipe
-    with ExitStack() as stack:
-        wanted = list(zip((pair.base, pair.head), pythons, strict=True))
-        trees = {
-            side: stack.enter_context(checkout(measuring.repo, side[0], recipe, side[1]))
-            for side in dict.fromkeys(wanted)
-        }
+    wanted = list(zip((pair.base, pair.head), pythons, strict=True))
+    different = list(dict.fromkeys(wanted))
+    with checkouts(measuring.repo, different, recipe, spares) as folders:
+        trees = dict(zip(different, folders, strict=True))
         base, head = (
             AbSide(commit[:10], trees[commit, python], python, commit, recipe.pythonpath) for commit, python in wanted
         )
-        yield stack.enter_context(Bench(base, head))
+        with Bench(base, head) as bench:
+            yield bench
 
 
 def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:

@@ -28,15 +28,14 @@ def open_sides(
     Raises WorktreeError if a name is neither, SetupError if a commit does not build.
     """
     repo = repo or Path.cwd()
-    with contextlib.ExitStack() as stack:
-        wanted = [(base, base_python or sys.executable), (head, head_python or sys.executable)]
-        sides: dict[tuple[str, str], AbSide] = {}
-        for name, python in dict.fromkeys(wanted):
-            if Path(name).is_dir():
-                sides[name, python] = AbSide(name, Path(name).resolve(), python, pythonpath=recipe.pythonpath)
-            else:
-                commit = worktree.resolve(repo, name)
-                tree = stack.enter_context(worktree.checkout(repo, commit, recipe, python))
-                sides[name, python] = AbSide(name, tree, python, commit, recipe.pythonpath)
-        first, second = (sides[side] for side in wanted)
-        yield first, second
+    wanted = [(base, base_python or sys.executable), (head, head_python or sys.executable)]
+    commits = [(name, python) for name, python in dict.fromkeys(wanted) if not Path(name).is_dir()]
+    with worktree.checkouts(repo, commits, recipe) as trees:
+        checkouts = dict(zip(commits, trees, strict=True))
+
+        def side(name: str, python: str) -> AbSide:
+            if (name, python) not in checkouts:
+                return AbSide(name, Path(name).resolve(), python, pythonpath=recipe.pythonpath)
+            return AbSide(name, checkouts[name, python], python, worktree.resolve(repo, name), recipe.pythonpath)
+
+        yield side(*wanted[0]), side(*wanted[1])

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
 from groupbench.tracker.ab.result import LESS_ACCURATE, MORE_ACCURATE, AbSettings
-from groupbench.tracker.ab.worktree import Recipe, checkout
+from groupbench.tracker.ab.worktree import Recipe, Spares, checkout
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Rates
@@ -86,6 +86,7 @@ class AbComparator:
         )
         self._python: str = bench.get("python") or sys.executable
         self._checkouts: OrderedDict[str, tuple[ExitStack, Path]] = OrderedDict()
+        self._spares = Spares()
         self._broken: dict[str, list[str]] = {}  # commit or release: why it did not build, for each attempt
         self._cell: AbCell | None = None
         self._count = 0
@@ -158,7 +159,7 @@ class AbComparator:
                 stack.close()
             stack = ExitStack()
             try:
-                path = stack.enter_context(checkout(self._repository, commit, self._recipe, self._python))
+                path = stack.enter_context(checkout(self._repository, commit, self._recipe, self._python, self._spares))
             except TrackerError as error:
                 self._broken.setdefault(commit, []).append(error.message)
                 raise
@@ -178,7 +179,7 @@ class AbComparator:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with ExitStack() as every:
+        with self._spares, ExitStack() as every:
             for stack, _ in self._checkouts.values():
                 every.push(stack)
 

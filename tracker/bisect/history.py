@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from groupbench.tracker.bisect.hunt import BisectCommit, History
@@ -11,6 +12,10 @@ from groupbench.tracker.tools import git
 
 OWN_PATHS = ("kernels", "operators")
 """Paths that decide how fast a kernel is, in groupbench's own repository."""
+
+
+MOST_OBJECTS = 20_000
+"""Files times commits above which the search does not look for a commit that restores them."""
 
 
 class BisectError(TrackerError):
@@ -72,7 +77,18 @@ def read_history(repository: Path, good: str, bad: str, paths: Sequence[str] = (
         row[1]: BisectCommit(row[1], tuple(row[2].split()), keys[row[1]], "\0".join(row[4:]), row[3]) for row in rows
     }
     inside = frozenset(row[1] for row in rows if row[0] == ">")
-    return History(commits, good, bad, base, inside)
+    return History(commits, good, bad, base, inside, restoring=partial(_restoring, repository, paths))
+
+
+def _restoring(repository: Path, paths: Sequence[str], parent: str, commit: str, later: Sequence[str]) -> str | None:
+    """Return the last of the later commits after which a commit's files are as in its parent again, or None."""
+    listed = git.ask(repository, "diff", "--name-only", "--no-renames", "-z", parent, commit, "--", *paths) or ""
+    files = [path for path in listed.split("\0") if path and "\n" not in path]
+    if not files or len(files) * len(later) > MOST_OBJECTS:
+        return None
+    states = [_objects(repository, [f"{each}:{path}" for path in files]) for each in (parent, commit, *later)]
+    restored = [state == states[0] for state in states[1:]]
+    return next((later[j - 1] for j in range(len(later), 0, -1) if restored[j] and not restored[j - 1]), None)
 
 
 def _log(repository: Path, *arguments: str) -> list[list[str]]:

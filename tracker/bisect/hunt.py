@@ -6,7 +6,7 @@ It can find several changes. Like the search, it is a generator of questions wit
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -54,6 +54,9 @@ class History:
     base: str  # `good`, or the merge base if `good` is not an ancestor of `bad`
     inside: frozenset[str]  # hashes in base..bad
     noun: str = "commit"  # or "release"
+    stored: Mapping[str, float] = field(default_factory=dict)  # log of the stored latency by commit
+    restoring: Callable[[str, str, Sequence[str]], str | None] = lambda parent, commit, later: None
+    """Returns the last of the later commits that restores a commit's files as the parent had them, or None."""
 
     def first_parents(self, tip: str, stop: frozenset[str] = frozenset()) -> tuple[str | None, list[str]]:
         """Return (the commit at which `tip`'s first parents leave the range or reach `stop`, the ones before it).
@@ -97,7 +100,29 @@ class History:
                 changes[-1] = replace(changes[-1], alike=changes[-1].alike + 1)
         like_good = {j for j, change in enumerate(changes, 1) if self.key(change.commit) == self.key(good)}
         like_bad = {j for j, change in enumerate(changes, 1) if self.key(change.commit) == self.key(bad)}
-        return Line(good, tuple(changes), bad, frozenset(like_good), frozenset(like_bad))
+        return Line(
+            good,
+            tuple(changes),
+            bad,
+            frozenset(like_good),
+            frozenset(like_bad),
+            self._suspected(good, [change.commit for change in changes], bad),
+        )
+
+    def _suspected(self, good: str, changes: Sequence[str], bad: str) -> tuple[int, ...]:
+        """Return the last change with a stored latency like GOOD's, and the first one after it like BAD's.
+
+        Changes, from 1, that were undone before are thereby left out.
+        """
+        logs = {self.key(commit): log for commit, log in self.stored.items()}
+        levels = [logs.get(self.key(commit)) for commit in (good, *changes, bad)]
+        ends = levels[0], levels[-1]
+        if ends[0] is None or ends[1] is None or ends[0] == ends[1]:
+            return ()
+        half, sign = (ends[0] + ends[1]) / 2, math.copysign(1.0, ends[1] - ends[0])
+        above = {j: (level - half) * sign > 0 for j, level in enumerate(levels) if level is not None}
+        last = max(j for j in above if not above[j])
+        return (last, min(j for j in above if j > last))
 
 
 @dataclass(frozen=True)
@@ -261,11 +286,35 @@ class _Hunter:
             merges,
             result.note,
         )
+        undone = yield from self.undone(line, ends, result, culprit)
+        if undone is not None:
+            return (yield from self._rest(undone, ends.effect, merges, sure))
         inner = [culprit] if not result.decided else (yield from self.merged(culprit))
         if inner != [culprit] and not inner:
             inner = [culprit]
         rests = yield from self.rests(line, ends, result, merges, sure)
         return inner + rests
+
+    def undone(
+        self, line: Line, ends: AbFinding, result: SearchResult, culprit: Culprit
+    ) -> Generator[ComparisonRequest, AbFinding, Line | None]:
+        """Return the line after the commit that undid a culprit, so that the culprit does not explain BAD, or None.
+
+        Candidates are later commits that measured like GOOD, and one that restores the culprit's files.
+        """
+        assert ends.effect is not None
+        later = [change.commit for change in line.changes[result.last : -1]]
+        levels = ((commit, self.trace.levels.get(commit)) for commit in later)
+        like_good = [commit for commit, level in levels if level and side(level, ends.effect) == "below"]
+        restoring = self.history.restoring(culprit.parent, culprit.commits[-1], later)
+        candidates = {commit for commit in (*like_good[-1:], restoring) if commit is not None}
+        for commit in sorted(candidates, key=later.index, reverse=True):
+            finding = yield from compare(line.good, commit, "step", self.trace)
+            if side(finding, ends.effect) == "below":
+                self.trace.undone |= dict.fromkeys(culprit.commits, (commit, culprit.finding))
+                at = result.last + later.index(commit) + 1
+                return Line(commit, line.changes[at:], line.bad)
+        return None
 
     def merged(self, culprit: Culprit) -> Generator[ComparisonRequest, AbFinding, list[Culprit]]:
         """Return the culprits in a merged branch, or the culprit itself if it is not a merge."""

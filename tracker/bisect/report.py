@@ -94,6 +94,8 @@ def lines(result: BisectResult, history: History, trace: Trace, metric: str, cel
         share = 100 * math.expm1(result.unexplained)
         hint = "" if result.rest_searched else "; --all searches for it too"
         yield f"{share:+.1f} % of the difference is not explained by this{hint}"
+    for name, (by, finding) in trace.undone.items():
+        yield f"not in force: {short(name)} made it {change_text(finding, metric)}, and {short(by)} undid it"
     for name, why in trace.skipped.items():
         yield f"skipped {short(name)}: {why}"
     yield from unchecked(trace)
@@ -171,6 +173,7 @@ def as_data(result: BisectResult, history: History, trace: Trace, metric: str, c
         "steps": trace.comparisons["step"],
         "comparisons": dict(trace.comparisons),
         "levels": [{"commit": name, **finding_data(finding)} for name, finding in trace.levels.items()],
+        "undone": [{"commit": name, "by": by, **finding_data(finding)} for name, (by, finding) in trace.undone.items()],
         "skipped": [{"commit": name, "why": why} for name, why in trace.skipped.items()],
         "unchecked": trace.unchecked,
         "seconds": trace.seconds,

@@ -107,6 +107,7 @@ class Line:
     bad: str
     same_as_good: frozenset[int] = frozenset()  # changes, from 1, after which the tree equals the good end's
     same_as_bad: frozenset[int] = frozenset()
+    suspected: tuple[int, ...] = ()  # the changes next to the step that stored results show, to measure first
 
 
 class GaveUp(Exception):
@@ -131,6 +132,7 @@ class Trace:
 
     comparisons: Counter[str] = field(default_factory=Counter)
     skipped: dict[str, str] = field(default_factory=dict)  # commit: reason
+    undone: dict[str, tuple[str, AbFinding]] = field(default_factory=dict)  # commit: the one that undid it, its change
     levels: dict[str, AbFinding] = field(default_factory=dict)  # commit: newest comparison with the good end
     unchecked: dict[str, list[str]] = field(default_factory=dict)  # commit: checks that could not be made
     seconds: float = 0.0
@@ -263,6 +265,7 @@ class _Search:
         self.skipped: set[int] = set()
         self.confirmations: Counter[tuple[int, int]] = Counter()
         self.confirmed: dict[tuple[int, int], AbFinding] = {}
+        self.first = [j for j in line.suspected if 0 < j < self.n]
         self.posterior.level(self.n, above=True)
         for j in sorted(line.same_as_good | line.same_as_bad):
             if j < self.n:
@@ -354,7 +357,11 @@ def search(
         if decisions >= most + len(state.skipped):
             return _undecided(state, group, sure)
         decisions += 1
-        if sure >= 0.5 and unobserved:
+        if state.first:
+            suspected = state.first.pop(0)
+            if 0.02 < sums[suspected] < 0.98 and not state.tests[suspected]:
+                yield from state.test(suspected)
+        elif sure >= 0.5 and unobserved:
             yield from state.test(min(unobserved, key=lambda j: abs(sums[j] - 0.5)))
         elif sure >= 0.5 and state.confirmations[group] < MOST_CONFIRMATIONS:
             yield from state.confirm(group)

@@ -29,6 +29,7 @@ from groupbench.tracker.text.wording import change_in_words, counted, printable,
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
+    from groupbench.tracker.ab.worktree import Spares
     from groupbench.tracker.facts.record import Record
     from groupbench.tracker.night.backfill import BackfillCommit, BackfillFiles
     from groupbench.tracker.project import Project
@@ -173,6 +174,12 @@ class Backfill:
         return f"{counted(total, 'commit')}: {', '.join(counts)}"
 
     def __call__(self, commits: Sequence[BackfillCommit], again: bool) -> None:
+        from groupbench.tracker.ab.worktree import Spares
+
+        with Spares() as spares:
+            self._measure_all(commits, again, spares)
+
+    def _measure_all(self, commits: Sequence[BackfillCommit], again: bool, spares: Spares) -> None:
         end = self.clock() + self.budget_s
         stored = self._stored(commits)
         for number, commit in enumerate(commits, 1):
@@ -189,7 +196,7 @@ class Backfill:
             if self.clock() >= end:
                 return
             say(printable(f"[{number}/{len(commits)}] {commit}"))
-            outcome = self._commit(commit, end)
+            outcome = self._commit(commit, end, spares)
             if outcome is None:  # the budget ended in the middle of it
                 return
             self.outcomes[outcome] += 1
@@ -241,13 +248,13 @@ class Backfill:
             self._unmeasured(commit, path, "listed", subprocess.DEVNULL)
             return [record for _, record in read(path.read_bytes().splitlines(keepends=True))] if path.exists() else []
 
-    def _commit(self, commit: BackfillCommit, end: float) -> str | None:
+    def _commit(self, commit: BackfillCommit, end: float, spares: Spares) -> str | None:
         """Measure and store one commit; return the outcome, or None if cells are left."""
         from groupbench.tracker.ab.worktree import CheckoutError, WorktreeError, checkout
 
         try:
             recipe = recipe_of(self.context, None)
-            with checkout(self.project.folder, commit.hash, recipe, self.python or sys.executable) as tree:
+            with checkout(self.project.folder, commit.hash, recipe, self.python or sys.executable, spares) as tree:
                 reason = self._measure(commit, tree, end)
         except CheckoutError as error:  # of the machine, not of the commit: the next backfill tries again
             say(printable(f"groupbench: {error.message}"))

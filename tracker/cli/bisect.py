@@ -245,9 +245,12 @@ def _search(
     from groupbench.tracker.bisect.hunt import hunt
     from groupbench.tracker.bisect.log import Log
     from groupbench.tracker.bisect.search import Trace
+    from groupbench.tracker.bisect.stored import stored_levels
 
     if header.package is None:
         history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
+        if header.metric == "latency":
+            history = replace(history, stored=stored_levels(db, header.cell, (history.base, header.bad)))
     else:
         history = bisect_git.history_of_releases(header.package, header.releases)
     trace = Trace()
@@ -380,6 +383,8 @@ def _plan(history: History, header: Header, path: Path) -> str:
     changes = len(history.line(history.base, history.first_parents(history.bad)[1], history.bad).changes)
     verb = "changes" if changes == 1 else "change"
     within = f", {changes} of which {verb} {', '.join(header.paths) or 'the tree'}"
+    if history.stored:
+        within += f"; the search begins at the step of {counted(len(history.stored), 'commit')} with stored results"
     first_parents = len(history.first_parents(history.bad)[1])
     if header.package is not None:
         return f"{counted(len(header.releases), 'release')} of {header.package}; comparisons are kept in {path}"

@@ -126,8 +126,7 @@ def lines_of(evaluation: Evaluation) -> list[str]:
     lines = [f"{evaluation.operator}/{evaluation.backend} against {evaluation.against}, {cell}"]
     lines.append(f"  {evaluation.verdict}" + (f": {evaluation.problem}" if evaluation.problem else ""))
     if evaluation.speedup is not None:
-        interval = f", {_speed(evaluation.low)} to {_speed(evaluation.high)}"
-        lines[-1] += f": {evaluation.speedup:.3f} x{interval}, from {counted(evaluation.blocks, 'block')}"
+        lines[-1] += f": {evaluation.speedup:.3f} x{_interval(evaluation)}, from {counted(evaluation.blocks, 'block')}"
         lines.append(f"  {milliseconds(evaluation.candidate_ms)} ms against {milliseconds(evaluation.against_ms)} ms")
     if evaluation.rms is not None:
         against = f", {evaluation.against_rms:.2g} of {evaluation.against}" if evaluation.against_rms else ""
@@ -141,5 +140,10 @@ def lines_of(evaluation: Evaluation) -> list[str]:
     return [*lines, *(f"  try: {command}" for command in evaluation.to_try)]
 
 
-def _speed(value: float | None) -> str:
-    return "?" if value is None else f"{value:.3f}"
+def _interval(evaluation: Evaluation) -> str:
+    """Return the interval of the speed-up, of which a short comparison may know one end or none."""
+    low, high = evaluation.low, evaluation.high
+    if low is None or high is None:
+        known = [(word, end) for word, end in (("above", low), ("below", high)) if end is not None]
+        return "".join(f", {word} {end:.3f}" for word, end in known)
+    return f", {low:.3f} to {high:.3f}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from groupbench.tracker.cli.here import wait_option
+from groupbench.tracker.cli.here import this_project, wait_option
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.brief import MOST_BYTES, brief, by_series, fewer_points, plain, size
@@ -187,8 +187,12 @@ def writing_tools(db: str | None) -> list[Tool]:
     return [acknowledge, expect]
 
 
-def measuring_tools(db: str | None, device: str) -> list[Tool]:
-    """Return the tools to run code on this machine, one at a time."""
+def measuring_tools(db: str | None, device: str, folders: Sequence[str] = ()) -> list[Tool]:
+    """Return the tools to run code on this machine, one at a time.
+
+    Args:
+        folders: Folders in which Python finds the modules of plugins and candidates.
+    """
     import msgspec
 
     from groupbench.tracker.ab.evaluate import Evaluator
@@ -217,7 +221,7 @@ def measuring_tools(db: str | None, device: str) -> list[Tool]:
             if key not in kept:
                 for other in [*kept]:
                     kept.pop(other).close()
-                kept[key] = Evaluator(key, device=device)
+                kept[key] = Evaluator(key, folders=folders, device=device)
             evaluations = kept[key].evaluate(
                 candidate,
                 operator=operator,
@@ -269,8 +273,8 @@ def measuring_tools(db: str | None, device: str) -> list[Tool]:
 )
 @click.option("--write", is_flag=True, help="Also offer acknowledge and expect, which change incidents.")
 @wait_option()
-@click.pass_obj
-def mcp(db: str, allow_measuring: bool, device: str, write: bool) -> None:
+@click.pass_context
+def mcp(context: click.Context, allow_measuring: bool, device: str, write: bool) -> None:
     """Serve the Model Context Protocol on standard input and output.
 
     Without --allow-measuring and --write, the tools only read the database. An answer has at most 10 kB.
@@ -278,7 +282,10 @@ def mcp(db: str, allow_measuring: bool, device: str, write: bool) -> None:
     \b
     claude mcp add groupbench -- groupbench mcp --allow-measuring
     """
-    tools = reading_tools(db) + (measuring_tools(db, device) if allow_measuring else [])
+    db = context.obj
+    tools = reading_tools(db)
+    if allow_measuring:
+        tools += measuring_tools(db, device, this_project(context).python_path())
     server(tools + (writing_tools(db) if write else [])).run()
 
 

@@ -109,12 +109,14 @@ def difference_of(before: Loaded | None, after: Loaded | None) -> LoadedDifferen
     files: tuple[str, ...] = ()
     if same is False and before.files and after.files:
         files = tuple(_differing(before.files, after.files, lambda path, old, new: path + _alone(old, new)))
-    packages: tuple[str, ...] = ()
-    if before.versions and after.versions:
-        shared = {name: version for name, version in after.versions.items() if name in before.versions}
-        old = {name: version for name, version in before.versions.items() if name in shared}
-        packages = tuple(_differing(old, shared, lambda name, one, other: f"{name} {one} → {other}"))
+    packages = changed_packages(before.versions, after.versions)
     return LoadedDifference(same, files, len({*before.files, *after.files}), packages)
+
+
+def changed_packages(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[str, ...]:
+    """Return each package that both imported in different versions, such as `numpy 2.2.6 → 2.4.0`."""
+    old, new = ({name: each[name] for name in before if name in after} for each in (before, after))
+    return tuple(_differing(old, new, lambda name, one, other: f"{name} {one} → {other}"))
 
 
 def difference_of_all(pairs: Iterable[tuple[Loaded | None, Loaded | None]]) -> LoadedDifference:

@@ -4,7 +4,8 @@ The first cause that applies, in this order:
 
     machine         the run's canaries moved, and they do not run the code under test
     environment     the GPU, its power limit or a setting changed
-    toolchain       torch, Triton, Helion, CUDA, Python or the driver changed; "code and toolchain" if both did
+    toolchain       torch, Triton, Helion, CUDA, Python, the driver, or a package that the process imported changed;
+                    "code and toolchain" if both did
     infrastructure  the commit, the loaded files or the compiled kernels are the same
     tuning          the same kernels were compiled from another config, such as an autotuner's choice
     code            none of these
@@ -20,12 +21,13 @@ either: the code that launches them and the operations of torch around them affe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from groupbench.tracker.compare.kernels import differences
 from groupbench.tracker.facts.environment import machine_differences, toolchain_differences
+from groupbench.tracker.facts.loaded import changed_packages
 from groupbench.tracker.facts.record import Environment, Kernel
 from groupbench.tracker.query.rows import State
 
@@ -46,6 +48,7 @@ class Facts:
     kernel_hash: str | None = None  # of all its kernels' code; None if any is unknown
     kernels: tuple[Kernel, ...] = field(default=())
     code_hash: str | None = None  # of the repository's files that its process ran; None if unknown
+    packages: Mapping[str, str] = field(default_factory=dict)  # versions of those that its process imported
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def find_cause(
             return Cause("machine", "canary moved: the machine, not the code")
         cause = None if before is None else _besides_code(before, after)
         if cause is None and same_kernels and not result:
-            cause = Cause("infrastructure", SAME_KERNELS)
+            cause = Cause("infrastructure", some((SAME_KERNELS, *_packages(before, after))))
         if cause is not None:
             return cause
     changes = some(differences(before.kernels if before else (), after.kernels, without=metric))
@@ -118,6 +121,8 @@ def some(texts: Sequence[str]) -> str:
 def _surroundings(before: Facts, old: Environment, after: Facts, new: Environment) -> Cause | None:
     """Return the machine's change, or else the toolchain's, as the cause; None if both are the same."""
     machine, toolchain = machine_differences(old, new), toolchain_differences(old, new)
+    if toolchain or not _same_kernels(before, after):  # packages change how a kernel is made, not what it does
+        toolchain = (*toolchain, *(text for text in _packages(before, after) if text not in toolchain))
     if machine:
         return Cause("environment", some((*machine, *toolchain)))
     if not toolchain:
@@ -125,6 +130,10 @@ def _surroundings(before: Facts, old: Environment, after: Facts, new: Environmen
     kernels = SAME_KERNELS if _same_kernels(before, after) else None
     note = "; ".join(text for text in (some(toolchain), kernels) if text)
     return Cause("toolchain" if _same_code(before, after) else "code and toolchain", note)
+
+
+def _packages(before: Facts | None, after: Facts) -> tuple[str, ...]:
+    return () if before is None else changed_packages(before.packages, after.packages)
 
 
 def _same_kernels(before: Facts | None, after: Facts) -> bool | None:

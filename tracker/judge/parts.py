@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from groupbench.tracker.facts.metrics import relative
+from groupbench.tracker.judge.causes import OF_TOOLCHAINS
 from groupbench.tracker.judge.evidence import AB, Evidence
 from groupbench.tracker.judge.rules import decide
 from groupbench.tracker.judge.verdicts import Effect, Judged
@@ -41,9 +42,10 @@ class Case:
         if rule.note is not None and rule.note not in (note or ""):
             note = joined(rule.note, note)
         news = replace(row.news, loud=row.news.loud or rule.loud, old=rule.name == "old")
+        cause = row.cause if row.cause in OF_TOOLCHAINS else rule.cause or row.cause  # the versions say more
         base = row.ab_base if rule.verdict not in (rule.verdict.WRONG, rule.verdict.IMPROVED) else None
         return replace(
-            row, verdict=rule.verdict, rule=rule.name, cause=rule.cause or row.cause, note=note, news=news,
+            row, verdict=rule.verdict, rule=rule.name, cause=cause, note=note, news=news,
             evidence=self.evidence, ab_base=base,
         )  # fmt: skip
 

@@ -21,6 +21,7 @@ from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
 from groupbench.tracker.judge.toolchain_lines import LineSoftware, in_turns, lines_of
 from groupbench.tracker.query.lines import CommitLine
+from groupbench.tracker.query.loaded import loaded_lists
 from groupbench.tracker.query.points import environment_rows
 from groupbench.tracker.query.runs import code_of_runs, run_rows
 from groupbench.tracker.store.chunks import chunks
@@ -293,7 +294,15 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
     """Return the facts of the points at (series, run). Points that are not stored are left out."""
     wanted = set(places)
     query = (
-        select(Point.series_id, Point.run_id, Point.environment_id, KernelSet.hash, KernelSet.kernels, Point.code_hash)
+        select(
+            Point.series_id,
+            Point.run_id,
+            Point.environment_id,
+            KernelSet.hash,
+            KernelSet.kernels,
+            Point.code_hash,
+            Point.packages_hash,
+        )
         .outerjoin(KernelSet, Point.kernels_id == KernelSet.id)
         .where(Point.run_id.in_({run for _, run in wanted}))
     )
@@ -302,6 +311,7 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
         rows += [row for row in session.execute(query.where(Point.series_id.in_(chunk))) if (row[0], row[1]) in wanted]
     runs = run_rows(session, {row[1] for row in rows})
     environments = environment_rows(session, {row[2] for row in rows})
+    versions = loaded_lists(session, {row[6] for row in rows if row[6] is not None})
     return {
         (series, run): Facts(
             state=runs[run].state,
@@ -309,8 +319,9 @@ def facts_at(session: Session, places: Iterable[tuple[int, int]]) -> dict[tuple[
             kernel_hash=hash_,
             kernels=msgspec.convert(kernels or (), tuple[Kernel, ...]),
             code_hash=code,
+            packages=versions.get(packages, {}),
         )
-        for series, run, environment, hash_, kernels, code in rows
+        for series, run, environment, hash_, kernels, code, packages in rows
     }
 
 

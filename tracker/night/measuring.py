@@ -53,7 +53,7 @@ def measure(
 
     def end_with_parent() -> None:
         with contextlib.suppress(OSError, AttributeError):
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # a softer signal may get lost
 
     # A terminal's Ctrl-C and hangup reach every process there. This one passes them on once: the child ignores its own.
     before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGHUP)}

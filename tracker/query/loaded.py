@@ -14,6 +14,16 @@ from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, LoadedList, Point, Run
 
 
+def loaded_lists(session: Session, hashes: Iterable[str]) -> dict[str | None, Mapping[str, str]]:
+    """Return the lists of files or packages with these hashes; an unknown list is empty."""
+    query = select(LoadedList.content, LoadedList.items)
+    return {
+        content: items or {}
+        for chunk in chunks(hashes)
+        for content, items in session.execute(query.where(LoadedList.content.in_(chunk)))
+    }
+
+
 class LoadedLists:
     """The lists of files and packages of some points.
 
@@ -24,12 +34,7 @@ class LoadedLists:
 
     def __init__(self, session: Session, points: Iterable[PointRow]) -> None:
         hashes = {hash_ for point in points for hash_ in (point.code_hash, point.packages_hash) if hash_ is not None}
-        query = select(LoadedList.content, LoadedList.items)
-        self._items: dict[str | None, Mapping[str, str]] = {
-            content: items or {}
-            for chunk in chunks(hashes)
-            for content, items in session.execute(query.where(LoadedList.content.in_(chunk)))
-        }
+        self._items: Mapping[str | None, Mapping[str, str]] = loaded_lists(session, hashes)
 
     def of(self, point: PointRow) -> Loaded | None:
         """Return the files and packages that a point's process loaded, or None if they are unknown."""

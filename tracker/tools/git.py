@@ -7,9 +7,10 @@ results of such a checkout would otherwise count as results outside git.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
@@ -80,42 +81,75 @@ def run(
         RefusedError: Git does not read this repository.
         GitError: Git is missing, does not answer, or fails.
     """
-    done = _start(folder, args, timeout, stdin, pass_fds, variables)
-    if done.returncode == _FAILED:
-        _check_readable(folder)
-    if done.returncode != 0:
-        reason = _reason(done)
-        raise GitError(f"git {_verb(args)} in {folder}: {reason}", reason)
-    return done.stdout.decode("utf-8", "replace")
+    with started(folder, *args, timeout=timeout, stdin=stdin, pass_fds=pass_fds, variables=variables) as finish:
+        return finish()
 
 
-def _start(
+@contextlib.contextmanager
+def started(
     folder: str | os.PathLike[str],
-    args: Sequence[str],
+    *args: str,
     timeout: float = TIMEOUT_S,
     stdin: str | None = None,
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
-) -> subprocess.CompletedProcess[bytes]:
+) -> Iterator[Callable[[], str]]:
+    """Start git and yield a function that waits for the output, as `run` returns it. The context's end kills git."""
+    with _process(folder, args, pass_fds, variables) as process:
+
+        def finish() -> str:
+            done = _finished(process, folder, args, timeout, stdin)
+            if done.returncode == _FAILED:
+                _check_readable(folder)
+            if done.returncode != 0:
+                reason = _reason(done)
+                raise GitError(f"git {_verb(args)} in {folder}: {reason}", reason)
+            return done.stdout.decode("utf-8", "replace")
+
+        try:
+            yield finish
+        finally:
+            process.kill()  # does nothing to an ended process
+
+
+def _process(
+    folder: str | os.PathLike[str],
+    args: Sequence[str],
+    pass_fds: Sequence[int] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if name not in _REPOSITORY_VARIABLES}
     environment |= {"LANGUAGE": "C", **variables}  # messages are compared below
     try:
-        return subprocess.run(
+        return subprocess.Popen(
             ["git", "-C", os.fspath(folder), *args],
-            capture_output=True,
-            input=b"" if stdin is None else stdin.encode(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=environment,
-            timeout=timeout,
             pass_fds=pass_fds,
             start_new_session=True,  # Ctrl-C in the terminal must not interrupt git
         )
     except FileNotFoundError:
         raise NoGitError from None
-    except subprocess.TimeoutExpired:
-        reason = f"no answer within {timeout:g} s"
-        raise GitError(f"git {args[0]} in {folder}: {reason}", reason) from None
     except (OSError, ValueError) as error:  # ValueError: a NUL character in an argument
         raise GitError(f"git {args[0]} in {folder}: {error}", str(error)) from error
+
+
+def _finished(
+    process: subprocess.Popen[bytes],
+    folder: str | os.PathLike[str],
+    args: Sequence[str],
+    timeout: float = TIMEOUT_S,
+    stdin: str | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    try:
+        output, errors = process.communicate((stdin or "").encode(), timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        reason = f"no answer within {timeout:g} s"
+        raise GitError(f"git {_verb(args)} in {folder}: {reason}", reason) from None
+    return subprocess.CompletedProcess(args, process.returncode, output, errors)
 
 
 def _reason(done: subprocess.CompletedProcess[bytes]) -> str:
@@ -131,7 +165,9 @@ def _check_readable(folder: str | os.PathLike[str]) -> None:
 
     Git's messages are not compared with known ones, apart from one remedy: any failure of the simplest query counts.
     """
-    done = _start(folder, ["rev-parse", "--git-dir"])
+    query = ("rev-parse", "--git-dir")
+    with _process(folder, query) as process:
+        done = _finished(process, folder, query)
     if done.returncode == 0 or (place := _repository_above(Path(folder))) is None:
         return
     reason = _reason(done)

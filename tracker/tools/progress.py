@@ -46,12 +46,14 @@ class Progress:
             sys.stderr.flush()
 
     def __enter__(self) -> Progress:
-        self._thread.start()
+        if self.total > 1:  # of a single step, there is nothing to report
+            self._thread.start()
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self._ended.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self.clear()
 
     def _report(self) -> None:

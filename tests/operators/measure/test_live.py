@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from groupbench.operators.measure import live, witness
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judging import HeldTo
-from groupbench.operators.measure.live import REPEATS, SETTLE_S, SETTLED_S, Live, settle
+from groupbench.operators.measure.live import REPEATS, SETTLE_S, SETTLED_S, Live, settle, warm_up
 from groupbench.operators.measure.rest import RESTLESS
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared
 
@@ -179,3 +180,33 @@ def test_a_process_that_dies_while_it_is_measured_again_is_asked_nothing_more(mo
     cell.failure = SHARED
     cell.repeat(bursts=3)
     assert (len(bursts), cell.failure) == (1, died)
+
+
+@pytest.mark.parametrize(
+    ("device", "times_ms", "kept_ms"),
+    [
+        ("cpu", (1.0, 1.0, 1.0), (1.0, 1.0)),
+        ("cpu", (2.4, 1.0, 1.05), (1.0, 1.05)),
+        ("cpu", (4.0, 2.0, 1.0, 1.0), (1.0, 1.0)),
+        ("cpu", (1.0, 2.4, 1.0), (1.0, 2.4)),
+        ("cpu", (32.0, 16.0, 8.0, 4.0, 2.0), (4.0, 2.0)),
+        ("cuda", (2.4, 1.0, 1.0), (2.4, 1.0)),
+    ],
+    ids=["warm", "cold", "long cold", "a later stall", "never warm", "a GPU, which rests before each burst"],
+)
+def test_the_first_bursts_of_a_cold_process_on_a_cpu_are_not_counted(
+    device: str, times_ms: tuple[float, ...], kept_ms: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = _cell(Process(0.0))
+    cell.job = replace(cell.job, device=device)
+    cell.prepared = PREPARED
+    times = iter(times_ms)
+
+    def burst(*_: object) -> None:
+        cell.bursts.append(Burst((next(times),), None, (2,), (0,)))
+
+    monkeypatch.setattr(cell, "burst", burst)
+    burst()
+    burst()
+    warm_up([cell])
+    assert tuple(burst.samples_ms[0] for burst in cell.bursts) == kept_ms

@@ -233,6 +233,16 @@ def test_a_commit_that_git_lacks_is_unresolved_with_the_reason(
     assert "git knows no commit" in result.stdout
 
 
+def test_a_full_disk_is_not_the_commits_failure(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:
+    stored(suspect(make))
+    bench.not_checked_out = {commit(5)}
+    done = cli("confirm")
+    assert (done.exit_code, "No space left" in done.stdout + done.stderr) == (3, True)
+    bench.not_checked_out = set()
+    bench.plan("same", 0.001)
+    assert cli("confirm").exit_code == 0
+
+
 @pytest.mark.parametrize(("status", "advice"), [("usage", True), ("oom", False)])
 def test_what_fails_on_both_sides_is_told_and_tried_again(
     cli: Cli, stored: Stored, make: Any, bench: FakeBench, status: str, advice: bool

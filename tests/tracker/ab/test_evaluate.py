@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,6 +133,7 @@ def test_a_file_that_changes_during_its_evaluation_has_no_verdict(
         *rarely(("import not_installed", "does not load: ModuleNotFoundError: No module named 'not_installed'")),
         ("def f(", r"does not load: SyntaxError: '\(' was never closed"),
         ("raise SystemExit(3)", "does not load: SystemExit: 3"),
+        ("raise KeyboardInterrupt", "does not load: KeyboardInterrupt, at .*broken.py:1"),
         (
             "from groupbench.operators.operator import Backend\nBACKENDS = (Backend('mine', lambda x: x.run, ''),)",
             "backend 'mine' has no `operator`; known: grouped_gemm, ",
@@ -253,6 +255,20 @@ def test_an_interpreted_kernel_is_right_and_has_no_speed() -> None:
     facts = Prepared("gpu", Accuracy(rms=0.0))
     evaluation = result(verdict="same", timing="interpreted", head_facts=facts, message="accuracy alone was compared")
     assert (evaluation.verdict, evaluation.speedup, evaluation.note) == ("right", None, "accuracy alone was compared")
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (-0.11, -0.09, ": 1.105 x, 1.094 to 1.116, from"),
+        (-0.11, math.inf, ": 1.105 x, below 1.116, from"),
+        (-math.inf, math.inf, ": 1.105 x, from"),
+    ],
+)
+def test_an_unknown_end_of_the_interval_is_not_printed(low: float, high: float, text: str) -> None:
+    facts = {"head_facts": Prepared("cpu", Accuracy(rms=0.0)), "effect": -0.1, "low": low, "high": high}
+    line = lines_of(result(verdict="unknown", **facts))[1]
+    assert text in line and "?" not in line
 
 
 def test_what_could_not_be_checked_names_the_candidate_and_its_rival() -> None:

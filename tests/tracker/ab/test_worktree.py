@@ -14,8 +14,18 @@ import pytest
 from cases import rarely
 from repositories import git
 
+from groupbench.tracker.ab import worktree
 from groupbench.tracker.ab.named_sides import open_sides
-from groupbench.tracker.ab.worktree import CheckoutError, Recipe, SetupError, WorktreeError, checkout, resolve
+from groupbench.tracker.ab.worktree import (
+    CheckoutError,
+    Recipe,
+    SetupError,
+    Spares,
+    WorktreeError,
+    checkout,
+    checkouts,
+    resolve,
+)
 
 
 @pytest.fixture
@@ -264,3 +274,75 @@ def test_a_submodule_whose_commit_is_not_here_is_a_fault_of_the_machine(repo: Pa
     git(repo, "commit", "--quiet", "-m", "with a lost library")
     with pytest.raises(CheckoutError, match="git fetch --recurse-submodules"), checkout(repo, "HEAD"):
         pass
+
+
+def listing(tree: Path) -> dict[str, str]:
+    files = (path for path in tree.rglob("*") if path.name != ".git")
+    return {str(path.relative_to(tree)): path.read_text() if path.is_file() else "" for path in files}
+
+
+def added(repo: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Note the commits for which git makes a new worktree."""
+    made: list[str] = []
+    add = worktree._Worktree.add
+
+    def note(repo: Path, commit: str) -> worktree._Worktree:
+        made.append(commit)
+        return add(repo, commit)
+
+    monkeypatch.setattr(worktree._Worktree, "add", note)
+    return made
+
+
+def test_a_spare_worktree_has_the_files_of_its_new_commit_alone(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the first commit's build and measured code left there."""
+    (repo / ".gitignore").write_text("build/\n")
+    (repo / "gone").write_text("only in the next commit")
+    git(repo, "add", ".")
+    git(repo, "commit", "-qm", "three")
+    git(repo, "rm", "-q", "gone")
+    git(repo, "commit", "-qm", "four")
+    made = added(repo, monkeypatch)
+    with Spares() as spares:
+        with checkout(repo, "HEAD~1", spares=spares) as first:
+            status = (first / "part/file").stat()
+            (first / "part/file").write_text("not")  # of the same size and time
+            os.utime(first / "part/file", ns=(status.st_atime_ns, status.st_mtime_ns))
+            (first / "gone").unlink()
+            (first / "made").write_text("by the measured code")
+            for folder in ("build", "other"):
+                (first / folder).mkdir()
+                (first / folder / "made").write_text("by a build")
+            git(first / "other", "init", "-q")
+        for commit in ("HEAD", "HEAD~1", "first"):
+            with checkout(repo, commit) as fresh, checkout(repo, commit, spares=spares) as moved:
+                assert listing(moved) == listing(fresh)
+                assert moved != first and not first.exists() and moved.name == resolve(repo, commit)[:12]
+                assert worktrees(repo) == 3
+        assert worktrees(repo) == 2
+    assert worktrees(repo) == 1 and len(made) == 1 + 3 and not first.parent.exists()
+
+
+@pytest.mark.parametrize("file", [".gitattributes", ".gitmodules"])
+def test_a_spare_worktree_that_git_would_not_write_whole_is_not_used(
+    repo: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    git(repo, "config", "filter.loud.smudge", "tr a-z A-Z")
+    (repo / file).write_text("* filter=loud\n" if file == ".gitattributes" else "")
+    git(repo, "add", ".")
+    git(repo, "commit", "-qm", "three")
+    made = added(repo, monkeypatch)
+    with Spares() as spares:
+        for commit, text in (("HEAD", "two"), ("HEAD~1", "two"), ("HEAD", "two")):
+            with checkout(repo, commit, spares=spares) as tree:
+                loud = file == ".gitattributes" and commit == "HEAD"
+                assert (tree / "part/file").read_text() == (text.upper() if loud else text)
+    assert len(made) >= 2 and worktrees(repo) == 1
+
+
+def test_two_commits_are_written_together(repo: Path) -> None:
+    with checkouts(repo, [("first", sys.executable), ("HEAD", sys.executable)]) as (first, head):
+        assert [(tree / "part/file").read_text() for tree in (first, head)] == ["one", "two"]
+    with pytest.raises(WorktreeError), checkouts(repo, [("first", sys.executable), ("nothing", sys.executable)]):
+        pass
+    assert worktrees(repo) == 1

@@ -136,6 +136,20 @@ def test_the_named_commit_is_the_cause_everywhere(cli: Cli, slower: Bench, db: P
     assert cli("db", "verify").exit_code == 0
 
 
+def test_the_search_begins_where_the_stored_results_step(
+    cli: Cli, slower: Bench, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = slower.commits
+    stored([make(9, ms=1.0, commit=commits[4]), make(10, ms=1.05, commit=commits[6])])
+    found = cli("bisect", commits[1], commits[8], "--series", "1")
+    assert found.stdout.startswith(f"{commits[5][:10]} made ")
+    assert "the search begins at the step of 4 commits with stored results" in found.stderr
+    heads = [
+        line.split(": ")[1].split()[0] for line in found.stderr.splitlines() if line[:1].isdigit() and ". " in line[:4]
+    ]
+    assert heads[:3] == [commits[8][:10], commits[4][:10], commits[6][:10]]
+
+
 def test_wider_ends_name_it_too(cli: Cli, slower: Bench) -> None:
     commits = slower.commits
     cli("bisect", commits[0], commits[9], "--series", "1")

@@ -573,3 +573,14 @@ class TestReleases:
     @pytest.mark.parametrize("options", [["--package", "triton"], ["--package", "triton==3.6.0..3.8.0", "a", "b"]])
     def test_usage(self, cli: Cli, compared: list[tuple[str, str]], options: list[str]) -> None:
         assert cli("bisect", *options, *CELL).exit_code == 2
+
+
+def test_the_commit_that_restores_a_commits_files_is_found(tmp_path: Path) -> None:
+    folder, file = tmp_path / "repository", "kernels/k.py"
+    files = ({file: "fast"}, {file: "slow"}, {"docs.md": "1"}, {file: "fast"}, {"docs.md": "2"}, {file: "other"})
+    hashes = make_repository(folder, [{"name": f"c{i}", "files": each} for i, each in enumerate(files)])
+    c = list(hashes.values())
+    history = read_history(folder, c[0], c[5])
+    assert history.restoring(c[0], c[1], c[2:]) == c[3]
+    assert history.restoring(c[0], c[1], c[2:3]) is None
+    assert history.restoring(c[3], c[4], c[5:]) is None

@@ -299,6 +299,41 @@ def test_the_largest_of_three_is_named_though_half_is_crossed_elsewhere(planted:
     assert {c.commits[0] for c in result.culprits} == set(planted)
 
 
+def test_a_change_that_was_undone_is_not_named_if_its_files_are_restored() -> None:
+    """Every commit from c2 to c4 measures like BAD, so that the search confirms c2 first."""
+    world = World(straight(9), {"c2": 0.04, "c6": -0.04, "c7": 0.04})
+    world.history = replace(
+        world.history, restoring=lambda parent, commit, later: "c6" if (parent, commit) == ("c1", "c2") else None
+    )
+    named = []
+    for seed in range(20):
+        world.random = random.Random(seed)
+        result, _, trace = world.hunt()
+        named += [culprit.commits for culprit in result.culprits]
+        assert set(trace.undone) <= {"c2"} and all(by == "c6" for by, _ in trace.undone.values())
+        assert result.unexplained is None
+    assert set(named) == {("c7",)}
+
+
+def test_the_search_begins_at_the_step_of_the_stored_results() -> None:
+    """It does not measure the change that was undone long before."""
+    world = World(straight(65), {"c2": 0.04, "c40": -0.04, "c42": 0.03})
+    known = {name: world.level(name) for name in ("c0", "c5", "c38", "c41", "c43", "c64")}
+    world.history = replace(world.history, stored=known)
+    result, questions, _ = world.hunt()
+    assert [culprit.commits for culprit in result.culprits] == [("c42",)]
+    assert [question.head for question in questions] == ["c64", "c41", "c43", "c42", "c42"]
+
+
+@pytest.mark.parametrize("where", range(1, 65, 7))
+def test_stored_results_decide_nothing(where: int) -> None:
+    world = World(straight(65), {f"c{where}": 0.04})
+    world.history = replace(world.history, stored={"c0": 0.0, "c41": 0.0, "c43": 0.04, "c64": 0.04})
+    result, _, trace = world.hunt()
+    assert [culprit.commits for culprit in result.culprits] == [(f"c{where}",)]
+    assert trace.comparisons["step"] <= 6 + 2
+
+
 def merging() -> dict[str, tuple[str, ...]]:
     """main m0..m5; a branch b1..b6 from m1 merged in m3, into which s1..s3 from b2 was merged in b4."""
     return {

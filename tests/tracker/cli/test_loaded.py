@@ -16,6 +16,7 @@ Cli = Callable[..., Result]
 FILES = {"kern/a.py": "1", "kern/b.py": "2", "tuned.json": "3"}
 OLD = loaded_of(FILES, {"numpy": "2.2.6", "torch": "2.13.0"})
 NEW = loaded_of({**FILES, "tuned.json": "4"}, {"numpy": "2.4.0", "torch": "2.13.0"})
+EDITED = loaded_of({**FILES, "tuned.json": "4"}, OLD.versions)
 TEXTS = ["1 of 3 loaded files differ: tuned.json", "numpy 2.2.6 → 2.4.0"]
 
 
@@ -60,10 +61,28 @@ def test_explain_begins_with_them(cli: Cli) -> None:
 @pytest.mark.usefixtures("two_nights_are_certain")
 @pytest.mark.parametrize(
     ("before", "after", "cause"),
-    [(OLD, OLD, "infrastructure"), (OLD, NEW, "code"), (None, OLD, "code"), (None, None, "code")],
+    [(OLD, OLD, "infrastructure"), (OLD, EDITED, "code"), (None, OLD, "code"), (None, None, "code")],
 )
 def test_an_equal_hash_is_never_the_code(cli: Cli, write: Any, make: Any, before: Any, after: Any, cause: str) -> None:
     nights = [make(n, ms=1 + 0.001 * (n % 3 - 1), loaded=before) for n in range(8)]
     cli("ingest", write([*nights, make(8, ms=1.3, loaded=after)]))
     (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert row["cause"] == cause
+
+
+UPGRADED = loaded_of(FILES, NEW.versions)
+
+
+@pytest.mark.usefixtures("two_nights_are_certain")
+@pytest.mark.parametrize("again", [True, False], ids=["the same commit", "another commit"])
+def test_an_upgraded_package_is_the_cause_on_every_night_since(cli: Cli, write: Any, make: Any, again: bool) -> None:
+    """An A/B of commits on one numpy finds no difference, and does not clear it."""
+    nights = [make(n, ms=1 + 0.001 * (n % 3 - 1), loaded=OLD) for n in range(8)]
+    cli("ingest", write(nights))
+    for n in range(8, 12):
+        fields = {"commit": nights[-1].run.commit.hash} if again else {}
+        cli("ingest", write([make(n, ms=5.8, loaded=UPGRADED, **fields)]))
+        (row,) = json.loads(cli("gate", "--update", "--format=json").stdout)["series"]
+        print(n, row["verdict"], row["rule"], row["note"])
+        assert row["cause"] == "toolchain"
+        assert "numpy 2.2.6 → 2.4.0" in row["note"]

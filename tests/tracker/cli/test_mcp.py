@@ -29,6 +29,21 @@ def test_what_measures_is_not_among_what_reads() -> None:
     assert all(tool.__doc__ for tool in every)
 
 
+def test_evaluate_finds_modules_where_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+
+    class Evaluator:
+        def __init__(self, plugins: object, *, folders: object, device: str) -> None:
+            found.append((plugins, folders, device))
+
+        def evaluate(self, *_: object, **__: object) -> list[str]:
+            return []
+
+    monkeypatch.setattr("groupbench.tracker.ab.evaluate.Evaluator", Evaluator)
+    served.measuring_tools(None, "cpu", ("python",))[0]("cand.py")
+    assert found == [((), ("python",), "cpu")]
+
+
 def test_options_are_spelled_as_the_commands_take_them() -> None:
     options = served.options(operator="a", shape=None, plugin=["-x", "y"], min_effect=1, since="")
     assert options == ["--operator=a", "--plugin=-x", "--plugin=y", "--min-effect=1"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import pytest
 
 from groupbench.tracker.facts.record import Environment, Kernel
-from groupbench.tracker.judge.causes import Facts, find_cause
+from groupbench.tracker.judge.causes import Cause, Facts, find_cause
 from groupbench.tracker.query.rows import State
 
 HERE = Environment(device="cuda", gpu="H100", driver="570.1", triton="3.7.1", gpu_uuid="GPU-1")
@@ -112,3 +113,22 @@ def test_the_metric_of_the_row_is_not_repeated(metric: str, change: dict[str, An
     before, after = facts(OLD, "old", kernels=(old,)), facts(hash_="new", kernels=(new,))
     assert find_cause(before, after).note not in (None, "", "compiled kernel changed")
     assert find_cause(before, after, metric=metric).note in (None, "", "compiled kernel changed")
+
+
+@pytest.mark.parametrize(
+    ("state", "hash_", "driver", "word", "note"),
+    [
+        (OLD, None, "570.1", "toolchain", "numpy 2.2.6 → 2.4.0"),
+        (NEW, None, "570.1", "code and toolchain", "numpy 2.2.6 → 2.4.0"),
+        (NEW, None, "580", "code and toolchain", "driver 570.1 → 580; numpy 2.2.6 → 2.4.0"),
+        (NEW, "old", "570.1", "infrastructure", "compiled kernel unchanged; numpy 2.2.6 → 2.4.0"),
+    ],
+    ids=["alone", "with the code", "with the driver", "the same kernels"],
+)
+def test_a_package_that_the_process_imported_is_named(
+    state: State, hash_: str | None, driver: str, word: str, note: str
+) -> None:
+    before = replace(facts(OLD, hash_), packages={"numpy": "2.2.6", "click": "8.1"})
+    after = replace(facts(state, hash_, environment={"driver": driver}), packages={"numpy": "2.4.0", "rich": "14"})
+    assert find_cause(before, after) == Cause(word, note)  # type: ignore[arg-type]
+    assert find_cause(before, after, confirmed=True).word == "code"
