@@ -1,4 +1,4 @@
-"""Test `groupbench confirm` between toolchains: what it measures, and the rows that its answers count for."""
+"""Test `groupbench confirm` between toolchains: the comparisons, and the rows judged by them."""
 
 from __future__ import annotations
 

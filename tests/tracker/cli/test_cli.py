@@ -123,9 +123,9 @@ def test_a_group_runs_its_default_command(cli: Cli, stored: Any, make: Any) -> N
         == cli("pins", "list", "--all", "--format=json").stdout
         == "[]\n"
     )
-    assert cli("incidents").stderr == "no incident is open; --all lists closed alerts\n"
+    assert cli("incidents").stderr == "no incident is open; --all lists closed incidents\n"
     assert cli("db", "verfy").stderr == "groupbench: no command 'verfy'; did you mean 'verify'?\n"
-    assert "alerts [OPTIONS] COMMAND [ARGS]..." in cli("incidents", "--help").stdout
+    assert "incidents [OPTIONS] COMMAND [ARGS]..." in cli("incidents", "--help").stdout
 
 
 def test_verbosity_may_follow_the_command(cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,8 +92,9 @@ def test_a_change_is_one_alert_and_closes_itself(cli: Cli, stored: Stored, make:
     stored(nights(make, 40, {"b3": (25, 1.05)}))
     for night in (30, 31, 35, 39):
         assert cli("gate", "--update", "--run", f"run-{night:03d}").exit_code == 1
-    (alert,) = json.loads(cli("incidents", "--all", "--format=json").stdout)
-    assert (alert["backend"], alert["state"], alert["commits"]) == ("b3", "new", "018ccccccc..019ccccccc")
+    (incident,) = json.loads(cli("incidents", "--all", "--format=json").stdout)
+    assert (incident["state"], incident["commits"]) == ("new", "018ccccccc..019ccccccc")
+    assert " b3 " in incident["title"]
     assert cli("incidents", "expect", "1", "--reason", "so be it").exit_code == 0
     code, rows = judged(cli)
     assert (code, {row["verdict"] for row in rows.values()}) == (0, {"ok"})

@@ -53,8 +53,8 @@ def test_two_causes_of_different_size_are_two_incidents(number: int, noise: floa
         second = changes_of(rng, number, 0.04, noise, tuple(backends[2:]), first=number)
         whole = [*first, *second]
         rng.shuffle(whole)
-        found = {frozenset(each.key for each in of_cause) for of_cause in group(whole)}
-        parted += found == {frozenset(each.key for each in side) for side in (first, second)}
+        groups = {frozenset(each.key for each in of_cause) for of_cause in group(whole)}
+        parted += groups == {frozenset(each.key for each in side) for side in (first, second)}
     assert parted >= 0.9 * SEEDS or (number == 1 and noise == NOISES[-1])
 
 
@@ -69,8 +69,8 @@ def test_a_changed_file_explains_changes_of_any_size(number: int) -> None:
             change(number + n, "helion", rng.uniform(0.02, 0.5), files=both | {"helion.py"}) for n in range(number)
         ]
         quiet = [both] * (2 * number)
-        found = sorted(sorted(each.key for each in of_cause) for of_cause in group([*first, *second], quiet))
-        assert found == [list(range(number)), list(range(number, 2 * number))]
+        groups = sorted(sorted(each.key for each in of_cause) for of_cause in group([*first, *second], quiet))
+        assert groups == [list(range(number)), list(range(number, 2 * number))]
         shared = [change(n, rng.choice(BACKENDS), rng.uniform(0.02, 0.5), files=both) for n in range(number)]
         assert len(group(shared, quiet)) == 1
 
@@ -104,10 +104,10 @@ def test_named_commits_part_changes_and_take_their_kernels_along() -> None:
 @given(st.lists(st.tuples(st.sampled_from(BACKENDS), st.floats(0.01, 1.0), st.sampled_from("abc")), max_size=12))
 def test_groups_are_a_partition_that_no_order_changes(drawn: list[tuple[str, float, str]]) -> None:
     changes = [change(n, name, size, files=frozenset(file)) for n, (name, size, file) in enumerate(drawn)]
-    found = [{each.key for each in of_cause} for of_cause in group(changes)]
-    assert sorted(key for keys in found for key in keys) == list(range(len(changes)))
+    groups = [{each.key for each in of_cause} for of_cause in group(changes)]
+    assert sorted(key for keys in groups for key in keys) == list(range(len(changes)))
     again = [{each.key for each in of_cause} for of_cause in group(reversed(changes))]
-    assert sorted(map(sorted, found)) == sorted(map(sorted, again))
+    assert sorted(map(sorted, groups)) == sorted(map(sorted, again))
 
 
 def test_an_effect_inherits_between_two_measured_ones() -> None:

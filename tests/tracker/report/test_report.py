@@ -111,8 +111,8 @@ def test_a_pass_without_a_judged_latency_is_not_green(
 def test_regressions_are_red_until_all_are_acknowledged(
     page: Any, stored: Any, make: Any, cli: Cli, tmp_path: Path, acknowledged: tuple[int, ...], tone: str, special: str
 ) -> None:
-    levels = [1.0 if night < 5 else 1.1 for night in range(7)]
-    stored([make(night, ms, backend=name) for night, ms in enumerate(levels) for name in ("a", "b")])
+    steps = (("a", 4), ("b", 5))  # two causes, so two incidents
+    stored([make(night, 1.0 if night < at else 1.1, backend=name) for night in range(7) for name, at in steps])
     stored([make(night, 1.0, backend="c") for night in range(7)])
     assert "2 opened" in cli("gate", "--update").stderr
     for alert in acknowledged:

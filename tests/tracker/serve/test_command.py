@@ -106,7 +106,7 @@ def test_it_runs_by_its_command_and_ends_when_asked_to(
 
 @pytest.mark.sqlite
 def test_the_page_lists_every_address_parameter_and_action(nights: Any, serve: Client) -> None:
-    from groupbench.tracker.serve.alerting import ACTIONS
+    from groupbench.tracker.serve.incidents import ACTIONS
 
     client = serve()
     for route in client.app.routes:  # type: ignore[attr-defined]

@@ -124,7 +124,7 @@ def test_a_file_whose_name_is_not_text(nights: Any, serve: Client, tmp_path: Pat
 def test_a_damaged_name_that_a_page_looks_up_is_damage(nights: Any, serve: Client) -> None:
     client = serve()
     with sqlite3.connect(nights) as connection:
-        assert connection.execute("UPDATE alert SET state = 'agknowledged'").rowcount
+        assert connection.execute("UPDATE incident SET state = 'agknowledged'").rowcount
     response = client.get("/incidents?state=all", headers={"Accept": "text/html"})
     assert (response.status_code, "damage" in response.text) == (503, True)
 
@@ -264,7 +264,7 @@ def test_a_page_reads_once_what_its_parts_share(nights: Any, serve: Client) -> N
     client.get("/series/1.json")  # reads all runs, which are then kept
     of_series = statements(served, lambda: client.get("/series/2.json"))
     assert not any("run.uuid" in each for each in of_series)
-    assert sum("checksum" in each for each in of_series) == 1  # the version of the runs
+    assert sum("run.checksum" in each for each in of_series) == 1  # the version of the runs
     of_runs = statements(served, lambda: client.get("/runs.json"))
     assert sum("max(point.id)" in each for each in of_runs) == 1  # not one for each run
 
