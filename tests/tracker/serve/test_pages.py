@@ -153,7 +153,9 @@ def test_a_series_shows_its_alert_in_every_state(nights: Any, serve: Client, db:
     with open_store(str(db), create=False) as store, store.write() as session:
         incident = session.scalars(select(Incident)).one()
         incident.state = state
-        session.add(IncidentEvent(incident_id=incident.id, at=datetime.now(UTC), who="Ada", state=state, reason="known"))
+        session.add(
+            IncidentEvent(incident_id=incident.id, at=datetime.now(UTC), who="Ada", state=state, reason="known")
+        )
     client = serve()
     key = client.get("/incidents/1.json").json()["incident"]["members"][0]["series"]
     marks = {mark["kind"] for mark in client.get(f"/series/{key}.json").json()["marks"]}
