@@ -142,7 +142,6 @@ BAD = {
     "a budget of nothing": ("budget = 0", "budget"),
     "a budget that is not a duration": ('budget = "soon"', "soon"),
     "an endless wait": ("wait = inf", "inf"),
-    "a request without a number": ('post = { on = "github" }', "number"),
     "another forge": ('post = { on = "cvs", number = 1 }', "cvs"),
     "no TOML": ("plugins = [", "groupbench.toml"),
 }
