@@ -62,9 +62,14 @@ class Tonight:
         return Span(self.run_at(before) if before >= 0 else None, self.run_at(max(start, 0)))
 
     def on_level(self, start: int, level: Level | None = None) -> list[int]:
-        """Return the places of the results before a change that are on the level, by default the top one."""
+        """Return the places of the results before a change that are on the level, by default the top one.
+
+        Results nearer to tonight's than to the level are not: an A/B with their commits says nothing of the change.
+        """
         level = self.walked.stack[-1] if level is None else level
-        return [place for place in level.places if place < start]
+        centre = level.centre_without(start)
+        pairs = [pair for pair in zip(level.places, level.values, strict=True) if pair[0] < start]
+        return [place for place, value in pairs if abs(value - centre) <= abs(value - self.value)]
 
     @cached_property
     def base(self) -> int | None:

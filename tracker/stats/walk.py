@@ -257,7 +257,7 @@ class _Walker:
     def _mark(self, place: int, mark: Mark) -> bool:
         """Apply a fact. Return whether it decides about this result."""
         top = self.stack[-1]
-        belongs = mark.base is None or mark.base >= top.start  # compared with a result of the top level
+        belongs = mark.base is None or self._is_on_top(mark.base)
         if mark.kind == "reference":
             was = self._centre(top) if top.values or top.known is not None else None
             self._begin(Level(place, by="reference", was=was, tag=mark.tag), replaces=0)
@@ -270,7 +270,7 @@ class _Walker:
         elif mark.kind == "same":
             while len(self.stack) > 1 and not belongs:
                 self._end(place)
-                belongs = mark.base is None or mark.base >= self.stack[-1].start
+                belongs = mark.base is None or self._is_on_top(mark.base)
             level = self.nights[-1].value if mark.level is None else mark.level
             if belongs and self._never_left(level, mark.base):
                 return True
@@ -280,6 +280,17 @@ class _Walker:
         else:
             self._faster(place, mark.effect or 0.0, belongs)
         return True
+
+    def _is_on_top(self, base: int) -> bool:
+        """Return whether a result is on the top level: one of its results, or an earlier one nearer to it than below.
+
+        The first night of a slowdown may have been too near to the old level to begin the new one.
+        """
+        top = self.stack[-1]
+        if base >= top.start or len(self.stack) == 1:
+            return base >= top.start
+        value, below = self.nights[base].value, self._centre(self.stack[-2])
+        return abs(value - self._centre(top)) < abs(value - below)
 
     def _together(self, centre: float) -> int:
         """Return how many of the newest results that are out are on one level, by the sign of `run`.
