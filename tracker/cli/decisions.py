@@ -34,7 +34,9 @@ def _reason(help: str) -> Callable[[F], F]:
 
 @click.command()
 @_series
-@click.option("--until", type=When(), required=True, metavar="DATE", help="End of the mute: 2026-01-31.")
+@click.option(
+    "--until", type=When(ahead=True), required=True, metavar="DATE", help="End of the mute: 2026-01-31 or 30d."
+)
 @_reason("Why the series is muted.")
 @click.pass_obj
 def mute(db: str, series: tuple[int, ...], until: datetime, reason: str) -> None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from groupbench.tracker.facts import vocabulary
+from groupbench.tracker.facts import durations, vocabulary
 from groupbench.tracker.facts.vocabulary import DEVICE_HELP, DEVICES, DTYPE_DEFAULT, MODE_HELP, PLUGIN_HELP
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.tools.parameters import Duration
@@ -58,12 +59,17 @@ class Percent(click.ParamType[float]):
 
 
 class When(click.ParamType[datetime]):
-    """A date, a date and time (UTC unless it has an offset), or an age: 7d, 12h."""
+    """A date, a date and time (UTC unless it has an offset), or an age: 7d, 12h.
+
+    Args:
+        end: A bare date is the end of its day.
+        ahead: A duration counts from now on instead of being an age.
+    """
 
     name = "date"
 
-    def __init__(self, end: bool = False) -> None:
-        self.end = end  # a bare date means the end of that day
+    def __init__(self, end: bool = False, ahead: bool = False) -> None:
+        self.end, self.ahead = end, ahead
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
         if isinstance(value, datetime):
@@ -71,6 +77,9 @@ class When(click.ParamType[datetime]):
         from groupbench.tracker.facts.errors import QueryError
         from groupbench.tracker.query.filters import instant
 
+        if self.ahead and str(value)[-1:].isalpha():
+            with contextlib.suppress(ValueError):
+                return datetime.now(UTC) + timedelta(seconds=durations.seconds(str(value)))
         try:
             return instant(str(value), end=self.end)
         except QueryError as error:

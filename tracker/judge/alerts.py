@@ -96,9 +96,16 @@ class IncidentRow:
         return None if self.until_commit is None else f"commit {self.until_commit[:10]}"
 
     @property
+    def changed(self) -> StateChange | None:
+        """The newest change of the state. Notes and further members are events with the state of the one before."""
+        before = [None, *(event.state for event in self.events)]
+        changes = [event for event, state in zip(self.events, before, strict=False) if event.state != state]
+        return changes[-1] if changes else None
+
+    @property
     def text(self) -> str:
         """The incident in the gate's output: `incident 3 acknowledged by Ada: on it`."""
-        last = self.events[-1] if self.events else None
+        last = self.changed
         who = f" by {last.who}" if last is not None and last.who != ITSELF else ""
         until = f", until {self.until}" if self.state == "expected" and self.until else ""
         since = f" since {date(self.opened)}" if self.state in FAILING else ""

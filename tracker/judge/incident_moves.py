@@ -68,7 +68,10 @@ def update(
     at = f"run {gate.run.id[:12]} at {gate.run.state}"
     # A pin needs no alert: it fails the gate until it is met or removed.
     failing = [row for row in gate.rows if row.verdict.fails and row.what != PIN]
-    reopened = {key for row in failing if (key := _reopened(session, row, now, at))}
+    reopened: set[int] = set()
+    for row in failing:
+        if (key := _reopened(session, row, now, at, reopened)) is not None:
+            reopened.add(key)
     stored = [
         row for row in failing if row.alert is not None and row.alert.incident.state in (*FAILING, "acknowledged")
     ]
@@ -79,8 +82,11 @@ def update(
     return Updated(tuple(sorted(opened)), tuple(sorted(reopened | lapsed)), tuple(sorted(fixed)))
 
 
-def _reopened(session: Session, row: Judged, now: datetime, at: str) -> int | None:
-    """Return the incident's key that a row reopens: its member is back, or has grown since it was accepted."""
+def _reopened(session: Session, row: Judged, now: datetime, at: str, reopened: Collection[int]) -> int | None:
+    """Return the incident's key that a row reopens: its member is back, or has grown since it was accepted.
+
+    The other members that are back tonight stay in an incident that the first one has reopened.
+    """
     if row.alert is not None and row.alert.state != "fixed":
         return None
     stored = _stored(session, row) if row.alert is None else session.get_one(Alert, row.alert.pk)
@@ -91,7 +97,8 @@ def _reopened(session: Session, row: Judged, now: datetime, at: str) -> int | No
             setattr(stored, name, value)
     stored.ended = None
     incident = session.get_one(Incident, stored.incident_id)
-    key = incident.id if incident.state == "fixed" else _apart(session, {stored.id}).pop()
+    together = incident.state == "fixed" or incident.id in reopened
+    key = incident.id if together else _apart(session, {stored.id}).pop()
     if session.get_one(Incident, key).state not in (*FAILING, "acknowledged"):
         _move(session, key, "new", ITSELF, f"regressed again: {at}", now)
     return key

@@ -79,7 +79,9 @@ class IncidentView:
         inherited = sum(bool(one.details.get("inherits")) for one in compared)
         measured = len(compared) - inherited
         if self.lead.named:
-            return f"bisect named the commit ({self.lead.named[0].confidence:.0%})"
+            confidence = self.lead.named[0].confidence
+            sure = "above 99.9 %" if confidence > 0.999 else f"{100 * confidence:.3g} %"
+            return f"bisect named the commit ({sure})"
         if compared:
             return f"A/B of {counted(measured, 'series', 'series')}" + (f", {inherited} more fit" if inherited else "")
         return "wrong by the reference" if self.lead.metric == "result" else "by history alone, no A/B"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -50,6 +50,24 @@ def test_a_mute_needs_a_date_to_come_and_a_known_series(slower: None, cli: Cli) 
     assert cli("incidents", "mute", "1", "--until", "2020-01-31", "--reason", "old").exit_code == 2
     assert cli("incidents", "mute", "99", "--until", "2099-01-31", "--reason", "old").exit_code == 2
     assert cli("incidents", "mute", "1", "--reason", "old").exit_code == 2
+
+
+def test_a_mute_may_last_for_a_time(slower: None, cli: Cli) -> None:
+    end = f"{datetime.now(UTC) + timedelta(days=30):%Y-%m-%d}"
+    assert f"muted until {end}" in cli("incidents", "mute", "1", "--until", "30d", "--reason", "noisy").stdout
+
+
+@pytest.mark.usefixtures("two_nights_are_certain")
+def test_an_incident_stays_whole_when_it_reopens_and_keeps_its_reason(stored: Any, make: Any, cli: Cli) -> None:
+    stored([make(night, 1.0 if night < 4 else 1.1, backend=name) for night in range(7) for name in "abc"])
+    assert "1 opened (1)" in cli("gate", "--update").stderr
+    cli("incidents", "ack", "1", "--reason", "a fix is in review")
+    cli("incidents", "note", "1", "--reason", "seen in serving too")
+    assert "acknowledged by" in (row := cli("gate").stdout) and ": a fix is in review" in row
+    cli("incidents", "close", "1", "--as", "fixed", "--reason", "done")
+    assert "1 reopened (1)" in cli("gate", "--update").stderr
+    (incident,) = json.loads(cli("incidents", "--all", "--format=json").stdout)
+    assert incident["incident"] == 1
 
 
 def test_a_wrong_result_of_a_muted_series_fails(slower: None, cli: Cli, stored: Any, make: Any) -> None:
