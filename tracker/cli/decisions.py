@@ -1,4 +1,4 @@
-"""`groupbench alerts mute` and `unmute`, `groupbench db reject` and `rename`: decisions about history."""
+"""`groupbench incidents mute` and `unmute`, `groupbench db reject` and `rename`: decisions about history."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def _names(proxies: tuple[str, ...], header: str) -> Names:
     for text, address in addresses.items():
         if not address:
             raise click.UsageError(f"--proxy: {text!r} is not an IP address")
-    local = user() or os.environ.get("USER") or "unknown"  # as for `groupbench alerts ack`
+    local = user() or os.environ.get("USER") or "unknown"  # as for `groupbench incidents ack`
     return Names(local, frozenset(addresses.values()), header)
 
 

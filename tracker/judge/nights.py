@@ -23,16 +23,22 @@ IMPORT = "import"
 
 def runs_of_night(session: Session, run: RunRow) -> list[RunRow]:
     """Return the runs of a run's night that are not newer, the newest, which is the run itself, first."""
+    rows = run_rows(session, keys_of_night(session, run)).values()
+    earlier = [row for row in rows if row.when <= run.when and row.started <= run.started]
+    return sorted(earlier, key=lambda row: row.when, reverse=True)
+
+
+def keys_of_night(session: Session, run: RunRow) -> set[int]:
+    """Return the keys of all runs of a run's night, but for other rejected ones."""
     if run.plan is None and run.trigger != IMPORT:
-        return [run]
+        return {run.pk}
     commit = select(Commit.id).where(Commit.hash == run.commit).scalar_subquery()
     query = select(Run.id).where(
         Run.commit_id == commit, Run.dirty.is_(run.dirty),
-        Run.started >= run.started - CLOSE, Run.started <= run.started,
+        Run.started >= run.started - CLOSE, Run.started <= run.started + CLOSE,
         Run.plan.is_(None) if run.plan is None else Run.plan == run.plan, Run.trigger == run.trigger,
     )  # fmt: skip
-    rows = run_rows(session, set(session.scalars(query)) - (rejected(session) - {run.pk})).values()
-    return sorted((row for row in rows if row.when <= run.when), key=lambda row: row.when, reverse=True)
+    return set(session.scalars(query)) - (rejected(session) - {run.pk})
 
 
 def previous_night(

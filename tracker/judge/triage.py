@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from fnmatch import fnmatchcase
@@ -13,8 +13,9 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.alerts import FAILING, STATES, AlertRow, IncidentRow
+from groupbench.tracker.judge.nights import keys_of_night
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.query.rows import SeriesRow
+from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Point, Run, Series
 from groupbench.tracker.text import repro
@@ -175,7 +176,7 @@ def of(session: Session, alerts: Sequence[AlertRow], calls: Mapping[str, float] 
     members: dict[int, list[AlertRow]] = {}
     for alert in alerts:
         members.setdefault(alert.incident.pk, []).append(alert)
-    night = _night_ms(session, {alert.run.pk for alert in alerts})
+    night = {key: _night_ms(session, run) for key, run in {alert.run.pk: alert.run for alert in alerts}.items()}
     views = []
     for rows in members.values():
         view = IncidentView(rows[0].incident, tuple(rows))
@@ -234,10 +235,10 @@ def _gained_us(session: Session, view: IncidentView, calls: Mapping[str, float])
     return sum(1000 * ms * (calls_of(rows[key], calls) or 0.0) for key, ms in large.items())
 
 
-def _night_ms(session: Session, runs: Collection[int]) -> dict[int, float]:
-    """Return each run's summed latencies."""
-    query = select(Point.run_id, func.sum(Point.median_ms)).where(Point.run_id.in_(runs)).group_by(Point.run_id)
-    return {run: float(total) for run, total in session.execute(query) if total}
+def _night_ms(session: Session, run: RunRow) -> float | None:
+    """Return the summed latencies of a run's night."""
+    keys = keys_of_night(session, run)
+    return session.scalar(select(func.sum(Point.median_ms)).where(Point.run_id.in_(keys)))
 
 
 def unmeasured(session: Session) -> str:

@@ -70,6 +70,14 @@ def test_an_incident_stays_whole_when_it_reopens_and_keeps_its_reason(stored: An
     assert incident["incident"] == 1
 
 
+@pytest.mark.usefixtures("two_nights_are_certain")
+def test_an_incident_costs_a_share_of_all_runs_of_its_night(stored: Any, make: Any, cli: Cli) -> None:
+    stored([make(night, 1.0 if night < 4 else 2.0) for night in range(7)])
+    stored([make(night, 8.0, backend="other", run=f"second-{night}") for night in range(7)])
+    cli("gate", "--update")
+    assert "costs 10 % of the night's time" in cli("incidents").stdout  # 1 ms of 2 + 8
+
+
 def test_a_wrong_result_of_a_muted_series_fails(slower: None, cli: Cli, stored: Any, make: Any) -> None:
     cli("incidents", "mute", "1", "--until", "2099-01-31", "--reason", "noisy")
     stored([make(8, backend="a", status="wrong"), make(8, backend="b")])
