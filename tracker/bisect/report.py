@@ -11,7 +11,7 @@ from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Trace
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
-from groupbench.tracker.text.wording import LARGE, change_in_words, counted, times
+from groupbench.tracker.text.wording import LARGE, chance, change_in_words, counted, times
 
 _WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
 _RESULTS = {"same": "", "wrong": "result wrong", "fixed": "result fixed", "both wrong": "results of both wrong"}
@@ -133,7 +133,7 @@ def _culprit_lines(culprit: Culprit, history: History, metric: str, several: boo
         yield f"    {change_text(culprit.finding, metric)} than {short(culprit.parent)}"
     yield f"    measured again against its parent {short(culprit.parent)}: {_between(culprit.finding, metric)}"
     which = f"this {history.noun}" if culprit.named else "one of these"
-    yield f"    probability that {which} is the cause: {_chance(culprit.confidence)}"
+    yield f"    probability that {which} is the cause: {chance(culprit.confidence)}"
     for text in (cause(culprit.finding), culprit.finding.routing, culprit.note):
         if text:
             yield f"    {text}"
@@ -147,11 +147,6 @@ def _between(finding: AbFinding, metric: str) -> str:
     if finding.base_value is None or finding.head_value is None:
         return text
     return f"{finding.base_value:.4g} to {finding.head_value:.4g}{unit}, {text}"
-
-
-def _chance(value: float) -> str:
-    """Return a probability, never 100 %: errors outside the rates are likelier than the last digit."""
-    return "above 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"
 
 
 def as_data(result: BisectResult, history: History, trace: Trace, metric: str, cell: dict[str, Any]) -> dict[str, Any]:

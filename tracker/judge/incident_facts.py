@@ -9,7 +9,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.judge.alerts import FAILING
-from groupbench.tracker.judge.incidents import Change
+from groupbench.tracker.judge.incidents import NOISE, Change
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import LoadedList, Point
@@ -66,7 +66,7 @@ class Causes:
             wrong=row.what == "result",
             files=self._files.get(place, frozenset()) if place else frozenset(),
             commit=named,
-            noise=max(noise, 0.003),
+            noise=max(noise, NOISE),
             incident=alert.incident.pk if alert is not None and joins else None,
             metric=row.what or "",
         )

@@ -16,6 +16,10 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TypeVar
 
+from groupbench.tracker.stats.thresholds import MAD_SD
+
+NOISE = 0.003
+"""Least standard error of a change, as a logarithm."""
 SURE = 4.0
 """Number of standard errors by which the changes of two causes differ at least."""
 APART = 0.25
@@ -59,7 +63,7 @@ class Change:
     wrong: bool = False
     files: frozenset[str] = field(default=frozenset())
     commit: str | None = None
-    noise: float = 0.003
+    noise: float = NOISE
     incident: int | None = None
     metric: str = "latency"
 
@@ -206,5 +210,5 @@ def _agree(one: Sequence[Change], other: Sequence[Change]) -> bool:
 def _error(effects: Sequence[float], changes: Sequence[Change]) -> float:
     """Return the median effect's standard error: by scatter, or by the noise."""
     level = median(effects)
-    scatter = 1.4826 * median(abs(effect - level) for effect in effects) if len(effects) > 2 else 0.0
+    scatter = MAD_SD * median(abs(effect - level) for effect in effects) if len(effects) > 2 else 0.0
     return max(scatter, median(change.noise for change in changes)) / math.sqrt(len(effects))

@@ -19,7 +19,7 @@ from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Point, Run, Series
 from groupbench.tracker.text import repro
-from groupbench.tracker.text.wording import counted, date, signed_change
+from groupbench.tracker.text.wording import chance, counted, date, signed_change
 
 MOST = 6
 """Most incidents on the first screen, at three lines each."""
@@ -80,9 +80,7 @@ class IncidentView:
         inherited = sum(bool(one.details.get("inherits")) for one in compared)
         measured = len(compared) - inherited
         if self.lead.named:
-            confidence = self.lead.named[0].confidence
-            sure = "above 99.9 %" if confidence > 0.999 else f"{100 * confidence:.3g} %"
-            return f"bisect named the commit ({sure})"
+            return f"bisect named the commit ({chance(self.lead.named[0].confidence)})"
         if compared:
             return f"A/B of {counted(measured, 'series', 'series')}" + (f", {inherited} more fit" if inherited else "")
         return "wrong by the reference" if self.lead.metric == "result" else "by history alone, no A/B"
@@ -102,7 +100,7 @@ class IncidentView:
         if self.lead.metric == "result":
             return f"fix the backend: {self.lead.repro or 'it fails the gate until the result is correct'}"
         if state not in FAILING:
-            last = self.incident.events[-1].text if self.incident.events else state
+            last = self.incident.changed.text if self.incident.changed else state
             return f"nothing: {last}" + (f", until {self.incident.until}" if self.incident.until else "")
         if not span.named and (span.number or 0) > 1 and span.base is not None and self.lead.series.host in repro.HOSTS:
             return f"groupbench bisect {span.base.commit[:10]} {span.head.commit[:10]} --series {self.lead.series.pk}"
@@ -176,11 +174,10 @@ def of(session: Session, alerts: Sequence[AlertRow], calls: Mapping[str, float] 
     members: dict[int, list[AlertRow]] = {}
     for alert in alerts:
         members.setdefault(alert.incident.pk, []).append(alert)
-    night = {key: _night_ms(session, run) for key, run in {alert.run.pk: alert.run for alert in alerts}.items()}
-    views = []
-    for rows in members.values():
-        view = IncidentView(rows[0].incident, tuple(rows))
-        views.append(_with_cost(session, view, calls or {}, night.get(view.lead.run.pk)))
+    views = [IncidentView(rows[0].incident, tuple(rows)) for rows in members.values()]
+    runs = {} if calls else {view.lead.run.pk: view.lead.run for view in views}
+    night = {key: _night_ms(session, run) for key, run in runs.items()}
+    views = [_with_cost(session, view, calls or {}, night.get(view.lead.run.pk)) for view in views]
 
     def order(view: IncidentView) -> tuple[Any, ...]:
         cost = view.us if view.us is not None else view.share or 0.0

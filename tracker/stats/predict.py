@@ -14,6 +14,8 @@ from dataclasses import dataclass
 
 from scipy import special
 
+from groupbench.tracker.stats.thresholds import MAD_SD
+
 FIRST = 10
 """Number of results, from the beginning of a level, whose median is its centre."""
 LAST = 30
@@ -24,8 +26,6 @@ PRIOR_WEIGHT = 4
 """Number of results that the prior of the scatter is worth."""
 PRECEDENTS, AS_FAR = 2, 0.8
 """Number of earlier results at least this share as far from the centre from which a deviation is nothing unusual."""
-MAD_SD = 1.4826
-"""Standard deviation of a normal distribution whose median absolute deviation is 1."""
 MEDIAN_VARIANCE = 1.57
 """Variance of a median over that of the mean of as many normal values."""
 MAD_WORTH = 0.37

@@ -19,11 +19,11 @@ from groupbench.tracker.stats.predict import (
     LAST,
     LEFT_OUT,
     LEFT_OUT_FROM,
-    MAD_SD,
     MEDIAN_VARIANCE,
     PRIOR_WEIGHT,
     Predicted,
 )  # fmt: skip
+from groupbench.tracker.stats.thresholds import MAD_SD
 from groupbench.tracker.stats.walk import NIGHTS, Level, Mark, Walked, walk
 
 Floats = NDArray[np.float64]

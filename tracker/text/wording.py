@@ -143,3 +143,8 @@ def run_text(value: str) -> str:
 
 def yes_or_no(value: bool | None) -> str:
     return "" if value is None else "yes" if value else "no"
+
+
+def chance(value: float) -> str:
+    """Return a probability, never 100 %: errors outside the rates are likelier than the last digit."""
+    return "above 99.9 %" if value > 0.999 else f"{100 * value:.1f} %"

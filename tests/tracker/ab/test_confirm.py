@@ -25,14 +25,7 @@ from groupbench.tracker.store.engine import open_store
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
 
-pytestmark = [pytest.mark.usefixtures("two_nights_are_certain"), pytest.mark.sqlite]
-
-
-@pytest.fixture(autouse=True)
-def once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make each comparison once, except in the test of the repetition."""
-    if "repeated" not in request.node.name:
-        monkeypatch.setattr("groupbench.tracker.ab.confirm._Confirming._is_in_doubt", lambda *_: False)
+pytestmark = [pytest.mark.usefixtures("two_nights_are_certain", "once"), pytest.mark.sqlite]
 
 
 def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, make: Any, bench: FakeBench) -> None:

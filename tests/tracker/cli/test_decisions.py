@@ -64,6 +64,7 @@ def test_an_incident_stays_whole_when_it_reopens_and_keeps_its_reason(stored: An
     cli("incidents", "ack", "1", "--reason", "a fix is in review")
     cli("incidents", "note", "1", "--reason", "seen in serving too")
     assert "acknowledged by" in (row := cli("gate").stdout) and ": a fix is in review" in row
+    assert ": a fix is in review" in cli("incidents").stdout
     cli("incidents", "close", "1", "--as", "fixed", "--reason", "done")
     assert "1 reopened (1)" in cli("gate", "--update").stderr
     (incident,) = json.loads(cli("incidents", "--all", "--format=json").stdout)
