@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from groupbench.operators.errors import UsageError
+from groupbench.operators.measure import confine
 from groupbench.operators.measure.telemetry import Nvml
 from groupbench.operators.measure.texts import storable
 from groupbench.tracker.facts.environment import installed_version
@@ -132,7 +133,14 @@ def examine(device: str) -> tuple[Environment, tuple[int, int] | None]:
 
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("--device cuda: torch finds no CUDA GPU here; use --device cpu to measure without one")
-    return detect(device), cuda_capability() if device == "cuda" else None
+    detected = msgspec.structs.replace(detect(device), confinement=_confinement())
+    return detected, cuda_capability() if device == "cuda" else None
+
+
+def _confinement() -> str | None:
+    """Return the means that confine the processes of cells on this machine, found by a process that tries them."""
+    command = [sys.executable, "-I", "-S", confine.__file__]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
 
 
 def detect(device: str) -> Environment:

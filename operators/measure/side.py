@@ -39,7 +39,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from groupbench.operators.errors import GroupbenchError, UsageError, WorkerLost
+from groupbench.operators.errors import GroupbenchError, WorkerLost
 from groupbench.operators.measure import servers
 from groupbench.operators.measure.environment import resolve_device
 from groupbench.operators.measure.faults import describe
@@ -337,15 +337,10 @@ def probe(device: str) -> tuple[tuple[int, int] | None, dict[str, Any]]:
 
     Raises UsageError if CUDA is requested and not available.
     """
-    import torch
-
-    from groupbench.kernels.device import cuda_capability
     from groupbench.operators.measure import environment
 
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA GPU here; use --device cpu to measure without one")
-    capability = cuda_capability() if device == "cuda" else None
-    return capability, msgspec.to_builtins(environment.detect(device))
+    detected, capability = environment.examine(device)
+    return capability, msgspec.to_builtins(detected)
 
 
 def look_up(job: Job, capability: tuple[int, int] | None) -> tuple[str | None, tuple[str, ...]]:

@@ -232,7 +232,7 @@ def unmeasured_table(rows: Sequence[Judged]) -> Table:
 def environments(report: Report) -> Table:
     """Return a table with the run's environment facts, one column per environment."""
     facts = {point.environment.pk: point.environment.facts for point in report.points}.values()
-    names = [*IDENTITY_FIELDS[:-1], "host", "os", "cpu_count", "memory_mib", "groupbench"]
+    names = [*IDENTITY_FIELDS[:-1], "host", "os", "cpu_count", "memory_mib", "groupbench", "confinement"]
     rows: list[Row] = []
     for name in names:
         values = [getattr(one, name) for one in facts]

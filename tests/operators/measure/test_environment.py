@@ -16,11 +16,11 @@ import msgspec
 import pytest
 import torch
 
-from groupbench.operators.measure import environment, selection
+from groupbench.operators.measure import confine, environment, selection, worker
 from groupbench.operators.measure.selection import why_unavailable
 from groupbench.operators.operator import Target
 from groupbench.operators.registry import get_operator
-from groupbench.tracker.facts.environment import installed_version
+from groupbench.tracker.facts.environment import environment_identity, installed_version
 from groupbench.tracker.facts.record import Environment
 
 
@@ -39,6 +39,14 @@ def test_detect_on_a_cpu() -> None:
     assert detected.triton == version("triton")
     assert detected.groupbench == version("groupbench")
     assert msgspec.json.decode(msgspec.json.encode(detected), type=Environment) == detected
+
+
+def test_the_environment_names_what_confines_a_cell() -> None:
+    detected, _ = environment.examine("cpu")
+    in_a_cell = worker.call(confine.confine, returns=tuple[str, ...], timeout_s=60)
+    assert (detected.confinement or "") == ", ".join(in_a_cell)
+    assert detected.confinement or platform.system() != "Linux"
+    assert environment_identity(detected) == environment_identity(msgspec.structs.replace(detected, confinement=None))
 
 
 def test_a_cpu_is_measured_with_one_thread_unless_others_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
