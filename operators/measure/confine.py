@@ -55,14 +55,17 @@ _FIRST_ARGUMENT = 16
 """Offset of the lower half of the first argument, on a little-endian machine."""
 
 
-def confine() -> tuple[str, ...]:
+def confine(*, profiled: bool = False) -> tuple[str, ...]:
     """Confine this process for good, and return the means in force: `landlock VERSION`, `seccomp`, `capabilities`.
+
+    A profiled process keeps its capabilities, since the GPU's performance counters may be reserved for root.
 
     Call it before the process starts a thread: both hold for the calling thread and its later children.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    return (*_enter_domain(libc), *_filter_scheduling(libc), *_drop_capabilities(libc))
+    means = (*_enter_domain(libc), *_filter_scheduling(libc))
+    return means if profiled else (*means, *_drop_capabilities(libc))
 
 
 def _enter_domain(libc: ctypes.CDLL) -> tuple[str, ...]:
@@ -130,3 +133,7 @@ def _drop_capabilities(libc: ctypes.CDLL) -> tuple[str, ...]:
     for number in _DROPPED:
         libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
     return ("capabilities",) if libc.capset(header, _CAPABILITIES.pack(*left)) == 0 else ()
+
+
+if __name__ == "__main__":
+    print(", ".join(confine()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +16,7 @@ import pytest
 from groupbench.operators import executor
 from groupbench.operators.errors import UsageError
 from groupbench.operators.executor import Machine, Progress
-from groupbench.operators.measure import profiler
+from groupbench.operators.measure import confine, profiler
 from groupbench.operators.measure.costs import ALL
 from groupbench.operators.measure.profiler import COUNTERS, TIME, ProfileError, of_csv
 from groupbench.operators.measure.protocol import Protocol
@@ -47,6 +48,8 @@ assert values["--metrics"].split(",") == {names!r}, options
 assert command[1:3] == ["-m", "groupbench.operators.measure.profiled"], command
 open(os.environ["TMPDIR"] + "/nsight-compute-lock", "w").close()
 print("==PROF== Connected to process 1", flush=True)
+if kind == "prying":
+    os.kill(os.getppid(), 0)
 if kind == "hang":
     subprocess.run(["sleep", "600"])
 code = subprocess.run(command).returncode if kind == "fine" else 0
@@ -235,6 +238,19 @@ def test_a_profile_that_hangs_is_ended(ncu: str) -> None:
         time.sleep(0.01)
     assert _sleepers() == before
     assert not left()
+
+
+@pytest.mark.parametrize("ncu", ["prying"], indirect=True)
+def test_a_profiled_process_reaches_no_other(ncu: str) -> None:
+    if "landlock" not in (means := _means()) or int(means.split()[1].rstrip(",")) < 6:
+        pytest.skip("this Linux cannot keep a process from sending signals")
+    with pytest.raises(ProfileError, match="PermissionError"):
+        profiler.profile(JOB, 60)
+
+
+def _means() -> str:
+    command = [sys.executable, "-I", "-S", confine.__file__]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def _sleepers() -> set[str]:
