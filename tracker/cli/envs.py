@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from groupbench.tracker.cli.options import HARDWARE_FILTER, RUN_FILTERS, filters, reading
+from groupbench.tracker.cli.options import HARDWARE_FILTER, filters, reading
 from groupbench.tracker.cli.output import Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import date
@@ -28,7 +28,7 @@ COLUMNS = (
 
 @click.command()
 @click.argument("pair", nargs=-1, metavar="[A B]")
-@filters(HARDWARE_FILTER, *RUN_FILTERS)
+@filters(HARDWARE_FILTER)
 @output_formats
 @click.pass_obj
 def envs(db: str, pair: tuple[str, ...], where: Filter, form: Format) -> None:
