@@ -15,7 +15,7 @@ Size: TypeAlias = int | float | str
 Shape: TypeAlias = str | Mapping[str, Size]
 """A shape as users write it: `M=8,N=100`, or a mapping of the sizes."""
 
-LARGEST = 2**62
+LARGEST_SIZE = 2**62
 
 ALL_DEFAULTS = "default"
 """Text of a shape in which every size has its default."""
@@ -108,7 +108,7 @@ class NamedSizes:
             if not math.isfinite(float(text)):
                 raise ValueError(f"{name}={text} is not a finite number")
             return float(text)
-        return within(name, whole(name, text), LARGEST, 0 if default is inspect.Parameter.empty else -LARGEST)
+        return within(name, whole(name, text), LARGEST_SIZE, 0 if default is inspect.Parameter.empty else -LARGEST_SIZE)
 
 
 def _text(value: object) -> str:

@@ -220,7 +220,8 @@ class Session:
         restless = sum(table.is_restless(record) for record in self.records)
         if restless:
             yield (
-                f"too noisy to use: {counted(restless, 'cell')} (bursts vary by more than {100 * table.RESTLESS:.0f} %)"
+                f"too noisy to use: {counted(restless, 'cell')} "
+                f"(bursts vary by more than {100 * table.UNUSABLE_SPREAD:.0f} %)"
                 "; is another process using this machine? Check with `groupbench doctor`"
             )
         for record in self.records:

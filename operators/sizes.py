@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-DIGITS = 30
+MOST_DIGITS = 30
 """Maximum number of digits, more than any size has. Without it, int() refuses thousands of digits less clearly."""
 
 
@@ -10,9 +10,9 @@ def whole(name: str, text: str) -> int:
     """Parse a signed integer. Raises ValueError with the name and the text."""
     digits = text.removeprefix("-")
     if not (digits.isascii() and digits.isdecimal()):
-        raise ValueError(f"{name}={text[:DIGITS]} is not an integer")
-    if len(digits) > DIGITS:
-        raise ValueError(f"{name}={text[:DIGITS]}... is too large: it has {len(digits)} digits")
+        raise ValueError(f"{name}={text[:MOST_DIGITS]} is not an integer")
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"{name}={text[:MOST_DIGITS]}... is too large: it has {len(digits)} digits")
     return int(text)
 
 

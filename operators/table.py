@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Value = float | bool | str | None
 
-RESTLESS = 0.5
+UNUSABLE_SPREAD = 0.5
 """Above this spread of its bursts, the latency of a cell is unusable."""
 
 
@@ -37,7 +37,7 @@ def spread(latency: Latency) -> float:
 
 def is_restless(record: Record) -> bool:
     """Return whether the bursts vary so much that another process must have used the machine."""
-    return record.latency is not None and not _interpreted(record) and spread(record.latency) > RESTLESS
+    return record.latency is not None and not _interpreted(record) and spread(record.latency) > UNUSABLE_SPREAD
 
 
 def _speed(record: Record) -> float | None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 128  # elements with one scale in the block-wise recipe
-CHUNK = 8192  # rows quantised at once, to keep the values in fp32 small
+QUANTISED_AT_ONCE = 8192  # rows quantised at once, to keep the values in fp32 small
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ def make_inputs(shape: GroupedShape, dtype: str, device: str, seed: int, blockwi
     scale_b = scales(G, math.ceil(N / BLOCK), blocks) if blockwise else scales(G, N)
     of_activations = q.quantize_blocks_reference if blockwise else q.quantize_rows_reference
     of_weights = q.quantize_weight_blocks_reference if blockwise else q.quantize_rows_reference
-    for first in range(0, M, CHUNK):
-        part = slice(first, min(first + CHUNK, M))
+    for first in range(0, M, QUANTISED_AT_ONCE):
+        part = slice(first, min(first + QUANTISED_AT_ONCE, M))
         values, scale = of_activations(draw(part.stop - first))
         a[part].copy_(values)
         scale_a[part].copy_(scale)

@@ -23,7 +23,7 @@ from groupbench.operators.sizes import size
 if TYPE_CHECKING:
     from torch import Tensor
 
-MAX_SIZE = 2**40
+MAX_ELEMENTS = 2**40
 HELP = "N=SIZE, N=SIZE,stride=STEP or M=ROWS,N=COLUMNS (,y=t: y stored transposed)"
 
 
@@ -66,12 +66,12 @@ def parse_shape(text: str) -> VectorShape:
     if keys not in allowed:
         raise ValueError(f"shape {text!r} is not of the form {HELP}")
     try:
-        sizes = {key: size(key, value, MAX_SIZE) for key, _, value in pairs}
+        sizes = {key: size(key, value, MAX_ELEMENTS) for key, _, value in pairs}
     except ValueError as error:
         raise ValueError(f"shape {text!r}: {error}. A shape is {HELP}") from error
     shape = VectorShape(sizes["N"], sizes.get("M", 0), sizes.get("stride", 1), turned)
-    if shape.elements * shape.stride > MAX_SIZE:
-        raise ValueError(f"shape {text!r} has more than {MAX_SIZE} elements. A shape is {HELP}")
+    if shape.elements * shape.stride > MAX_ELEMENTS:
+        raise ValueError(f"shape {text!r} has more than {MAX_ELEMENTS} elements. A shape is {HELP}")
     return shape
 
 

@@ -46,7 +46,7 @@ OPENING_S = 300.0
 STARTING_S = 10.0
 """Seconds of starting that a card's first problem includes, at most."""
 
-IDLE_S = 20.0
+WAITING_S = 20.0
 """Seconds that processes wait for the next batch, before they free the GPU for other work."""
 
 
@@ -142,7 +142,7 @@ def measure(batch: Batch) -> list[Record]:
 
 
 class _KeptWorkers:
-    """One run's backend processes. They end when another run begins, or after `IDLE_S` without a batch."""
+    """One run's backend processes. They end when another run begins, or after `WAITING_S` without a batch."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -182,7 +182,7 @@ class _KeptWorkers:
             except BaseException:
                 self._end()
                 raise
-            self._idle = threading.Timer(IDLE_S, self.end)
+            self._idle = threading.Timer(WAITING_S, self.end)
             self._idle.daemon = True
             self._idle.start()
 

@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 GPU = "GPU"
 """Resource of which a worker has one and a task takes one."""
 
-PATIENCE_S = 120.0
+CARD_WAIT_S = 120.0
 """Seconds that a batch waits for its card if that is gone, and then for any card of its kind."""
 
-LOOK_S = 2.0
+SCHEDULER_CHECK_S = 2.0
 """Seconds between two checks, while waiting for a batch, that the scheduler still exists."""
 
-SAY_S = 60.0
+LOG_EVERY_S = 60.0
 """Seconds between two log messages about the same wait."""
 
 Look = Callable[..., Card]
@@ -108,13 +108,13 @@ class ScheduledFleet(Fleet):
         begun = logged_s = time.monotonic()
         while True:
             try:
-                records: list[Record] = future.result(timeout=LOOK_S)
+                records: list[Record] = future.result(timeout=SCHEDULER_CHECK_S)
                 return records
             except TimeoutError:
                 if future.status == "error":  # the batch raised it; a finished one is only slow to fetch
                     raise
                 self._check_connected()  # a message sent while the connection breaks is never answered
-                if time.monotonic() >= logged_s + SAY_S:
+                if time.monotonic() >= logged_s + LOG_EVERY_S:
                     logged_s = time.monotonic()
                     place = home.name if home else f"any worker with {model}"
                     log.info("waiting for %s on %s for %.0f s: %s", batch, place, logged_s - begun, future.status)
@@ -146,7 +146,7 @@ class DaskFleet(ScheduledFleet):
         *,
         plugins: Sequence[str] = (),
         look: Look | None = None,
-        patience_s: float = PATIENCE_S,
+        patience_s: float = CARD_WAIT_S,
         **settings: Any,
     ) -> None:
         """Connect, and get the card of every worker.

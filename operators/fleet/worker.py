@@ -38,7 +38,7 @@ SLOT = "GROUPBENCH_SLOT"
 ANSWER_S = 15.0
 """Seconds for the scheduler to answer."""
 
-START_S = 120.0
+WORKER_START_S = 120.0
 """Seconds for a worker to start and to reach the scheduler."""
 
 
@@ -93,9 +93,9 @@ async def serve(address: str, cards: list[tuple[Slot, Card]], security: Any = No
             await asyncio.wait_for(
                 _check_names(address, [worker_name(card, suffix) for _, card in cards], security), 15
             )
-            log.info("waiting up to %g s for %d workers to start", START_S, len(cards))
+            log.info("waiting up to %g s for %d workers to start", WORKER_START_S, len(cards))
             starting = (Nanny(address, security=security, **options(*one, suffix)) for one in cards)
-            nannies = list(await asyncio.gather(*(asyncio.wait_for(nanny, START_S) for nanny in starting)))
+            nannies = list(await asyncio.gather(*(asyncio.wait_for(nanny, WORKER_START_S) for nanny in starting)))
         except (OSError, TimeoutError) as error:
             raise UsageError(f"no Dask scheduler answers at {address}: {error or type(error).__name__}") from error
         except RuntimeError as error:

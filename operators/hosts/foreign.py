@@ -38,7 +38,7 @@ CHOICES = (
 """Options that choose among inputs, each with a name of its own, or that only affect the output."""
 
 
-FAR = 10
+DISTANCE_FACTOR = 10
 """Multiple of the tolerance table's limit for the distance of two backends, since each may round between steps."""
 
 
@@ -124,7 +124,7 @@ def compare_outputs(
 
 def is_distant(accuracy: Accuracy, dtype: str) -> bool:
     """Return whether an output is further from the baseline's than any order of additions explains."""
-    return accuracy.rms is None or accuracy.rms > FAR * TOLERANCES.get(dtype, TOLERANCES["fp32"]).rms
+    return accuracy.rms is None or accuracy.rms > DISTANCE_FACTOR * TOLERANCES.get(dtype, TOLERANCES["fp32"]).rms
 
 
 def _compare(x: Tensor, y: Tensor) -> Accuracy:

@@ -38,7 +38,7 @@ from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import counted
 
 NEEDS_CUDA = ("grouped_gemm",)  # uses CUDA at import (10b14473), so on a CPU only our operator can run
-POLL_S = 0.2
+HOST_POLL_S = 0.2
 IMPORT_S = 300  # time limit for starting and for making the inputs, even with a shorter --timeout
 
 OUR_TIMING = ("protocol", "bursts", "samples", "idle", "seed")
@@ -391,7 +391,7 @@ class _Follower:
             if time.monotonic() - last > patience:
                 self.timed_out = True
                 self.kill()
-            time.sleep(POLL_S)
+            time.sleep(HOST_POLL_S)
 
     def left(self) -> str:
         """Return, as text, the inputs that an interrupt now leaves unmeasured."""

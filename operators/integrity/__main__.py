@@ -27,7 +27,7 @@ PLUGIN = "groupbench.operators.integrity.__main__.BACKENDS"
 SHAPES = {"cpu": ("G=4,M_g=64,N=128,K=128", "fp32"), "cuda": ("G=8,M_g=1024,N=2048,K=2048,W=nk", "bf16")}
 OUTCOMES = ("caught", "not checked", "passed")
 HONEST = {"cpu": ("torch_loop", "torch_grouped_mm"), "cuda": ("torch_loop", "torch_grouped_mm", "triton_flat")}
-TIMEOUT_S = 60.0
+CELL_LIMIT_S = 60.0
 
 TRIES = 3
 """Number of measurements of a backend, if other work on the machine keeps the times from being checked."""
@@ -49,7 +49,7 @@ def measure(names: list[str], device: str, plugin: str = PLUGIN) -> list[Record]
     common = {"interpreted": device == "cpu", "protocol": protocol, "plugins": (plugin,)}
     names = [*honest[:1], *names, *honest[1:]]
     jobs = [Job("grouped_gemm", name, shape, dtype, device, **common) for name in names]  # type: ignore[arg-type]
-    return [vetted(record) for record in executor.execute(jobs, machine, run, TIMEOUT_S, executor.Progress())]
+    return [vetted(record) for record in executor.execute(jobs, machine, run, CELL_LIMIT_S, executor.Progress())]
 
 
 def measure_until_checked(names: Iterable[str], device: str, plugin: str = PLUGIN) -> dict[str, Record]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-BLOCK = 64
+ERROR_BLOCK = 64
 """Rows and columns of the blocks whose error is computed on its own."""
 UNWRITTEN = 77
 """The value that marks unwritten elements of integer outputs, which have no NaN."""
@@ -419,7 +419,7 @@ def _worst_block(error: Tensor, expected: Tensor, scale: float) -> float:
     e, r = error.square(), expected.square()
     rows = worst(e.mean(-1), r.mean(-1))
     width = e.shape[-1] if e.dim() else 1  # a vector is one row
-    e, r = (F.avg_pool2d(x.reshape(1, 1, -1, width), BLOCK, ceil_mode=True) for x in (e, r))
+    e, r = (F.avg_pool2d(x.reshape(1, 1, -1, width), ERROR_BLOCK, ceil_mode=True) for x in (e, r))
     return max(rows, worst(e, r))
 
 

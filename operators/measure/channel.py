@@ -14,9 +14,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
-MOST_BYTES = 64 << 20
+REPLY_BYTES = 64 << 20
 """Maximum size of one reply."""
-SAY_S = 10.0
+REPORT_EVERY_S = 10.0
 """Time between two reports that a reply is still awaited."""
 _HEADER = struct.Struct("!i")
 """The length of a message, as `Connection.send_bytes` writes it for messages of less than 2 GiB."""
@@ -58,7 +58,7 @@ class Channel:
         Args:
             over: A descriptor that becomes readable when the process has ended.
             limit_s: Longest time to wait for the whole reply.
-            still: Called with the time waited so far, every SAY_S.
+            still: Called with the time waited so far, every REPORT_EVERY_S.
 
         Raises:
             TimeoutError: There is no whole reply in time.
@@ -70,7 +70,7 @@ class Channel:
             waited_s = time.monotonic() - begun
             if waited_s >= limit_s:
                 raise TimeoutError
-            ready = wait([self._connection, over], min(SAY_S, limit_s - waited_s))
+            ready = wait([self._connection, over], min(REPORT_EVERY_S, limit_s - waited_s))
             if self._connection in ready:
                 self._read()
             elif ready:
@@ -97,7 +97,7 @@ class Channel:
         if len(self._unread) < start:
             return None
         (size,) = _HEADER.unpack_from(self._unread)
-        if not len(self.token) <= size <= MOST_BYTES or self._unread[_HEADER.size : start] != self.token:
+        if not len(self.token) <= size <= REPLY_BYTES or self._unread[_HEADER.size : start] != self.token:
             raise BadReply("something else was written into the pipe of its process")
         end = _HEADER.size + size
         if len(self._unread) < end:

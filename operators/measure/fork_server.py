@@ -37,7 +37,7 @@ from groupbench.tracker.tools import logs
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 0.05
+FORK_WAIT_S = 0.05
 """Time in s after the first process in which others may be requested, before the server is busy for 0.4 s."""
 
 
@@ -59,7 +59,7 @@ class _Server:
         selector.register(self._woken, selectors.EVENT_READ)
         idle = environment.interpreted()  # an interpreted kernel needs no digest
         while True:
-            ready = selector.select(IDLE_S if self._children and not idle else None)
+            ready = selector.select(FORK_WAIT_S if self._children and not idle else None)
             if not ready:
                 idle = True
                 triton_key.compute()

@@ -20,7 +20,7 @@ SUMMED = 1 << 22
 MIXING = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))
 """Constants of SplitMix64 (Steele et al., 2014), which turns positions into weights."""
 
-FEW = 3
+NAMED_INPUTS = 3
 """Number of inputs that a message names."""
 
 
@@ -136,5 +136,5 @@ def _memory_sums(tensor: Tensor) -> list[int]:
 
 
 def _inputs(names: Sequence[str]) -> str:
-    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
-    return f"its input{'s' if len(names) > 1 else ''} {', '.join(names[:FEW])}{more}"
+    more = f" and {len(names) - NAMED_INPUTS} more" if len(names) > NAMED_INPUTS else ""
+    return f"its input{'s' if len(names) > 1 else ''} {', '.join(names[:NAMED_INPUTS])}{more}"

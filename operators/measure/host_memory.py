@@ -10,7 +10,7 @@ from pathlib import Path
 from groupbench.operators.errors import UsageError
 
 SETTING = "GROUPBENCH_MEMORY_GIB"
-SHARE = 0.8
+MEMORY_SHARE = 0.8
 """Default limit, as a share of the memory: the machine's, or the control group's if that has less."""
 
 _CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -21,7 +21,7 @@ def limit() -> int:
     setting = os.environ.get(SETTING)
     if not setting:
         machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        return int(SHARE * min([machine, *(most for most, _ in _control_groups())]))
+        return int(MEMORY_SHARE * min([machine, *(most for most, _ in _control_groups())]))
     try:
         chosen = int(float(setting) * 2**30)
     except (ValueError, OverflowError):

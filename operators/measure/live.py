@@ -25,7 +25,7 @@ from groupbench.operators.measure.judge import At, OutputJudgement
 from groupbench.operators.measure.judging import FIRST, HeldTo, Judging
 from groupbench.operators.measure.keeper import room_for
 from groupbench.operators.measure.moves import Copied
-from groupbench.operators.measure.protocol import ATTEMPTS, CPU_BURST_S, timing_of
+from groupbench.operators.measure.protocol import BURST_ATTEMPTS, CPU_BURST_S, timing_of
 from groupbench.operators.measure.rest import Rest
 from groupbench.operators.measure.wire import Burst, Done, Failure, Job, Prepared, Request, Restored, Seen, Shown
 from groupbench.operators.measure.worker import Judge, Worker
@@ -209,7 +209,7 @@ class Live:
             run_ms, queued_ms = (1e3 * (then - now) for then, now in zip(thread_by_then_s, thread_s, strict=True))
         if not burst.steps or len({*burst.steps}) < len(burst.steps) or len(burst.sums) != len(burst.steps):
             return self.take(Failure("error", "its answer to burst names a timed call twice, or none"))
-        most = self.job.protocol.warmups + 1 + ATTEMPTS * (calls or self.samples)
+        most = self.job.protocol.warmups + 1 + BURST_ATTEMPTS * (calls or self.samples)
         if min(burst.steps) < 1 or max(burst.steps) > most:
             return self.take(Failure("error", "its answer to burst names a timed call that it was not asked for"))
         return witness.Timed(burst, wall_ms, processor_ms, run_ms, queued_ms)

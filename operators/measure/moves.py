@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 WINDOW_BYTES = {"cuda": 16 << 20, "cpu": 1 << 20}
 """Bytes of an input that a step changes at most, by device."""
 
-SHARE = 8
+STEP_PART = 8
 """A step changes at most one eighth of an input."""
 
 STRIDES = (23, 29, 31, 37, 41)
 """Distances of the places that a step changes, in values. Few sizes are multiples of these, so that each row of a
 matrix changes in other columns: otherwise a backend could update its last result by the columns that changed."""
 
-MOST = 6
+MOST_INPUTS = 6
 """Maximum number of inputs that one step changes."""
 
 DRAWN_BYTES, LEAST_DRAWN, MOST_DRAWN = 256 << 20, 4, 16
@@ -195,14 +195,14 @@ class Moves:
 
     def _flip_places(self) -> None:
         draw = self._random
-        for part in draw.sample(self._parts, min(MOST, len(self._parts))):
+        for part in draw.sample(self._parts, min(MOST_INPUTS, len(self._parts))):
             mask, total = self._masks[part.kind], len(part.words)
             most = len(mask) // 2
             stride = min(draw.choice(STRIDES), total)
-            width = max(1, stride // SHARE)
-            if total // SHARE > most:  # too many for one step: change half as many, farther apart, and a window
+            width = max(1, stride // STEP_PART)
+            if total // STEP_PART > most:  # too many for one step: change half as many, farther apart, and a window
                 most //= 2
-                stride *= -(-total // (SHARE * most))
+                stride *= -(-total // (STEP_PART * most))
                 start, offset = draw.randrange(total - most + 1), draw.randrange(len(mask) - most + 1)
                 self._flip(part.words[start : start + most], mask[offset : offset + most])
             first = draw.randrange(stride - width + 1)

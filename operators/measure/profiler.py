@@ -38,7 +38,7 @@ PERMISSION = (
 _SHORT = 300
 PRINTED = 1 << 20
 """Bytes at the end of a tool's output that are searched for its error."""
-MOST_BYTES = 64 << 20
+PROFILE_BYTES = 64 << 20
 """Maximum size of a file of results."""
 NUMBER = re.compile(r"-?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?([eE][-+]?\d+)?", re.ASCII)
 """A number as ncu writes it under the C locale, such as 1,234.5. Under another locale, a comma begins the decimals."""
@@ -120,8 +120,8 @@ def _whole(file: Path) -> str:
     """Return a result file's text. Raises ProfileError if ncu did not write it, or wrote too much."""
     if not file.is_file():
         raise ProfileError("it ended without an error, but wrote no results")
-    if file.stat().st_size > MOST_BYTES:
-        raise ProfileError(f"its results have more than {MOST_BYTES >> 20} MiB: the call launches too many kernels")
+    if file.stat().st_size > PROFILE_BYTES:
+        raise ProfileError(f"its results have more than {PROFILE_BYTES >> 20} MiB: the call launches too many kernels")
     return file.read_text(errors="replace")
 
 

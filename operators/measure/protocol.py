@@ -32,7 +32,7 @@ FLUSH_BYTES = 256 << 20  # five times an H100's L2
 SPIN_CYCLES_PER_MS = 2_000_000  # at the highest SM clock; too long a spin is only idle time
 MAX_LEAD_MS = 40.0
 """Longest time that the GPU spins while the host queues a burst."""
-ATTEMPTS = 4
+BURST_ATTEMPTS = 4
 """Number of times that a burst is queued, each with four times the lead, before late calls are accepted."""
 CPU_BURST_S = 0.25
 """Time after which a burst on a CPU ends, however few its calls."""
@@ -139,7 +139,7 @@ class GpuTimer:
         clean: list[tuple[Any, Any]] = []
         late: list[tuple[Any, Any]] = []
         self._host_s.clear()
-        for attempt in range(ATTEMPTS):
+        for attempt in range(BURST_ATTEMPTS):
             run_lead_ms = min(4**attempt * (2 * self.enqueue_ms + 0.05), MAX_LEAD_MS)
             ahead_ms = samples * (run_lead_ms + 2 * around_ms)
             cuda._sleep(int(min(1 + ahead_ms, MAX_LEAD_MS) * SPIN_CYCLES_PER_MS))

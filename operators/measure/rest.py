@@ -7,7 +7,7 @@ import os
 from groupbench.operators.measure import witness
 from groupbench.operators.measure.worker import Worker
 
-RESTLESS = 4
+BUSY_BREAKS = 4
 """A cell disturbs others if its processes were busy in so many more breaks than they were idle in. A single busy break
 proves nothing: a virtual machine that is stopped for a while charges the time to the process that it was running."""
 
@@ -46,12 +46,12 @@ class Rest:
             return None
         fault = self.busy_since(self._begun)
         self._balance = max(0, self._balance + (1 if fault else -1))
-        return fault if self._balance >= RESTLESS else None
+        return fault if self._balance >= BUSY_BREAKS else None
 
     @property
     def undecided(self) -> bool:
         """Return whether the last breaks were busy, but too few."""
-        return 0 < self._balance < RESTLESS
+        return 0 < self._balance < BUSY_BREAKS
 
     def busy_since(self, before: tuple[float, float]) -> str | None:
         """Return why the cell's processes disturb others, if they have been busy since `clocks` returned `before`."""

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SPREAD = {"float16": 3, "bfloat16": 13, "float32": 13, "float64": 13}
 """The largest binary exponent of a row's magnitude, by dtype. Products of fp16 would overflow beyond it."""
-SHARE = 4
-"""At most one row in SHARE is special, so that most of the output has ordinary numbers."""
+ROWS_PER_SPECIAL = 4
+"""At most one row in ROWS_PER_SPECIAL is special, so that most of the output has ordinary numbers."""
 LEAST_WIDTH = 16
 """Least number of columns of an output whose rows are compared relative to their own magnitude: in one element, a sum
 may cancel."""
@@ -74,7 +74,7 @@ def _treat(rows: Tensor, draw: random.Random, nonfinite: bool) -> None:
 
     total = math.prod(rows.shape[:-1])
     kinds = ["zero", "subnormal", *(("nan", "inf", "-inf") if nonfinite else ())]
-    for kind in draw.sample(kinds, min(len(kinds), total // SHARE)):
+    for kind in draw.sample(kinds, min(len(kinds), total // ROWS_PER_SPECIAL)):
         row = rows[_place(draw.randrange(total), rows.shape[:-1])]
         if kind == "zero":
             row.zero_()

@@ -29,7 +29,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 CPUCLOCK_SCHED = 2
 
-LOOK_S = 0.1
+MEMORY_CHECK_S = 0.1
 """Seconds between two checks of the memory in use."""
 LOOK_SHARE = 0.02
 """Maximum share of one core for these checks: each is slow on a machine with many processes, so they are rarer."""
@@ -99,7 +99,7 @@ def _give_up(number: int, frame: FrameType | None) -> NoReturn:
 def _wait_for(child: int, memory: int) -> int:
     """Reap processes until `child` ends, and return its exit status. Kill all of them if they exceed `memory` bytes."""
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # not inherited: the child exists already
-    next_look = time.monotonic() + LOOK_S
+    next_look = time.monotonic() + MEMORY_CHECK_S
     while True:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if pid == child:
@@ -112,7 +112,7 @@ def _wait_for(child: int, memory: int) -> int:
             if _threads_of_machine() > MOST_PROCESSES:
                 _enforce_number()
             _shorten_log()
-            next_look = time.monotonic() + max(LOOK_S, (time.process_time() - began) / LOOK_SHARE)
+            next_look = time.monotonic() + max(MEMORY_CHECK_S, (time.process_time() - began) / LOOK_SHARE)
         elif pid == 0:
             signal.sigtimedwait({signal.SIGCHLD}, next_look - now)
 

@@ -27,7 +27,7 @@ EvaluationVerdict = Literal["faster", "slower", "same", "unknown", "right", "wro
 
 _TITLES = {"base": "against", "head": "candidate"}
 MIN_EFFECT = 0.01
-BUDGET_S = 15.0
+EVALUATION_S = 15.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Evaluator(Closing):
         *,
         folders: Sequence[str] = (),
         device: str = "auto",
-        budget_s: float = BUDGET_S,
+        budget_s: float = EVALUATION_S,
         min_effect: float = MIN_EFFECT,
         timeout_s: float = 120.0,
         progress: Callable[[str], None] = lambda text: None,

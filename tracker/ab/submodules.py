@@ -16,7 +16,7 @@ from groupbench.tracker.tools import git
 NO_HOOKS = ("-c", f"core.hooksPath={os.devnull}")
 """The user's hooks run in the user's own checkouts: one that installs the package would replace the installed one."""
 
-TIMEOUT_S = 600.0
+SUBMODULE_LIMIT_S = 600.0
 """Longest time in s to write the files of one submodule."""
 
 
@@ -68,4 +68,6 @@ def _write_files(module: Path, folder: Path, commit: str) -> None:
         # --work-tree also overrides the module's own setting, which names the user's checkout.
         places = (f"--git-dir={module}", f"--work-tree={folder}")
         index = {"GIT_INDEX_FILE": str(Path(scratch, "index"))}
-        git.run(folder, *NO_HOOKS, *places, "read-tree", "--reset", "-u", commit, timeout=TIMEOUT_S, variables=index)
+        git.run(
+            folder, *NO_HOOKS, *places, "read-tree", "--reset", "-u", commit, timeout=SUBMODULE_LIMIT_S, variables=index
+        )

@@ -38,7 +38,7 @@ PACKAGES = ("torch", "triton", "helion")
 
 Say = Callable[[str], None]
 
-_START_S = 300.0
+_FIRST_ANSWER_S = 300.0
 _STARTS = "import torch, groupbench.operators.cli"
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
@@ -211,7 +211,7 @@ def environment_of(python: str, device: str) -> Environment:
     """Return an interpreter's measuring environment. Raises AbError, SideFailure."""
     side = SideProcess("base", AbSide(python, None, python), device)
     try:
-        side.send("hello", _START_S, device=device)
+        side.send("hello", _FIRST_ANSWER_S, device=device)
         side.hello()
         return msgspec.convert(side.facts.environment, Environment, strict=False)
     finally:

@@ -37,7 +37,7 @@ Keep = Callable[["AbResult", str, str], object]
 MOST_CHECKOUTS = 4
 MOST_BUILDS = 2
 """Attempts to build a commit or to install a release. The second one finds out whether the first failed by chance."""
-BUDGET_S = 120.0
+COMPARISON_S = 120.0
 """Default for one comparison: enough for the largest number of blocks of a 1 ms kernel."""
 LEAST_ACCURACY = math.log(RMS_RATIO)
 """Smallest log ratio of errors that counts as a change, as for `gate`."""
@@ -116,7 +116,7 @@ class AbComparator:
             base,
             head,
             AbSettings(
-                budget_s=bench.get("budget", BUDGET_S) * question.budget if only_latency else 0.0,
+                budget_s=bench.get("budget", COMPARISON_S) * question.budget if only_latency else 0.0,
                 min_effect=bench.get("min_effect"),
                 only_changed=bench.get("only_changed", False),
             ),

@@ -11,7 +11,7 @@ from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Trace
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.text.unchecked import unchecked_lines
-from groupbench.tracker.text.wording import LARGE, chance, change_in_words, counted, times
+from groupbench.tracker.text.wording import FACTOR_FROM, chance, change_in_words, counted, times
 
 _WORDS = {"latency": ("slower", "faster"), "accuracy": ("less accurate", "more accurate")}
 _RESULTS = {"same": "", "wrong": "result wrong", "fixed": "result fixed", "both wrong": "results of both wrong"}
@@ -45,7 +45,7 @@ def _effect_text(finding: AbFinding, metric: str) -> str:
     text = change_in_words(share, _WORDS[metric], f".{digits}f", " %")
     if finding.low is None or finding.high is None:
         return text
-    if share + 1 >= LARGE:
+    if share + 1 >= FACTOR_FROM:
         return f"{text} ({times(math.exp(finding.low))} to {times(math.exp(finding.high))})"
     ends = [100 * math.expm1(end) * (1 if share > 0 else -1) for end in (finding.low, finding.high)]
     return f"{text} ({min(ends):.{digits}f} to {max(ends):.{digits}f})"

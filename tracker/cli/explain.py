@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from groupbench.tracker.compare.explanation import CellGroup, Explanation, ProfilePair
     from groupbench.tracker.facts.kernel_files import KernelFolder
 
-GROUPS = 10
+MOST_GROUPS = 10
 """Most groups of cells that are printed."""
 SOURCE_LINES = 2
 """Most changed lines of a kernel's source that are printed at the top."""
@@ -106,20 +106,20 @@ def _write(explanation: Explanation, kernels: KernelFolder, lines: int, form: Fo
 
     for text in explanation.loaded_texts:
         click.echo(printable(text))
-    for group in explanation.groups[:GROUPS]:
+    for group in explanation.groups[:MOST_GROUPS]:
         click.echo(printable(f"{group.text} ({group.effect})"))
         _write_source(source_changes(group, kernels))
-    if len(explanation.groups) > GROUPS:
-        click.echo(f"and {len(explanation.groups) - GROUPS} more groups; --format json lists all")
+    if len(explanation.groups) > MOST_GROUPS:
+        click.echo(f"and {len(explanation.groups) - MOST_GROUPS} more groups; --format json lists all")
     click.echo(printable(explanation.head))
     if explanation.environment:
         click.echo(printable(f"environment: {'; '.join(explanation.environment)}"))
-    for group in explanation.groups[:GROUPS]:
+    for group in explanation.groups[:MOST_GROUPS]:
         _write_group(group, kernels, lines, form)
-    for pair in explanation.profiles[:GROUPS]:
+    for pair in explanation.profiles[:MOST_GROUPS]:
         _write_profiles(pair, form)
-    if len(explanation.profiles) > GROUPS:
-        click.echo(f"and {len(explanation.profiles) - GROUPS} more profiles; --format json lists all")
+    if len(explanation.profiles) > MOST_GROUPS:
+        click.echo(f"and {len(explanation.profiles) - MOST_GROUPS} more profiles; --format json lists all")
 
 
 def _write_source(changes: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ import click
 from groupbench.tracker.cli.here import this_project, wait_option
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.text.brief import MOST_BYTES, brief, by_series, fewer_points, plain, size
+from groupbench.tracker.text.brief import ANSWER_BYTES, brief, by_series, fewer_points, plain, size
 from groupbench.tracker.tools.lease import WAITING
 
 INSTRUCTIONS = """groupbench tracks the latency and accuracy of GPU kernels per commit. A series is one operator,
@@ -67,7 +67,7 @@ def ask(
         output = done.stdout.strip() or None
     messages = plain(done.stderr.strip(), 1500)
     instead = in_a_shell(messages)
-    body = brief(shorten(output), narrow, MOST_BYTES - size(messages) - size(instead) - 200)
+    body = brief(shorten(output), narrow, ANSWER_BYTES - size(messages) - size(instead) - 200)
     facts = {"exit_code": done.returncode, "meaning": meaning(done.returncode, output), "answer": body}
     return facts | {name: text for name, text in (("messages", messages), ("in_a_shell", instead)) if text}
 
@@ -162,7 +162,9 @@ def _series(rows: Any) -> Any:
     """Return the rows of `history` by series, with as many points as fit."""
     if not isinstance(rows, list):
         return rows
-    entries, points = fewer_points(by_series(rows, SERIES, POINT), lambda all_: size(plain(all_)) <= MOST_BYTES - 1500)
+    entries, points = fewer_points(
+        by_series(rows, SERIES, POINT), lambda all_: size(plain(all_)) <= ANSWER_BYTES - 1500
+    )
     return {"points_each": points, "series": entries}
 
 

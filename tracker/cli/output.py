@@ -27,7 +27,7 @@ WIDTH = 120
 _DETAILS = 3
 """Most lines of details below a row."""
 
-_LONGEST_NAME = 36
+_SHORTENED_FROM = 36
 """Longest shape, in characters, whose middle is not left out in a row with details."""
 
 _LONGEST_CELL = 44
@@ -123,7 +123,7 @@ def write_with_details(columns: Sequence[Column], rows: Sequence[dict[str, Any]]
     columns = [column for column in columns if not column.varies or len({row[column.key] for row in rows}) > 1]
     short = [
         {
-            column.key: shortened(row[column.key], _LONGEST_NAME) if column.middle else row[column.key]
+            column.key: shortened(row[column.key], _SHORTENED_FROM) if column.middle else row[column.key]
             for column in columns
         }
         for row in rows

@@ -27,7 +27,7 @@ from groupbench.tracker.doctor.gpu import gpus
 from groupbench.tracker.facts.environment import installed_version
 
 MODULE = "groupbench.operators.inventory"
-TIMEOUT_S = 300.0
+IMPORT_LIMIT_S = 300.0
 """Time limit for the first import of torch, triton and helion from a slow disk."""
 
 PACKAGES = {
@@ -85,10 +85,10 @@ def take_inventory() -> tuple[dict[str, Any], str | None]:
         return {}, None
     try:
         done = subprocess.run(
-            [sys.executable, "-m", MODULE], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
+            [sys.executable, "-m", MODULE], capture_output=True, text=True, errors="replace", timeout=IMPORT_LIMIT_S
         )
     except subprocess.TimeoutExpired:
-        return {}, f"did not finish within {TIMEOUT_S:.0f} s"
+        return {}, f"did not finish within {IMPORT_LIMIT_S:.0f} s"
     except OSError as error:
         return {}, str(error.strerror)
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")

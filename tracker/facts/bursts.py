@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-_LARGEST = 3.4e38
+_LARGEST_FLOAT = 3.4e38
 
 
 @dataclass(frozen=True)
@@ -51,4 +51,4 @@ def median(ordered: Sequence[float]) -> float:
 def _single(burst: Sequence[float]) -> tuple[float, ...]:
     """Return samples rounded to float32."""
     packed = f"{len(burst)}f"
-    return struct.unpack(packed, struct.pack(packed, *(min(sample, _LARGEST) for sample in burst)))
+    return struct.unpack(packed, struct.pack(packed, *(min(sample, _LARGEST_FLOAT) for sample in burst)))

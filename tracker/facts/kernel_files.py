@@ -22,11 +22,11 @@ from groupbench.tracker.facts.record import Code
 FOLDER = "kernels"
 LIMIT_BYTES = 500_000_000
 """Default limit. One change per day of a backend's 21 kernels of 20 KB takes 156 MB per year."""
-SLACK = 0.9
+PRUNED_SHARE = 0.9
 """Fraction of the limit to prune to, so that not every new kernel prunes again."""
 WHOLE = 0.25
 """Fraction of the limit for the newest kernels, which keep their machine code while older kernels can be removed."""
-LARGEST = 64 << 20
+MOST_KERNEL_BYTES = 64 << 20
 """Largest number of bytes of a kernel to read, over all its steps."""
 
 _NAME = re.compile(r"[0-9a-f]{8,64}")
@@ -62,7 +62,7 @@ class KernelFolder:
             return None
         try:
             with lzma.open(self._file(hash_)) as file:
-                return msgspec.msgpack.decode(file.read(LARGEST), type=Code)
+                return msgspec.msgpack.decode(file.read(MOST_KERNEL_BYTES), type=Code)
         except (OSError, EOFError, lzma.LZMAError, msgspec.DecodeError):
             return None
 
@@ -75,7 +75,7 @@ class KernelFolder:
 
         Those measured longest ago go first. The newest ones keep their machine code, unless they alone are too large.
         """
-        files, room = sorted(self._files()), int(SLACK * self.limit)
+        files, room = sorted(self._files()), int(PRUNED_SHARE * self.limit)
         self._whole.clear()
         total = sum(size for _, size, _ in files)
         for _, size, file in files[: self._older(files)]:

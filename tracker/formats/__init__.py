@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FORMATS", "FormatError", "Loaded", "Options", "load"]
 
-FEW = 3
+NAMES_IN_NOTE = 3
 """Names in a note, for each reason."""
 
 HEAD = 64 * 1024
@@ -107,8 +107,8 @@ def losses_of(left_out: Mapping[tuple[str, str], int]) -> str:
 
 
 def _few(names: list[str]) -> str:
-    more = len(names) - FEW
-    return ", ".join(names[:FEW]) + (f", and {more:,} more" if more > 0 else "")
+    more = len(names) - NAMES_IN_NOTE
+    return ", ".join(names[:NAMES_IN_NOTE]) + (f", and {more:,} more" if more > 0 else "")
 
 
 def described() -> list[tuple[str, str, str]]:

@@ -23,10 +23,10 @@ from groupbench.tracker.store.staged import Part, part_of
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-_AHEAD = 3
+_FILES_AHEAD = 3
 """Files waiting for a process or for the store."""
 
-_LARGE = 4 << 20
+_SHARED_FROM_BYTES = 4 << 20
 """Bytes of all files together for which processes pay."""
 
 
@@ -104,9 +104,9 @@ def preparing(
     work = partial(prepare, format_name=format_name, options=options, stored=stored)
     with ExitStack() as stack:
         prepared: Iterator[Prepared] = map(work, sources)
-        if len(sources) > 1 and processes() > 1 and sum(map(_size, sources)) >= _LARGE:
+        if len(sources) > 1 and processes() > 1 and sum(map(_size, sources)) >= _SHARED_FROM_BYTES:
             try:
-                prepared = stack.enter_context(mapped(work, sources, ahead=_AHEAD))
+                prepared = stack.enter_context(mapped(work, sources, ahead=_FILES_AHEAD))
             except (OSError, NotImplementedError):
                 prepared = map(work, sources)  # none can be started
         yield prepared

@@ -16,20 +16,20 @@ from groupbench.tracker.outputs.escape import size
 if TYPE_CHECKING:
     from groupbench.tracker.outputs.result import GateResult
 
-LIMIT = 65_000
+COMMENT_BYTES = 65_000
 """Largest comment in bytes. GitHub accepts 65,536 characters, and a text never has more characters than bytes."""
 
-_GROUPS = 30
+_COMMENT_GROUPS = 30
 _MARK = re.compile(r"<!-- groupbench:[0-9a-f]{12} -->")
 
 
 def render(result: GateResult) -> str:
-    page = markdown.MarkdownPage(LIMIT)
+    page = markdown.MarkdownPage(COMMENT_BYTES)
     page.add(mark(result.gate.run.plan or "", *sorted(result.hardware)) + "\n")
     page.add(markdown.head(result, "###"))
     foot = markdown.foot(result)
     page.limit -= size(foot)
-    markdown.changes(page, result, _GROUPS)
+    markdown.changes(page, result, _COMMENT_GROUPS)
     markdown.sections(page, result, result.gate.notable)
     page.limit += size(foot)
     page.add(foot)
@@ -47,7 +47,7 @@ def mark_of(text: str) -> str | None:
     return match[0] if match else None
 
 
-def fitted(text: str, limit: int = LIMIT) -> str:
+def fitted(text: str, limit: int = COMMENT_BYTES) -> str:
     """Return Markdown cut to `limit` bytes at the end of a line, with open code blocks and folds closed."""
     if size(text) <= limit:
         return text

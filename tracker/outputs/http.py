@@ -21,14 +21,14 @@ from tenacity import RetryCallState, Retrying, retry_if_exception_type
 from groupbench.tracker.facts.errors import OutputError
 from groupbench.tracker.text.wording import counted, printable
 
-TIMEOUT_S = 20.0
+ATTEMPT_S = 20.0
 """Time limit of one attempt."""
 
-PATIENCE_S = 60.0
+RETRY_WAIT_S = 60.0
 """Most time to wait between attempts, in total."""
 
-ATTEMPTS = 5
-_LARGEST = 32 * 2**20
+REQUEST_ATTEMPTS = 5
+_RESPONSE_BYTES = 32 * 2**20
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _wait(state: RetryCallState) -> float:
 
 
 def _ends(state: RetryCallState) -> bool:
-    return state.attempt_number >= ATTEMPTS or state.idle_for + state.upcoming_sleep > PATIENCE_S
+    return state.attempt_number >= REQUEST_ATTEMPTS or state.idle_for + state.upcoming_sleep > RETRY_WAIT_S
 
 
 def _give_up(state: RetryCallState) -> NoReturn:
@@ -162,11 +162,11 @@ def _once(request: HttpRequest) -> HttpResponse:
     # The callers check that the URL begins with https:// or http://.
     outgoing = urllib.request.Request(request.url, data, headers, method=request.method)  # noqa: S310
     try:
-        with _opener.open(outgoing, timeout=TIMEOUT_S) as stream:
-            return _response(stream.status, stream.headers, stream.read(_LARGEST))
+        with _opener.open(outgoing, timeout=ATTEMPT_S) as stream:
+            return _response(stream.status, stream.headers, stream.read(_RESPONSE_BYTES))
     except urllib.error.HTTPError as error:
         with error:
-            return _response(error.code, error.headers, error.read(_LARGEST))
+            return _response(error.code, error.headers, error.read(_RESPONSE_BYTES))
 
 
 def _response(status: int, headers: Any, body: bytes) -> HttpResponse:

@@ -13,8 +13,8 @@ from groupbench.tracker.outputs.escape import shown, xml
 from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.text.wording import printable
 
-_NOTE = 300
-_LONGEST_NOTE = 20_000
+_ATTRIBUTE_BYTES = 300
+_MESSAGE_CHARACTERS = 20_000
 """Most characters of a compiler's message."""
 
 _Cases = list[tuple[Judged | None, ElementTree.Element]]
@@ -101,7 +101,7 @@ def message(row: Judged) -> str:
     elif row.what:
         parts.append(row.what)
     if row.note:
-        parts.append(shown(row.note, _NOTE))
+        parts.append(shown(row.note, _ATTRIBUTE_BYTES))
     return f"{row.verdict}: {'; '.join(parts)}" if parts else row.verdict
 
 
@@ -115,8 +115,8 @@ def _details(row: Judged) -> str:
         lines.append(f"commits {row.span.text} {printable(row.span.subject or '')}".rstrip())
         lines += [row.span.remark] if row.span.remark else []
         lines += [f"author {printable(row.span.author)}"] if row.span.author else []
-    if row.note and len(row.note) > _NOTE:
-        lines.append(row.note[:_LONGEST_NOTE])
+    if row.note and len(row.note) > _ATTRIBUTE_BYTES:
+        lines.append(row.note[:_MESSAGE_CHARACTERS])
     return "\n".join(lines)
 
 

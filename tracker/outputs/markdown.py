@@ -22,7 +22,7 @@ _NAME = 60
 _NAMES = 5
 _SHAPE = 80
 _SUBJECT = 120
-_NOTE = 200
+_NOTE_BYTES = 200
 _COMMAND = 600
 """Longest command to show, in bytes: a truncated command would measure something else."""
 _COMMANDS = 10
@@ -99,7 +99,7 @@ def group_line(group: ChangeGroup, place: CiLocation) -> str:
     """Return one line for a group: verdict, backend, metric, change and first commit."""
     first = group.first
     if first.verdict is Verdict.INCOMPARABLE:
-        return f"**incomparable** {len(group.rows)} series: {words(shown(first.note or '', _NOTE))}"
+        return f"**incomparable** {len(group.rows)} series: {words(shown(first.note or '', _NOTE_BYTES))}"
     name = " ".join(code(shown(each, _NAME)) for each in group.names[:_NAMES])
     verdict = f"**{first.verdict}**{' (acknowledged)' if first.acknowledged else ''}"
     parts = [f"{verdict} {name}: {group.head} {group.change}".rstrip()]
@@ -110,7 +110,7 @@ def group_line(group: ChangeGroup, place: CiLocation) -> str:
     if first.cause:
         parts.append(f"cause {first.cause}")
     if group.note and first.what not in ("accuracy",):
-        parts.append(words(shown(group.note, _NOTE)))
+        parts.append(words(shown(group.note, _NOTE_BYTES)))
     return ", ".join(parts)
 
 
@@ -147,7 +147,7 @@ def _changed(row: Judged, result: GateResult) -> list[str]:
         levels.interval(),
         row.cause or "",
         _commits(row, result),
-        "" if row.note is None else words(shown(row.note, _NOTE)),
+        "" if row.note is None else words(shown(row.note, _NOTE_BYTES)),
     ]
 
 

@@ -24,7 +24,7 @@ from groupbench.tracker.outputs.source import SourceLine
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.text.wording import printable
 
-MOST = 5000
+MOST_RESULTS = 5000
 """Most results in a file."""
 
 _NOTIFICATIONS = 1000
@@ -54,7 +54,7 @@ def render(result: GateResult) -> str:
 def sarif(result: GateResult) -> dict[str, Any]:
     gate = result.gate
     worse = [row for row in gate.notable if row.verdict.fails]
-    listed, left = worse[:MOST], len(worse) - MOST
+    listed, left = worse[:MOST_RESULTS], len(worse) - MOST_RESULTS
     places = source.find(result.root, [row.series for row in listed], result.kernels)
     notes = [_notification("error", f"{row.series}: {message(row)}") for row in gate.notable if _unjudged(row, result)]
     cut = [_notification("warning", f"the {left} least severe regressions are left out")] if left > 0 else []

@@ -18,8 +18,8 @@ from groupbench.tracker.facts.record import Kernel
 from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.tools import git
 
-_LARGEST = 2**20
-_MOST = 20_000
+_SOURCE_BYTES = 2**20
+_MOST_FILES = 20_000
 _DECORATED = re.compile(r"@[\w.]*(?:jit|kernel)\b")
 _ROOT_FILES = ("pyproject.toml", "README.md", "README.rst", "README", "LICENSE")
 
@@ -123,12 +123,12 @@ def _files(root: Path) -> Iterator[str]:
     else:
         paths = (path.relative_to(root) for path in root.rglob("*.py"))
         names = sorted(path.as_posix() for path in paths if not any(part.startswith(".") for part in path.parts))
-    yield from names[:_MOST]
+    yield from names[:_MOST_FILES]
 
 
 def _read(path: Path) -> str:
     try:
-        if not path.is_file() or path.stat().st_size > _LARGEST:
+        if not path.is_file() or path.stat().st_size > _SOURCE_BYTES:
             return ""
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -9,18 +9,18 @@ from groupbench.tracker.outputs import markdown
 from groupbench.tracker.outputs.result import GateResult
 from groupbench.tracker.text.files import append_whole
 
-LIMIT = 2**20 - 1024
+SUMMARY_BYTES = 2**20 - 1024
 """Largest summary of one step, in bytes."""
 
-_LEAST = 8192
-_GROUPS = 100
+_LEFT_FOR_STEP = 8192
+_SUMMARY_GROUPS = 100
 
 
-def render(result: GateResult, limit: int = LIMIT) -> str:
+def render(result: GateResult, limit: int = SUMMARY_BYTES) -> str:
     page = markdown.MarkdownPage(limit)
     page.add(markdown.head(result, "##"))
     page.add(markdown.foot(result) + "\n")
-    markdown.changes(page, result, _GROUPS)
+    markdown.changes(page, result, _SUMMARY_GROUPS)
     markdown.sections(page, result, result.gate.notable)
     markdown.every(page, result)
     return page.text()
@@ -37,9 +37,9 @@ def room(path: Path) -> int:
         used = path.stat().st_size if path.exists() else 0
     except OSError as cause:
         raise OutputError(f"{path}: cannot be written: {cause.strerror or cause}") from cause
-    if used > LIMIT - _LEAST:
+    if used > SUMMARY_BYTES - _LEFT_FOR_STEP:
         raise OutputError(f"{path}: no room left: it has {used:,} bytes, and a summary is limited to 1 MiB")
-    return LIMIT - used - 1
+    return SUMMARY_BYTES - used - 1
 
 
 def append_text(text: str, path: Path) -> None:
@@ -48,4 +48,4 @@ def append_text(text: str, path: Path) -> None:
     left = room(path)
     if len(data) > left:
         raise OutputError(f"{path}: no room left for {len(data):,} bytes: a summary is limited to 1 MiB")
-    append_whole(path, (b"\n" if left < LIMIT - 1 else b"") + data, OutputError)
+    append_whole(path, (b"\n" if left < SUMMARY_BYTES - 1 else b"") + data, OutputError)

@@ -17,7 +17,7 @@ from groupbench.tracker.text.terminal import shortened
 
 BLOCKS = 50
 
-_GROUPS = 20
+_WEBHOOK_GROUPS = 20
 
 
 def send(result: GateResult, url: str) -> None:
@@ -30,10 +30,12 @@ def payload(result: GateResult) -> dict[str, Any]:
     gate = result.gate
     head, _, counts = gate.summary.partition(". ")
     groups = result.groups
-    lines = [slack(shown("; ".join(line.strip() for line in view.lines), 900)) for view in result.incidents[:_GROUPS]]
-    lines += [_line(group, result.place) for group in groups[:_GROUPS]]
-    if len(groups) > _GROUPS:
-        lines.append(f"and {len(groups) - _GROUPS} more groups of series")
+    lines = [
+        slack(shown("; ".join(line.strip() for line in view.lines), 900)) for view in result.incidents[:_WEBHOOK_GROUPS]
+    ]
+    lines += [_line(group, result.place) for group in groups[:_WEBHOOK_GROUPS]]
+    if len(groups) > _WEBHOOK_GROUPS:
+        lines.append(f"and {len(groups) - _WEBHOOK_GROUPS} more groups of series")
     blocks: list[dict[str, Any]] = [
         {"type": "header", "text": {"type": "plain_text", "text": shown(f"{gate.outcome.tone.dot} {head}", 140)}},
         _section(slack(counts) or "nothing"),

@@ -14,7 +14,7 @@ from groupbench.tracker.query.rows import RunRow, RunSummary
 from groupbench.tracker.store.chunks import chunks
 from groupbench.tracker.store.schema import Commit, Point, Run, Series
 
-_FEW = 10
+_RUNS_AT_ONCE = 10
 """Number of runs to query at once; the first of them nearly always matches."""
 
 
@@ -81,8 +81,8 @@ def previous_of_plan(session: Session, run: RunRow, hardware: Iterable[str], lin
     )
     of_plan = set(session.scalars(select(Run.id).where(Run.plan == run.plan)))
     candidates = [key for key in line.runs if key in of_plan and key != run.pk]
-    for start in range(0, len(candidates), _FEW):
-        few = candidates[start : start + _FEW]
+    for start in range(0, len(candidates), _RUNS_AT_ONCE):
+        few = candidates[start : start + _RUNS_AT_ONCE]
         measured = set(session.scalars(select(Run.id).where(Run.id.in_(few), on_it.exists())))
         for key in few:
             if key in measured:

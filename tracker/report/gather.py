@@ -32,7 +32,7 @@ from groupbench.tracker.tools import git
 POINTS = 100_000
 """Maximum number of results on a page. With more series, it shows fewer runs."""
 
-_CHUNK = 200
+_SERIES_AT_ONCE = 200
 """Maximum number of series in one statement, in addition to the runs of a page."""
 
 
@@ -101,7 +101,7 @@ def _within(runs: Sequence[int], counts: Mapping[int, int]) -> list[int]:
 def _counts_of_runs(session: Session, runs: Sequence[int], series: Sequence[int] | None = None) -> Counter[int]:
     """Return result counts by run, for all series or the given ones."""
     counts: Counter[int] = Counter()
-    of_series = [()] if series is None else [(Point.series_id.in_(chunk),) for chunk in chunks(series, _CHUNK)]
+    of_series = [()] if series is None else [(Point.series_id.in_(chunk),) for chunk in chunks(series, _SERIES_AT_ONCE)]
     for chunk in chunks(runs):
         for condition in of_series:
             query = select(Point.run_id, func.count()).where(Point.run_id.in_(chunk), *condition)
@@ -119,7 +119,7 @@ def _points_of_series(session: Session, series: Sequence[int], runs: Sequence[in
     """Return the points for these series and runs, by series and time."""
     points = [
         point
-        for of_series in chunks(series, _CHUNK)
+        for of_series in chunks(series, _SERIES_AT_ONCE)
         for of_runs in chunks(runs)
         for point in points_where(session, Point.series_id.in_(of_series), Point.run_id.in_(of_runs))
     ]

@@ -19,7 +19,7 @@ from groupbench.tracker.facts.errors import TrackerError
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 0.12
+PAGE_WAIT_S = 0.12
 """Default time in seconds that a page waits for an answer."""
 
 KEPT = 12
@@ -64,7 +64,7 @@ class _Running:
 class Answers:
     """Run work in the background and cache the answers. Thread-safe."""
 
-    def __init__(self, patience: float = PATIENCE_S) -> None:
+    def __init__(self, patience: float = PAGE_WAIT_S) -> None:
         self._patience = patience
         self._lock = threading.Lock()
         self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)  # by kind

@@ -30,10 +30,10 @@ from groupbench.tracker.serve.site import Page, Site, paging_of, run_facts, seri
 from groupbench.tracker.store.schema import Series
 from groupbench.tracker.text import repro
 
-LAST = 500
+SHOWN_POINTS = 500
 """Default number of points that a history shows."""
 
-MOST = 5_000
+MOST_POINTS = 5_000
 
 CHARTED = 7
 """Maximum number of other backends in a chart: with the series itself, as many as there are colours."""
@@ -78,7 +78,7 @@ def newest_data(site: Site, session: Session, listed: Sequence[SeriesRow]) -> li
 
 def series(site: Site, parameters: Parameters, key: int) -> Page:
     """Return one series' page: history with changes and alerts, and points. Raises NotFound."""
-    last, paging = parameters.number("last", LAST, 1, MOST), paging_of(parameters)
+    last, paging = parameters.number("last", SHOWN_POINTS, 1, MOST_POINTS), paging_of(parameters)
     parameters.done()
     with site.database.read() as session:
         row = queries.one_series(session, key)

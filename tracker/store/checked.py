@@ -46,13 +46,13 @@ BATCH = 500
 _SMALLEST_MS, _LARGEST_MS = 1e-30, 1e30
 """Bounds of a sample. Samples are stored as float32 and would become zero or infinite beyond them."""
 
-_LONGEST_NAME = 1000
+_INDEXED_BYTES = 1000
 """Largest number of bytes of an indexed text. PostgreSQL allows about 2,700 for a whole entry."""
 
 _AHEAD = timedelta(days=1)
 """How far the measuring machine's clock may be ahead. A run dated next year would stay the newest until then."""
 
-_TOGETHER = 1 << 13
+_PACKED_SAMPLES = 1 << 13
 """Samples packed together. More would only take more memory."""
 
 encode = msgspec.json.Encoder().encode
@@ -144,7 +144,7 @@ def _batches(records: Iterable[Hashed]) -> Iterator[list[Hashed]]:
     for checked, latency in records:
         batch.append((checked, latency))
         samples += 1 if latency is None else sum(map(len, latency.bursts_ms))
-        if samples >= _TOGETHER:
+        if samples >= _PACKED_SAMPLES:
             yield batch
             batch, samples = [], 0
     if batch:
@@ -210,8 +210,8 @@ def _too_long(record: Record) -> str | None:
         ("run.plan", run.plan or ""),
         ("run.commit.hash", run.commit.hash),
     ):
-        if len(text) > _LONGEST_NAME // 4 and len(text.encode()) > _LONGEST_NAME:
-            return f"{name} is longer than {_LONGEST_NAME} bytes"
+        if len(text) > _INDEXED_BYTES // 4 and len(text.encode()) > _INDEXED_BYTES:
+            return f"{name} is longer than {_INDEXED_BYTES} bytes"
     return None
 
 

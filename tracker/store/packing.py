@@ -46,10 +46,10 @@ THROTTLE = (
 )
 """Throttle reasons stored as one bit each. Append only; any other reason is stored as text."""
 
-_LARGEST = 1 << 40  # larger counts of ticks, and telemetry with larger values, are not packed as integers
-_MOST = 1 << 28  # samples of a point, so that a damaged length does not exhaust memory
-_CHUNK = 1 << 15  # values to pack or unpack at once; a multiple of 8, so that chunks end on a byte
-_FEW = 200  # values that are unpacked faster without an array
+_LARGEST_TICK = 1 << 40  # larger counts of ticks, and telemetry with larger values, are not packed as integers
+_MOST_SAMPLES = 1 << 28  # samples of a point, so that a damaged length does not exhaust memory
+_PACKED_AT_ONCE = 1 << 15  # values to pack or unpack at once; a multiple of 8, so that chunks end on a byte
+_WITHOUT_ARRAY = 200  # values that are unpacked faster without an array
 _ONE_BYTE = [bytes([value]) for value in range(128)]
 _ZLIB_FROM = 256  # number of samples from which zlib may be shorter than bit packing
 
@@ -84,7 +84,7 @@ def _packed_each_way(samples: NDArray[np.float32], head: bytes) -> list[list[byt
     places = np.arange(len(samples))
     for position, step in enumerate(TICK_NS):
         ticks = np.rint(samples[places].astype(np.float64) * 1e6 / step)
-        exact = ((ticks < _LARGEST) & (_of_ticks(ticks, step) == samples[places])).all(axis=1)
+        exact = ((ticks < _LARGEST_TICK) & (_of_ticks(ticks, step) == samples[places])).all(axis=1)
         for place, block in zip(places[exact].tolist(), _pack_rows(ticks[exact].astype(np.int64)), strict=True):
             ways[place].append(bytes([_TICKS]) + head + bytes([position]) + block)
         places = places[~exact]  # a shorter tick only multiplies the counts
@@ -115,7 +115,7 @@ def sample_array(packed: bytes) -> tuple[NDArray[np.float32], list[int]]:
     try:
         counts, at = _burst_lengths(packed)
         n, method, body = sum(counts), packed[0], packed[at:]
-        if n > _MOST:
+        if n > _MOST_SAMPLES:
             raise DamagedError("samples are damaged")
         if method == _ZLIB:
             flat = np.frombuffer(_decompressed(body, 4 * n), dtype=np.uint8).reshape(4, -1).T.copy().view("<f4").ravel()
@@ -171,7 +171,7 @@ def _packed_columns(points: Sequence[Sequence[Telemetry]]) -> list[dict[int, byt
         with np.errstate(over="ignore"):  # an infinite value does not fit
             whole = np.rint(values * scale)
         negative_zero = np.signbit(values) & (values == 0)
-        fits = ((whole / scale == values) & (np.abs(whole) < _LARGEST) & ~negative_zero).all(axis=1)
+        fits = ((whole / scale == values) & (np.abs(whole) < _LARGEST_TICK) & ~negative_zero).all(axis=1)
         absent = np.isnan(values).all(axis=1)
         lossy.update(np.flatnonzero(~fits & ~absent).tolist())
         packed = fits & ~absent
@@ -212,7 +212,7 @@ def unpack_telemetry(packed: bytes) -> list[dict[str, Any]]:
 
 def _unpack_columns(packed: bytes) -> list[dict[str, Any]]:
     count, at = _read_varint(packed, 1)
-    if count > _MOST:
+    if count > _MOST_SAMPLES:
         raise IndexError
     mask, at = packed[at], at + 1
     bursts: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -257,8 +257,8 @@ def _pack_rows(rows: NDArray[np.int64]) -> list[bytes]:
     for width in set(widths.tolist()) - {0}:
         places = np.flatnonzero(widths == width)
         shifts = np.arange(width - 1, -1, -1)
-        for start in range(0, rows.shape[1], _CHUNK):
-            bits = (offsets[places, start : start + _CHUNK, None] >> shifts) & 1
+        for start in range(0, rows.shape[1], _PACKED_AT_ONCE):
+            bits = (offsets[places, start : start + _PACKED_AT_ONCE, None] >> shifts) & 1
             joined = np.packbits(bits.astype(np.uint8).reshape(len(places), -1), axis=1)
             size, joined_bytes = joined.shape[1], joined.tobytes()
             for number, place in enumerate(places.tolist()):
@@ -289,7 +289,7 @@ def _unpack_whole(packed: bytes, at: int, count: int) -> tuple[NDArray[np.int64]
         raise IndexError
     if width and packed[end - 1] & (1 << -width * count % 8) - 1:
         raise IndexError  # padding bits must be zero
-    if count <= _FEW:
+    if count <= _WITHOUT_ARRAY:
         joined = int.from_bytes(packed[at:end], "big") >> -width * count % 8
         mask = (1 << width) - 1
         few = [(joined >> width * place & mask) + base for place in range(count - 1, -1, -1)]
@@ -297,8 +297,8 @@ def _unpack_whole(packed: bytes, at: int, count: int) -> tuple[NDArray[np.int64]
     raw = np.frombuffer(packed, dtype=np.uint8, count=end - at, offset=at)
     weights = 1 << np.arange(width - 1, -1, -1, dtype=np.int64)
     parts = []
-    for start in range(0, count, _CHUNK):
-        n = min(_CHUNK, count - start)
+    for start in range(0, count, _PACKED_AT_ONCE):
+        n = min(_PACKED_AT_ONCE, count - start)
         bits = np.unpackbits(raw[start * width // 8 :], count=n * width).reshape(n, width)
         parts.append(bits @ weights)
     return np.concatenate(parts) + base, end

@@ -25,7 +25,7 @@ from groupbench.tracker.tools.parent import end_with_parent
 T = TypeVar("T")
 R = TypeVar("R")
 
-_MOST = 4
+_MOST_PROCESSES = 4
 """Largest number of processes. More would wait for the process that gives them items and takes their results."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -38,7 +38,7 @@ def processes() -> int:
     """
     if sys.platform != "linux" or threading.active_count() > 1:
         return 1
-    return min(len(os.sched_getaffinity(0)), _MOST)
+    return min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
 
 
 @contextmanager

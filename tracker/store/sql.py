@@ -20,7 +20,7 @@ from groupbench.tracker.store.sqlite_file import BUSY_SECONDS, no_database, read
 MOST_ROWS = 2_000_000
 """Maximum number of rows of a result, which takes a few GB of memory."""
 
-MOST_BYTES = 1 << 30
+RESULT_BYTES = 1 << 30
 """Maximum size of the texts and blobs of a result. A value may have a quarter of it, with SQLite."""
 
 _LONGEST_PATTERN = 1_000
@@ -90,7 +90,7 @@ def _sqlite(path: Path, statement: str, params: Mapping[str, str]) -> SqlResult:
         connection.close()
         raise StoreError(f"{path}: {error}") from error
     try:
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_BYTES // 4)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, RESULT_BYTES // 4)
         connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, _LONGEST_PATTERN)
         connection.set_authorizer(_may)
         connection.set_progress_handler(lambda: 0, _STEPS)  # Python raises the KeyboardInterrupt of Ctrl-C in it
@@ -128,8 +128,8 @@ def _all_of(rows: Iterable[Any]) -> tuple[tuple[Any, ...], ...]:
         held += sum(len(value) for value in row if isinstance(value, str | bytes))
         if len(all_rows) > MOST_ROWS:
             raise QueryError(f"the statement returns more than {MOST_ROWS:,} rows; add a LIMIT")
-        if held > MOST_BYTES:
-            raise QueryError(f"the statement returns more than {MOST_BYTES >> 20:,} MiB; add a LIMIT")
+        if held > RESULT_BYTES:
+            raise QueryError(f"the statement returns more than {RESULT_BYTES >> 20:,} MiB; add a LIMIT")
     return tuple(all_rows)
 
 

@@ -25,10 +25,10 @@ from groupbench.tracker.store.checked import NOT_REACHED, Checked, Hashed, hashe
 _PART = 1 << 20
 """Most bytes of a part, but for its last line: hundreds of records, which take a twentieth of a second."""
 
-_LARGE = 8 << 20
+_SPLIT_FROM_BYTES = 8 << 20
 """Bytes of a file for which processes pay."""
 
-_AHEAD = 8
+_PARTS_AHEAD = 8
 """Parts that wait for a process."""
 
 _IN_MEMORY = 1 << 26
@@ -77,13 +77,13 @@ def checking(stream: BufferedReader | BytesIO, source: str) -> Iterator[Iterator
     read = stream.read1 if size is None else stream.read
     with ExitStack() as stack:
         checked: Iterator[Part] = map(check, _parts(read, stream.readline))
-        if size is not None and size >= _LARGE:
+        if size is not None and size >= _SPLIT_FROM_BYTES:
             from groupbench.tracker.store.processes import mapped, processes
 
             start = stream.tell()
             try:
                 if processes() > 1:
-                    checked = stack.enter_context(mapped(check, _parts(read, stream.readline), ahead=_AHEAD))
+                    checked = stack.enter_context(mapped(check, _parts(read, stream.readline), ahead=_PARTS_AHEAD))
             except (OSError, NotImplementedError):  # none can be started
                 stream.seek(start)
         yield checked

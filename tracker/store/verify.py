@@ -46,7 +46,7 @@ from groupbench.tracker.store.schema import (
 )
 
 _BATCH = 500
-_SHARE = 20_000
+_CHECKED_AT_ONCE = 20_000
 """Ids of results that a process checks at a time: several seconds of work, so its start costs little."""
 
 
@@ -102,7 +102,7 @@ def verify_results(
         checked: Called with the number of further results that were checked.
     """
     first, last = session.execute(select(func.min(Point.id), func.max(Point.id))).one()
-    shares = [(start, start + _SHARE - 1) for start in range(first or 0, (last or 0) + 1, _SHARE)]
+    shares = [(start, start + _CHECKED_AT_ONCE - 1) for start in range(first or 0, (last or 0) + 1, _CHECKED_AT_ONCE)]
     if len(shares) == 1:
         yield from _guarded(partial(_results, checked=checked), session)
         return

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
-MOST_BYTES = 10_000
+ANSWER_BYTES = 10_000
 """Largest answer of a tool, in bytes of compact JSON."""
 
-LONGEST_TEXT = 400
+BRIEF_TEXT = 400
 _HASH = re.compile(r"\b[0-9a-f]{32,64}\b")
-_DIGITS = 5
+_SIGNIFICANT_DIGITS = 5
 _WHOLE = ("repro", "to_try")
 """Keys of commands, which are kept as they are."""
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
@@ -23,7 +23,7 @@ def size(value: Any) -> int:
     return len(json.dumps(value, default=str, ensure_ascii=False).encode())
 
 
-def plain(value: Any, longest: int = LONGEST_TEXT) -> Any:
+def plain(value: Any, longest: int = BRIEF_TEXT) -> Any:
     """Return JSON without empty values, with short hashes, numbers and texts."""
     if isinstance(value, dict):
         shorter = {key: each if key in _WHOLE else plain(each, longest) for key, each in value.items()}
@@ -31,21 +31,21 @@ def plain(value: Any, longest: int = LONGEST_TEXT) -> Any:
     if isinstance(value, list):
         return [plain(each, longest) for each in value]
     if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}")
+        return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
     if isinstance(value, str):
         value = _HASH.sub(lambda match: match[0][:12], value)
         return value if len(value) <= longest else f"{value[: longest - 1]}…"
     return value
 
 
-def brief(value: Any, narrow: str, most: int = MOST_BYTES) -> Any:
+def brief(value: Any, narrow: str, most: int = ANSWER_BYTES) -> Any:
     """Return JSON of at most `most` bytes.
 
     Args:
         value: The answer of a command. In a list, the first entries are the most important.
         narrow: How to ask for less, for the note about missing entries.
     """
-    value = plain(value, most if isinstance(value, str) else LONGEST_TEXT)
+    value = plain(value, most if isinstance(value, str) else BRIEF_TEXT)
     if size(value) <= most:
         return value
     if isinstance(value, list):

@@ -9,7 +9,7 @@ from datetime import datetime
 INTERPRETED = "interpreted"
 """The timing of kernels that Triton's interpreter ran."""
 
-LARGE = 10
+FACTOR_FROM = 10
 """Factor from which a change is shown as `60.8×` rather than as `+5980.0%`."""
 
 
@@ -86,9 +86,9 @@ def times(factor: float) -> str:
 
 
 def signed_change(value: float | None, digits: int = 1) -> str:
-    """Return a relative change in percent, or as a factor from `LARGE` on; one that rounds to zero is `+0.0%`."""
+    """Return a relative change in percent, or as a factor from `FACTOR_FROM` on; one that rounds to zero is `+0.0%`."""
     zero = f"{0:.{digits}f}%"
-    if value is not None and value + 1 >= LARGE:
+    if value is not None and value + 1 >= FACTOR_FROM:
         return times(value + 1)
     return "" if value is None else f"{100 * value:+.{digits}f}%".replace(f"-{zero}", f"+{zero}")
 
@@ -97,7 +97,7 @@ def change_in_words(
     change: float, words: tuple[str, str] = ("slower", "faster"), digits: str = ".1f", percent: str = "%"
 ) -> str:
     """Return a relative change as `5.0% slower`, or `12.5× slower`. The second word is for a decrease."""
-    amount = times(change + 1) if change + 1 >= LARGE else f"{100 * abs(change):{digits}}{percent}"
+    amount = times(change + 1) if change + 1 >= FACTOR_FROM else f"{100 * abs(change):{digits}}{percent}"
     return f"{amount} {words[0] if change > 0 else words[1]}"
 
 

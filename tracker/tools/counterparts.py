@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from groupbench.tracker.tools import git
 
-MOST = 2000
+MOST_COMMITS = 2000
 """Largest number of commits, on each side, whose patches are compared."""
 
 PATCH_TIMEOUT_S = 60.0
@@ -56,7 +56,7 @@ def _matched(old: Sequence[str], line: Sequence[str]) -> dict[str, str | None]:
 def _since(old: Sequence[str], line: Sequence[str]) -> list[str]:
     """Return the newest commits of the line that are not ancestors of old ones."""
     wanted = "".join(f"{name}\n" for name in (line[0], *(f"^{commit}" for commit in old)))
-    output = git.run(".", "rev-list", "--first-parent", f"--max-count={MOST}", "--stdin", stdin=wanted)
+    output = git.run(".", "rev-list", "--first-parent", f"--max-count={MOST_COMMITS}", "--stdin", stdin=wanted)
     return output.split()
 
 
@@ -72,7 +72,7 @@ def _files(commits: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 def _patches(commits: Sequence[str]) -> dict[str, str]:
     """Return the patch ids of the newest commits. Commits that change nothing are left out."""
-    newest = "".join(f"{commit}\n" for commit in commits[:MOST])
+    newest = "".join(f"{commit}\n" for commit in commits[:MOST_COMMITS])
     options = ("--no-walk=unsorted", "--diff-merges=first-parent", "-p", "--no-textconv", "--no-ext-diff", "--root")
     log = git.run(".", "log", *options, "--stdin", stdin=newest, timeout=PATCH_TIMEOUT_S)
     pairs = (line.split() for line in git.run(".", "patch-id", "--stable", stdin=log).splitlines())

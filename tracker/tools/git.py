@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from groupbench.tracker.facts.errors import TrackerError
 
-TIMEOUT_S = 120.0
+GIT_LIMIT_S = 120.0
 
 _REPOSITORY_VARIABLES = frozenset(
     f"GIT_{name}"
@@ -62,7 +62,7 @@ _FAILED = 128
 def run(
     folder: str | os.PathLike[str],
     *args: str,
-    timeout: float = TIMEOUT_S,
+    timeout: float = GIT_LIMIT_S,
     stdin: str | None = None,
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
@@ -89,7 +89,7 @@ def run(
 def started(
     folder: str | os.PathLike[str],
     *args: str,
-    timeout: float = TIMEOUT_S,
+    timeout: float = GIT_LIMIT_S,
     stdin: str | None = None,
     pass_fds: Sequence[int] = (),
     variables: Mapping[str, str] = MappingProxyType({}),
@@ -140,7 +140,7 @@ def _finished(
     process: subprocess.Popen[bytes],
     folder: str | os.PathLike[str],
     args: Sequence[str],
-    timeout: float = TIMEOUT_S,
+    timeout: float = GIT_LIMIT_S,
     stdin: str | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     try:
@@ -214,7 +214,7 @@ def _verb(args: Sequence[str]) -> str:
     return args[position]
 
 
-def ask(folder: str | os.PathLike[str], *args: str, timeout: float = TIMEOUT_S) -> str | None:
+def ask(folder: str | os.PathLike[str], *args: str, timeout: float = GIT_LIMIT_S) -> str | None:
     """Run git and return the output, or None on failure. Raises RefusedError."""
     try:
         return run(folder, *args, timeout=timeout)

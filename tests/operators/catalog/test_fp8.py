@@ -50,7 +50,7 @@ def test_inputs(operator: Operator) -> None:
 
 
 def test_inputs_are_drawn_in_parts_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gg, "CHUNK", 4)
+    monkeypatch.setattr(gg, "QUANTISED_AT_ONCE", 4)
     for operator in GEMMS:
         x = operator.make_inputs(listed((9,), 16, 16), "fp8", DEVICE, 0)
         assert (x.scale_a > 0).all()

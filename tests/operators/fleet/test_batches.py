@@ -201,7 +201,7 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
             super().__init__(*args)
 
     monkeypatch.setattr(executor, "Worker", Counted)
-    monkeypatch.setattr(batches, "IDLE_S", 1.0)
+    monkeypatch.setattr(batches, "WAITING_S", 1.0)
     first, second = cells.work(2)
     assert [(r.status, r.message) for r in batches.measure(first)] == [("ok", None)] * 2
     assert [(r.status, r.message) for r in batches.measure(second)] == [("ok", None)] * 2
@@ -209,8 +209,8 @@ def test_backends_keep_their_processes_from_batch_to_batch_of_a_run(monkeypatch:
     deadline = time.monotonic() + 60
     while any(worker._process.is_alive() for worker in begun) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(worker._process.is_alive() for worker in begun)  # no batch came within IDLE_S
-    monkeypatch.setattr(batches, "IDLE_S", 60.0)
+    assert not any(worker._process.is_alive() for worker in begun)  # no batch came within WAITING_S
+    monkeypatch.setattr(batches, "WAITING_S", 60.0)
     batches.measure(first)
     other = msgspec.structs.replace(cells.RUN, id="another")
     batches.measure(replace(second, run=other))

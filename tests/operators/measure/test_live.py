@@ -11,7 +11,7 @@ from groupbench.operators.measure import live, witness
 from groupbench.operators.measure.exchange import Sent
 from groupbench.operators.measure.judging import HeldTo
 from groupbench.operators.measure.live import REPEATS, SETTLE_S, SETTLED_S, Live, settle, warm_up
-from groupbench.operators.measure.rest import RESTLESS
+from groupbench.operators.measure.rest import BUSY_BREAKS
 from groupbench.operators.measure.wire import Burst, Failure, Job, Prepared
 
 PREPARED = Prepared("cpu", 1.0, None, (), Sent("tensor", ()), True, None)
@@ -69,7 +69,7 @@ def test_a_cell_that_is_busy_in_most_breaks_is_accused(
     rest(1.0)
     fault = cell._intruding()
     assert (fault is not None) == caught, fault
-    assert cell.rest._balance == (RESTLESS if caught else 0)
+    assert cell.rest._balance == (BUSY_BREAKS if caught else 0)
 
 
 @pytest.mark.parametrize(

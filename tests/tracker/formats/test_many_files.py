@@ -118,7 +118,7 @@ def test_an_interrupt_keeps_what_is_stored_and_again_continues(
 
 
 def test_processes_store_the_same(cli: Any, results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "_LARGE", 0)
+    monkeypatch.setattr(loading, "_SHARED_FROM_BYTES", 0)
     monkeypatch.setattr(loading, "processes", lambda: 2)
     assert "5 points added" in cli("import", results).stdout
     assert points(cli) == 5

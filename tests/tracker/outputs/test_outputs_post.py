@@ -264,7 +264,7 @@ def test_a_server_that_stays_ill_is_given_up(cli: Cli, forge: Forge, page: Path,
     result = cli("post", page)
     assert result.exit_code == 2
     assert re.search(r"GET /user at 127.0.0.1: 500.*given up after 5 attempts", result.stderr)
-    assert sum(waits) <= http.PATIENCE_S
+    assert sum(waits) <= http.RETRY_WAIT_S
     no_secret(result)
 
 

@@ -135,7 +135,7 @@ def test_several_processes_verify_the_results_of_a_larger_database(
     cli: Cli, stored: Any, make: Any, db: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stored([make(0, backend=f"b{i}") for i in range(7)])
-    monkeypatch.setattr(verifying, "_SHARE", 3)
+    monkeypatch.setattr(verifying, "_CHECKED_AT_ONCE", 3)
     assert cli("db", "verify").stdout == "VERIFY ok: 7 points\n"
     with open_store(db, create=False) as store, store.engine.begin() as connection:
         ids = list(connection.execute(text("select id from point order by id")).scalars())

@@ -102,7 +102,7 @@ def test_an_endless_result_is_refused(cli: Cli, path: Path, monkeypatch: pytest.
 def test_a_result_that_does_not_fit_into_memory_is_refused(
     cli: Cli, path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, message: str
 ) -> None:
-    monkeypatch.setattr(sql, "MOST_BYTES", 1 << 23)
+    monkeypatch.setattr(sql, "RESULT_BYTES", 1 << 23)
     result = cli("db", "sql", statement + " LIMIT 1000")
     assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
 

@@ -46,7 +46,7 @@ def test_staged_records_come_back_unchanged(make: Any, monkeypatch: pytest.Monke
 def in_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check every part in one of two processes."""
     monkeypatch.setattr(stages, "_PART", 1)
-    monkeypatch.setattr(stages, "_LARGE", 1)
+    monkeypatch.setattr(stages, "_SPLIT_FROM_BYTES", 1)
     monkeypatch.setattr(processes, "processes", lambda: 2)
 
 

@@ -10,7 +10,7 @@ from groupbench.tracker.report.figures.drawing import Figure, cut, plain, rounde
 from groupbench.tracker.report.shown import SpeedRow
 from groupbench.tracker.text.wording import times
 
-FAR = 2.0
+STRONGEST_COLOUR = 2.0
 """Speed-up from which the colour of a heat map is strongest."""
 CLEAR = 0.01
 """Speed-ups that differ from 1 by at most this are shown without a direction."""
@@ -48,7 +48,7 @@ def speedup_heatmap(
                 absent["text"].append(plain(label))
                 absent["hovertext"].append(f"{place_text}<br>{plain(cut(why, 200))}")
                 continue
-            z[-1].append(rounded(max(-1.0, min(1.0, math.log(speedup) / math.log(FAR))), 3))
+            z[-1].append(rounded(max(-1.0, min(1.0, math.log(speedup) / math.log(STRONGEST_COLOUR))), 3))
             text[-1].append(speedup_text(speedup))
             hover[-1].append(
                 f"{place_text}<br>{speedup:.3g}× over {plain(baseline)}: {ms:.4g} ms<br>{plain(row.run.text)}"
