@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from groupbench.operators import registry
-from groupbench.operators.dtypes import torch_dtype
+from groupbench.operators.dtypes import BYTES, torch_dtype
 from groupbench.operators.errors import UsageError
 from groupbench.operators.measure import accuracy, environment, exchange, moves, seal, specials, witness
 from groupbench.operators.measure.arrays import size_of
@@ -311,12 +311,16 @@ VERBS: dict[str, Callable[..., Any]] = {
 def _coarsest(first_rms: float, elements: int, dtype: str) -> float:
     """Return the largest relative RMS error of a timed result, given that of the first one."""
     name = dtype.partition("_")[0]
-    rounded = SUMMED.get(name, 0.0)
-    if name not in SUMMED and torch_dtype(name).is_floating_point:
-        import torch
-
-        rounded = ROUNDED * torch.finfo(torch_dtype(name)).eps / 2
+    rounded = SUMMED[name] if name in SUMMED else _rounding(name)
     return (COARSER + SPREAD / math.sqrt(elements)) * max(first_rms, rounded)
+
+
+def _rounding(name: str) -> float:
+    """Return the relative RMS error of a rounding to a dtype; 0 for integers and packed formats, such as w4."""
+    import torch
+
+    dtype = torch_dtype(name) if name in BYTES else torch.uint8
+    return ROUNDED * torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
 
 
 def _clocks() -> tuple[float, float, float]:

@@ -75,3 +75,8 @@ def test_a_first_result_may_be_exact_and_a_later_one_rounded(dtype: str) -> None
     rounding = 0.41 * torch.finfo(judge.torch_dtype(dtype)).eps / 2
     assert judge._coarsest(0.0, 1 << 20, dtype) > rounding
     assert judge._coarsest(rounding, 1 << 20, dtype) < (4 if dtype != "fp32" else 100) * rounding
+
+
+def test_a_packed_result_may_be_as_coarse_as_the_first() -> None:
+    """Four-bit codes have no dtype in torch."""
+    assert 0.1 < judge._coarsest(0.1, 1 << 20, "w4") < 0.2
