@@ -104,6 +104,13 @@ def test_copies_in_another_layout_follow() -> None:
     assert relayout.take() == []
 
 
+def test_a_copy_of_an_empty_input_has_nothing_to_refresh() -> None:
+    """All empty tensors share the address 0, as do an empty input and its copy."""
+    inputs = make()
+    inputs.a = torch.empty(0, 33)
+    assert moves.within([(torch.empty(0, 40)[:, :33], inputs.a)], inputs) == []
+
+
 @pytest.mark.parametrize(
     "pair",
     [
