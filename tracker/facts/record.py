@@ -151,7 +151,7 @@ class Environment(_Struct, frozen=True):
     helion: Text | None = None
     tritonbench: Text | None = None
     groupbench: Text | None = None
-    confinement: Text | None = None  # what confines a backend's process: landlock VERSION, seccomp, capabilities
+    confinement: Text | None = None  # means that confine a backend's process: landlock VERSION, seccomp, ...
     settings: dict[Text, Text] = {}  # environment variables and flags that affect measurements; versions by PACKAGE
 
 
