@@ -72,25 +72,22 @@ class BackfillOptions:
 def backfill(context: click.Context, commits: str, options: BackfillOptions) -> None:
     """Measure the commits after A up to and including B, newest first, and store them as history.
 
-    A range excludes A. To include the repository's first commit, give a commit instead of a range: the whole
-    history is measured.
+    A range excludes A. A commit instead of a range measures the whole history, including the first commit.
 
     \b
     groupbench backfill v1.0..main --every 5
     groupbench backfill HEAD~40.. --bisect --budget 2h
 
-    Each commit on the first-parent line is checked out into a separate folder and built with groupbench.toml's `setup`.
-    It is measured by this checkout's groupbench.toml, and also gets the files listed in `benchmarks` from here. A
-    commit that does not build or load is recorded with the reason. Repeat the command to continue a backfill that was
-    interrupted or ran out of budget: nothing is measured twice. Commits that failed are retried with --again, or if
-    `setup`, `pythonpath` or a benchmark has changed. A commit is skipped if the database has a complete run of it with
-    the same plan, device and toolchain, such as one of `night`.
+    Each commit on the first-parent line is checked out, built with groupbench.toml's `setup`, and measured by this
+    checkout's groupbench.toml. It gets the files listed in `benchmarks` from here. A commit that does not build or load
+    is recorded with the reason. Repeat the command to continue: nothing is measured twice. Commits that failed are
+    retried with --again, or if `setup`, `pythonpath` or a benchmark has changed. A commit is skipped if the database
+    has a complete run of it with the same plan, device and toolchain, such as one of `night`.
 
     At the end, the largest step of a latency between neighbouring commits is printed, with the command that confirms or
     rejects it.
 
-    With --toolchain NAME, the plan of the runs is PLAN@NAME, as with `night --toolchain`. Each toolchain measures a
-    commit once.
+    With --toolchain NAME, the plan of the runs is PLAN@NAME. Each toolchain measures a commit once.
 
     \b
     Exit codes:

@@ -78,7 +78,7 @@ def night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) 
 
     Other options are passed to `tritonbench`. To continue an interrupted run, repeat the command on the same commit
     within a day; a run of uncommitted changes cannot continue. The next run starts with the cells left out by
-    this run's budget. Only one run at a time measures on a device.
+    this run's budget.
 
     Writes these files. An environment variable or a field of groupbench.toml changes each path:
 
@@ -92,7 +92,7 @@ def night(context: click.Context, options: NightOptions, rest: tuple[str, ...]) 
     GROUPBENCH_WEBHOOK is a URL for messages about changes.
 
     With --toolchain NAME, the verdict and the report are written to artifacts/NAME/. The plan of the run is then
-    PLAN@NAME: the run has a separate comment, and is compared with earlier runs of this plan.
+    PLAN@NAME.
 
     \b
     Exit codes:

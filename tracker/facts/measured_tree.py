@@ -35,7 +35,7 @@ class MeasuredTree:
 
 
 def measured_tree(environment: Mapping[str, str] = os.environ) -> MeasuredTree | None:
-    """Return the checkout that this process measures, or None if it measures what it imports."""
+    """Return the checkout that this process measures, or None if it measures the imported code."""
     if not (text := environment.get(VARIABLE)):
         return None
     fields = json.loads(text)
