@@ -17,7 +17,7 @@ from groupbench.operators.errors import GroupbenchError, UsageError
 from groupbench.tracker.facts import durations
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.tools import device_lock, lease, signals
-from groupbench.tracker.tools.device_lock import HELD
+from groupbench.tracker.tools.device_lock import HANDLE, HELD
 
 
 class Busy(GroupbenchError):
@@ -65,7 +65,8 @@ def run(device: str, wait_s: float, command: list[str]) -> NoReturn:
     environment = dict(os.environ)  # before `device_name`, which may set up Triton's interpreter for itself
     path = take(device_name(device), command, wait_s)
     try:
-        os.execvpe(command[0], command, {**environment, HELD: str(path)})
+        handles = {HANDLE: str(_HELD[-1])} if _HELD else {}
+        os.execvpe(command[0], command, {**environment, HELD: str(path), **handles})
     except OSError as error:
         raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
 
@@ -92,6 +93,7 @@ def main() -> NoReturn:
         metavar="DURATION",
         help="wait this long for the device, such as 20m; a number without a unit is in seconds",
     )
+    parser.add_argument("--urgent", action="store_true", help="take the device before the commands that are not urgent")
     parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run")
     options = parser.parse_args()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
@@ -99,6 +101,7 @@ def main() -> NoReturn:
         parser.error("no command is given")
     if not 0 <= options.wait <= lease.LONGEST_WAIT_S:
         parser.error("--wait must be between 0 and 10000 minutes")
+    lease.WAITING.urgent = options.urgent
     signals.interrupt()  # so that a waiting command that is ended leaves no ticket; `exec` ends it
     try:
         run(options.device, options.wait, command)

@@ -52,6 +52,7 @@ from groupbench.tracker.facts.record import (
     Status,
 )
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.tools import lease
 
 # Memory of a process beyond the problem itself: CUDA context, libraries, the buffer that flushes the L2.
 PROCESS_MIB = 1500
@@ -173,6 +174,7 @@ def execute(
     until = time.monotonic() + budget_s  # after the plugins are imported, which may take all of a short budget
     try:
         for _, problem in groupby(jobs, key=problem_of):
+            until += lease.give_way()
             if time.monotonic() >= until:
                 why = f"not begun within the budget of {counted(budget_s / 60, 'minute')}"
                 for job in problem:

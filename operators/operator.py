@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from groupbench.operators.catalog.trace import TraceStep
     from groupbench.operators.tolerances import Tolerance
+    from groupbench.tracker.tools.traces import TraceStep
 
 
 @dataclass(frozen=True)

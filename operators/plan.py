@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from groupbench.operators.catalog import trace
 from groupbench.operators.errors import PlanError, UsageError
 from groupbench.operators.measure.costs import CHEAP, COLD
 from groupbench.operators.measure.protocol import Protocol
@@ -25,6 +24,7 @@ from groupbench.operators.registry import check_baselines, get_backend, get_oper
 from groupbench.tracker import project
 from groupbench.tracker.project import PlanEntry
 from groupbench.tracker.text.wording import counted
+from groupbench.tracker.tools import traces
 
 TRACE_STEPS = 16
 """Steps to take from a routing trace, evenly spaced in time."""
@@ -221,11 +221,15 @@ def shapes_of(operator: Operator, selection: Selection, device: str) -> list[Any
     """
     shapes = select_shapes(operator, selection.suites, selection.shapes, device)
     if selection.routing_trace is not None:
-        shapes = _on_trace(operator, shapes, trace.spread(trace.read(selection.routing_trace), selection.trace_steps))
+        try:
+            steps = traces.spread(traces.read(selection.routing_trace), selection.trace_steps)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        shapes = _on_trace(operator, shapes, steps)
     return [shapes[i] for i in input_ids(len(shapes), selection.input_ids, selection.num_inputs)]
 
 
-def _on_trace(operator: Operator, shapes: list[Any], steps: list[trace.TraceStep]) -> list[Any]:
+def _on_trace(operator: Operator, shapes: list[Any], steps: list[traces.TraceStep]) -> list[Any]:
     """Return the shapes with each step's rows. Raises UsageError without routing, or if no step has rows."""
     if operator.on_trace is None:
         raise UsageError(f"--routing-trace: {operator.name} has no routing; remove the option")

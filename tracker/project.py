@@ -24,13 +24,12 @@ relative to the file's folder.
 
 from __future__ import annotations
 
-import csv
 import os
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -85,15 +84,29 @@ class Post(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     issues: bool = False
 
 
-class Traffic(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """The number of calls of each problem in a step of a model.
+class Calls(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The calls of some problems in a model's step.
 
     Attributes:
-        calls: Number of calls by `OPERATOR SHAPE`, which may have wildcards.
-        file: CSV with the columns operator, shape and calls.
+        calls: Number for each problem; with a trace, for all together.
+        layer: The model's layer with these calls.
+        trace: Routing trace, by which the calls are divided among the problems.
     """
 
-    calls: dict[str, Annotated[float, msgspec.Meta(ge=0)]] = {}
+    calls: float
+    layer: str | None = None
+    trace: str | None = None
+
+
+class TrafficSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Each problem's number of calls in a model's step.
+
+    Attributes:
+        calls: A number, or `Calls`, by `OPERATOR SHAPE`, which may have wildcards.
+        file: CSV with the columns operator, shape and calls, and perhaps layer.
+    """
+
+    calls: dict[str, Any] = {}
     file: str | None = None
 
 
@@ -132,7 +145,7 @@ class ProjectSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     post: Post | None = None
     renamed: dict[str, str] = {}
     owner: str | None = None
-    traffic: Traffic = Traffic()
+    traffic: TrafficSettings = TrafficSettings()
     toolchains: dict[str, str] = {}
 
 
@@ -151,19 +164,6 @@ class Project:
     @property
     def budget_s(self) -> float | None:
         return None if self.settings.budget is None else in_seconds(self.settings.budget)
-
-    def calls(self) -> dict[str, float]:
-        """Return how often a step calls each problem; empty without traffic. Raises ProjectError."""
-        traffic = self.settings.traffic
-        calls = dict(traffic.calls)
-        if traffic.file is not None:
-            path = self.folder / traffic.file
-            try:
-                with path.open(newline="") as file:
-                    calls |= {f"{row['operator']} {row['shape']}": float(row["calls"]) for row in csv.DictReader(file)}
-            except (OSError, KeyError, TypeError, ValueError) as error:
-                raise ProjectError(f"{path}: no CSV with the columns operator, shape and calls: {error}") from error
-        return calls
 
     def place(self, path: str) -> str:
         """Return a path of the file, relative to the current folder if that is the file's."""

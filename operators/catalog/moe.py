@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-    from groupbench.operators.catalog.trace import TraceStep
+    from groupbench.tracker.tools.traces import TraceStep
 
 MAX_EXPERTS = 4096
 MAX_CHOICES = 1 << 26

@@ -22,7 +22,7 @@ from groupbench.operators.suites import Suites
 from groupbench.tracker.text.wording import counted
 
 if TYPE_CHECKING:
-    from groupbench.operators.catalog.trace import TraceStep
+    from groupbench.tracker.tools.traces import TraceStep
 
 MAX_GROUPS = 1_000_000
 MAX_SIZE = 2**31 - 1  # offsets are int32

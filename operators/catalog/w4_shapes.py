@@ -19,7 +19,7 @@ from groupbench.operators.suites import Suites
 
 if TYPE_CHECKING:
     from groupbench.kernels.four_bit.weight_format import Format
-    from groupbench.operators.catalog.trace import TraceStep
+    from groupbench.tracker.tools.traces import TraceStep
 
 HELP = (
     f"{shapes.HELP}; with fmt=mxfp4, fmt=int4(128), fmt=int4(32) or fmt=int4(128,zp), by default mxfp4, and bias=true "

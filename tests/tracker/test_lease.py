@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import threading
@@ -19,7 +20,7 @@ from click.testing import CliRunner
 
 from groupbench.tracker.cli import main
 from groupbench.tracker.tools import lease
-from groupbench.tracker.tools.device_lock import HELD, lock_file
+from groupbench.tracker.tools.device_lock import HANDLE, HELD, lock_file
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -125,6 +126,99 @@ def test_a_command_that_has_begun_waits_for_its_turn() -> None:
         assert lease.queue()[0].state == "holds"
 
 
+def test_an_urgent_command_passes_the_waiting_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = lease.take("GPU-1", ["first"])
+    order: list[str] = []
+
+    def measure(name: str) -> None:
+        handle = lease.take("GPU-1", [name], 600)
+        order.append(name)
+        os.close(handle)
+
+    threads = [threading.Thread(target=measure, args=(name,)) for name in ("a", "b", "urgent", "urgent too")]
+    for number, thread in enumerate(threads, 1):
+        monkeypatch.setattr(lease.WAITING, "urgent", number > 2)
+        thread.start()
+        until(lambda number=number: len(waiting()) == number)
+    os.close(first)
+    for thread in threads:
+        thread.join()
+    assert order == ["urgent", "urgent too", "a", "b"]
+
+
+NIGHT = """
+import os, sys
+from pathlib import Path
+from groupbench.tracker.night import measuring
+
+measuring.PROGRAM = (sys.executable, "problems.py")
+sys.exit(measuring.measure([], Path(), dict(os.environ)))
+"""
+PROBLEMS = """
+import time
+from pathlib import Path
+from groupbench.tracker.tools import lease
+
+while not Path("stop").exists():
+    print(lease.give_way() > 0, flush=True)
+    Path("began").touch()
+    time.sleep(0.05)
+"""
+
+
+@pytest.mark.usefixtures("warm_imports")
+def test_a_night_gives_way_to_an_urgent_command_and_to_no_other(
+    tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "night.py").write_text(NIGHT)
+    (tmp_path / "problems.py").write_text(PROBLEMS)
+    command = ["-m", "groupbench.operators.alone", "--device", "cpu", "--", sys.executable, "night.py"]
+    night = start(sys.executable, *command, cwd=tmp_path)
+    until((tmp_path / "began").exists)
+    device = f"cpu-{os.uname().nodename}"
+    usual = threading.Thread(target=lambda: os.close(lease.take(device, ["usual"], 600)))
+    usual.start()
+    until(waiting)
+    monkeypatch.setattr(lease.WAITING, "urgent", True)
+    handle = lease.take(device, ["urgent"], 600)
+    until(lambda: len(waiting()) == 2)
+    assert [place.command for place in lease.queue()] == ["urgent", shlex.join(command[-2:]), "usual"]
+    assert night.poll() is None
+    os.close(handle)
+    until(lambda: len(waiting()) == 1)
+    holds, waits = lease.queue()
+    assert (holds.command, holds.pid, waits.command) == (shlex.join(command[-2:]), night.pid, "usual")
+    (tmp_path / "stop").touch()
+    assert night.communicate()[0].split().count("True") == 1 and night.returncode == 0
+    usual.join()
+    assert lease.queue() == []
+
+
+def test_a_night_that_is_killed_while_it_gives_way_leaves_no_place(tmp_path: Path, start: Start) -> None:
+    held = lease.take("GPU-1", ["urgent"])
+    code = """
+from groupbench.tracker.tools import lease; from groupbench.tracker.tools.device_lock import lock_file
+with lease._ticket(lock_file("GPU-1"), ["night"], lease.RETURNS):
+    open("began", "w"); __import__("time").sleep(600)
+"""
+    night = start(sys.executable, "-c", code, cwd=tmp_path)
+    until((tmp_path / "began").exists)
+    night.kill()
+    night.wait()
+    assert [place.command for place in lease.queue()] == ["urgent"]
+    os.close(held)
+    os.close(lease.take("GPU-1", ["next"]))
+
+
+def test_a_command_without_a_lease_gives_no_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with lease._ticket(lock_file("GPU-1"), ["urgent"], lease.URGENT):
+        assert lease.give_way() == 0
+        monkeypatch.setenv(HELD, str(lock_file("GPU-1")))
+        for handle in ("", "x", "0", "99999"):
+            monkeypatch.setenv(HANDLE, handle)
+            assert lease.give_way() == 0
+
+
 MEASURES = ("night", "backfill", "pull-request", "evaluate", "tune", "ab", "confirm", "bisect", "profile")
 
 
@@ -149,6 +243,11 @@ def test_the_time_to_wait_is_the_options_the_environments_or_the_files(
     monkeypatch.setenv("GROUPBENCH_WAIT_MINUTES", "3")
     assert wait() == 180
     assert wait("--wait", "5s") == 5
+    monkeypatch.delenv("GROUPBENCH_WAIT_MINUTES")
+    (tmp_path / "groupbench.toml").unlink()
+    assert CliRunner().invoke(main, ["--urgent", "tune"]).exit_code == 0
+    assert (lease.WAITING.first_s, lease.WAITING.urgent) == (lease.URGENT_WAIT_S, True)
+    assert wait() == 0 and not lease.WAITING.urgent
 
 
 CANDIDATE = """

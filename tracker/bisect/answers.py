@@ -17,9 +17,9 @@ def answers(
     at: datetime,
     measured: Collection[str],  # hashes of the commits that have results of the series
 ) -> list[Compared]:
-    """Return a row for each culprit in a successful search."""
+    """Return a row for each culprit; without a culprit, one with the reason, so the search is not repeated."""
     if result.outcome not in ("found", "narrowed"):
-        return []
+        return [Compared(history.good, history.bad, NAMED, at, message=result.message)]
     return [_answer(culprit, history, metric, at, measured) for culprit in result.culprits]
 
 

@@ -42,6 +42,15 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
 
 
+def bench_of(**settings: Any) -> dict[str, Any]:
+    """Return settings for `Header.bench`: those that are set, as JSON has them."""
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in settings.items() if value}
+
+
+class LogError(BisectError):
+    """A log cannot be read, or is of another search."""
+
+
 class UnwrittenError(BisectError):
     """A finished comparison cannot be written to the log."""
 
@@ -78,7 +87,7 @@ class Log:
             if logged != header:
                 fields = [name for name in header.__struct_fields__ if getattr(logged, name) != getattr(header, name)]
                 one = fields[0]
-                raise BisectError(
+                raise LogError(
                     f"{path} belongs to another search: its {one} is {getattr(logged, one)}, not "
                     f"{getattr(header, one)}; continue that search with --resume alone, or give another --log"
                 )
@@ -102,7 +111,7 @@ class Log:
             question.why,
             question.budget,
         ):
-            raise BisectError(
+            raise LogError(
                 f"{self.path} has {entry.base[:10]} against {entry.head[:10]}, but the search asks for "
                 f"{question.base[:10]} against {question.head[:10]}: the history or the program changed; start again "
                 "without --resume"
@@ -136,7 +145,7 @@ def _read(path: Path) -> tuple[Header, list[LogEntry], int]:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise BisectError(f"cannot read {path}: {error.strerror}") from error
+        raise LogError(f"cannot read {path}: {error.strerror}") from error
     whole = data.rfind(b"\n") + 1
     lines = data[:whole].splitlines()
     try:
@@ -147,4 +156,4 @@ def _read(path: Path) -> tuple[Header, list[LogEntry], int]:
             raise msgspec.ValidationError(f"its version is {header.bisect}, this program's is {VERSION}")
         return header, [msgspec.json.decode(line, type=LogEntry) for line in lines[1:]], whole
     except UNREADABLE as error:
-        raise BisectError(f"{path} is not the log of a search: {error}") from error
+        raise LogError(f"{path} is not the log of a search: {error}") from error

@@ -128,10 +128,16 @@ GROUPS: dict[str, Commands] = {
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="Project file. Default: groupbench.toml here or in a parent.",
 )
+@click.option(
+    "--urgent",
+    is_flag=True,
+    help="Measure before the commands that wait for the device, and between two problems of a nightly run. "
+    "Waits up to 1h without --wait.",
+)
 @click.option("-v", "--verbose", count=True, help="Log each step to stderr; -vv logs more.")
 @click.version_option(package_name="groupbench")
 @click.pass_context
-def main(context: click.Context, db: str | None, config: Path | None, verbose: int) -> None:
+def main(context: click.Context, db: str | None, config: Path | None, urgent: bool, verbose: int) -> None:
     """\b
     Track the latency and accuracy of kernels per commit.
     Exit codes: 0 ok, 1 worse, 2 usage error, 3 incomplete, 4 not comparable.
@@ -141,5 +147,6 @@ def main(context: click.Context, db: str | None, config: Path | None, verbose: i
 
     here = importlib.import_module(f"{__name__}.here")
     logs.configure(verbose)
+    here.WAITING.urgent = urgent
     project = here.find_project(context, config)
     context.obj = project.database if db is None else db

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import program_of, recipe_of, wait_option
+from groupbench.tracker.cli.here import hold_device, program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here, run_command
 from groupbench.tracker.cli.options import collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
@@ -103,7 +103,6 @@ def _backfill(context: click.Context, commits: str, options: BackfillOptions) ->
     """Measure the commits, print the outcome, and return the exit code."""
     from groupbench.tracker.ab.toolchains import interpreter_of
     from groupbench.tracker.night.backfill import BackfillFiles, by_halving, commits_of, plan_of, require_writable
-    from groupbench.tracker.night.measuring import ensure_alone
 
     project = here(context)
     selected = commits_of(project.folder, commits, options.every)
@@ -113,7 +112,7 @@ def _backfill(context: click.Context, commits: str, options: BackfillOptions) ->
     toolchain = options.toolchain
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
         python = interpreter_of(toolchain, project, say)
-    lock = ensure_alone(device, sys.argv[1:])
+    lock = hold_device(context, device)
     places = Places.of(context, project)
     os.chdir(project.folder)
     places.make()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +28,13 @@ from groupbench.tracker.cli.options import (
 from groupbench.tracker.cli.output import Column, Format, output_formats, say, write_json, write_notes, write_table
 from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
 from groupbench.tracker.text.repro import SEARCHED
-from groupbench.tracker.text.wording import counted, printable, signed_change
+from groupbench.tracker.text.wording import printable, signed_change
 from groupbench.tracker.tools.parameters import Duration
 
 if TYPE_CHECKING:
     from groupbench.tracker.bisect.hunt import BisectResult, History
     from groupbench.tracker.bisect.log import Header
-    from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Trace
+    from groupbench.tracker.bisect.run import Searched
 
 COLUMNS = (
     Column("commit", "hash"),
@@ -227,54 +225,16 @@ def bisect(
 def _search(
     db: str, repository: Path, header: Header, path: Path, form: Format, *, resume: bool, replaces: bool
 ) -> int:
-    """Search, store what the database can use, print the result, and return the exit code.
+    """Search, print the result, and return the exit code."""
+    from groupbench.tracker.bisect import report, run
 
-    Args:
-        db: Database in which the comparisons of a stored series are kept.
-        repository: The repository to search.
-        header: The search.
-        path: File of the search's log.
-        form: Format of the output.
-        resume: Continue the search of the log.
-        replaces: Overwrite an existing log.
-    """
-    from groupbench.tracker.ab.kept import ComparisonKeeper
-    from groupbench.tracker.bisect import drive, report
-    from groupbench.tracker.bisect import history as bisect_git
-    from groupbench.tracker.bisect.answers import answers
-    from groupbench.tracker.bisect.hunt import hunt
-    from groupbench.tracker.bisect.log import Log
-    from groupbench.tracker.bisect.search import Trace
-    from groupbench.tracker.bisect.stored import stored_levels
-
-    if header.package is None:
-        history = bisect_git.read_history(repository, header.good, header.bad, header.paths)
-        if header.metric == "latency":
-            history = replace(history, stored=stored_levels(db, header.cell, (history.base, header.bad)))
-    else:
-        history = bisect_git.history_of_releases(header.package, header.releases)
-    trace = Trace()
-    numbers = itertools.count(1)
-
-    def print_step(question: ComparisonRequest, finding: AbFinding) -> None:
-        say(report.step_line(question, finding, history, header.metric, next(numbers)))
-
-    log = Log(path, header, resume=resume, replace=replaces)
-    keeper = ComparisonKeeper(db, say, header.metric)
-    with drive.open_comparator(repository, header, keeper) as comparator:
-        say(_plan(history, header, path))
-        hunting = hunt(history, drive.settings_of(header), trace)
-        try:
-            result = drive.drive(hunting, comparator, log, print_step)
-        except KeyboardInterrupt:
-            say("interrupted; run `groupbench bisect --resume` to continue")
-            raise
-    if keeper.stored:
-        say(f"{counted(keeper.stored, 'comparison')} stored in the database; the gate judges by them")
-    if header.package is None and result.outcome in ("found", "narrowed"):
-        keeper.name(partial(answers, result, history, header.metric, datetime.now(UTC)))
-    _write(form, header, result, history, trace, path)
-    return report.exit_code(result)
+    try:
+        done = run.run(db, repository, header, path, say, resume=resume, replaces=replaces)
+    except KeyboardInterrupt:
+        say("interrupted; run `groupbench bisect --resume` to continue")
+        raise
+    _write(form, done, path)
+    return report.exit_code(done.result)
 
 
 def _search_of(
@@ -310,7 +270,7 @@ def _header(
 ) -> Header:
     """Return the search with every default filled in. The log refuses any other search."""
     from groupbench.tracker.bisect import history as bisect_git
-    from groupbench.tracker.bisect.log import Header
+    from groupbench.tracker.bisect.log import Header, bench_of
 
     first, last = bisect_git.resolve(repository, good), bisect_git.resolve(repository, bad)
     if first == last and not how.package:
@@ -318,7 +278,6 @@ def _header(
     named = _cell_of_options(context, cell) if cell.series is None else _cell_of_series(context, cell, cell.series)
     paths = how.paths or bisect_git.relevant_paths(repository, last, cell.plugins)
     settings = {name: getattr(how, name) for name in ("min_effect", "budget", "python", "only_changed")}
-    settings |= asdict(recipe_of(context, how.setup))
     package, releases = _releases(context, how.package)
     return Header(
         repository=str(repository),
@@ -332,7 +291,7 @@ def _header(
         paths=tuple(paths),
         package=package,
         releases=releases,
-        bench={key: list(value) if isinstance(value, tuple) else value for key, value in settings.items() if value},
+        bench=bench_of(**settings, **asdict(recipe_of(context, how.setup))),
     )
 
 
@@ -378,33 +337,17 @@ def _cell_of_options(context: click.Context, cell: BisectCell) -> dict[str, Any]
     return {"mode": "fwd", "seed": 0, **named}
 
 
-def _plan(history: History, header: Header, path: Path) -> str:
-    """Return the line to print before the search: the number of changes, and the log file."""
-    changes = len(history.line(history.base, history.first_parents(history.bad)[1], history.bad).changes)
-    verb = "changes" if changes == 1 else "change"
-    within = f", {changes} of which {verb} {', '.join(header.paths) or 'the tree'}"
-    if history.stored:
-        within += f"; the search begins at the step of {counted(len(history.stored), 'commit')} with stored results"
-    first_parents = len(history.first_parents(history.bad)[1])
-    if header.package is not None:
-        return f"{counted(len(header.releases), 'release')} of {header.package}; comparisons are kept in {path}"
-    return f"{counted(first_parents, 'commit')} on the first-parent line{within}; comparisons are kept in {path}"
-
-
-def cell_text(cell: dict[str, Any]) -> str:
-    return " ".join(str(cell[name]) for name in ("operator", "backend", "mode", "dtype", "shape") if cell.get(name))
-
-
-def _write(form: Format, header: Header, result: BisectResult, history: History, trace: Trace, path: Path) -> None:
+def _write(form: Format, done: Searched, path: Path) -> None:
     from groupbench.tracker.bisect import report
 
-    text = list(report.lines(result, history, trace, header.metric, cell_text(header.cell)))
+    header, text = done.header, done.lines
     if form == "json":
-        write_json({**report.as_data(result, history, trace, header.metric, header.cell), "log": str(path)})
+        data = report.as_data(done.result, done.history, done.trace, header.metric, header.cell)
+        write_json({**data, "log": str(path)})
     elif form in ("csv", "md"):
         say(text[0])
-        write_table(COLUMNS, list(_rows(result, history)), form)
-        write_notes(report.unchecked(trace), form)
+        write_table(COLUMNS, list(_rows(done.result, done.history)), form)
+        write_notes(report.unchecked(done.trace), form)
     else:
         for line in text:
             click.echo(line[: len(line) - len(line.lstrip())] + printable(line))

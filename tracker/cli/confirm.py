@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +54,7 @@ class ConfirmOptions:
         type=Duration(above=True),
         default="30m",
         show_default=True,
-        help="Stop after this time and list unmeasured suspects.",
+        help="Begin no comparison after this time, and list unmeasured suspects.",
     ),
     setup_option,
     click.option(
@@ -82,6 +83,9 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
     and "same" makes it ok. Series whose earlier results come from another GPU of the same model are measured too. Both
     commits are checked out into temporary folders; your working tree does not change.
 
+    In the rest of --budget, `bisect` finds the commit of each cause with several possible commits, once for each
+    incident.
+
     If torch, Triton or Helion changed as well, both toolchains are measured. The old one needs an interpreter with
     the old packages: this one, --base-python, one of [toolchains] in groupbench.toml, or a new one from --install.
 
@@ -90,6 +94,7 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
     """
     from groupbench.tracker.ab import confirm as confirming
     from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of
+    from groupbench.tracker.bisect.causes import search_causes
     from groupbench.tracker.store.engine import open_store
 
     project = this_project(context)
@@ -103,12 +108,17 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
         Interpreters(project.settings.toolchains, project.folder, others, install=how.install, say=say),
         project.plugins(how.plugins),
     )
+    end = time.monotonic() + how.budget
     with open_store(context.obj, create=False) as store:
         done = confirming.confirm(
             store, measuring, run=run_id, budget_s=how.budget, again=how.again, repeat=True, report=_report, say=say
         )
-    click.echo(printable(done.text))
-    if done.compared and not is_step_of_another(context):  # `night` runs the gate next
+        click.echo(printable(done.text))
+        left_s = end - time.monotonic()
+        searches = search_causes(store, context.obj, measuring, run_id=run_id, budget_s=left_s, say=say)
+    for searched in searches:
+        click.echo(printable(searched.lines[0]))
+    if (done.compared or searches) and not is_step_of_another(context):  # `night` runs the gate next
         say("the gate judges by these comparisons: run `groupbench gate`")
     context.exit(ExitCode.OK if done.decided else ExitCode.INCOMPLETE)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from groupbench.tracker.cli.here import this_project
+from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.options import CELL_FILTERS, filters, reading
 from groupbench.tracker.cli.output import CELL, Column, Format, output_formats, plain, say, write_json, write_table
 from groupbench.tracker.facts.exits import ExitCode
@@ -66,7 +65,6 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
 
     Exit codes: 0 ok, 2 usage error, 3 no cell, or not every layer product, has a known speed of light.
     """
-    from groupbench.tracker.judge.triage import calls_of
     from groupbench.tracker.query.gains import CANARY, Gain
     from groupbench.tracker.query.gains import gains as find
     from groupbench.tracker.query.points import points_of_run, points_of_state
@@ -77,15 +75,18 @@ def gains(context: click.Context, run_id: str | None, layer: str | None, where: 
         run = find_run(session, run_id)
         points = points_of_run(session, run)
         others = [point for point in points_of_state(session, run.state) if point.series.operator == CANARY]
-        traffic = this_project(context).calls()
-        calls = partial(calls_of, calls=traffic) if traffic else None
-        gains_found = find(_selected(points, None if layer is None else products, where), others, calls)
+        traffic = traffic_of(context)
+        calls = traffic.resolve(session)
+        number = calls.number if traffic else None
+        gains_found = find(_selected(points, None if layer is None else products, where), others, number)
     rows = [gain.flat() for gain in gains_found]
     if form == "json":
         write_json(rows)
     else:
         shown = [column for column in COLUMNS if traffic or column.key != "gain_us"]
         write_table(plain(Gain.columns()) if form == "csv" else shown, rows, form)
+    if calls.unmatched:
+        say(calls.remark)
     if not rows:
         say("no cell has a known speed of light: the run, or another one of its commit, needs `canary` on the same GPU")
     measured = {row["shape"] for row in rows}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import program_of, this_project
+from groupbench.tracker.cli.here import program_of, this_project, traffic_of
 from groupbench.tracker.cli.options import min_effect_option
 from groupbench.tracker.cli.output import (
     APART,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from groupbench.tracker.judge.verdicts import Gate, Judged
     from groupbench.tracker.outputs import OutputTarget
     from groupbench.tracker.outputs.result import GateResult
+    from groupbench.tracker.query.traffic import Traffic
 
 LONGEST_NOTE = 300
 """Most characters of a line, since a compiler's message may be megabytes. JSON, CSV and `--why` have all of it."""
@@ -152,8 +153,7 @@ def gate(
             project = this_project(context)
             owner = owners.owner_in(project.folder, project.settings.owner)
             updated = incident_moves.update(session, judged, owner=owner)
-        calls = this_project(context).calls() if targets else {}
-        result = _result(session, judged, strict, updated, calls) if targets else None
+        result = _result(session, judged, strict, updated, traffic_of(context)) if targets else None
     if why is not None:
         _explain(judged, why)
     else:
@@ -206,14 +206,12 @@ def _targets(outputs: tuple[str, ...]) -> list[OutputTarget]:
     return targets
 
 
-def _result(
-    session: Session, judged: Gate, strict: bool, updated: Updated | None, calls: dict[str, float]
-) -> GateResult:
+def _result(session: Session, judged: Gate, strict: bool, updated: Updated | None, traffic: Traffic) -> GateResult:
     from groupbench.tracker.outputs import result, source
 
     place = result.ci_place(os.environ)
     root = source.checkout(Path.cwd())
-    return result.gather(session, judged, strict=strict, updated=updated, place=place, root=root, calls=calls)
+    return result.gather(session, judged, strict=strict, updated=updated, place=place, root=root, traffic=traffic)
 
 
 def _write(judged: Gate, form: Format, program: list[str]) -> None:

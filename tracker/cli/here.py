@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
@@ -13,8 +14,11 @@ from click.core import ParameterSource
 
 from groupbench.tracker.ab.worktree import Recipe
 from groupbench.tracker.project import Project, in_seconds, load
-from groupbench.tracker.tools.lease import LONGEST_WAIT_S, WAITING
+from groupbench.tracker.tools.lease import LONGEST_WAIT_S, URGENT_WAIT_S, WAITING, device_of, elsewhere
 from groupbench.tracker.tools.parameters import Duration
+
+if TYPE_CHECKING:
+    from groupbench.tracker.query.traffic import Traffic
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +37,13 @@ def find_project(context: click.Context, config: Path | None) -> Project:
 def this_project(context: click.Context) -> Project:
     """Return this invocation's project; without a groupbench.toml, one with every default."""
     return context.meta.get(_PROJECT) or Project()
+
+
+def traffic_of(context: click.Context) -> Traffic:
+    """Return the traffic of this invocation's project. Raises ProjectError."""
+    from groupbench.tracker.query.traffic import load
+
+    return load(this_project(context))
 
 
 def recipe_of(context: click.Context, setup: str | None) -> Recipe:
@@ -62,7 +73,9 @@ def wait_option(default: str = "0s") -> Callable[[F], F]:
 
     def keep(context: click.Context, parameter: click.Parameter, option: float | None) -> None:
         wait_s = seconds_of("GROUPBENCH_WAIT_MINUTES", option, this_project(context).settings.wait)
-        WAITING.first_s = in_seconds(default) if wait_s is None else wait_s
+        least_s = URGENT_WAIT_S if WAITING.urgent else 0.0
+        WAITING.first_s = max(in_seconds(default), least_s) if wait_s is None else wait_s
+        WAITING.places = _shared_places(str(context.obj))
         WAITING.begun = False  # a program may call several commands
 
     return click.option(
@@ -73,6 +86,28 @@ def wait_option(default: str = "0s") -> Callable[[F], F]:
         help="Wait up to this long while other commands measure on the device. First come, first served. "
         f"Default: GROUPBENCH_WAIT_MINUTES, `wait` of groupbench.toml, or {default}.",
     )
+
+
+def hold_device(context: click.Context, device: str) -> Path:
+    """Hold a device until the command ends, and return the lock file. Raises Busy, MeasuringError."""
+    from groupbench.tracker.night.measuring import ensure_alone
+
+    lock = ensure_alone(device, sys.argv[1:])
+    context.with_resource(elsewhere(device_of(lock)))(WAITING.first_s)
+    return lock
+
+
+def _shared_places(database: str) -> Any:
+    """Return the database's queue; None if the database is a file."""
+    if "://" not in database or database.startswith("sqlite"):
+        return None
+
+    def place(*arguments: Any) -> Any:
+        from groupbench.tracker.store.queue import place
+
+        return place(database, *arguments)
+
+    return place
 
 
 def program_of(context: click.Context) -> list[str]:

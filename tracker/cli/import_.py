@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 MOST_NOTES = 3
 """Largest number of printed notes of one kind for an argument."""
 
+_HASH = re.compile(r"[0-9a-f]{7,64}")
 MOST_ERRORS = 3
 """Largest number of files named in an error."""
 
@@ -49,6 +50,18 @@ class Mapping(click.ParamType[dict[str, str]]):
                 self.fail(f"{field} is mapped twice", param, ctx)
             pairs[field] = column
         return pairs
+
+
+def _known_commit(context: click.Context, parameter: click.Parameter, text: str | None) -> str | None:
+    """Return a commit's full hash, or one of another repository as it is. Raises BadParameter for any other name."""
+    from groupbench.tracker.tools import git
+
+    word = _one_word(context, parameter, text)
+    if word is None or (full := git.rev_parse(word)) is not None:
+        return None if word is None else full
+    if not _HASH.fullmatch(word) and git.ask(".", "rev-parse", "--git-dir") is not None:
+        raise click.BadParameter(git.unknown_commit(word, ".", "give a hash, or a name that git knows here"))
+    return word
 
 
 def _print_formats(ctx: click.Context, _: click.Parameter, value: bool) -> None:
@@ -81,8 +94,8 @@ def _one_word(context: click.Context, param: click.Parameter, value: str | None)
     click.option(
         "--commit",
         metavar="HASH",
-        callback=_one_word,
-        help="Commit that was measured, if the file does not name it.",
+        callback=_known_commit,
+        help="Commit that was measured, if the file does not name it: a hash, or any name that git knows here.",
     ),
     click.option("--branch", metavar="NAME", help="Branch of that commit."),
     click.option("--dirty", is_flag=True, help="Mark the working tree as different from that commit."),
@@ -134,6 +147,7 @@ def import_(
     latency. A plain CSV needs --map.
     """
     from groupbench.tracker.formats.sources import arguments_of
+    from groupbench.tracker.tools import git
 
     with ExitStack() as stack:
         arguments = arguments_of(files, stack)
@@ -141,6 +155,9 @@ def import_(
             _print_records(arguments, format_name, facts)
         else:
             _Import(db, format_name, facts).store(arguments)
+    if facts.commit is not None and git.rev_parse(facts.commit) is None:
+        message = f"groupbench: git knows no commit {facts.commit!r} here; it is stored as it is"
+        click.echo(printable(message), err=True)
 
 
 def _print_records(arguments: list[Given], format_name: str | None, facts: Options) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from groupbench.tracker.cli.here import person, this_project
+from groupbench.tracker.cli.here import person, traffic_of
 from groupbench.tracker.cli.options import When, reading
 from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.facts.verdicts import INCIDENT_STATES
@@ -47,8 +47,8 @@ _EACH = (
 def list_incidents(context: click.Context, everything: bool, each: bool, form: Format) -> None:
     """List open incidents, the most expensive first: what, since when, whose, how sure, the cost and the next step.
 
-    `gate --update` opens and closes them. Below the incidents is what the newest run did not measure. With --each, JSON
-    and CSV have one entry per member, with every event.
+    `gate --update` opens and closes them. The last lines count the cells without a result in the newest night. With
+    --each, JSON and CSV have one entry per member, with every event.
     """
     from groupbench.tracker.judge import alerts as stored
     from groupbench.tracker.judge import triage
@@ -57,8 +57,9 @@ def list_incidents(context: click.Context, everything: bool, each: bool, form: F
     with reading(context.obj) as session:
         states = None if everything else stored.OPEN
         rows = stored.find(session, states=states, first_parents=git.first_parents, between=git.between)
-        incidents = triage.of(session, rows, this_project(context).calls())
-        unmeasured = triage.unmeasured(session)
+        traffic = traffic_of(context)
+        incidents = triage.of(session, rows, traffic)
+        notes = triage.notes(session, traffic)
     if each:
         columns = _EACH if form in ("table", "md") else plain(stored.AlertRow.columns())
         write_table(columns, [alert.flat() for alert in rows], form)
@@ -68,7 +69,7 @@ def list_incidents(context: click.Context, everything: bool, each: bool, form: F
     elif form in ("json", "csv"):
         write_table(plain(triage.IncidentView.columns()), [view.flat() for view in incidents], form)
     else:
-        for line in triage.screen(incidents, unmeasured, most=None if everything else triage.MOST):
+        for line in triage.screen(incidents, notes, most=None if everything else triage.MOST):
             click.echo(printable_lines(line))
     if form == "table" and not rows:
         say("no incident" if everything else "no incident is open; --all lists closed incidents")
@@ -251,7 +252,10 @@ def week(context: click.Context, since: datetime) -> None:
     from groupbench.tracker.judge import alerts, triage
     from groupbench.tracker.tools import git
 
+    if since > _now():
+        raise click.BadParameter(f"{date(since)} is in the future; give a past date, or an age such as 7d")
     with reading(context.obj) as session:
         rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
-        views = triage.of(session, rows, this_project(context).calls())
-        click.echo(printable_lines(triage.week(views, since, triage.unmeasured(session))).rstrip())
+        traffic = traffic_of(context)
+        text = triage.week(triage.of(session, rows, traffic), since, triage.notes(session, traffic))
+        click.echo(printable_lines(text).rstrip())

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import seconds_of, this_project, wait_option
+from groupbench.tracker.cli.here import hold_device, seconds_of, this_project, wait_option
 from groupbench.tracker.cli.options import collected, plan_device_option, toolchain_option
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import ReportPackageError, TrackerError
@@ -111,7 +111,6 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
     """Run the nightly job and return the exit code."""
     from groupbench.tracker.ab.toolchains import interpreter_of
     from groupbench.tracker.night.files import NightFiles
-    from groupbench.tracker.night.measuring import ensure_alone
     from groupbench.tracker.store.sqlite_file import check_file
 
     project = here(context)
@@ -121,7 +120,7 @@ def _night(context: click.Context, options: NightOptions, rest: tuple[str, ...])
     python = None
     if toolchain is not None:  # before the device is locked: an environment takes minutes to install
         python = interpreter_of(toolchain, project, say)
-    lock = ensure_alone(device, sys.argv[1:])
+    lock = hold_device(context, device)
     places = Places.of(context, project, toolchain)
     os.chdir(project.folder)
     places.make()

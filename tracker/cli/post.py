@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import this_project
+from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.output import say
-from groupbench.tracker.text.wording import printable
+from groupbench.tracker.text.wording import printable, printable_lines
 
 if TYPE_CHECKING:
     from groupbench.tracker.outputs.post import Forge
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Instead of a comment, keep one issue for each incident: open, update, assign, close or reopen it.",
 )
-@click.option("--dry-run", is_flag=True, help="Print the comment instead of posting it.")
+@click.option("--dry-run", is_flag=True, help="Print the comment or the issues instead of posting them.")
 @click.pass_context
 def post(
     context: click.Context,
@@ -69,7 +69,8 @@ def post(
     if issues == (file is not None):
         raise click.UsageError("give a FILE, or --issues")
     if file is None:
-        _issues(context, posting.forge(os.environ, kind=kind, repository=repository, number=0))
+        forge = None if dry_run else posting.forge(os.environ, kind=kind, repository=repository, number=0)
+        _issues(context, forge)
         return
     try:
         text = (sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()).decode("utf-8", "replace")
@@ -92,8 +93,8 @@ def post(
     say(f"{done} the comment")
 
 
-def _issues(context: click.Context, forge: Forge) -> None:
-    """Bring the issues of all incidents up to date."""
+def _issues(context: click.Context, forge: Forge | None) -> None:
+    """Bring the issues of all incidents up to date; without a forge, print them."""
     from groupbench.tracker.judge import alerts, triage
     from groupbench.tracker.outputs import issues
     from groupbench.tracker.store.engine import open_store
@@ -109,6 +110,10 @@ def _issues(context: click.Context, forge: Forge) -> None:
 
         with database.read() as session:
             rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
-            views = triage.of(session, rows, this_project(context).calls())
+            views = triage.of(session, rows, traffic_of(context))
+        if forge is None:
+            for text in issues.preview(views):
+                click.echo(printable_lines(text))
+            return
         for posted in issues.post(forge, views, store):
             click.echo(printable(f"{posted.done}: issue of incident {posted.incident} {posted.url or ''}".rstrip()))

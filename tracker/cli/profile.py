@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import this_project, wait_option
+from groupbench.tracker.cli.here import hold_device, this_project, wait_option
 from groupbench.tracker.cli.options import (
     BACKEND,
     DTYPE,
@@ -106,11 +105,11 @@ def profile(context: click.Context, what: ProfileOptions, form: Format) -> None:
     from groupbench.tracker.cli.explain import kernel_folder
     from groupbench.tracker.cli.ingest import store
     from groupbench.tracker.facts.record import read
-    from groupbench.tracker.night.measuring import ensure_alone, measure
+    from groupbench.tracker.night.measuring import measure
     from groupbench.tracker.project import add_to_path
     from groupbench.tracker.text.scratch import Scratch
 
-    ensure_alone("auto", sys.argv[1:])
+    hold_device(context, "auto")
     project = this_project(context)
     kernels = os.environ.get("GROUPBENCH_KERNELS") or str(kernel_folder().absolute())
     environment = add_to_path(project.python_path(), {**os.environ, "GROUPBENCH_KERNELS": kernels})

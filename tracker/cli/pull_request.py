@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from groupbench.tracker.cli.ab import COLUMNS, announced, as_row, left_out, progress_line
-from groupbench.tracker.cli.here import program_of, recipe_of, wait_option
+from groupbench.tracker.cli.here import hold_device, program_of, recipe_of, wait_option
 from groupbench.tracker.cli.night import Places, here
 from groupbench.tracker.cli.options import cell_budget_option, min_effect_same_option, plan_device_option
 from groupbench.tracker.cli.output import say, write_notes, write_table
@@ -64,12 +63,11 @@ def pull_request(
     """
     from groupbench.tracker.ab.bench import AbSettings, Bench, exit_code
     from groupbench.tracker.ab.named_sides import open_sides
-    from groupbench.tracker.night.measuring import ensure_alone
 
     project = here(context)
     device = device or project.settings.device
     first, last = _ends(project.folder, base, head)
-    ensure_alone(device, sys.argv[1:])
+    hold_device(context, device)
     places = Places.of(context, project)
     os.chdir(project.folder)
     places.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict
 
 import click
@@ -24,14 +25,29 @@ COLUMNS = (
 
 @click.command()
 @output_format("table", "json")
-def queue(form: Format) -> None:
+@click.pass_obj
+def queue(db: str, form: Format) -> None:
     """List the commands measuring on a device or waiting for it.
 
     One command at a time measures on a device. The others wait, at most for the time of their option --wait: first
-    come, first served. Place 0 holds the device. Commands see each other if they share the folder of locks
-    (GROUPBENCH_LOCKS, by default /tmp).
+    come, first served, and `groupbench --urgent` before them. Place 0 holds the device. Commands see each other if they
+    share the folder of locks (GROUPBENCH_LOCKS, by default /tmp) or a database in PostgreSQL.
     """
-    places = lease.queue()
+    places = [*lease.queue(), *_elsewhere(db)]
     if not places:
         say("no command measures or waits")
     write_table(COLUMNS, [asdict(place) for place in places], form)
+
+
+def _elsewhere(database: str) -> list[lease.Place]:
+    """Return the commands on other hosts with the database."""
+    if "://" not in database or database.startswith("sqlite"):
+        return []
+    from groupbench.tracker.store.queue import places
+
+    others, waiting = [], Counter[str]()
+    for device, where, holds, facts in places(database):
+        waiting[device] += not holds
+        if where != lease.here():
+            others.append(lease.shared_place(device, 0 if holds else waiting[device], facts))
+    return others

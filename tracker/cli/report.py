@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from groupbench.tracker.cli.here import this_project
+from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.options import min_effect_option, reading
 from groupbench.tracker.cli.output import say
 
@@ -61,8 +61,7 @@ def report(db: str, output: str, run: str | None, limit: int, min_effect: float 
             first_parents=git.first_parents,
             between=git.between,
         )
-        calls = this_project(click.get_current_context()).calls()
-        text = page.build(session, judged, limit=limit, calls=calls)
+        text = page.build(session, judged, limit=limit, traffic=traffic_of(click.get_current_context()))
     if output == "-":
         click.echo(text)
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from groupbench.tracker.cli.here import this_project
+from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
@@ -110,14 +110,14 @@ def serve(
     except ModuleNotFoundError as error:
         raise ServeError(f"`serve` needs {error.name}, which is not installed: pip install -e '.[serve]'") from error
     token, people = _token(token_file) if write else None, _names(proxies, user_header)
-    calls = this_project(click.get_current_context()).calls()
+    traffic = traffic_of(click.get_current_context())
     with _listening(host, port) as listener:
         alone = is_loopback(listener.getsockname()[0])
         hosts = {*LOOPBACK, host.lower(), *(name.lower() for name in names)}
         if not alone:
             hosts |= {socket.gethostname().lower(), socket.getfqdn().lower()}
         app = create_app(
-            db, token=token, hosts=frozenset(hosts), numbers=not alone, secure=secure, names=people, calls=calls
+            db, token=token, hosts=frozenset(hosts), numbers=not alone, secure=secure, names=people, traffic=traffic
         )
         config = uvicorn.Config(
             app, http="h11", ws="none", log_level="warning", access_log=False, server_header=False,

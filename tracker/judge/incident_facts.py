@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.facts.metrics import LATENCY
 from groupbench.tracker.judge.alerts import FAILING
 from groupbench.tracker.judge.incidents import NOISE, Change
 from groupbench.tracker.judge.verdicts import Judged
@@ -69,6 +70,8 @@ class Causes:
             noise=max(noise, NOISE),
             incident=alert.incident.pk if alert is not None and joins else None,
             metric=row.what or "",
+            exact=row.what != LATENCY.name and (row.metric is None or row.metric.rule != "scatter"),
+            series=row.series.pk,
         )
 
 

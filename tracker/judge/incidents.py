@@ -6,6 +6,9 @@ commit can explain them all, and if the files that changed under them, or else t
 - A changed file explains the changes in series whose processes loaded it. The file that does so best, as few
   unchanged series loaded it, explains the first group, and so on.
 - Without such files, kernels are parted if their changes differ by more than their scatter and by a quarter.
+- The sizes of an exact metric, such as a count of registers, do not part one kernel, since they depend on the shape.
+
+A change one run too early or too late, because of noise, joins the changes of the run next to it.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class Change:
     Attributes:
         key: Names the change.
         kernel: Operator and backend.
-        metric: The metric that changed.
+        metric: The metric that changed, and `exact` if it has no noise.
+        series: Key of the series.
         effect: Logarithm of the change, positive for the worse; None if unknown.
         first: Time of the last run before the change; None without one.
         last: Time of the first run after it.
@@ -66,6 +70,8 @@ class Change:
     noise: float = NOISE
     incident: int | None = None
     metric: str = "latency"
+    exact: bool = False
+    series: int | None = None
 
 
 def group(changes: Iterable[Change], quiet: Sequence[frozenset[str]] = ()) -> list[list[Change]]:
@@ -78,8 +84,9 @@ def group(changes: Iterable[Change], quiet: Sequence[frozenset[str]] = ()) -> li
     groups = [
         of_cause
         for alike in _by(changes, lambda each: (each.wrong, each.worse, each.surroundings))
-        for together in _of_one_time(alike)
-        for of_cause in _by_commit(together, quiet)
+        for of_cause in _with_neighbours(
+            [of_cause for together in _of_one_time(alike) for of_cause in _by_commit(together, quiet)]
+        )
     ]
     return sorted(groups, key=len, reverse=True)
 
@@ -105,6 +112,30 @@ def _of_one_time(changes: Sequence[Change]) -> list[list[Change]]:
         else:
             groups.append([change])
     return groups
+
+
+def _with_neighbours(groups: Iterable[list[Change]]) -> list[list[Change]]:
+    """Return the groups, after joining each to a larger one of the run next to it, if noise can be the reason."""
+    kept: list[list[Change]] = []
+    for changes in sorted(groups, key=len, reverse=True):
+        near = next((each for each in kept if _is_beside(each, changes)), None)
+        kept.append(changes) if near is None else near.extend(changes)
+    return kept
+
+
+def _is_beside(group: Sequence[Change], late: Sequence[Change]) -> bool:
+    """Return whether one cause may have changed both, of which noise shows some one run too early or too late."""
+    ends = {(change.first, change.last) for change in group}
+    beside = all(
+        not change.exact and change.commit is None and (change.first, change.last) not in ends
+        and any(change.first == last or change.last == first for first, last in ends)
+        for change in late
+    )  # fmt: skip
+    if not beside or {change.series for change in group} & {change.series for change in late}:
+        return False
+    files = [frozenset[str]().union(*(change.files for change in side)) for side in (group, late)]
+    kernels = [{change.kernel for change in side} for side in (group, late)]
+    return (bool(files[0] & files[1]) if all(files) else bool(kernels[0] & kernels[1])) and _alike(group, late)
 
 
 def _by_commit(changes: Sequence[Change], quiet: Sequence[frozenset[str]]) -> list[list[Change]]:
@@ -189,8 +220,11 @@ def _size(changes: Sequence[Change]) -> float:
 def _alike(one: Sequence[Change], other: Sequence[Change]) -> bool:
     """Return whether two groups' sizes agree within the scatter, in a common metric, or the kernel is one."""
     metrics = {change.metric for change in one} & {change.metric for change in other}
+    one_kernel = bool({change.kernel for change in one} & {change.kernel for change in other})
+    if one_kernel:
+        metrics -= {change.metric for change in one if change.exact}
     if not metrics:
-        return bool({change.kernel for change in one} & {change.kernel for change in other})
+        return one_kernel
     return all(
         _agree(*([each for each in side if each.metric == metric] for side in (one, other))) for metric in metrics
     )

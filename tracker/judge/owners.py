@@ -21,13 +21,20 @@ def owner_in(folder: Path, default: str | None) -> Callable[[Sequence[Span], Col
     rules = next((_rules(folder / place) for place in PLACES if (folder / place).is_file()), [])
 
     def owner(spans: Sequence[Span], files: Collection[str]) -> str | None:
-        authors = {span.author for span in spans if span.author and _is_one(span)}
+        authors = {span.author for span in agreed(spans) if span.author and _is_one(span)}
         if len(authors) == 1:
             return authors.pop()
         owners = {name for file in files if (name := _owner_of(file, rules))}
         return owners.pop() if len(owners) == 1 else default
 
     return owner
+
+
+def agreed(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with a run in common with the most frequent one: noise moves some by one run."""
+    ends = [(span.base, span.head) for span in spans]
+    main = max(spans, key=lambda span: ends.count((span.base, span.head)), default=None)
+    return [span for span in spans if main is None or span.overlaps(main)]
 
 
 def _is_one(span: Span) -> bool:

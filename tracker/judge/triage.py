@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from fnmatch import fnmatchcase
 from functools import cached_property
 from typing import Any
 
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from groupbench.tracker.facts.record import MEASURED
 from groupbench.tracker.judge.alerts import FAILING, STATES, AlertRow, IncidentRow
 from groupbench.tracker.judge.nights import keys_of_night
+from groupbench.tracker.judge.owners import agreed
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.query.rows import RunRow, SeriesRow
+from groupbench.tracker.query.resolve import latest_run
+from groupbench.tracker.query.rows import RunRow
 from groupbench.tracker.query.series import series_rows
-from groupbench.tracker.store.schema import NEWEST_FIRST, TIMED_POINT, Point, Run, Series
+from groupbench.tracker.query.traffic import NO_TRAFFIC, CallsOf, Traffic
+from groupbench.tracker.store import comparisons
+from groupbench.tracker.store.comparisons import DIFFERENT, Compared
+from groupbench.tracker.store.schema import TIMED_POINT, Point, Series
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import chance, counted, date, signed_change
 
@@ -38,7 +44,8 @@ class IncidentView:
     Attributes:
         us: Cost per step in µs, without fixed members; None if unknown.
         share: The same as a part of the night's latencies.
-        moved_us: The part that the backends' other problems gained in the same runs.
+        moved_us: The part gained by other problems of the same layers in the same runs.
+        unnamed: Why a search found no commit; "" without such a search.
     """
 
     incident: IncidentRow
@@ -46,6 +53,7 @@ class IncidentView:
     us: float | None = None
     share: float | None = None
     moved_us: float = 0.0
+    unnamed: str = ""
 
     @cached_property
     def lead(self) -> AlertRow:
@@ -71,18 +79,28 @@ class IncidentView:
         """The commits between which all members changed: the narrowest range, or the commit that a search named."""
         if self.lead.named:
             return self.lead.span
-        return min((each.span for each in self.members), key=lambda span: span.number or 10**9)
+        return min(agreed([each.span for each in self.members]), key=lambda span: span.number or 10**9)
+
+    @property
+    def owner(self) -> str | None:
+        """The author of the commit named by a search, or else the incident's owner."""
+        named = self.span.named
+        return self.span.author if len(named) == 1 and len(named[0].commits) == 1 else self.incident.owner
 
     @property
     def sure(self) -> str:
         """The evidence: a search, A/Bs, or history alone."""
         compared = [each.compared for each in self.members if each.compared is not None]
-        inherited = sum(bool(one.details.get("inherits")) for one in compared)
-        measured = len(compared) - inherited
+        measured = [one for one in compared if not one.details.get("inherits")]
+        differ = sum(one.verdict == DIFFERENT for one in measured)
         if self.lead.named:
             return f"bisect named the commit ({chance(self.lead.named[0].confidence)})"
-        if compared:
-            return f"A/B of {counted(measured, 'series', 'series')}" + (f", {inherited} more fit" if inherited else "")
+        parts = [f"A/B of {counted(len(measured), 'series', 'series')}"] if measured else []
+        parts += [f"{differ} different"] if differ < len(measured) else []
+        parts += [f"{len(compared) - len(measured)} more fit"] if len(measured) < len(compared) else []
+        parts += [f"bisect named no commit: {self.unnamed}"] if self.unnamed else []
+        if parts:
+            return ", ".join(parts)
         return "wrong by the reference" if self.lead.metric == "result" else "by history alone, no A/B"
 
     @property
@@ -102,8 +120,12 @@ class IncidentView:
         if state not in FAILING:
             last = self.incident.changed.text if self.incident.changed else state
             return f"nothing: {last}" + (f", until {self.incident.until}" if self.incident.until else "")
-        if not span.named and (span.number or 0) > 1 and span.base is not None and self.lead.series.host in repro.HOSTS:
-            return f"groupbench bisect {span.base.commit[:10]} {span.head.commit[:10]} --series {self.lead.series.pk}"
+        several = not span.named and not self.unnamed and (span.number or 0) > 1 and span.base is not None
+        can = [each for each in self.members if each.metric in repro.SEARCH_OF and each.series.host in repro.HOSTS]
+        if several and can and span.base is not None:
+            series, metric = can[0].series.pk, repro.SEARCH_OF[can[0].metric]
+            words = f"groupbench bisect {span.base.commit[:10]} {span.head.commit[:10]} --series {series}"
+            return words + (f" --metric {metric}" if metric != "latency" else "")
         return f"fix or revert {span.label}, or `groupbench incidents expect {key} --reason TEXT`"
 
     @property
@@ -112,14 +134,12 @@ class IncidentView:
         span = self.span
         since = f"since {date(span.head.started)} at {span.text}" + (f" ({span.remark})" if span.remark else "")
         subject = f" {span.subject!r}" if span.subject and (span.named or span.number in (None, 1)) else ""
-        whose = f"owner {self.incident.owner or 'unknown'}"
+        whose = f"owner {self.owner or 'unknown'}"
         facts = [f"{since}{subject}", whose, self.cause, self.sure, f"costs {self.cost}" if self.cost else ""]
         link = f"; {self.incident.link}" if self.incident.link else ""
-        return [
-            f"{self.incident.pk} {self.incident.state}: {self.title}",
-            f"  {'; '.join(filter(None, facts))}{link}",
-            f"  next: {self.next}",
-        ]
+        texts = f"{self.incident.pk} {self.incident.state}: {self.title}", "; ".join(filter(None, facts)) + link
+        first, second, third = (" ".join(text.split()) for text in (*texts, f"next: {self.next}"))
+        return [first, f"  {second}", f"  {third}"]
 
     @property
     def cause(self) -> str:
@@ -140,8 +160,8 @@ class IncidentView:
         span = self.span
         return {
             "incident": self.incident.pk,
-            **{name: getattr(self.incident, name) for name in ("state", "owner", "link", "until")},
-            **{name: getattr(self, name) for name in ("title", "sure", "us", "share", "moved_us", "next")},
+            **{name: getattr(self.incident, name) for name in ("state", "link", "until")},
+            **{name: getattr(self, name) for name in ("owner", "title", "sure", "us", "share", "moved_us", "next")},
             "since": span.head.started,
             "commits": span.text,
             "commit": span.commit,
@@ -165,38 +185,58 @@ def some(words: Iterable[str]) -> str:
     return ", ".join(listed[:_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def of(session: Session, alerts: Sequence[AlertRow], calls: Mapping[str, float] | None = None) -> list[IncidentView]:
+def of(session: Session, alerts: Sequence[AlertRow], traffic: Traffic = NO_TRAFFIC) -> list[IncidentView]:
     """Return alerts' incidents, the most expensive first.
 
     Args:
-        calls: Calls per step by `OPERATOR SHAPE`, which may have wildcards. Without it, all count.
+        traffic: Calls in a model's step. Without it, the cost is a share of the night's latencies.
     """
+    compared, tried = _ab(session, alerts)
     members: dict[int, list[AlertRow]] = {}
     for alert in alerts:
-        members.setdefault(alert.incident.pk, []).append(alert)
-    views = [IncidentView(rows[0].incident, tuple(rows)) for rows in members.values()]
-    runs = {} if calls else {view.lead.run.pk: view.lead.run for view in views}
+        members.setdefault(alert.incident.pk, []).append(replace(alert, compared=compared.get(alert.pk)))
+    views = [
+        IncidentView(
+            rows[0].incident, tuple(rows), unnamed=next((tried[each.pk] for each in rows if each.pk in tried), "")
+        )
+        for rows in members.values()
+    ]
+    calls = traffic.resolve(session) if traffic else None
+    runs = {view.lead.run.pk: view.lead.run for view in views} if calls is None else {}
     night = {key: _night_ms(session, run) for key, run in runs.items()}
-    views = [_with_cost(session, view, calls or {}, night.get(view.lead.run.pk)) for view in views]
+    views = [_with_cost(session, view, calls, night.get(view.lead.run.pk)) for view in views]
 
     def order(view: IncidentView) -> tuple[Any, ...]:
-        cost = view.us if view.us is not None else view.share or 0.0
+        cost = view.us - view.moved_us if view.us is not None else view.share or 0.0
         wrong = view.lead.metric == "result"
         return max(STATES.index(view.incident.state), 1), not wrong, -cost, view.incident.pk
 
     return sorted(views, key=order)
 
 
-def calls_of(series: SeriesRow, calls: Mapping[str, float]) -> float | None:
-    """Return how often a step calls a problem, or None if the traffic does not have it."""
-    name = f"{series.operator} {series.shape}"
-    exact = calls.get(name)
-    return exact if exact is not None else next((n for text, n in calls.items() if fnmatchcase(name, text)), None)
+def _ab(session: Session, alerts: Sequence[AlertRow]) -> tuple[dict[int, Compared], dict[int, str]]:
+    """Return, by alert key, the A/Bs of alerts, and why searches of them named no commit.
+
+    An A/B may be newer than the alert, as those of a search are.
+    """
+    keys = {alert.series.pk for alert in alerts}
+    stored, searches = comparisons.of_series(session, keys), comparisons.named_of_series(session, keys)
+    compared = {alert.pk: alert.compared for alert in alerts if alert.compared is not None}
+    tried: dict[int, str] = {}
+    for alert in alerts:
+        if alert.base_run is None:
+            continue
+        series, base, head = alert.series.pk, alert.base_run.commit, alert.run.commit
+        about = comparisons.about(stored.get(series, ()), {base}, {head})
+        if about is not None and about.decided:
+            compared[alert.pk] = about
+        for one in searches.get(series, ()):
+            if one.named is None and (one.base, one.head) == (base, head):
+                tried.setdefault(alert.pk, one.message or "undecided")
+    return compared, tried
 
 
-def _with_cost(
-    session: Session, view: IncidentView, calls: Mapping[str, float], night_ms: float | None
-) -> IncidentView:
+def _with_cost(session: Session, view: IncidentView, calls: CallsOf | None, night_ms: float | None) -> IncidentView:
     lost = [
         (each, (each.after or 0.0) - (each.before or 0.0))
         for each in view.members
@@ -204,32 +244,47 @@ def _with_cost(
     ]
     if not lost:
         return view
-    if calls:
-        us = sum(1000 * ms * (calls_of(each.series, calls) or 0.0) for each, ms in lost)
-        return replace(view, us=us, moved_us=min(us, _gained_us(session, view, calls)))
+    if calls is not None:
+        of_layer: dict[str, float] = {}
+        for each, ms in lost:
+            layer = calls.layer(each.series)
+            of_layer[layer] = of_layer.get(layer, 0.0) + 1000 * ms * calls.number(each.series)
+        gained = _gained_us(session, view, calls, {layer for layer in of_layer if layer})
+        moved = sum(max(0.0, min(us, gained.get(layer, 0.0))) for layer, us in of_layer.items())
+        return replace(view, us=sum(of_layer.values()), moved_us=moved)
     return replace(view, share=sum(ms for _, ms in lost) / night_ms if night_ms else None)
 
 
-def _gained_us(session: Session, view: IncidentView, calls: Mapping[str, float]) -> float:
-    """Return the time per step that the backends' other problems gained in the same runs."""
+def _gained_us(session: Session, view: IncidentView, calls: CallsOf, layers: Collection[str]) -> dict[str, float]:
+    """Return the time per step gained by other problems of each layer in the same runs, backends and modes."""
     lead = view.lead
-    if lead.base_run is None:
-        return 0.0
-    backends = {each.series.backend for each in view.members}
+    if lead.base_run is None or not layers:
+        return {}
+    base, head = lead.base_run.pk, lead.run.pk
     query = (
         select(Point.series_id, Point.run_id, Point.median_ms)
         .join(Series, Point.series_id == Series.id)
-        .where(Point.run_id.in_((lead.base_run.pk, lead.run.pk)), Series.backend.in_(backends), TIMED_POINT)
-    )
+        .where(
+            Point.run_id.in_((base, head)), TIMED_POINT,
+            Series.backend.in_({each.series.backend for each in view.members}),
+            Series.mode.in_({each.series.mode for each in view.members}),
+        )
+    )  # fmt: skip
     of_series: dict[int, dict[int, float]] = {}
     for series, run, ms in session.execute(query):
         of_series.setdefault(series, {})[run] = ms or 0.0
     members = {each.series.pk for each in view.members}
-    both = {key: ms for key, ms in of_series.items() if len(ms) == 2 and key not in members}
-    gained = {key: ms[lead.base_run.pk] - ms[lead.run.pk] for key, ms in both.items()}
-    large = {key: ms for key, ms in gained.items() if ms > GAINED * both[key][lead.run.pk]}
-    rows = series_rows(session, large)
-    return sum(1000 * ms * (calls_of(rows[key], calls) or 0.0) for key, ms in large.items())
+    gained = {
+        key: ms[base] - ms[head]
+        for key, ms in of_series.items()
+        if key not in members and len(ms) == 2 and ms[base] > (1 + GAINED) * ms[head]
+    }
+    of_layer: dict[str, float] = {}
+    for key, row in series_rows(session, gained).items():
+        layer = calls.layer(row)
+        if layer in layers:
+            of_layer[layer] = of_layer.get(layer, 0.0) + 1000 * gained[key] * calls.number(row)
+    return of_layer
 
 
 def _night_ms(session: Session, run: RunRow) -> float | None:
@@ -238,24 +293,33 @@ def _night_ms(session: Session, run: RunRow) -> float | None:
     return session.scalar(select(func.sum(Point.median_ms)).where(Point.run_id.in_(keys)))
 
 
+def notes(session: Session, traffic: Traffic = NO_TRAFFIC) -> list[str]:
+    """Return the last lines of the first screen: unmeasured cells, and entries of the traffic without a problem."""
+    return [*filter(None, [unmeasured(session), traffic.resolve(session).remark])]
+
+
 def unmeasured(session: Session) -> str:
-    """Return the cells that the newest run did not measure: `not measured: 3 error, 1 oom`; empty if nothing."""
-    run = session.scalar(select(Run.id).order_by(*NEWEST_FIRST).limit(1))
-    query = select(Point.status, func.count()).where(Point.run_id == run, Point.status.not_in(("ok", "wrong")))
-    counts = [f"{number} {status}" for status, number in session.execute(query.group_by(Point.status))]
-    return f"not measured: {', '.join(counts)}" if counts else ""
+    """Return the cells without a result in the newest night: `not measured: 3 error, 1 oom`; empty if none."""
+    run = latest_run(session)
+    if run is None:
+        return ""
+    query = select(Point.series_id, Point.status).where(Point.run_id.in_(keys_of_night(session, run)))
+    measured = query.where(Point.status.in_(MEASURED)).with_only_columns(Point.series_id)
+    rest = query.where(Point.status.not_in(MEASURED), Point.series_id.not_in(measured)).order_by(Point.id)
+    counts = Counter({series: status for series, status in session.execute(rest)}.values())  # noqa: C416 # rows
+    return f"not measured: {', '.join(f'{number} {status}' for status, number in counts.items())}" if counts else ""
 
 
-def screen(views: Sequence[IncidentView], unmeasured: str, most: int | None = MOST) -> list[str]:
-    """Return the first screen's lines: at most `most` incidents, then the cells that were not measured."""
+def screen(views: Sequence[IncidentView], notes: Sequence[str], most: int | None = MOST) -> list[str]:
+    """Return the first screen's lines: at most `most` incidents, then the notes."""
     shown = list(views[:most])
     lines = [line for view in shown for line in view.lines]
     if len(views) > len(shown):
         lines.append(f"and {counted(len(views) - len(shown), 'more incident')}; `groupbench incidents --format csv`")
-    return [*lines, *filter(None, [unmeasured])]
+    return [*lines, *notes]
 
 
-def week(views: Sequence[IncidentView], since: datetime, unmeasured: str) -> str:
+def week(views: Sequence[IncidentView], since: datetime, notes: Sequence[str]) -> str:
     """Summarise the incidents since a time, in Markdown."""
     last = {view.incident.pk: max((each.at for each in view.incident.events), default=since) for view in views}
     parts = {
@@ -273,4 +337,4 @@ def week(views: Sequence[IncidentView], since: datetime, unmeasured: str) -> str
                 first, *rest = (line.strip() for line in view.lines)
                 lines += [f"- **{first}**", *(f"  {line}" for line in rest)]
             lines.append("")
-    return "\n".join([*lines, *([unmeasured, ""] if unmeasured else [])])
+    return "\n".join([*lines, *notes])

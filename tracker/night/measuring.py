@@ -16,7 +16,7 @@ from typing import IO, NoReturn
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.tools.device_lock import HELD
-from groupbench.tracker.tools.lease import WAITING
+from groupbench.tracker.tools.lease import WAITING, held_handles
 
 PROGRAM = (sys.executable, "-m", "groupbench.operators")
 """The command of `tritonbench` in this environment."""
@@ -63,6 +63,7 @@ def measure(
             cwd=folder,
             env=environment,
             preexec_fn=end_with_parent,
+            pass_fds=held_handles(environment),  # so that it can give way between two problems
             stdout=stdout,
             stderr=None if listen is None else subprocess.PIPE,
         )
@@ -115,8 +116,9 @@ def under_lease(device: str, command: list[str]) -> list[str]:
     """
     if importlib.util.find_spec("torch") is None:
         raise MeasuringError("measuring requires torch, which is not installed: pip install 'groupbench[measure]'")
-    wait = f"{WAITING.first_s}s"
-    return [sys.executable, "-m", "groupbench.operators.alone", "--device", device, "--wait", wait, "--", *command]
+    urgent = ["--urgent"] if WAITING.urgent else []
+    options = ["--device", device, "--wait", f"{WAITING.first_s}s", *urgent]
+    return [sys.executable, "-m", "groupbench.operators.alone", *options, "--", *command]
 
 
 def _become(command: list[str]) -> NoReturn:

@@ -7,7 +7,7 @@ incident changes its state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -50,6 +50,15 @@ def post(forge: Forge, views: Sequence[IncidentView], store: Store) -> list[Post
     return [posted for view in due if (posted := _one(forge, view, issues, me, store)) is not None]
 
 
+def preview(views: Sequence[IncidentView]) -> Iterator[str]:
+    """Yield the title and the text of each issue for `post` to open, update or close."""
+    for view in views:
+        if view.incident.state in _NEEDED or view.incident.posted == "open":
+            state = "open" if view.incident.state in _NEEDED else "closed"
+            owner = f", owner {view.owner}" if view.owner else ""
+            yield f"issue of incident {view.incident.pk}, {state}{owner}: {view.title}\n\n{_text(view)}"
+
+
 def _one(forge: Forge, view: IncidentView, issues: dict[str, Issue], me: str | None, store: Store) -> Posted | None:
     incident = view.incident
     wanted = "open" if incident.state in _NEEDED else "closed"
@@ -90,7 +99,7 @@ def _create(forge: Forge, view: IncidentView, text: str, me: str | None) -> Issu
 
 def _assign(forge: Forge, issue: Issue, view: IncidentView) -> None:
     """Assign an issue to the owner, if the forge knows such an account."""
-    owner, span = view.incident.owner, view.span
+    owner, span = view.owner, view.span
     try:
         login = owner[1:] if owner and owner.startswith("@") else forge.login_of(owner, span.commit) if owner else None
         if login and "/" not in login:

@@ -15,6 +15,7 @@ from groupbench.tracker.facts.record import Kernel
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.verdicts import Gate, Judged
 from groupbench.tracker.query.rows import SeriesRow
+from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -132,7 +133,7 @@ def gather(
     updated: Updated | None,
     place: CiLocation,
     root: Path,
-    calls: Mapping[str, float] | None = None,  # of a step of the traffic, by problem
+    traffic: Traffic = NO_TRAFFIC,
 ) -> GateResult:
     """Return the gate's verdict with the open incidents and the kernels of series that got worse. Reads only."""
     from groupbench.tracker.judge import alerts, triage
@@ -151,7 +152,7 @@ def gather(
         moved=updated is not None and bool(updated.opened or updated.reopened or updated.fixed),
         kernels={series: facts_of_point.kernels for (series, _), facts_of_point in facts.items()},
         root=root,
-        incidents=tuple(triage.of(session, [each for each in stored if each.incident.pk in shown], calls)),
+        incidents=tuple(triage.of(session, [each for each in stored if each.incident.pk in shown], traffic)),
     )
 
 

@@ -19,6 +19,7 @@ from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.points import by_series_and_time, points_of_runs, points_where
 from groupbench.tracker.query.rows import PointRow, RunRow, RunSummary
 from groupbench.tracker.query.runs import run_rows, summaries_of_runs
+from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
 from groupbench.tracker.report import selection
 from groupbench.tracker.report.histories import histories, places, read_context
 from groupbench.tracker.report.roofline import find_roofline
@@ -50,7 +51,7 @@ class Report:
     incidents: tuple[str, ...] = ()  # lines of the first screen
 
 
-def gather(session: Session, judged: Gate, *, limit: int = 200, calls: Mapping[str, float] | None = None) -> Report:
+def gather(session: Session, judged: Gate, *, limit: int = 200, traffic: Traffic = NO_TRAFFIC) -> Report:
     """Return a report on a run as the gate judged it, with the history over `limit` runs up to it."""
     run = judged.run
     newest_first = judged.line.runs[:limit]
@@ -79,17 +80,17 @@ def gather(session: Session, judged: Gate, *, limit: int = 200, calls: Mapping[s
         points=of_run,
         pages=tuple(operator_pages([*points, *_other_backends(of_run, points)], shown, run, judged.line)),
         coverage=coverage,
-        incidents=_incidents(session, judged, calls),
+        incidents=_incidents(session, judged, traffic),
     )
 
 
-def _incidents(session: Session, judged: Gate, calls: Mapping[str, float] | None) -> tuple[str, ...]:
+def _incidents(session: Session, judged: Gate, traffic: Traffic) -> tuple[str, ...]:
     """Return the open incidents of the run's series, and what was not measured, as lines."""
     series = {row.series.pk for row in judged.rows}
     stored = alerts.find(
         session, series=series, states=alerts.OPEN, first_parents=git.first_parents, between=git.between
     )
-    return tuple(triage.screen(triage.of(session, stored, calls), triage.unmeasured(session)))
+    return tuple(triage.screen(triage.of(session, stored, traffic), triage.notes(session, traffic)))
 
 
 def _within(runs: Sequence[int], counts: Mapping[int, int]) -> list[int]:

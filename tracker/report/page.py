@@ -23,6 +23,7 @@ from groupbench.tracker.facts.verdicts import style_sheet, tone_of
 from groupbench.tracker.judge.headline import verdict_counts
 from groupbench.tracker.judge.verdicts import Gate
 from groupbench.tracker.query.rows import PointRow
+from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
 from groupbench.tracker.report import selection, views
 from groupbench.tracker.report.figures import burst_plot, drawing, history_plots, roofline_plot, speedup_map
 from groupbench.tracker.report.gather import Report, gather
@@ -38,20 +39,20 @@ _UNFOLDED = 4
 """Histories are folded if an operator has more series than this: unfolded, a hundred take 50,000 pixels."""
 
 
-def build(session: Session, judged: Gate, *, limit: int = 200, calls: Mapping[str, float] | None = None) -> str:
+def build(session: Session, judged: Gate, *, limit: int = 200, traffic: Traffic = NO_TRAFFIC) -> str:
     """Return the page for a run as the gate judged it.
 
     Args:
         session: A session of the database.
         judged: The gate's verdict on the run.
         limit: Number of newest runs to plot.
-        calls: Number of calls in a step of the traffic, by problem.
+        traffic: Calls in a model's step.
 
     Raises:
         ReportPackageError: plotly is not installed.
     """
     plotly = plotly_script()
-    return render(gather(session, judged, limit=limit, calls=calls), plotly)
+    return render(gather(session, judged, limit=limit, traffic=traffic), plotly)
 
 
 def render(report: Report, plotly: str) -> str:

@@ -25,6 +25,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 
 from groupbench.tracker.facts.errors import StoreError, TrackerError
+from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
 from groupbench.tracker.serve import comparing, frame, incidents, operators, runs, series
 from groupbench.tracker.serve.answers import Answers
 from groupbench.tracker.serve.database import LIMITS, SlowError, open_to_read, open_to_write
@@ -64,12 +65,12 @@ def create_app(
     answers: Answers | None = None,
     secure: bool = False,  # the server is only reachable over HTTPS, so its cookies are marked Secure
     names: Names | None = None,  # the sources of the names that are recorded with changes
-    calls: Mapping[str, float] | None = None,  # of a step of the traffic, by problem
+    traffic: Traffic = NO_TRAFFIC,
 ) -> Starlette:
     """Return a database's dashboard. Raises StoreError if the database cannot be opened."""
     guard = Guard(token, names)
     writer = open_to_write(location) if guard.writes else None
-    site = Site(open_to_read(location), answers or Answers(), guard, writer, calls)
+    site = Site(open_to_read(location), answers or Answers(), guard, writer, traffic)
     _warm(site)
 
     @asynccontextmanager

@@ -19,6 +19,7 @@ from groupbench.tracker.judge import alerts
 from groupbench.tracker.query import filters, lines
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.query.runs import run_rows
+from groupbench.tracker.query.traffic import NO_TRAFFIC, Traffic
 from groupbench.tracker.serve import queries, verdict
 from groupbench.tracker.serve.answers import Answers, Failed, Known, Working
 from groupbench.tracker.serve.database import Database, SlowError, version
@@ -68,9 +69,9 @@ class Site:
         answers: Answers,
         guard: Guard,
         writer: Store | None = None,
-        calls: Mapping[str, float] | None = None,  # of a step of the traffic, by problem
+        traffic: Traffic = NO_TRAFFIC,
     ) -> None:
-        self.database, self.answers, self.guard, self.writer, self.calls = database, answers, guard, writer, calls or {}
+        self.database, self.answers, self.guard, self.writer, self.traffic = database, answers, guard, writer, traffic
         self.name = printable(database.store.name)
         self._lock = threading.Lock()
         self._facets: tuple[int, dict[str, list[str]]] | None = None

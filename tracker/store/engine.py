@@ -127,6 +127,16 @@ def revision_of(location: str | os.PathLike[str]) -> str | None:
         return _revision(store.engine)[0]
 
 
+@contextmanager
+def unprepared(location: str) -> Iterator[tuple[Store, bool]]:
+    """Yield the store of a URL without migrating it, and whether it has groupbench's tables. Raises StoreError."""
+    name = shown_name(location)
+    with Store(_engine(_url(location), name), name) as store:
+        with store.errors_translated():
+            revision = _revision(store.engine)[0]
+        yield store, revision is not None
+
+
 def shown_name(location: str | os.PathLike[str]) -> str:
     """Return a database's name for messages, without the password."""
     url = _url(location)

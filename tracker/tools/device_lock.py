@@ -14,11 +14,15 @@ import stat
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from groupbench.tracker.text.wording import printable
 
 HELD = "GROUPBENCH_ALONE"
 """Environment variable with the lock file, set for processes under a device's lock."""
+
+HANDLE = "GROUPBENCH_ALONE_HANDLE"
+"""Environment variable with the number of the holder's open descriptor of that file."""
 
 LOCK = ".lock"
 REMEDY = "try again later, or wait for it with `--wait 1h`"
@@ -115,9 +119,16 @@ def read_facts(path: Path) -> tuple[int, dict[str, str]] | None:
     Anyone can write the file, so the text is shortened and stripped of terminal control characters.
     """
     try:
-        held = json.loads(_read(path))
+        return facts_of(json.loads(_read(path)))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def facts_of(held: Any) -> tuple[int, dict[str, str]] | None:
+    """Return the process id, and the words to show, of a lock's decoded content, if it has these."""
+    try:
         return int(held["pid"]), {name: printable(str(held[name]))[:LONGEST_WORD] for name in WORDS}
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return None
 
 

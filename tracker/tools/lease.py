@@ -1,5 +1,7 @@
 """The lease of a device, for every measuring command: one holder at a time, first come, first served.
 
+An urgent command measures before the others, also between two problems of a night, which gives way to it.
+
 The lease is the operating system's lock (flock, which also works over NFS) of the device's lock file. It ends with the
 processes with the open file, in whatever way. A waiting process has a ticket: a file next to the lock file, named by
 the time, which the process keeps locked too. The ticket of an ended process is not locked, so it is removed.
@@ -19,15 +21,27 @@ import shlex
 import stat
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.tools import device_lock
-from groupbench.tracker.tools.device_lock import HELD, LOCK, device_name, holder, is_locked, lock_file, read_facts
+from groupbench.tracker.tools.device_lock import (
+    HANDLE,
+    HELD,
+    LOCK,
+    device_name,
+    facts_of,
+    holder,
+    is_locked,
+    lock_file,
+    read_facts,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +49,10 @@ POLL_S = 0.1
 LOOK_S = 0.2
 """Try for at least this long: another command may be holding the lock for the moment in which it looks at it."""
 LONGEST_WAIT_S = 6e5
+URGENT_WAIT_S = 3600.0
+"""Longest wait of an urgent command without --wait: a problem of a night takes minutes."""
+URGENT, RETURNS, USUAL = range(3)
+"""Ranks in the queue: an urgent command, a night after giving way to it, and any other."""
 TICKET = ".wait"
 SIGNED = b'{"pid": '
 """The first bytes of every lock file that is not empty."""
@@ -57,10 +75,14 @@ class Waiting:
     Attributes:
         first_s: Longest wait of the first measurement in s: the option --wait.
         begun: The process has measured. It then waits for each turn without a limit.
+        urgent: Measure before other waiting commands: the option --urgent.
+        places: Holds a place in the database's queue, if there is one; see `elsewhere`.
     """
 
     first_s: float = 0.0
     begun: bool = False
+    urgent: bool = False
+    places: Callable[[str, str, int, dict[str, object]], AbstractContextManager[Callable[[float], bool]]] | None = None
 
 
 WAITING = Waiting()
@@ -81,13 +103,40 @@ def lease(device: str, gpu_uuid: str | None) -> Iterator[None]:
     if runs_under(name):
         yield
         return
-    handle = take(name, _command(), LONGEST_WAIT_S if WAITING.begun else WAITING.first_s)
-    WAITING.begun = True
-    try:
-        yield
-    finally:
-        fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked during this time has the file open too
-        os.close(handle)
+    wait_s = LONGEST_WAIT_S if WAITING.begun else WAITING.first_s
+    with elsewhere(name) as turn:
+        handle = take(name, _command(), wait_s)
+        try:
+            turn(wait_s)
+            WAITING.begun = True
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked during this time has the file open too
+            os.close(handle)
+
+
+def here() -> str:
+    """Return this host and its lock folder."""
+    return f"{platform.node()}:{lock_file('x').parent.resolve()}"
+
+
+@contextlib.contextmanager
+def elsewhere(name: str) -> Iterator[Callable[[float], None]]:
+    """Hold a place in the database's queue, and yield a function to wait for the turn.
+
+    It waits for a time in s, and raises Busy if another host still holds the device then. Processes with this lock
+    folder do not wait for each other by it.
+    """
+    if WAITING.places is None:
+        yield lambda wait_s: None
+        return
+    with WAITING.places(name, here(), URGENT if WAITING.urgent else USUAL, _facts(_command())) as wait:
+
+        def turn(wait_s: float) -> None:
+            if not wait(max(wait_s, LOOK_S)):
+                raise Busy(f"{name} is in use by another host, see `groupbench queue`; {device_lock.REMEDY}")
+
+        yield turn
 
 
 def require_free(device: str, gpu_uuid: str | None) -> None:
@@ -117,7 +166,7 @@ def take(name: str, command: Sequence[str], wait_s: float = 0.0) -> int:
     tell = time.monotonic() + LOOK_S
     with contextlib.ExitStack() as stack:
         try:
-            ticket = stack.enter_context(_ticket(path, command))
+            ticket = stack.enter_context(_ticket(path, command, URGENT if WAITING.urgent else USUAL))
             handle = _open(path)
             failed = stack.enter_context(contextlib.ExitStack())
             failed.callback(os.close, handle)
@@ -137,6 +186,48 @@ def take(name: str, command: Sequence[str], wait_s: float = 0.0) -> int:
         failed.pop_all()
     logger.info("hold %s", name)
     return handle
+
+
+def give_way() -> float:
+    """Let the urgent commands measure first, if this process runs under a lease. Returns the waiting time in s.
+
+    Called between two problems. Releases the lease during this time, by the holder's descriptor.
+    """
+    handles = held_handles()
+    if not handles:
+        return 0.0
+    (handle,), path = handles, Path(os.environ[HELD])
+    if not any(_rank(ticket) == URGENT for ticket in _tickets(path)):
+        return 0.0
+    began = time.monotonic()
+    try:
+        facts = json.loads(os.pread(handle, 65_536, 0))
+    except ValueError:  # anyone can write the file
+        facts = _facts(_command())
+    with _ticket(path, (), RETURNS, facts) as ticket:
+        fcntl.flock(handle, fcntl.LOCK_UN)
+        while _ahead(ticket) or not _lock(handle):
+            time.sleep(POLL_S)
+        _write(handle, facts)
+    return time.monotonic() - began
+
+
+def held_handles(environment: Mapping[str, str] = os.environ) -> list[int]:
+    """Return the descriptor by which this process's holder passed on its lease, if it is open here."""
+    path, handle = environment.get(HELD), environment.get(HANDLE, "")
+    return [int(handle)] if path is not None and handle.isdigit() and _is_open(int(handle), Path(path)) else []
+
+
+def _is_open(handle: int, path: Path) -> bool:
+    """Return whether a file has this descriptor."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except OSError:
+        return False
+
+
+def _rank(ticket: Path) -> int:
+    return int(ticket.name.removesuffix(TICKET).rpartition(".")[2][0])
 
 
 def _busy(name: str, path: Path, ahead: Sequence[Path]) -> str:
@@ -213,9 +304,11 @@ _NUMBERS = itertools.count()
 
 
 @contextlib.contextmanager
-def _ticket(path: Path, command: Sequence[str]) -> Iterator[Path]:
+def _ticket(
+    path: Path, command: Sequence[str], rank: int = USUAL, facts: dict[str, object] | None = None
+) -> Iterator[Path]:
     """Write the ticket of this process for a lock file, and remove it at the end."""
-    name = f"{path.stem}.{time.time_ns():020d}-{os.getpid()}-{next(_NUMBERS)}{TICKET}"
+    name = f"{path.stem}.{rank}{time.time_ns():020d}-{os.getpid()}-{next(_NUMBERS)}{TICKET}"
     hidden = path.parent / f".{name}"
     path.parent.mkdir(parents=True, exist_ok=True)
     handle = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
@@ -223,7 +316,7 @@ def _ticket(path: Path, command: Sequence[str]) -> Iterator[Path]:
     try:
         os.fchmod(handle, 0o644)
         _lock(handle)
-        _write(handle, _facts(command))
+        _write(handle, facts or _facts(command))
         hidden.rename(ticket)  # so no other process sees a ticket that is not locked yet
         yield ticket
     finally:
@@ -279,15 +372,25 @@ class Place:
     folder: str = ""
 
 
+def device_of(path: Path) -> str:
+    """Return the name of a lock file's device."""
+    return path.stem.removeprefix(lock_file("").stem)
+
+
+def shared_place(device: str, number: int, facts: Mapping[str, Any]) -> Place:
+    """Return the place of a process on another host with the database; the holder's number is 0."""
+    pid, words = facts_of(facts) or (None, {})
+    return Place(device, "waits" if number else "holds", number, pid, **words)
+
+
 def queue() -> list[Place]:
     """Return the holder and the waiting processes of every device, in their order."""
     places: list[Place] = []
     folder = lock_file("x").parent
     if not folder.is_dir():
         return places
-    prefix = lock_file("").stem
-    for path in sorted(folder.glob(f"{prefix}*{LOCK}")):
-        device = path.stem.removeprefix(prefix)
+    for path in sorted(folder.glob(f"{lock_file('').stem}*{LOCK}")):
+        device = device_of(path)
         if is_locked(path):
             places.append(_place(path, device, "holds", 0))
         places += [_place(ticket, device, "waits", number) for number, ticket in enumerate(_tickets(path), 1)]

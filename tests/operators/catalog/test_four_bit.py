@@ -9,10 +9,10 @@ from groupbench.operators.catalog import w4_shapes
 from groupbench.operators.catalog.grouped_gemm_w4 import GROUPED_GEMM_W4A8, GROUPED_GEMM_W4A16
 from groupbench.operators.catalog.moe_layer_w4 import MOE_LAYER_W4A16
 from groupbench.operators.catalog.quantize_w4 import QUANTIZE_W4
-from groupbench.operators.catalog.trace import TraceStep
 from groupbench.operators.errors import Unavailable
 from groupbench.operators.measure import accuracy
 from groupbench.operators.operator import Operator, Target
+from groupbench.tracker.tools.traces import TraceStep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CAPABILITY = torch.cuda.get_device_capability() if DEVICE == "cuda" else None

@@ -13,13 +13,16 @@ import pytest
 from click.testing import Result
 from repositories import git
 
+from groupbench.tracker.ab.confirm import Measuring
 from groupbench.tracker.ab.result import AbCell, AbResult, AbVerdict, SideAccuracy, accuracy_change
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.bisect import drive
+from groupbench.tracker.bisect.causes import search_causes
 from groupbench.tracker.bisect.log import Header
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
 from groupbench.tracker.serve.database import open_to_read
 from groupbench.tracker.serve.verdict import judge
+from groupbench.tracker.store.engine import open_store
 
 Cli = Callable[..., Result]
 H100 = {"device": "cuda", "gpu": "NVIDIA H100 80GB HBM3", "python": "3.11.9", "torch": "2.13.0", "triton": "3.7.1"}
@@ -35,18 +38,21 @@ class Bench:
         self.planted = 5  # the commit that is slower, and wrong
         self.effect = 0.05
         self.broken: set[int] = set()
+        self.asked: list[tuple[int, int]] = []
+        self.here = H100
 
     def __call__(self, question: ComparisonRequest) -> AbFinding:
         base, head = (self.commits.index(commit) for commit in (question.base, question.head))
+        self.asked.append((base, head))
         if head in self.broken:
             return AbFinding("failed", message="SyntaxError", at="head")
         effect = self.effect * ((head >= self.planted) - (base >= self.planted))
         verdict: AbVerdict = "different" if effect else "same"
         sides = [WRONG if at >= self.planted else RIGHT for at in (base, head)]
-        cell = AbCell("grouped_gemm", "triton", "G=4,N=1024,K=1024", "bf16")
+        cell = AbCell("grouped_gemm", self.backend, "G=4,N=1024,K=1024", "bf16")
         result = AbResult(
             cell, AbSide("a"), AbSide("b"), verdict, effect, low=effect - 0.001, high=effect + 0.001, base_ms=1.0,
-            timing="gpu", min_effect=0.003, base_environment=H100, head_environment=H100,
+            timing="gpu", min_effect=0.003, base_environment=self.here, head_environment=self.here,
         )  # fmt: skip
         self.keep(result, question.base, question.head)
         if self.metric == "latency":
@@ -78,7 +84,7 @@ def bench(ten_commits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     @contextmanager
     def opened(repository: Path, header: Header, keep: Any) -> Iterator[Bench]:
-        made.keep, made.metric = keep, header.metric
+        made.keep, made.metric, made.backend = keep, header.metric, header.cell["backend"]
         yield made
 
     monkeypatch.setattr(drive, "open_comparator", opened)
@@ -212,3 +218,96 @@ def test_a_wrong_result_has_its_own_search(cli: Cli, bench: Bench, stored: Any, 
     row = row_of(cli)
     assert (row["verdict"], row["subject"], row["named"][0]["metric"]) == ("wrong", "Change 5", "accuracy")
     assert not hints(cli("gate"))
+
+
+def slower_too(bench: Bench, make: Any, backend: str = "other", ms: float = 1.05) -> list[Any]:
+    """A further series that became slower in the same commits."""
+    return [
+        make(n, backend=backend, commit=bench.commits[1 if n < 6 else 8], ms=1.0 if n < 6 else ms) for n in range(9)
+    ]
+
+
+def first_screen(cli: Cli) -> str:
+    return cli("incidents").stdout
+
+
+def test_a_night_names_the_commit_and_the_owner_of_each_incident(
+    cli: Cli, slower: Bench, stored: Any, make: Any
+) -> None:
+    stored(slower_too(slower, make))
+    done = cli("confirm")
+    assert f"{slower.commits[5][:10]} made grouped_gemm " in done.stdout
+    number = len(slower.asked)
+    assert number < 8 and "no difference" not in done.stdout
+    cli("gate", "--update")
+    screen = first_screen(cli)
+    assert screen.startswith("1 confirmed: latency +5.0% in 2 series of grouped_gemm other, grouped_gemm triton\n")
+    assert f"{slower.commits[4][:10]}..{slower.commits[5][:10]} (named by bisect) 'Change 5'; owner Ada; " in screen
+    assert "bisect named the commit (above 99.9 %)" in screen and "by history alone" not in screen
+    assert cli("confirm").stdout == "CONFIRM nothing to confirm\n"
+    assert len(slower.asked) == number, "one search for each incident"
+
+
+def test_two_causes_have_a_search_each(cli: Cli, slower: Bench, stored: Any, make: Any) -> None:
+    stored(slower_too(slower, make, ms=1.4))
+    lines = cli("confirm").stderr.splitlines()
+    assert sum(line.startswith("bisect ") for line in lines) == 2
+
+
+def test_a_search_without_an_answer_is_not_repeated(cli: Cli, slower: Bench) -> None:
+    cli("gate", "--update")
+    assert "by history alone" in first_screen(cli) and "next: groupbench bisect " in first_screen(cli)
+    slower.planted = 99
+    assert "no regression to find" in cli("confirm").stdout
+    assert slower.asked == [(1, 8)]
+    assert cli("confirm").stdout == "CONFIRM nothing to confirm\n" and slower.asked == [(1, 8)]
+    screen = first_screen(cli)
+    assert "A/B of 1 series, 0 different, bisect named no commit: no regression to find" in screen
+    assert "by history alone" not in screen and "groupbench bisect" not in screen
+
+
+def test_a_search_continues_on_the_next_night(cli: Cli, slower: Bench, db: Path) -> None:
+    """Each night has the time of two comparisons, and each comparison counts once."""
+    now = [0.0]
+
+    def search() -> bool:
+        end = now[0] + 15
+        with open_store(db, create=False) as store:
+            arguments = {"run_id": None, "budget_s": end - now[0], "say": print, "clock": lambda: now[0]}
+            return bool(search_causes(store, str(db), Measuring(Path()), **arguments))  # type: ignore[arg-type]
+
+    compare = Bench.__call__
+
+    def slow(bench: Bench, question: ComparisonRequest) -> AbFinding:
+        now[0] += 10
+        return compare(bench, question)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bench, "__call__", slow)
+        nights = 1
+        while not search():
+            nights += 1
+    assert nights == -(-len(slower.asked) // 2) > 1
+    assert len(set(slower.asked)) >= len(slower.asked) - 1, "only the named commit is compared again"
+    assert row_of(cli)["subject"] == "Change 5"
+
+
+def test_a_search_by_hand_names_the_owner_at_once(cli: Cli, slower: Bench) -> None:
+    cli("gate", "--update")
+    assert "owner unknown" in first_screen(cli)
+    cli("bisect", slower.commits[1], slower.commits[8], "--series", "1")
+    assert "owner Ada" in first_screen(cli)
+
+
+def test_another_machine_searches_nothing(cli: Cli, slower: Bench) -> None:
+    slower.here = H100 | {"gpu": "NVIDIA A100"}
+    assert "this machine has NVIDIA A100" in cli("confirm").stderr
+    slower.here = H100
+    assert " made " in cli("confirm").stdout
+
+
+def test_an_acknowledged_incident_and_one_commit_need_no_search(cli: Cli, slower: Bench) -> None:
+    cli("gate", "--update")
+    cli("incidents", "ack", "1", "--reason", "on it")
+    cli("confirm")
+    assert not slower.asked

@@ -183,5 +183,5 @@ def test_what_was_exported_is_imported(cli: Cli, write: Any, make: Any, tmp_path
     for form in ("bencher", "github-action"):
         path = tmp_path / f"{form}.json"
         assert cli("db", "export", path, "--format", form).exit_code == 0
-        done = cli("import", path, "--commit", "a", "--date", "2026-01-31", "--gpu", "g", "--dry-run")
+        done = cli("import", path, "--commit", "a" * 7, "--date", "2026-01-31", "--gpu", "g", "--dry-run")
         assert json.loads(done.stdout)["latency"]["bursts_ms"] == [[1.5]]

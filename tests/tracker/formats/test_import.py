@@ -12,6 +12,7 @@ import pytest
 from click.testing import Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from repositories import git
 
 from groupbench.tracker.facts.errors import IngestError
 from groupbench.tracker.facts.record import STATUSES, decode, encode
@@ -83,7 +84,7 @@ def test_a_mapping(cli: Cli, write: Any) -> None:
         "--unit",
         "us",
         "--commit",
-        "a",
+        "aaaaaaa",
         "--date",
         "2026-01-31",
     )
@@ -129,7 +130,7 @@ def test_the_second_file_says_that_the_first_is_stored(cli: Cli, write: Any) -> 
     ("args", "message"),
     [
         ((), "names no commit; give --commit HASH"),
-        (("--commit", "a"), "contains no date; give --date"),
+        (("--commit", "a" * 7), "contains no date; give --date"),
         ((*SAID, "--format", "nope"), "no format 'nope'; known: records, tritonbench-json"),
         ((*SAID, "--format", "asv"), "missing required field `commit_hash`"),
         ((*SAID, "--format", "google-benchmark"), "missing required field `context`"),
@@ -321,3 +322,19 @@ def test_any_text_in_place_of_a_number(text: str) -> None:
 @given(st.text(max_size=40))
 def test_any_shape_has_sizes_that_can_be_stored(text: str) -> None:
     assert all(name and 0 <= value < 2**63 for name, value in dims_of(text).items())
+
+
+def test_the_commit_is_one_that_git_knows(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hash may be of another repository; any other name must be of this one, if there is one."""
+    rest = SAID[2:]
+    monkeypatch.chdir(tmp_path)
+    done = cli("import", SAMPLE, "--commit", "zzz", *rest, "--dry-run")
+    assert (done.exit_code, "git knows no commit 'zzz' here; it is stored as it is" in done.stderr) == (0, True)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "One")
+    done = cli("import", SAMPLE, "--commit", "zzz", *rest)
+    assert (done.exit_code, "git knows no commit 'zzz'" in done.stderr) == (2, True)
+    done = cli("import", SAMPLE, "--commit", "10b14473", *rest, "--dry-run")
+    assert (done.exit_code, "git knows no commit '10b14473' here" in done.stderr) == (0, True)
+    done = cli("import", SAMPLE, "--commit", "HEAD", *rest, "--dry-run")
+    assert f'"hash":"{git(tmp_path, "rev-parse", "HEAD")}"' in done.stdout and "git knows" not in done.stderr

@@ -94,6 +94,37 @@ def test_changes_at_different_times_are_two_incidents_and_a_long_range_joins_one
     assert len(group([early, late, wide])) == 2
 
 
+def test_the_shapes_of_one_exact_change_are_one_incident() -> None:
+    """The size depends on the shape, and each shape loads a tuned config of its own."""
+    facts = {"metric": "registers", "exact": True}
+    changes = [
+        change(shape, effect=0.1 * 3**shape, files=frozenset({"kernel.py", f"{shape}.json"}), series=shape, **facts)
+        for shape in range(4)
+    ]
+    assert len(group(changes)) == 1
+    assert len(group([*changes, change(9, "helion", 3.0, series=9, files=frozenset({"helion.py"}), **facts)])) == 2
+    assert len(group([change(1, "triton", 0.1, **facts), change(2, "helion", 3.0, **facts)])) == 2
+
+
+def test_a_step_shown_one_run_off_joins_its_cause() -> None:
+    """A change of another series in the run before or after is of the cause, if kernel and size agree."""
+
+    def at(key: int, first: float, effect: float = 0.12, backend: str = "triton", **facts: object) -> Change:
+        return Change(key, ("o", backend), effect, first, first + 1, series=key, **facts)  # type: ignore[arg-type]
+
+    cause = [at(key, 5.0) for key in range(6)]
+    assert [len(each) for each in group([*cause, at(7, 6.0), at(8, 4.0, 0.125)])] == [8]
+    for other in (
+        at(7, 6.0, effect=0.5),
+        at(7, 6.0, backend="helion"),
+        at(7, 7.0),
+        at(3, 6.0),  # a second step of the series
+        at(7, 6.0, commit="a"),
+        at(7, 6.0, exact=True),
+    ):
+        assert [len(each) for each in group([*cause, other])] == [6, 1], other
+
+
 def test_named_commits_part_changes_and_take_their_kernels_along() -> None:
     changes = [
         change(1, "triton", commit="a"), change(2, "triton"), change(3, "helion", commit="b"), change(4, "helion"),
@@ -139,3 +170,6 @@ def test_the_owner_is_the_author_or_the_code_owner_or_the_plans(
     text = "# who\n/kernels/ @kernels @others\nkernels/moe/** @moe\ndocs/\n"
     (tmp_path / "CODEOWNERS").write_text(text)
     assert owner_in(tmp_path, "@plan")([Span(run(1), run(2), "Ada", number)], files) == owner
+    if number == 1:
+        late = Span(run(2), run(3), "Bob", 1)
+        assert owner_in(tmp_path, "@plan")([late, *[Span(run(1), run(2), "Ada", 1)] * 2], files) == "Ada"

@@ -169,3 +169,19 @@ def test_nothing_is_posted_without_a_token() -> None:
     for kind in ("github", "gitlab"):
         with pytest.raises(OutputError, match="_TOKEN"):
             posting.forge({}, kind=kind, repository="team/kernels", number=0)
+
+
+def test_a_dry_run_prints_the_issues_without_a_token(
+    cli: Any, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GITHUB_TOKEN", "GH_TOKEN", "GITLAB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(http, "_once", lambda request: pytest.fail("it posted"))
+    assert cli("post", "--issues", "--dry-run", db=stored([make(0)])).stdout == ""
+    stored([make(n, ms=1.0 if n < 6 else 1.5) for n in range(1, 9)])
+    cli("gate", "--update")
+    text = cli("post", "--issues", "--dry-run").stdout
+    assert text.startswith("issue of incident 1, open: latency +50.0% in grouped_gemm triton G=4,N=1024,K=1024\n")
+    assert comment.mark_of(text.split("\n\n", 1)[1]) is not None and "| latency | +50.0% |" in text
+    cli("incidents", "close", "1", "--as", "invalid", "--reason", "a fan")
+    assert cli("post", "--issues", "--dry-run").stdout == "", "it has no issue to close"

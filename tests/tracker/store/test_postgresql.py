@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import gzip
+import json
 import multiprocessing
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,12 +19,14 @@ from cases import rarely
 from click.testing import Result
 from sqlalchemy import MetaData, create_engine, select, text
 
-from groupbench.tracker.cli import main
+from groupbench.tracker.cli import here, main
 from groupbench.tracker.store import engine as stores
+from groupbench.tracker.store import queue
 from groupbench.tracker.store.engine import migrate, open_store
 from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import HEAD
 from groupbench.tracker.store.verify import verify
+from groupbench.tracker.tools import lease
 
 Cli = Callable[..., Result]
 
@@ -227,3 +234,111 @@ def test_a_connection_that_is_lost_while_writing_leaves_all_or_nothing(
     assert len(states) > 4
     assert states == sorted(states, key=lambda each: each != states[0])  # once it is stored, it stays
     assert len(set(map(tuple, states))) == 2
+
+
+FACTS = {"pid": 7, "user": "ada", "host": "there", "since": "now", "command": "groupbench night", "folder": "/"}
+
+
+@pytest.fixture
+def beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue, "BEAT_S", 0.1)
+    monkeypatch.setattr(queue, "POLL_S", 0.02)
+
+
+@pytest.mark.usefixtures("beats")
+def test_hosts_of_one_database_take_turns(stored: Any, make: Any) -> None:
+    db = stored([make(0)])
+    order: list[str] = []
+
+    def measure(name: str, rank: int) -> None:
+        with queue.place(db, "GPU-1", name, rank, FACTS) as wait:
+            assert wait(600)
+            order.append(name)
+
+    with queue.place(db, "GPU-1", "first", 2, FACTS) as wait, queue.place(db, "GPU-2", "first", 2, FACTS) as other:
+        assert wait(0) and other(0)
+        with queue.place(db, "GPU-1", "second", 2, FACTS) as refused:
+            assert not refused(0)
+        with queue.place(db, "GPU-1", "first", 2, FACTS) as alike:
+            assert alike(0), "a process with the same folder of locks waits by its files"
+        threads = [threading.Thread(target=measure, args=each) for each in (("b", 2), ("a", 2), ("urgent", 0))]
+        for number, thread in enumerate(threads, 3):
+            thread.start()
+            while len(queue.places(db)) < number:
+                time.sleep(0.02)
+    for thread in threads:
+        thread.join()
+    assert order == ["urgent", "b", "a"]
+    assert queue.places(db) == []
+
+
+def test_a_killed_holder_is_passed_and_a_live_one_is_not(
+    stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = stored([make(0)])
+    monkeypatch.setattr(queue, "STALE_S", 2.0)
+    code = f"""
+import time
+from groupbench.tracker.store import queue
+queue.BEAT_S = 0.1
+with queue.place({db!r}, "GPU-1", "there", 2, {FACTS!r}) as wait:
+    assert wait(0)
+    print("holds", flush=True)
+    time.sleep(600)
+"""
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "holds\n"
+    with queue.place(db, "GPU-1", "here", 2, FACTS) as wait:
+        assert not wait(3), "it is renewed"
+        holder.kill()
+        holder.wait()
+        assert wait(60)
+        assert [place for _, place, _, _ in queue.places(db)] == ["here"]
+
+
+def test_a_process_that_stood_still_loses_the_device(stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    db = stored([make(0)])
+    warnings: list[str] = []
+    monkeypatch.setattr(queue.logger, "warning", lambda text, *words: warnings.append(text % words))
+    monkeypatch.setattr(queue, "BEAT_S", 600)
+    with monkeypatch.context() as stale, queue.place(db, "GPU-1", "there", 2, FACTS) as wait:
+        assert wait(0)
+        stale.setattr(queue, "STALE_S", 0.0)
+        with queue.place(db, "GPU-1", "here", 2, FACTS) as another:
+            assert another(0)
+            stale.undo()
+            assert not wait(0) and warnings == ["lost GPU-1 to another process, as this one did not run"]
+
+
+@pytest.mark.usefixtures("beats")
+def test_the_queue_of_all_hosts_is_listed_and_waited_for(
+    cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    db = stored([make(0)])
+    monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
+    monkeypatch.setattr(lease, "WAITING", lease.Waiting())
+    monkeypatch.setattr(here, "WAITING", lease.WAITING)
+    monkeypatch.setattr(subprocess, "run", lambda command: SimpleNamespace(returncode=0))
+    assert cli("tune").exit_code == 0  # sets how long to wait, and where
+
+    def listed() -> list[tuple[str, str, int, str]]:
+        rows = json.loads(cli("queue", "--format=json").stdout)
+        return [(row["device"], row["state"], row["place"], row["command"][:10]) for row in rows]
+
+    with queue.place(db, "GPU-1", "there", 2, FACTS) as wait:
+        assert wait(0)
+        assert listed() == [("GPU-1", "holds", 0, "groupbench")]
+        busy = pytest.raises(lease.Busy, match="in use by another host, see `groupbench queue`")
+        with busy, lease.lease("cuda", "GPU-1"):
+            pytest.fail("it measured")
+        with lease.lease("cuda", "GPU-2"):
+            assert [row[:3] for row in listed()] == [("GPU-2", "holds", 0), ("GPU-1", "holds", 0)]
+    with lease.lease("cuda", "GPU-1"):
+        assert [row[:3] for row in listed()] == [("GPU-1", "holds", 0)]
+
+
+def test_a_database_without_tables_has_no_queue(db: str) -> None:
+    with queue.place(db, "GPU-1", "here", 2, FACTS) as wait:
+        assert wait(0)
+    assert queue.places(db) == []
+    open_store(db, create=True).close()

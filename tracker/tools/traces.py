@@ -1,4 +1,4 @@
-"""Real routing traffic: read expert loads over time from dumps with the tokens' experts.
+"""Routing traces: read expert loads over time from dumps with the tokens' experts.
 
     .npy    [T, k] or [steps, T, k] integers: topk_ids as in vLLM and SGLang; -1 is padding
     .jsonl  one step per line: a list of each token's experts, or an object with that list as `topk_ids` (or
@@ -16,8 +16,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from groupbench.operators.errors import UsageError
 
 IDS = ("topk_ids", "topk_indices", "expert_ids", "selected_experts")
 COUNTS = ("expert_counts", "rows")
@@ -48,21 +46,21 @@ class TraceStep:
 
 
 def read(path: Path) -> list[TraceStep]:
-    """Return a file's steps with a row. Raises UsageError with the wrong place."""
+    """Return a file's steps with a row. Raises ValueError with the wrong place."""
     readers = {".npy": _npy, ".jsonl": _jsonl}
     reader = readers.get(path.suffix)
     if reader is None:
-        raise UsageError(f"routing trace {path}: the file name must end in one of {', '.join(readers)}")
+        raise ValueError(f"routing trace {path}: the file name must end in one of {', '.join(readers)}")
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"it is larger than {MAX_BYTES >> 30} GiB")
         steps = [step for step in reader(path) if any(step.rows)]
     except OSError as error:
-        raise UsageError(f"routing trace {path}: {error.strerror or error}") from error
+        raise ValueError(f"routing trace {path}: {error.strerror or error}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"routing trace {path}: {error}") from error
+        raise ValueError(f"routing trace {path}: {error}") from error
     if not steps:
-        raise UsageError(f"routing trace {path}: no token in it has an expert")
+        raise ValueError(f"routing trace {path}: no token in it has an expert")
     experts = max(max(len(step.rows), step.experts) for step in steps)
     return [TraceStep(step.tokens, step.k, step.loads(experts), experts) for step in steps]
 
