@@ -114,7 +114,7 @@ def prepare_mnk_cluster(
 ) -> Callable[[], tuple[Tensor, ...]]:  # G of [M_g, N_g], views of one buffer
     """Compile the kernel and write the tables; the returned callable allocates the outputs and launches once.
 
-    It must not be called by two threads at once. Raises ValueError if groups do not fit together, and for
+    Raises ValueError if groups do not fit together, and for
     operands or a config the kernel cannot take, OSError without NVRTC.
     """
     require_lists(group_a, group_b)
@@ -140,17 +140,15 @@ def prepare_mnk_cluster(
     where = group_a[0].device
     maps_a, maps_b = operand_maps(a, b, config)
     table = torch.tensor(sizes, dtype=torch.int64, device=where)
-    kept = (*a, *b)  # the maps hold addresses only: the callable must own the matrices
     grid = device.sms // 2 * 2
 
-    bound = multiply.bind(grid, THREADS, [maps_a, maps_b, table, None, None, len(order)])
+    bound = multiply.bind(grid, THREADS, [maps_a, maps_b, table, None, None, len(order)], (3, 4))
+    # The maps and the launch hold addresses only: the callable must own the tensors.
+    kept = (*a, *b, maps_a, maps_b, table)
 
     def launch(out: Tensor) -> None:
-        bound({0: maps_a.data_ptr(), 1: maps_b.data_ptr(), 2: table.data_ptr(), 3: out.data_ptr(), 4: counters_here()})
+        bound(out.data_ptr(), launch_counters(where).data_ptr())
         assert kept
-
-    def counters_here() -> int:
-        return launch_counters(where).data_ptr()
 
     return with_outputs(group_a, group_b, launch)
 
