@@ -5,8 +5,8 @@ can. NVRTC compiles it in a second or two, without nvcc. Each process compiles a
 
     cubin = compile_cuda(source, {"STAGES": 4}, "sm_90a")
     kernel = CudaKernel(cubin, "my_kernel", shared_bytes=100_000)
-    launch = kernel.bind(132, 384, [tensor, tensor_map, 7])
-    launch({0: other_tensor, 1: other_tensor})
+    launch = kernel.bind(132, 384, [tensor, tensor_map, 7], moving=(0, 1))
+    launch(other_tensor.data_ptr(), other_tensor.data_ptr())
 
 Sources: the CUDA driver API and NVRTC manuals.
 """
@@ -16,23 +16,22 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import re
-import threading
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from groupbench.kernels.device import cuda_driver, make_context_current
+from groupbench.kernels.direct import Direct, Parameters
 from groupbench.kernels.launch import require_current
 
 MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 TENSOR_MAP_TYPES = {torch.float8_e4m3fn: 0, torch.float16: 6, torch.bfloat16: 9}  # CU_TENSOR_MAP_DATA_TYPE_*; bytes: 0
 SWIZZLE_128B, PROMOTE_TO_256B = 3, 3  # CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 TENSOR_MAP_ALIGNMENT = 64  # bytes
-INVALID_CONTEXT = 201  # CUDA_ERROR_INVALID_CONTEXT
 
 
 def why_not_nvrtc() -> str | None:
@@ -102,7 +101,7 @@ def tensor_map(
     made = _aligned_map()
     made.tensor = tensor
     _check(
-        _driver().cuTensorMapEncodeTiled(
+        cuda_driver().cuTensorMapEncodeTiled(
             ctypes.byref(made),
             TENSOR_MAP_TYPES[tensor.dtype],
             count,
@@ -129,71 +128,46 @@ class CudaKernel:
         make_context_current(self.device)
         self._module, self._function = ctypes.c_void_p(), ctypes.c_void_p()
         self._shared_bytes = shared_bytes
-        driver = _driver()
+        driver = cuda_driver()
         _check(driver.cuModuleLoadData(ctypes.byref(self._module), cubin))
         _check(driver.cuModuleGetFunction(ctypes.byref(self._function), self._module, name.encode()))
         _check(driver.cuFuncSetAttribute(self._function, MAX_DYNAMIC_SHARED, shared_bytes))
 
-    def bind(self, grid: int, threads: int, arguments: Sequence[Tensor | TensorMap | int | None]) -> BoundKernel:
-        """Return this kernel's launch with arguments; integers are passed as int, None as a null pointer."""
-        return BoundKernel(self, grid, threads, arguments)
+    def bind(
+        self,
+        grid: int,
+        threads: int,
+        arguments: Sequence[Tensor | TensorMap | int | None],  # an integer is passed as int, None as a null pointer
+        moving: Sequence[int],  # numbers of the tensors and maps, in ascending order, whose address each call passes
+    ) -> Callable[..., None]:
+        """Return this kernel's launch with arguments: it takes the addresses of the moving ones and does not wait.
 
-    def launch(self, grid: int, threads: int, addresses: ctypes.Array[ctypes.c_void_p]) -> None:
-        """Launch on the current stream with the arguments' addresses. Does not wait. Raises RuntimeError."""
-        stream = torch._C._cuda_getCurrentRawStream(self.device)
-        arguments = (self._function, grid, 1, 1, threads, 1, 1, self._shared_bytes, stream, addresses, None)
-        failed = _driver().cuLaunchKernel(*arguments)
-        if failed == INVALID_CONTEXT:  # in a thread that has not used CUDA yet
-            make_context_current(self.device)
-            failed = _driver().cuLaunchKernel(*arguments)
-        if failed:
-            _check(failed)
-
-
-class BoundKernel:
-    """A kernel with arguments. A call changes some addresses, and launches.
-
-    It may be called from any thread and on any stream, while the kernel's device is the current one.
-    """
-
-    def __init__(
-        self, kernel: CudaKernel, grid: int, threads: int, arguments: Sequence[Tensor | TensorMap | int | None]
-    ) -> None:
-        self._kernel, self._grid, self._threads = kernel, grid, threads
-        # Maps are copied, since calls move them; they need not keep the tensors that they were made of.
-        self._values = [_value(argument) for argument in arguments]
-        places = [ctypes.addressof(value) for value in self._values]
-        self._addresses = (ctypes.c_void_p * len(places))(*places)
-        self._maps = {at: place for at, place in enumerate(places) if isinstance(self._values[at], TensorMap)}
-        self._moved = dict.fromkeys(self._maps, 0)
-        self._in_use = threading.Lock()  # the driver copies the arguments before a launch returns
-
-    def __call__(self, tensors: Mapping[int, int]) -> None:
-        """Launch with other addresses, by argument number. Does not wait.
-
-        A map is moved to a tensor with the same shape, strides and dtype. Raises ValueError under another current
-        device, and RuntimeError if the driver refuses.
+        A map is moved to a tensor with the same shape, strides and dtype. Neither it nor a moving tensor is kept. The
+        launch may be called from any thread and on any stream. It raises ValueError under another current device, and
+        RuntimeError if the driver refuses.
         """
-        if torch._C._cuda_getDevice() != self._kernel.device:
-            require_current(self._kernel.device)
-        with self._in_use:
-            for at, address in tensors.items():
-                if at not in self._maps:
-                    self._values[at].value = address
-                elif self._moved[at] != address:
-                    _check(_driver().cuTensorMapReplaceAddress(self._maps[at], address))
-                    self._moved[at] = address
-            self._kernel.launch(self._grid, self._threads, self._addresses)
+        parameters = Parameters()
+        for number, argument in enumerate(arguments):
+            if isinstance(argument, TensorMap):
+                parameters.append_map(bytes(argument), argument.tensor.data_ptr())
+            elif isinstance(argument, int):
+                parameters.append(struct.pack("i", argument))
+            else:
+                address = 0 if argument is None else argument.data_ptr()
+                if number in moving:
+                    parameters.append_address(address)
+                else:
+                    parameters.append(struct.pack("Q", address))
+        assert self._function.value is not None
+        direct = Direct(self._function.value, (grid,), threads, self._shared_bytes, parameters, owner=self)
 
+        def launch(*addresses: int) -> None:
+            if not direct(addresses):
+                require_current(direct.device)
+                make_context_current(direct.device)  # in a thread that has not used CUDA yet
+                _check(direct.launch(addresses))
 
-def _value(argument: Tensor | TensorMap | int | None) -> Any:  # of ctypes
-    if isinstance(argument, TensorMap):
-        copied = _aligned_map()
-        ctypes.memmove(ctypes.addressof(copied), ctypes.addressof(argument), ctypes.sizeof(TensorMap))
-        return copied
-    if isinstance(argument, int):
-        return ctypes.c_int(argument)
-    return ctypes.c_void_p(argument.data_ptr() if argument is not None else None)
+        return launch
 
 
 def _aligned_map() -> TensorMap:
@@ -205,19 +179,10 @@ def _aligned_map() -> TensorMap:
 # --- libraries --------------------------------------------------------------------------------------------------------
 
 
-@cache
-def _driver() -> ctypes.CDLL:
-    driver = cuda_driver()
-    pointer, number = ctypes.c_void_p, ctypes.c_uint
-    driver.cuTensorMapReplaceAddress.argtypes = (pointer, pointer)
-    driver.cuLaunchKernel.argtypes = (pointer, *[number] * 7, pointer, pointer, pointer)
-    return driver
-
-
 def _check(result: int) -> None:
     if result:
         text = ctypes.c_char_p()
-        _driver().cuGetErrorString(result, ctypes.byref(text))
+        cuda_driver().cuGetErrorString(result, ctypes.byref(text))
         raise RuntimeError(f"CUDA error: {(text.value or b'unknown').decode()} ({result})")
 
 

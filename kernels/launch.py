@@ -17,7 +17,7 @@ from torch import Tensor
 from triton import knobs
 
 from groupbench.kernels.device import has_context, make_context_current
-from groupbench.kernels.direct import Direct, Unknown
+from groupbench.kernels.direct import Direct, Unknown, of_triton
 
 D = TypeVar("D")
 T = TypeVar("T")
@@ -67,12 +67,8 @@ class Launch:
         Return False if a full call must launch: before the first one, or with an address other than a multiple of 16.
         The caller must know that all other arguments are those of the last full call.
         """
-        direct, bits = self._aligned, 0
-        if direct is None or through_triton or _hooked():
-            return False
-        for address in addresses:
-            bits |= address
-        return not bits & 15 and direct(addresses)
+        direct = self._aligned
+        return direct is not None and not through_triton and not _hooked() and direct(addresses, 15)
 
     def _keep(self, compiled: Any, args: tuple[Any, ...]) -> None:
         """Keep a compiled kernel for further launches with such arguments."""
@@ -82,7 +78,7 @@ class Launch:
         arguments = (*args, *[self._fixed[name] for name in names])
         direct, run = None, compiled[(*self._grid, 1, 1)[:3]]
         with suppress(Unknown):
-            direct = Direct(compiled, self._grid, arguments)
+            direct = of_triton(compiled, self._grid, arguments)
         constants = arguments[len(args) :]
         facts, addresses = _facts(args)
         if len(self._made) >= MOST_FACTS:

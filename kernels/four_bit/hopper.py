@@ -261,19 +261,16 @@ def bind_hopper(
     arguments = [
         a_map, out_map, None, w.blocks, w.factors, bias, scale_a, w.table, offs, w.G, M, M, N, w.blocks.size(2),
     ]  # fmt: skip
-    launch = multiply.bind(grid, config.threads, arguments)
+    moving = (0, 1, 2, *((6,) if scale_a is not None else ()), 8)
+    launch = multiply.bind(grid, config.threads, arguments, moving)
     place = a.device
-    # The launch holds addresses alone, so the callable keeps the tensors.
-    fixed = {at: x for at, x in ((3, w.blocks), (4, w.factors), (5, bias), (7, w.table)) if x is not None}
+    kept = (w.blocks, w.factors, bias, w.table)  # the launch holds addresses alone
 
     def run(a: Tensor, scale_a: Tensor | None, offs: Tensor) -> Tensor:
         out = torch.empty(M, N, dtype=torch.bfloat16, device=place)
-        addresses = {0: a.data_ptr(), 1: out.data_ptr(), 2: out.data_ptr(), 8: offs.data_ptr()}
-        for at, held in fixed.items():
-            addresses[at] = held.data_ptr()
-        if scale_a is not None:
-            addresses[6] = scale_a.data_ptr()
-        launch(addresses)
+        scaled = [scale_a.data_ptr()] if scale_a is not None else []
+        launch(a.data_ptr(), out.data_ptr(), out.data_ptr(), *scaled, offs.data_ptr())
+        assert kept
         return out
 
     return run

@@ -33,7 +33,7 @@ _checking = os.environ.get(CHECK, "0") not in ("", "0")
 
 
 Bound = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A launch that takes operands of one problem class."""
+"""A launch that takes operands of one problem class. It reads their addresses alone, so a transposed view will do."""
 
 _bound: Kept[Bound] = Kept()
 
@@ -73,8 +73,18 @@ def _interpreted() -> bool:
     return interpreted()
 
 
+def readable(x: Tensor) -> Tensor:
+    """Return x without lazy bits, or a copy of it if it has no rows in memory, as the gradient of a sum."""
+    if x.is_neg():
+        x = x.resolve_neg()
+    strides = x.stride()
+    if x.dim() == 2 and ((strides[1] != 1 and strides[0] != 1) or 0 in strides):
+        return x.contiguous()
+    return x
+
+
 def product(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool = True) -> Tensor:
-    """Return a [M, K] @ b [G, K, N] by row groups, for operands not `unfit`, in resolved memory.
+    """Return a [M, K] @ b [G, K, N] by row groups, for operands that are `readable` and not `unfit`.
 
     Rows past offs[-1] are zero with `zero_rest`, else not written.
     """
@@ -87,16 +97,97 @@ def product(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool = True) -> Tenso
     return bound(a, b, offs)
 
 
-def product_again(a: Tensor, b: Tensor, offs: Tensor) -> Tensor | None:
-    """Return `product` for operands like those of an earlier call, or None without one.
+class Launches:
+    """The launches of a model that trains, for one problem class: c = a [M, K] @ b [G, K, N], and the gradients.
+
+    Each is bound when it is first used. The gradient dc has c's shape and dtype, so only its strides can differ from
+    one call to the next. A saved operand may return with other strides too, as from the CPU.
+    """
+
+    def __init__(self, key: Hashable, a: Tensor, b: Tensor, offs: Tensor) -> None:
+        self.nk = stored_nk(b)
+        self._of_a: dict[Hashable, Bound] = {}
+        self._of_b: dict[Hashable, Bound] = {}
+        self.product: Bound = product_of_any
+        if readable(a) is a and readable(b) is b and _dense(offs) is offs:
+            self.product = _bound.get(key) or _bind(key, a, b, offs, True)
+
+    def gradient_of_a(self, dc: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        """Return dc [M, N] @ b.T by row groups, [M, K]."""
+        strides = dc.stride(), b.stride(), b.dtype
+        launch = None if _off_16_bytes(dc, b) else self._of_a.get(strides)
+        if launch is not None:
+            return launch(dc, b, offs)
+        b = b.transpose(1, 2)
+        if self.product is product_of_any or readable(dc) is not dc or _off_16_bytes(dc, b):
+            return product_of_any(dc, b, offs)
+        key = _key(dc, b, offs, True)
+        launch = self._of_a[strides] = _bound.get(key) or _bind(key, dc, b, offs, True)
+        return launch(dc, b, offs)
+
+    def gradient_of_b(self, dc: Tensor, a: Tensor, offs: Tensor) -> Tensor:
+        """Return a.T @ dc [M, N] by row groups, [G, K, N] with b's layout."""
+        strides = dc.stride(), a.stride(), a.dtype
+        launch = None if _off_16_bytes(dc, a) else self._of_b.get(strides)
+        if launch is not None:
+            return launch(a, dc, offs)
+        if self.product is product_of_any or readable(dc) is not dc or _off_16_bytes(dc, a):
+            return gradient_of_any(a, dc, offs, self.nk)
+        key = _gradient_key(a, dc, offs, self.nk)
+        launch = self._of_b[strides] = _bound.get(key) or _bind_gradient(key, a, dc, offs, self.nk)
+        return launch(a, dc, offs)
+
+
+_launches: Kept[Launches] = Kept()
+
+
+def launches_of(a: Tensor, b: Tensor, offs: Tensor) -> Launches:
+    """Return the launches for a [M, K] and b [G, K, N], which are not `unfit`."""
+    if _checking:
+        assert_offsets(offs, a.size(0))
+    key = _key(a, b, offs, True)
+    return _launches.get(key) or _launches.add(key, Launches(key, a, b, offs))
+
+
+def launches_again(a: Tensor, b: Tensor, offs: Tensor) -> Launches | None:
+    """Return the launches for operands like those of an earlier call, or None without one.
 
     The operands may be any plain tensors, and nothing else needs to be checked: they are not `unfit`, because the
     earlier ones were not. This is most of a small product's time on the host.
     """
     if _checking or not (a.is_cuda and b.is_cuda and offs.is_cuda):
         return None
-    bound = _bound.get(_key(a, b, offs, True))
-    return None if bound is None else bound(a, b, offs)
+    return _launches.get(_key(a, b, offs, True))
+
+
+def forget() -> None:
+    """Choose and bind again in later calls, as after a change of the files of choices."""
+    _bound.clear()
+    _launches.clear()
+
+
+def stored_nk(b: Tensor) -> bool:
+    """Return whether b [G, K, N] is a view of weights stored as [G, N, K], whose gradient has that layout too."""
+    return bool(b.stride(1) == 1 and b.stride(2) != 1)
+
+
+def _dense(offs: Tensor) -> Tensor:
+    return offs if offs.stride(0) == 1 else offs.contiguous()
+
+
+def _off_16_bytes(x: Tensor, y: Tensor) -> bool:
+    """Return whether an address is not a multiple of 16, or a tensor is lazily negated."""
+    return (x.data_ptr() | y.data_ptr()) & 15 != 0 or x.is_neg()
+
+
+def product_of_any(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    """Return `product` for operands that are not `unfit`."""
+    return product(readable(a), readable(b), _dense(offs))
+
+
+def gradient_of_any(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Tensor:
+    """Return `gradient` for operands that are not `unfit`."""
+    return gradient(readable(a), readable(dc), _dense(offs), nk)
 
 
 def _key(a: Tensor, b: Tensor, offs: Tensor, zero_rest: bool) -> Hashable:
@@ -113,12 +204,16 @@ def gradient(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Tensor:
     """Return a [M, K].T @ dc [M, N] by row groups, [G, K, N]; with `nk` stored as [G, N, K]."""
     if _checking:
         assert_offsets(offs, a.size(0))
-    aligned = (a.data_ptr() | dc.data_ptr()) & 15 == 0  # whether TMA could read both
-    key = (a.shape, a.stride(), dc.shape, dc.stride(), a.dtype, offs.dtype, offs.shape, a.get_device(), aligned, nk)
+    key = _gradient_key(a, dc, offs, nk)
     bound = _bound.get(key)
     if bound is None:
         bound = _bind_gradient(key, a, dc, offs, nk)
     return bound(a, dc, offs)
+
+
+def _gradient_key(a: Tensor, dc: Tensor, offs: Tensor, nk: bool) -> Hashable:
+    aligned = (a.data_ptr() | dc.data_ptr()) & 15 == 0  # whether TMA could read both
+    return a.shape, a.stride(), dc.shape, dc.stride(), a.dtype, offs.dtype, offs.shape, a.get_device(), aligned, nk
 
 
 def assert_offsets(offs: Tensor, rows: int) -> None:

@@ -156,15 +156,14 @@ def launcher(
     grid = device.sms // 2 * 2
     target, zero_to = a.device, M if zero_rest else 0
     arguments = [a_map, b_map, out_map, None, None, None, None, None, G, zero_to, N, K]
-    launch = multiply.bind(grid, THREADS, arguments)
+    moving = (0, 1, 2, 3, *((4, 5) if scales else ()), 6, 7)
+    launch = multiply.bind(grid, THREADS, arguments, moving)
+    shape, strides = (M, N), (N, 1)
 
     def run(a: Tensor, b: Tensor, offs: Tensor, *scales: Tensor) -> Tensor:
-        out = torch.empty(M, N, dtype=out_dtype, device=target)
-        to, counters = out.data_ptr(), launch_counters(target)
-        addresses = {0: a.data_ptr(), 1: b.data_ptr(), 2: to, 3: to, 6: offs.data_ptr(), 7: counters.data_ptr()}
-        for at, scale in enumerate(scales, 4):
-            addresses[at] = scale.data_ptr()
-        launch(addresses)
+        out = torch.empty_strided(shape, strides, dtype=out_dtype, device=target)
+        to, scaled = out.data_ptr(), [scale.data_ptr() for scale in scales]
+        launch(a.data_ptr(), b.data_ptr(), to, to, *scaled, offs.data_ptr(), launch_counters(target).data_ptr())
         return out
 
     return run

@@ -45,7 +45,7 @@ from groupbench.kernels.grouped_gemm.cluster_tiles import (
     ragged_map,
     unsuitable,
 )
-from groupbench.kernels.grouped_gemm.support import require_gradient_operands
+from groupbench.kernels.grouped_gemm.support import gradient_layout, require_gradient_operands, zero_gradient
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, tuning_key
 
 
@@ -106,11 +106,8 @@ def bind_cluster_wgrad(
     if reason := unsuitable(Q, G, a=a, dc=dc):
         raise ValueError(reason)
 
-    def as_weights(out: Tensor) -> Tensor:
-        return out.transpose(1, 2) if nk else out
-
     if M == 0 or N == 0 or K == 0:
-        return lambda a, dc, offs: as_weights(torch.zeros(G, P, Q, dtype=a.dtype, device=a.device))
+        return zero_gradient(G, K, N, nk)
     device = device_of(a.device)
     config = config or choose_config(M, G, N, K, a.dtype, device, nk)
     if reason := illegal(config, a.dtype, device):
@@ -124,14 +121,15 @@ def bind_cluster_wgrad(
     y_map = ragged_map(y, Q, y.stride(0), [BOX, step // along_m])
     # Each call moves it to its output.
     out_map = tensor_map(a, [Q, P, G], [Q, P * Q], [BUFFER_COLUMNS, BUFFER_ROWS, 1])
-    launch = multiply.bind(device.sms // 2 * 2, THREADS, [x_map, y_map, out_map, None, None, G, P, Q])
-    dtype, target = a.dtype, a.device
+    arguments = [x_map, y_map, out_map, None, None, G, P, Q]
+    launch = multiply.bind(device.sms // 2 * 2, THREADS, arguments, (0, 1, 2, 3, 4))
+    dtype, target, (shape, strides) = a.dtype, a.device, gradient_layout(G, K, N, nk)
 
     def run(a: Tensor, dc: Tensor, offs: Tensor) -> Tensor:
         x, y = (dc, a) if nk else (a, dc)
-        out = torch.empty(G, P, Q, dtype=dtype, device=target)
+        out = torch.empty_strided(shape, strides, dtype=dtype, device=target)
         counters = launch_counters(target)
-        launch({0: x.data_ptr(), 1: y.data_ptr(), 2: out.data_ptr(), 3: offs.data_ptr(), 4: counters.data_ptr()})
-        return as_weights(out)
+        launch(x.data_ptr(), y.data_ptr(), out.data_ptr(), offs.data_ptr(), counters.data_ptr())
+        return out
 
     return run

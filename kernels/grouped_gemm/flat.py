@@ -368,7 +368,12 @@ def bind_flat(
         config = _tuned_here(a, b, offs, nk, zero_rest)
     if config is not None and (reason := illegal(config, a.dtype, device)):
         raise ValueError(f"{config}: {reason}")
-    pointers = Variant("pointers", lambda: lambda a, b, offs: grouped_gemm_pointers(a, b, offs, zero_rest))
+    of_a, of_b = (a.shape, a.stride()), (b.shape, b.stride())
+
+    def by_pointers(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        return grouped_gemm_pointers(a.as_strided(*of_a), b.as_strided(*of_b), offs, zero_rest)
+
+    pointers = Variant("pointers", lambda: by_pointers)
     if without_tma is not None:
         return first_that_runs("flat", [Variant("tma", pointers.prepare, without_tma), pointers])
 
@@ -417,9 +422,10 @@ def _prepare_tma(
     )
 
     dtype, device, zero_to = a.dtype, a.device, M if zero_rest else 0
+    shape, strides = (M, N), (N, 1)
 
     def run(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-        out = torch.empty(M, N, dtype=dtype, device=device)
+        out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
         at, to = a.data_ptr(), out.data_ptr()
         of_a = (at,) if a_half_desc is None else (at, at)
         if not launch.again(*of_a, b.data_ptr(), to, to, offs.data_ptr()):

@@ -114,7 +114,7 @@ def prepare_mnk_cluster(
 ) -> Callable[[], tuple[Tensor, ...]]:  # G of [M_g, N_g], views of one buffer
     """Compile the kernel and write the tables; the returned callable allocates the outputs and launches once.
 
-    It must not be called by two threads at once. Raises ValueError if groups do not fit together, and for
+    Raises ValueError if groups do not fit together, and for
     operands or a config the kernel cannot take, OSError without NVRTC.
     """
     require_lists(group_a, group_b)
@@ -131,7 +131,6 @@ def prepare_mnk_cluster(
     a_is_mk, b_is_nk = unit_dim(a) == 1, unit_dim(b) == 0
     named = named_constants(config, dtype, a_is_mk, b_is_nk)
     multiply = kernel("cluster_mnk.cu", "cluster_mnk_kernel", config, named)
-    along_m, along_n = config.tiles_along
     offsets = offsets_of(group_a, group_b)
     sizes = [
         word
@@ -139,23 +138,37 @@ def prepare_mnk_cluster(
         for word in (offsets[g], x.size(0) | y.size(1) << 32, x.size(1))
     ]
     where = group_a[0].device
-    # Each program loads its share of the rows or columns that the tiles of the cluster share.
-    maps_a = _maps(a, 1 if a_is_mk else 0, config.rows // along_n, block_k(dtype) // along_n)
-    maps_b = _maps(b, 0 if b_is_nk else 1, config.columns // along_m, block_k(dtype) // along_m)
+    maps_a, maps_b = operand_maps(a, b, config)
     table = torch.tensor(sizes, dtype=torch.int64, device=where)
-    kept = (*a, *b)  # the maps hold addresses only: the callable must own the matrices
     grid = device.sms // 2 * 2
 
-    bound = multiply.bind(grid, THREADS, [maps_a, maps_b, table, None, None, len(order)])
+    bound = multiply.bind(grid, THREADS, [maps_a, maps_b, table, None, None, len(order)], (3, 4))
+    # The maps and the launch hold addresses only: the callable must own the tensors.
+    kept = (*a, *b, maps_a, maps_b, table)
 
     def launch(out: Tensor) -> None:
-        bound({0: maps_a.data_ptr(), 1: maps_b.data_ptr(), 2: table.data_ptr(), 3: out.data_ptr(), 4: counters_here()})
+        bound(out.data_ptr(), launch_counters(where).data_ptr())
         assert kept
 
-    def counters_here() -> int:
-        return launch_counters(where).data_ptr()
-
     return with_outputs(group_a, group_b, launch)
+
+
+def operand_maps(
+    a: Sequence[Tensor],  # of [M_g, K_g]
+    b: Sequence[Tensor],  # of [K_g, N_g]
+    config: ClusterConfig,
+) -> tuple[Tensor, Tensor]:  # [G, 16] int64 each
+    """Return the maps of the operands on the device.
+
+    A program loads its share of the rows or columns that the tiles of the cluster share. A kernel waits for as many
+    bytes as the tiles have, so it never ends with an access of another size.
+    """
+    along_m, along_n = config.tiles_along
+    step = block_k(a[0].dtype)
+    return (
+        _maps(a, 1, config.rows // along_n, step // along_n),
+        _maps(b, 0, config.columns // along_m, step // along_m),
+    )
 
 
 def _maps(matrices: Sequence[Tensor], k: int, side: int, step: int) -> Tensor:  # [G, 16] int64

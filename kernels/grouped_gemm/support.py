@@ -11,6 +11,8 @@ Rows past offs[-1] belong to no group; every backend writes zeros there, like th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 from torch import Tensor
@@ -201,6 +203,17 @@ def stored_weights(b: Tensor) -> tuple[Tensor, bool, bool]:
         b = b[0].unsqueeze(0)  # b[:1] would keep the stride of 0
     nk = b.stride(1) == 1 and b.stride(2) != 1
     return (b.transpose(1, 2) if nk else b), nk, shared
+
+
+def gradient_layout(G: int, K: int, N: int, nk: bool) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Return the shape and strides of the gradient [G, K, N] of weights, stored as [G, N, K] with `nk`."""
+    return (G, K, N), (N * K, 1, K) if nk else (N * K, N, 1)
+
+
+def zero_gradient(G: int, K: int, N: int, nk: bool) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return the callable of a, dc and offs for the gradient of weights without elements, or without rows."""
+    shape, strides = gradient_layout(G, K, N, nk)
+    return lambda a, dc, offs: torch.empty_strided(shape, strides, dtype=a.dtype, device=a.device).zero_()
 
 
 def past_int32(a: Tensor, b: Tensor) -> bool:

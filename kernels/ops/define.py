@@ -23,6 +23,7 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 _PLAIN = frozenset((Tensor, torch.nn.Parameter, type(None)))
 _modes = torch._C._len_torch_dispatch_stack
 _transforms = torch._C._are_functorch_transforms_active
+_left_by_transform = torch._C._functorch.is_functorch_wrapped_tensor
 autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 """Return whether autocast is enabled for any kind of device."""
 
@@ -69,7 +70,10 @@ def direct(*tensors: Tensor | None) -> bool:
     """Return whether a call with these tensors may go around torch's dispatcher."""
     if torch.compiler.is_compiling() or _modes() or _transforms():
         return False
-    return {type(tensor) for tensor in tensors} <= _PLAIN
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN or (tensor is not None and _left_by_transform(tensor)):
+            return False
+    return True
 
 
 def cast_by_autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

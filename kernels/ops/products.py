@@ -17,7 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.choose import gradient, product, product_again, unfit
+from groupbench.kernels.grouped_gemm.choose import (
+    Launches,
+    gradient_of_any,
+    launches_again,
+    launches_of,
+    product_of_any,
+    stored_nk,
+    unfit,
+)
 from groupbench.kernels.ops.define import (
     autocast_enabled,
     cast_by_autocast,
@@ -51,12 +59,10 @@ def grouped_mm(
     Returns:
         [M, N], zero in rows past offs[-1]; or [G, P, Q].
     """
-    if direct(a, b, offs) and offs is not None and out_dtype is None and bias is None and not autocast_enabled():
-        if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
-            if b.dim() == 3 and unfit(a, b, offs) is None:
-                return cast(Tensor, _Eager.apply(a, b, offs))
-        elif (again := product_again(a, b, offs)) is not None:
-            return again
+    if offs is not None and out_dtype is None and bias is None and direct(a, b, offs) and not autocast_enabled():
+        launches = launches_again(a, b, offs)
+        if launches is not None:
+            return _eager(launches, a, b, offs)
     a, b = cast_by_autocast(a, b)
     if unfit(a, b, offs, out_dtype) is not None:
         return _by_torch(a, b, offs, bias, out_dtype)
@@ -66,10 +72,8 @@ def grouped_mm(
         out = _Transformed.apply(a, b, offs)
     elif not direct(a, b, offs):
         out = torch.ops.groupbench.grouped_mm(a, b, offs)
-    elif torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
-        out = _Eager.apply(a, b, offs)
     else:
-        out = _compute(a, b, offs)
+        out = _eager(launches_of(a, b, offs) if b.dim() == 3 else _SUMS, a, b, offs)
     return out if bias is None else _add_bias(out, bias, offs)
 
 
@@ -103,23 +107,8 @@ def _add_bias(out: Tensor, bias: Tensor, offs: Tensor | None) -> Tensor:
 # --- the operation ----------------------------------------------------------------------------------------------------
 
 
-def _readable(x: Tensor) -> Tensor:
-    """Return x without lazy bits, or a copy of it if it has no rows in memory, as the gradient of a sum."""
-    if x.is_neg():
-        x = x.resolve_neg()
-    strides = x.stride()
-    if x.dim() == 2 and ((strides[1] != 1 and strides[0] != 1) or 0 in strides):
-        return x.contiguous()
-    return x
-
-
 def _compute(a: Tensor, b: Tensor, offs: Tensor, nk: bool = False) -> Tensor:
-    a, b = _readable(a), _readable(b)
-    if offs.stride(0) != 1:
-        offs = offs.contiguous()
-    if b.dim() == 3:
-        return product(a, b, offs)
-    return gradient(a.t(), b, offs, nk)
+    return product_of_any(a, b, offs) if b.dim() == 3 else gradient_of_any(a.t(), b, offs, nk)
 
 
 def _compute_out_of_place(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -131,11 +120,6 @@ def _fake(a: Tensor, b: Tensor, offs: Tensor, nk: bool = False) -> Tensor:
         return a.new_empty(a.size(0), b.size(2))
     G, P, Q = offs.size(0), a.size(0), b.size(1)
     return a.new_empty(G, Q, P).transpose(1, 2) if nk else a.new_empty(G, P, Q)
-
-
-def _stored_nk(b: Tensor) -> bool:
-    """Return whether b [G, K, N] is a view of weights stored as [G, N, K], whose gradient has that layout too."""
-    return bool(b.stride(1) == 1 and b.stride(2) != 1)
 
 
 def _gradients(
@@ -160,7 +144,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> No
     """Save only the operands that the requested gradients need."""
     a, b, offs = inputs
     wants_a, wants_b = ctx.needs_input_grad[:2]
-    ctx.nk = b.dim() == 3 and _stored_nk(b)
+    ctx.nk = b.dim() == 3 and stored_nk(b)
     ctx.save_for_backward(a if wants_b else None, b if wants_a else None, offs)
 
 
@@ -180,6 +164,24 @@ define(
 )
 
 
+class _Sums:
+    """Launches for the second form."""
+
+    nk = False
+
+    def product(self, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        return _compute(a, b, offs)
+
+    def gradient_of_a(self, dc: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        return _compute(b, dc.transpose(1, 2), offs).t()
+
+    def gradient_of_b(self, dc: Tensor, a: Tensor, offs: Tensor) -> Tensor:
+        return _compute(a.t(), dc, offs)
+
+
+_SUMS = _Sums()
+
+
 class _Eager(torch.autograd.Function):
     """The same gradients for calls that need no dispatcher.
 
@@ -187,16 +189,32 @@ class _Eager(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
-        _save(ctx, (a, b, offs), a)
-        return _again_or_compute(a, b, offs)
+    def forward(ctx: Any, launches: Launches | _Sums, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+        ctx.launches = launches
+        _, wants_a, wants_b, _ = ctx.needs_input_grad
+        ctx.save_for_backward(a if wants_b else None, b if wants_a else None, offs)
+        return launches.product(a, b, offs)
 
     @staticmethod
-    def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, dc: Tensor) -> tuple[None, Tensor | None, Tensor | None, None]:
         a, b, offs = ctx.saved_tensors
-        # With create_graph, the gradients need the nodes that refuse a second derivative.
-        multiply = _again_or_compute if not torch.is_grad_enabled() and direct(dc) else _Gradient.apply
-        return *_gradients(multiply, dc, a, b, offs, ctx.nk, ctx.needs_input_grad[:2]), None
+        launches = ctx.launches
+        if torch.is_grad_enabled() or not direct(dc):
+            # With create_graph, the gradients need the nodes that refuse a second derivative.
+            wanted = b is not None, a is not None
+            return None, *_gradients(_Gradient.apply, dc, a, b, offs, launches.nk, wanted), None
+        da = None if b is None else launches.gradient_of_a(dc, b, offs)
+        return None, da, None if a is None else launches.gradient_of_b(dc, a, offs), None
+
+
+# Function.apply only looks for transforms and their remains, which `direct` has excluded, in as much time as the rest.
+_apply = super(torch.autograd.Function, _Eager).apply
+
+
+def _eager(launches: Launches | _Sums, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+    if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
+        return cast(Tensor, _apply(launches, a, b, offs))
+    return launches.product(a, b, offs)
 
 
 class _Transformed(torch.autograd.Function):
@@ -212,16 +230,12 @@ class _Transformed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dc: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        return _Eager.backward(ctx, dc)
+        a, b, offs = ctx.saved_tensors
+        return *_gradients(_Gradient.apply, dc, a, b, offs, ctx.nk, ctx.needs_input_grad[:2]), None
 
     @staticmethod
     def vmap(*args: Any) -> Any:
         return refuse_vmap("groupbench::grouped_mm")()
-
-
-def _again_or_compute(a: Tensor, b: Tensor, offs: Tensor, nk: bool = False) -> Tensor:
-    again = product_again(a, b, offs) if b.dim() == 3 else None
-    return _compute(a, b, offs, nk) if again is None else again
 
 
 class _Gradient(torch.autograd.Function):

@@ -184,18 +184,20 @@ def make_inputs() -> Callable[[Case, torch.dtype], tuple[Tensor, Tensor, Tensor]
 
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context in which torch.empty gives NaN, so that elements that no kernel writes show."""
+    """Return a context in which new memory of torch is NaN, so that elements that no kernel writes show."""
 
     @contextmanager
     def poison() -> Iterator[None]:
-        empty = torch.empty
+        def filled(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+            def nan(*args: object, **kwargs: object) -> Tensor:
+                out = make(*args, **kwargs)
+                return out.fill_(float("nan")) if out.is_floating_point() else out
 
-        def nan(*args: object, **kwargs: object) -> Tensor:
-            out = empty(*args, **kwargs)  # type: ignore[call-overload]
-            return out.fill_(float("nan")) if out.is_floating_point() else out
+            return nan
 
         with monkeypatch.context() as patch:
-            patch.setattr(torch, "empty", nan)
+            for name in ("empty", "empty_strided"):
+                patch.setattr(torch, name, filled(getattr(torch, name)))
             yield
 
     return poison

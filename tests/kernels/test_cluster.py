@@ -109,7 +109,9 @@ def test_it_does_not_run_without_a_gpu(make_case, make_inputs):
 
 
 def test_a_map_keeps_the_memory_that_it_describes(monkeypatch):
-    monkeypatch.setattr(cuda_source, "_driver", lambda: SimpleNamespace(cuTensorMapEncodeTiled=lambda *arguments: 0))
+    monkeypatch.setattr(
+        cuda_source, "cuda_driver", lambda: SimpleNamespace(cuTensorMapEncodeTiled=lambda *arguments: 0)
+    )
     rows = torch.zeros(8, 64, dtype=torch.float16)
     alive = weakref.ref(rows)
     described = cuda_source.tensor_map(rows, [64, 8], [64], [64, 8])

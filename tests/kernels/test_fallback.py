@@ -81,7 +81,8 @@ def measured(operator_name: str, backend_name: str) -> tuple[list[Choice], str |
 def falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(variants.SETTING, raising=False)
     monkeypatch.setattr(variants, "_failed", {})
-    for kept in (choose._bound, gate_up._bound, permute._permutes):
+    choose.forget()
+    for kept in (gate_up._bound, permute._permutes):
         kept.clear()
 
 

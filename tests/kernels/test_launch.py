@@ -7,6 +7,7 @@ import gc
 import struct
 import weakref
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from groupbench.kernels import direct
 from groupbench.kernels import launch as launching
-from groupbench.kernels.direct import Direct, Unknown, _Parameters
+from groupbench.kernels.direct import Direct, Parameters, Unknown, of_triton
 from groupbench.kernels.elementwise import prepare_add
 from groupbench.kernels.grouped_gemm.flat import prepare_flat
 from groupbench.kernels.grouped_gemm.wgrad import prepare_wgrad
@@ -87,10 +89,10 @@ def test_a_repeated_launch_needs_a_full_one_first_and_aligned_addresses(kernel: 
     assert not launch.again(x.data_ptr())
     launch(x, 5)
     assert not launch.again(x.data_ptr())  # the driver cannot launch this kernel
-    launched: list[tuple[int, ...]] = []
-    launch._aligned = lambda addresses: launched.append(addresses) or True  # type: ignore[assignment,func-returns-value]
-    assert launch.again(64) and not launch.again(66)
-    assert launched == [(64,)]
+    launched: list[tuple[Any, ...]] = []
+    launch._aligned = lambda *passed: launched.append(passed) or True  # type: ignore[assignment,func-returns-value]
+    assert launch.again(64)
+    assert launched == [((64,), 15)]
 
 
 def test_integers_and_floats_are_told_apart_by_their_bits(kernel: Kernel) -> None:
@@ -101,11 +103,11 @@ def test_integers_and_floats_are_told_apart_by_their_bits(kernel: Kernel) -> Non
 
 
 def test_parameters_lie_where_the_driver_reads_them() -> None:
-    parameters = _Parameters()
+    parameters = Parameters()
     for kind, arg in (("constexpr", 7), ("i32", -2), ("u1", True), ("fp32", 0.5), ("i64", 1 << 40)):
         parameters.add(kind, arg, iter(()))
     parameters.append(bytes(range(128)))
-    words, places, at = parameters.placed()
+    words, places, at, _ = parameters.placed()
     assert parameters.sizes == [4, 1, 4, 8, 128] and at == []
     read = [ctypes.string_at(place, size) for place, size in zip(places, parameters.sizes, strict=True)]
     assert read == [struct.pack("i", -2), b"\1", struct.pack("f", 0.5), struct.pack("q", 1 << 40), bytes(range(128))]
@@ -113,6 +115,42 @@ def test_parameters_lie_where_the_driver_reads_them() -> None:
     for kind, arg in (("fp16", 1.0), (("i32", "i32"), (1, 2)), ("*bf16", 3), ("tensordesc<bf16[16,16]>", None)):
         with pytest.raises(Unknown):
             parameters.add(kind, arg, iter(()))
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["c", "ctypes"])
+def test_the_driver_gets_the_addresses_of_each_launch(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 4)
+    def launch(config: int, function: int, parameters: int, extra: int) -> int:
+        places = (ctypes.c_void_p * 4).from_address(parameters)
+        words = (ctypes.c_uint64 * 16).from_address(places[1])
+        stream = ctypes.c_void_p.from_address(config + 32).value
+        pointer, number = (ctypes.c_uint64.from_address(places[at]).value for at in (0, 2))
+        last = ctypes.c_uint64.from_address(places[3]).value
+        seen.append((function, stream, pointer, words[2], words[3], number, last, places[1] % 128))
+        return 7 if pointer == 77 else 0
+
+    monkeypatch.setattr(direct, "cuda_driver", lambda: SimpleNamespace(cuLaunchKernelEx=launch))
+    monkeypatch.setattr(direct, "_address_word", lambda value, address: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 5, raising=False)
+    if not compiled:
+        monkeypatch.setattr(direct, "native", lambda: None)
+    elif direct.native() is None:
+        pytest.skip("NOT TESTED: the launch in C. No compiler or headers")
+    parameters = Parameters()
+    parameters.append_address(0)
+    parameters.append_map(struct.pack("16Q", *range(16)), 2)
+    parameters.append(struct.pack("Q", 9))
+    parameters.append_address(0)
+    run = Direct(11, (2,), 128, 0, parameters)
+    assert run((16, 32, 48)) and run((64, 80, 96), 15)
+    assert not run((77, 0, 0)) and not run((8, 16, 16), 15)  # the driver refuses; an address has a bit of the mask
+    assert seen == [(11, 5, 16, 32, 3, 9, 48, 0), (11, 5, 64, 80, 3, 9, 96, 0), (11, 5, 77, 0, 3, 9, 0, 0)]
+    with pytest.raises((TypeError, ValueError)):
+        run((16, 32))
 
 
 def test_a_launch_under_another_current_device_is_refused(kernel: Kernel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +207,7 @@ def test_every_launch_computes_the_same_on_a_gpu(name: str, rows: int, monkeypat
         "add": lambda: prepare_add(a, a),
     }[name]()
     made: list[Direct] = []
-    monkeypatch.setattr(launching, "Direct", lambda *args: made.append(Direct(*args)) or made[-1])  # no Unknown
+    monkeypatch.setattr(launching, "of_triton", lambda *args: made.append(of_triton(*args)) or made[-1])  # no Unknown
     first = run()
     assert made
     with compiled.watched() as kernels:

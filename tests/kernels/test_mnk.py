@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,6 +71,27 @@ def test_tma_refuses(change, text, device):
     a, b = operands(((16, 16, 16), (5, 7, 9)), torch.float16, device)
     with pytest.raises(ValueError, match=text):
         mnk_tma.prepare_mnk_tma(*change(a, b))
+
+
+@pytest.mark.parametrize("a_rows", [True, False])
+@pytest.mark.parametrize("b_rows", [True, False])
+@pytest.mark.parametrize("config", mnk_cluster.candidates(), ids=str)
+def test_the_cluster_kernel_loads_what_it_waits_for(config, a_rows, b_rows, monkeypatch):
+    boxes = []
+
+    def noted(matrix, sizes, strides, box):
+        boxes.append(box)
+        return SimpleNamespace(words=range(16))
+
+    monkeypatch.setattr(mnk_cluster, "tensor_map", noted)
+    a, b = operands(((100, 200, 300),), torch.float16, "cpu", a_rows, b_rows)
+    mnk_cluster.operand_maps(a, b, config)
+    step = cluster_tiles.block_k(torch.float16)
+    sides, k_is_inner = (config.rows, config.columns), (a_rows, not b_rows)
+    for box, side, shares, inner in zip(boxes, sides, reversed(config.tiles_along), k_is_inner, strict=True):
+        accesses = 1 if inner else side // cluster_tiles.BOX  # as `Lists::load` of cluster_mnk.cu
+        assert box[0] * box[1] * accesses * shares == side * step
+        assert box[0] == (step if inner else cluster_tiles.BOX)
 
 
 @needs_nvrtc

@@ -101,6 +101,23 @@ def test_transforms(device: torch.device) -> None:
     assert again.grad is not None and torch.equal(again.grad, want)
 
 
+def test_saved_operands_that_return_with_other_strides(device: torch.device) -> None:
+    _, b, offs = operands(device, nk=True)
+    wide = torch.randn(14, 32, device=device)[:, :16].requires_grad_()
+    for saved in (torch.Tensor.detach, torch.Tensor.contiguous, torch.Tensor.detach):
+        with torch.autograd.graph.saved_tensors_hooks(saved, lambda x: x):
+            got = ops.grouped_mm(wide, b, offs)
+        want = torch.autograd.grad(expected(wide, b, offs).square().sum(), (wide, b))
+        close(torch.autograd.grad(got.square().sum(), (wide, b)), want)
+
+
+def test_a_tensor_left_by_a_transform(device: torch.device) -> None:
+    a, b, offs = operands(device)
+    left: list[Tensor] = []
+    torch.func.grad(lambda a: (left.append(a), a.square().sum())[1])(a.detach())
+    close(ops.grouped_mm(left[0], b, offs), expected(a, b, offs))
+
+
 def test_export(device: torch.device) -> None:
     class Model(torch.nn.Module):
         def forward(self, a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
@@ -173,7 +190,7 @@ def test_a_bound_launch_holds_no_operands(device: torch.device) -> None:
     import gc
     import weakref
 
-    choose._bound.clear()
+    choose.forget()
     a, b, offs = (each.detach().clone() for each in operands(device))
     ops.grouped_mm(a, b, offs)
     held = weakref.ref(b)
