@@ -35,6 +35,15 @@ __device__ __forceinline__ bool elected() {
   return yes;
 }
 
+// Sum up the values of a warp's threads, up to each thread's own.
+__device__ __forceinline__ int sums_up_to(int value) {
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const int left = __shfl_up_sync(0xffffffff, value, distance);
+    if (threadIdx.x % 32 >= distance) value += left;
+  }
+  return value;
+}
+
 // --- barriers --------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void set_up_barrier(u32 barrier, u32 arrivals) {
@@ -68,6 +77,18 @@ __device__ __forceinline__ void expect(u32 barrier, u32 bytes) {
 __device__ __forceinline__ int read(u32 from) {
   int value;
   asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float read_float(u32 from) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ float2 read_floats(u32 from) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(value.x), "=f"(value.y) : "r"(from) : "memory");
   return value;
 }
 
@@ -137,6 +158,12 @@ __device__ __forceinline__ void load_4d(u32 to, const TensorMap* map, int x, int
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
         "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::
         "r"(to), "l"(map), "r"(x), "r"(y), "r"(z), "r"(w), "r"(ready) : "memory");
+}
+
+// Load some bytes, a multiple of 16.
+__device__ __forceinline__ void copy(u32 to, const void* from, int bytes, u32 ready) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+               "r"(to), "l"(from), "r"(bytes), "r"(ready) : "memory");
 }
 
 // Let this program see a map in global memory that was written before the launch.

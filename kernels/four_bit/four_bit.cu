@@ -51,11 +51,7 @@ __device__ __forceinline__ void count_tiles(const OFFSET* end_offsets, int G, in
   for (int from = threadIdx.x - lane; from < G; from += blockDim.x) {
     const int g = from + lane;
     const int end = g < G ? (int)end_offsets[g] : 0, start = g < G && g ? (int)end_offsets[g - 1] : 0;
-    int tiles = (end - start + ROWS - 1) / ROWS * tiles_n;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int left = __shfl_up_sync(0xffffffff, tiles, distance);
-      if (lane >= distance) tiles += left;
-    }
+    const int tiles = sums_up_to((end - start + ROWS - 1) / ROWS * tiles_n);
     if (g < G) last[g] = tiles, offs[g] = end;
     if (lane == 31) sums[from / 32] = tiles;
   }
@@ -67,11 +63,6 @@ __device__ __forceinline__ void count_tiles(const OFFSET* end_offsets, int G, in
     if (from + lane < G) last[from + lane] += before;
   }
   __syncthreads();
-}
-
-__device__ __forceinline__ void copy(u32 to, const unsigned char* from, int bytes, u32 ready) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-               "r"(to), "l"(from), "r"(bytes), "r"(ready) : "memory");
 }
 
 struct Ring {

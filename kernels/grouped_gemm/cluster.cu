@@ -94,20 +94,10 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
   const int tiles_n = (N + ITEM_COLUMNS - 1) / ITEM_COLUMNS;
   for (int g = threadIdx.x; g < G; g += blockDim.x) offs[g] = (int)end_offsets[g];
   __syncthreads();
-  if (threadIdx.x < 32) {  // sum up the groups' tiles
-    int before = 0;
-    for (int from = 0; from < G; from += 32) {
-      const int g = from + threadIdx.x;
-      const int size = g < G ? offs[g] - (g ? offs[g - 1] : 0) : 0;
-      int tiles = (size + ITEM_PARTS * ROWS - 1) / (ITEM_PARTS * ROWS) * tiles_n;
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const int left = __shfl_up_sync(0xffffffff, tiles, distance);
-        if (threadIdx.x >= distance) tiles += left;
-      }
-      if (g < G) last[g] = before + tiles;
-      before += __shfl_sync(0xffffffff, tiles, 31);
-    }
-  }
+  sum_up_tiles(G, last, [&](int g) {
+    const int size = offs[g] - (g ? offs[g - 1] : 0);
+    return (size + ITEM_PARTS * ROWS - 1) / (ITEM_PARTS * ROWS) * tiles_n;
+  });
   __syncthreads();
   cluster_sync();
 

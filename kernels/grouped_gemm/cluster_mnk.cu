@@ -104,22 +104,9 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
   __shared__ int last[MOST_GROUPS];
   const Place place = place_of_program();
   const Shared shared = set_up(counters);
-  if (threadIdx.x < 32) {  // the list of tiles: sum up those of the groups
-    int before = 0;
-    for (int from = 0; from < G; from += 32) {
-      const int g = from + threadIdx.x;
-      int tiles = 0;
-      if (g < G)
-        tiles = (sizes[g].M + ITEM_PARTS * ROWS - 1) / (ITEM_PARTS * ROWS) *
-                ((sizes[g].N + ITEM_COLUMNS - 1) / ITEM_COLUMNS);
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const int left = __shfl_up_sync(0xffffffff, tiles, distance);
-        if (threadIdx.x >= distance) tiles += left;
-      }
-      if (g < G) last[g] = before + tiles;
-      before += __shfl_sync(0xffffffff, tiles, 31);
-    }
-  }
+  sum_up_tiles(G, last, [&](int g) {
+    return (sizes[g].M + ITEM_PARTS * ROWS - 1) / (ITEM_PARTS * ROWS) * ((sizes[g].N + ITEM_COLUMNS - 1) / ITEM_COLUMNS);
+  });
   __syncthreads();
   cluster_sync();
 

@@ -174,21 +174,34 @@ def constants(
         "STAGES": config.stages,
         "BUFFERS": config.buffers,
         "MOST_GROUPS": MOST_GROUPS,
+        "BLOCK_SCALES": 0,
+        "STORES_SUMS": 0,
         "WARPS_STORE": 0,
         **{name: getattr(lockstep_counter, name) for name in ("LEAD", "ARRIVALS", "POLLS")},
     }
 
 
-def kernel(name: str, function: str, config: ClusterConfig, named: Mapping[str, object]) -> CudaKernel:
-    """Return a kernel from a file with constants, compiled once per process and loaded once per device."""
-    return _kernel(name, function, config, tuple(named.items()), torch.cuda.current_device())
+def kernel(
+    name: str, function: str, config: ClusterConfig, named: Mapping[str, object], scale_bytes: int = 0
+) -> CudaKernel:
+    """Return a kernel from a file with constants, compiled once per process and loaded once per device.
+
+    Args:
+        scale_bytes: Of the scales of all stages, in shared memory.
+    """
+    return _kernel(name, function, config, tuple(named.items()), scale_bytes, torch.cuda.current_device())
 
 
 @cache
 def _kernel(
-    name: str, function: str, config: ClusterConfig, named: tuple[tuple[str, object], ...], device: int
+    name: str,
+    function: str,
+    config: ClusterConfig,
+    named: tuple[tuple[str, object], ...],
+    scale_bytes: int,
+    device: int,
 ) -> CudaKernel:
-    return CudaKernel(_cubin(name, config.columns, named), function, config.dynamic_bytes)
+    return CudaKernel(_cubin(name, config.columns, named), function, config.dynamic_bytes + scale_bytes)
 
 
 @cache

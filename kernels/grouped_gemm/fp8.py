@@ -59,7 +59,7 @@ from groupbench.kernels.grouped_gemm.support import (
 )
 from groupbench.kernels.grouped_gemm.tile_order import super_grouped
 from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal, problem_key
-from groupbench.kernels.launch import Launch, Outputs
+from groupbench.kernels.launch import Kept, Launch, Outputs
 from groupbench.kernels.variants import Gluon, first_that_runs, specialized_or_not
 
 OUT_DTYPES = (torch.bfloat16, torch.float16)
@@ -281,6 +281,33 @@ def prepare_fp8(
         (mode, out_dtype, a.device, G),
     )
     return first_that_runs("fp8", variants)
+
+
+_bound: Kept[tuple[Callable[..., Tensor] | None]] = Kept()
+
+
+def bind_blockwise(
+    a: Tensor, scale_a: Tensor, b: Tensor, offs: Tensor, out_dtype: torch.dtype
+) -> Callable[..., Tensor] | None:  # of a, scale_a, b, scale_b, offs
+    """Return a launch for checked operands of this class, or None if their config is not specialised.
+
+    The class has shapes, strides and dtypes. Further calls prepare nothing, which saves time on the host.
+    """
+    key = (
+        a.shape, a.stride(), scale_a.stride(), b.shape, b.stride(), offs.dtype, out_dtype, a.get_device(),
+        (a.data_ptr() | b.data_ptr()) % TMA_BYTES,
+    )  # fmt: skip
+    kept = _bound.get(key)
+    if kept is None:
+        (M, K), (G, N, _) = a.shape, b.shape
+        config = choose_config(BLOCKWISE, M, G, N, K, device_of(a.device))
+        specialized = Gluon(f"{__package__}.fp8_specialized", b)
+        if not config.specialized or specialized.why_not() or key[-1]:
+            return _bound.add(key, (None,))[0]
+        from groupbench.kernels.grouped_gemm.fp8_specialized import bind_specialized
+
+        kept = _bound.add(key, (bind_specialized(a, scale_a, b, False, out_dtype, config),))
+    return kept[0]
 
 
 def _prepare_plain(

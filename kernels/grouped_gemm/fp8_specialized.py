@@ -64,7 +64,7 @@ from groupbench.kernels.grouped_gemm.gluon_tiles import (
 )
 from groupbench.kernels.grouped_gemm.quantize import SCALE_BLOCK
 from groupbench.kernels.grouped_gemm.support import worker_count
-from groupbench.kernels.launch import Launch, Outputs
+from groupbench.kernels.launch import Launch, Outputs, described
 
 MOST_GROUPS = 256  # the loading warp counts their tiles in the few registers it has
 
@@ -341,14 +341,22 @@ def prepare_specialized(
 
     `prepare_fp8` must have checked the operands, and the weights must not be `unsuitable`.
     """
-    (M, K), (G, N, _) = a.shape, b.shape
+    run = bind_specialized(a, scale_a, b, fast_accum, out_dtype, config)
+    return lambda: run(a, scale_a, b, scale_b, offs)
+
+
+def bind_specialized(
+    a: Tensor, scale_a: Tensor, b: Tensor, fast_accum: bool, out_dtype: torch.dtype, config: Fp8Config
+) -> Callable[..., Tensor]:  # of a, scale_a, b, scale_b, offs; [M, N], a view of rows padded to 16 bytes
+    """Do as `prepare_specialized`; the callable takes operands with these shapes and strides."""
+    (M, K), (G, N, _), target = a.shape, b.shape, a.device
     swizzled = gl.NVMMASharedLayout(128, 8, rank=2)
     b_rows = b.stride(0) // b.stride(1) if G > 1 else 0
     rows = b.as_strided(((G - 1) * b_rows + N, K), (b.stride(1), 1))
-    a_desc = TensorDescriptor.from_tensor(a, [config.block_m, config.block_k], swizzled)
-    b_desc = TensorDescriptor.from_tensor(rows, [config.block_n, config.block_k], swizzled)
+    a_desc = described(TensorDescriptor.from_tensor, a, [config.block_m, config.block_k], swizzled)
+    b_desc = described(TensorDescriptor.from_tensor, rows, [config.block_n, config.block_k], swizzled)
     block_out = [config.block_m // 2, config.block_n // 4]
-    programs = worker_count(a.device)
+    programs = worker_count(target)
     padded = triton.cdiv(N, 8) * 8
     out_desc = Outputs(lambda out: ragged(out, block_out))
     launch = Launch(
@@ -359,9 +367,10 @@ def prepare_specialized(
         FAST_ACCUM=fast_accum,
     )
 
-    def run() -> Tensor:
-        out = torch.empty(M, padded, dtype=out_dtype, device=a.device)[:, :N]
-        launch(a_desc, b_desc, scale_a, scale_b, out_desc(out), out, offs, M, N, K, b_rows, scale_a.stride(-1), padded)
+    def run(a: Tensor, scale_a: Tensor, b: Tensor, scale_b: Tensor, offs: Tensor) -> Tensor:
+        out = torch.empty(M, padded, dtype=out_dtype, device=target)[:, :N]
+        between = scale_a.stride(-1), padded
+        launch(a_desc(a), b_desc(b), scale_a, scale_b, out_desc(out), out, offs, M, N, K, b_rows, *between)
         return out
 
     return run

@@ -11,6 +11,8 @@ Scales. Block-wise, DeepSeek-V3's recipe: one per 128 rows in a column, [P/128, 
 scaled and added in fp32. Row-wise, torchao's: one per column in a group, [G, N] and [G, K]; sums are promoted to fp32
 every 128 rows, and scaled at the end.
 
+On Hopper, block-wise scales are cluster_fp8_wgrad.py's, and this file's kernel is for all else.
+
 `main_grad` is the buffer in which a step's micro-batches add up, in fp32 as in Megatron-LM. It is read and written by
 the epilogue, so no bf16 gradient exists in between.
 """
@@ -28,6 +30,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from groupbench.kernels.configs import launch_keywords
 from groupbench.kernels.device import device_of, fitted
+from groupbench.kernels.grouped_gemm import cluster_fp8_wgrad
 from groupbench.kernels.grouped_gemm.experts import expert_tiles, of_groups
 from groupbench.kernels.grouped_gemm.quantize import E4M3, SCALE_BLOCK, dequantize_groups
 from groupbench.kernels.grouped_gemm.reference import without_tf32
@@ -144,6 +147,21 @@ def prepare_fp8_wgrad(
     if in_place and main_grad is None:
         raise ValueError("in_place needs main_grad")
     require_device(dct.device)
+    out_dtype = main_grad.dtype if in_place and main_grad is not None else out_dtype
+
+    def run_with(launch: Callable[[Tensor], object]) -> Callable[[], Tensor]:
+        def run() -> Tensor:
+            out = main_grad if in_place else torch.empty(G, N, K, dtype=out_dtype, device=dct.device)
+            assert out is not None
+            launch(out)
+            return out
+
+        return run
+
+    by_cluster = blockwise and config is None and (main_grad is None or main_grad.dtype == out_dtype == torch.float32)
+    if by_cluster and cluster_fp8_wgrad.unsuitable(dct, at, G, out_dtype) is None:
+        bound = cluster_fp8_wgrad.bind(dct, at, offs, out_dtype)
+        return run_with(lambda out: bound(dct, scale_dc, at, scale_a, offs, main_grad, out))
     config = config or default_config(blockwise, dct.device)
     if reason := illegal_tile(config.block_n, config.block_k, SCALE_BLOCK):
         raise ValueError(f"{config}: {reason}")
@@ -158,13 +176,7 @@ def prepare_fp8_wgrad(
         **launch_keywords(_fp8_wgrad_kernel, config, **of_groups(G), BLOCKWISE=blockwise, FAST_ACCUM=fast_accum),
     )
 
-    def run() -> Tensor:
-        out = main_grad if in_place else torch.empty(G, N, K, dtype=out_dtype, device=dct.device)
-        assert out is not None
-        launch(dct_desc, at_desc, scale_dc, scale_a, main_grad, out, offs, N, K)
-        return out
-
-    return run
+    return run_with(lambda out: launch(dct_desc, at_desc, scale_dc, scale_a, main_grad, out, offs, N, K))
 
 
 def default_config(blockwise: bool, device: torch.device) -> Fp8WgradConfig:

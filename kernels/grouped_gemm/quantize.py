@@ -32,6 +32,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from groupbench.kernels.grouped_gemm import quantize_cuda
 from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted, require_device, require_tensors
 
 E4M3 = torch.float8_e4m3fn
@@ -211,6 +212,9 @@ def quantize_weights(
     q, q_t = empty_fp8(G * N, K, w.device).unflatten(0, (G, N)), empty_fp8(G * K, N, w.device).unflatten(0, (G, K))
     scale = torch.empty(G, blocks_n, blocks_k, dtype=torch.float32, device=w.device)
     scale_t = torch.empty(G, blocks_k, blocks_n, dtype=torch.float32, device=w.device)
+    if N % SCALE_BLOCK == 0 and quantize_cuda.unsuitable(w) is None:
+        quantize_cuda.launch("weights_kernel", G * blocks_n * blocks_k, w, w, q, q_t, scale, scale_t, N, K)
+        return q, scale, q_t, scale_t
     _quantize_weights_kernel[(blocks_n, blocks_k, G)](
         w, q, q_t, scale, scale_t, N, K, q.stride(1), q_t.stride(1), BLOCK=SCALE_BLOCK, SMALLEST=SMALLEST_AMAX,
         EMULATED=interpreted(), num_warps=8,

@@ -9,6 +9,7 @@
 // Constants:
 //
 //     IS_FP8             1 if operands are fp8 and sums are scaled, 0 if operands have 16 bits
+//     BLOCK_SCALES       1 if the sums of each step are scaled by rows and columns; of fp8
 //     A_IS_MK, B_IS_NK   1 if K is contiguous in the operand, 0 if rows of A or columns of B are
 //     PARTS_EACH         parts of 64 rows that a group of warps multiplies
 //     COLUMNS            of a program's tile, a multiple of 64
@@ -23,6 +24,7 @@
 //     LEAD, ARRIVALS, POLLS   the constants of lockstep.py
 //     OFFSET             type of the groups' end offsets: int or long long
 //     MOST_GROUPS        that fit in shared memory
+//     STORES_SUMS        1 if threads store their sums themselves, in fp32
 //     WARPS_STORE        1 if whole warps store the output, 0 if TMA does
 
 constexpr int ROWS = 64;                    // of a part: the least that wgmma multiplies
@@ -40,6 +42,7 @@ constexpr int ITEM_COLUMNS = CLUSTER_N * COLUMNS;
 constexpr int A_BYTES = PARTS * BOX_BYTES;
 constexpr int B_BYTES = COLUMNS / 64 * BOX_BYTES;
 constexpr int STAGE_BYTES = A_BYTES + B_BYTES;
+constexpr int SCALE_BYTES = BLOCK_SCALES ? (PARTS * ROWS + COLUMNS) * 4 : 0;  // of a step: of rows, then of columns
 constexpr int OUT_ROWS = 16, OUT_COLUMNS = 64;
 constexpr int CHUNKS = COLUMNS / OUT_COLUMNS;
 constexpr int OUT_BYTES = OUT_ROWS * OUT_COLUMNS * 2;
@@ -98,6 +101,19 @@ __device__ __forceinline__ int2 serpentine(int inside, int tiles_m, int tiles_n)
   return make_int2(block * height + inside % rows, column + block % 2 * (tiles_n - 1 - 2 * column));
 }
 
+// Sum up the tiles of the groups, `tiles_of(g)`, by the first warp: `last` gets those up to each group's end.
+template <class TilesOf>
+__device__ __forceinline__ void sum_up_tiles(int G, int* last, const TilesOf& tiles_of) {
+  if (threadIdx.x >= 32) return;
+  int before = 0;
+  for (int from = 0; from < G; from += 32) {
+    const int g = from + threadIdx.x;
+    const int tiles = before + sums_up_to(g < G ? tiles_of(g) : 0);
+    if (g < G) last[g] = tiles;
+    before = __shfl_sync(0xffffffff, tiles, 31);
+  }
+}
+
 // A position in a ring of SIZE places in shared memory, with the phase of its barriers.
 template <int SIZE>
 struct Ring {
@@ -122,6 +138,9 @@ struct Ring {
 struct Stages : Ring<STAGES> {
   u32 operands, full, empty;  // addresses; a barrier has 8 bytes
 
+  __device__ __forceinline__ u32 scales() const {
+    return operands + STAGES * STAGE_BYTES + 4 * WORKERS * BUFFERS * OUT_BYTES + at * SCALE_BYTES;
+  }
   __device__ __forceinline__ u32 here() const { return operands + at * STAGE_BYTES; }
   __device__ __forceinline__ u32 is_full() const { return full + 8 * at; }
   __device__ __forceinline__ u32 is_empty() const { return empty + 8 * at; }
@@ -214,7 +233,7 @@ __device__ __forceinline__ Shared set_up(u64* counters) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < STAGES; ++stage) {
       set_up_barrier(shared_address(&full[stage]), 1);
-      set_up_barrier(shared_address(&empty[stage]), PROGRAMS * (TAKE_TURNS ? 1 : WORKERS));
+      set_up_barrier(shared_address(&empty[stage]), PROGRAMS * (TAKE_TURNS ? 1 : WORKERS) * (BLOCK_SCALES ? 4 : 1));
     }
     for (int slot = 0; slot < PLANNED; ++slot) {
       set_up_barrier(shared_address(&planned[slot]), 1);
@@ -286,7 +305,10 @@ __device__ __forceinline__ void load_tiles(const Product& product, const Place& 
     for (int step = 0; step < tile.steps; ++step) {
       if (leads) lockstep.keep_step();
       wait_for(stages.is_empty(), stages.phase);
-      expect(stages.is_full(), (tile.parts ? A_BYTES : 0) + (tile.columns ? B_BYTES : 0));
+      int bytes = (tile.parts ? A_BYTES : 0) + (tile.columns ? B_BYTES : 0);
+      if constexpr (BLOCK_SCALES) bytes += product.scale_bytes(tile);
+      expect(stages.is_full(), bytes);
+      if constexpr (BLOCK_SCALES) product.load_scales(tile, step, stages.scales(), stages.is_full());
       if (tile.parts) product.load_a(tile, step, place, stages.here(), stages.is_full());
       if (tile.columns) product.load_b(tile, step, place, stages.here() + A_BYTES, stages.is_full());
       stages.next();
@@ -301,9 +323,11 @@ struct Worker {
   int number, thread;
   int held;  // the stage that unfinished products read
 
-  // Let both programs write into a stage again.
+  // Let both programs write into a stage again. Scales are read by each warp for itself.
   __device__ __forceinline__ void give_back(int stage) {
-    if (thread < PROGRAMS) arrive_at(stages.empty + 8 * stage, thread);
+    if (BLOCK_SCALES) __syncwarp();
+    const int program = BLOCK_SCALES ? thread % 32 : thread;
+    if (program < PROGRAMS) arrive_at(stages.empty + 8 * stage, program);
   }
 
   // Give the stages of a tile back that has nothing for this group. A warp may come later than the others, from its stores.
@@ -339,10 +363,51 @@ struct Worker {
     stages.next();
   }
 
+  // Multiply a step of the worker's only part, scale its sums and add them: 128 columns, then the rest. While one group of
+  // warps scales, the other one multiplies.
+  template <int columns, int from = 0>
+  __device__ __forceinline__ void multiply_scaled(float* sums, int part, const float2& of_rows) {
+    constexpr int width = columns - from < 128 ? columns - from : 128;
+    const u64 a = described(stages.here() + part * BOX_BYTES, 1);
+    const u64 b = described(stages.here() + A_BYTES + from * STEP_BYTES, B_LEAD);
+    float of_step[width / 2];
+    start_products();
+#pragma unroll
+    for (int i = 0; i < SLICES; ++i) multiply<width>(of_step, a + A_NEXT * i, b + B_NEXT * i, i);
+    commit_products();
+    wait_for_products<0>();
+    const u32 scales = stages.scales() + (PARTS * ROWS + from + thread % 4 * 2) * 4;
+#pragma unroll
+    for (int i = 0; i < width / 8; ++i) {
+      float* to = sums + from / 2 + i * 4;
+      const float2 of_columns = read_floats(scales + i * 32);
+      to[0] += of_step[i * 4] * (of_rows.x * of_columns.x);
+      to[1] += of_step[i * 4 + 1] * (of_rows.x * of_columns.y);
+      to[2] += of_step[i * 4 + 2] * (of_rows.y * of_columns.x);
+      to[3] += of_step[i * 4 + 3] * (of_rows.y * of_columns.y);
+    }
+    if constexpr (from + width < columns) multiply_scaled<columns, from + width>(sums, part, of_rows);
+  }
+
+  template <int columns>
+  __device__ __forceinline__ void multiply_scaled_steps(float* sums, int part, int steps) {
+    static_assert(PARTS_EACH == 1 || !BLOCK_SCALES, "registers");
+#pragma unroll
+    for (int i = 0; i < columns / 2; ++i) sums[i] = 0;
+    for (int step = 0; step < steps; ++step) {
+      wait_for(stages.is_full(), stages.phase);
+      const u32 scales = stages.scales() + (part * ROWS + thread / 32 * 16 + thread % 32 / 4) * 4;
+      multiply_scaled<columns>(sums, part, make_float2(read_float(scales), read_float(scales + 32)));
+      give_back(stages.at);
+      stages.next();
+    }
+  }
+
   // Multiply all steps. The last products may be unfinished.
   template <int count, int columns>
   __device__ __forceinline__ void multiply_steps(float (&sums)[PARTS_EACH][COLUMNS / 2], int part, int steps,
                                                  int in_last_step) {
+    if constexpr (BLOCK_SCALES) return multiply_scaled_steps<columns>(sums[0], part, steps);
     const bool is_short = SHORT_STEPS && in_last_step < SLICES;
     const int whole = steps - is_short;
     for (int step = 0; step < whole; ++step) multiply_step<count, columns, true>(sums, part, step == 0, SLICES);
@@ -361,6 +426,27 @@ struct Worker {
     multiply_steps<most_parts, most_columns>(sums, part, steps, in_last_step);
   }
 };
+
+// Store a warp's 16 rows of a part, 64 columns, through the next one of its buffers, which are swizzled.
+template <class Product>
+__device__ __forceinline__ void store_chunk(const Product& product, const Tile& tile, int row, int column, const float* sums,
+                                            u32 buffers, int& next_buffer, u64 policy) {
+  const int lane = threadIdx.x % 32, line = lane % 16;
+  const u32 buffer = buffers + next_buffer * OUT_BYTES;
+  if (++next_buffer == BUFFERS) next_buffer = 0;
+  if (elected()) wait_for_reads<BUFFERS - 1>();
+  __syncwarp();
+#pragma unroll
+  for (int j = 0; j < 4; ++j) write_sums(buffer + line * 128 + ((2 * j + lane / 16 ^ line & 7) << 4), sums + j * 8);
+  if constexpr (WARPS_STORE) {
+    __syncwarp();
+    product.store_rows(tile, row, column, buffer, lane);
+  } else {
+    publish_to_tma();
+    __syncwarp();
+    if (elected()) product.store(tile, row, column, buffer, policy);
+  }
+}
 
 template <class Product>
 __device__ __forceinline__ void multiply_tiles(const Product& product, const Shared& shared, int number) {
@@ -393,32 +479,24 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
       worker.stages.skip(others);
     }
     wait_for_products<0>();
-    if (count) worker.give_back(worker.held);
+    if (count && !BLOCK_SCALES) worker.give_back(worker.held);
+    if (BLOCK_SCALES && !tile.size) {  // without scales
+#pragma unroll
+      for (int i = 0; i < PARTS_EACH * COLUMNS / 2; ++i) sums[0][i] = 0;
+    }
 
-    // Each warp stores its 16 rows of a part by itself, 64 columns at once. The buffers are swizzled.
-    const int line = lane % 16;
+    // Each warp stores its 16 rows of a part by itself, 64 columns at once.
 #pragma unroll
     for (int chunk = 0; chunk < PARTS_EACH * CHUNKS; ++chunk) {
       const int e = chunk / CHUNKS, i = chunk % CHUNKS;
       if (e >= count || i * OUT_COLUMNS >= columns) continue;
       const int row = tile.row + (part + e * APART) * ROWS + warp * OUT_ROWS, column = tile.column + i * OUT_COLUMNS;
       float* from = &sums[e][i * 32];
-      if constexpr (IS_FP8) product.scale(tile, row + lane / 4, column + lane % 4 * 2, from);
-      const u32 buffer = buffers + next_buffer * OUT_BYTES;
-      if (++next_buffer == BUFFERS) next_buffer = 0;
-      if (elected()) wait_for_reads<BUFFERS - 1>();
-      __syncwarp();
-#pragma unroll
-      for (int j = 0; j < 4; ++j) write_sums(buffer + line * 128 + ((2 * j + lane / 16 ^ line & 7) << 4), from + j * 8);
-      if constexpr (WARPS_STORE) {
-        __syncwarp();
-        product.store_rows(tile, row, column, buffer, lane);
-      } else {
-        publish_to_tma();
-        __syncwarp();
-        if (elected()) product.store(tile, row, column, buffer, policy);
-      }
+      if constexpr (IS_FP8 && !BLOCK_SCALES) product.scale(tile, row + lane / 4, column + lane % 4 * 2, from);
+      if constexpr (!STORES_SUMS) store_chunk(product, tile, row, column, from, buffers, next_buffer, policy);
     }
+    if constexpr (STORES_SUMS)
+      if (count) product.store_sums(tile, tile.row + part * ROWS + warp * OUT_ROWS + lane / 4, lane % 4 * 2, sums[0]);
   }
   if (elected()) wait_for_stores();
 }
@@ -430,7 +508,9 @@ __device__ __forceinline__ void multiply_tiles(const Product& product, const Sha
 //     load_a, load_b(tile, step, place, to, ready)   load this program's share of an operand
 //     store(tile, row, column, from, policy)         store OUT_ROWS x OUT_COLUMNS from shared memory, by one thread
 //     store_rows(tile, row, column, from, lane)      the same by a warp; with WARPS_STORE, instead of `store`
-//     scale(tile, row, column, sums)                 scale a thread's sums of OUT_ROWS x OUT_COLUMNS; of fp8 alone
+//     store_sums(tile, row, column, sums)            store a thread's sums of a part; with STORES_SUMS, instead of `store`
+//     scale(tile, row, column, sums)                 scale a thread's sums of OUT_ROWS x OUT_COLUMNS; of fp8 without BLOCK_SCALES
+//     scale_bytes(tile), load_scales(tile, step, to, ready)   load a step's scales of rows and columns; with BLOCK_SCALES
 //     policy()                           the stores' policy for L2
 template <class Product>
 __device__ __forceinline__ void multiply_all(const Product& product, const Place& place, const Shared& shared,

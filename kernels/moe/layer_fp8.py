@@ -5,6 +5,7 @@ per 128 columns, weights per 128 x 128, and operands for weight gradients, which
 
     forward
       route                                                          routing.py
+      row_blocks        blocks of 128 rows of one expert             quantize.py
       quantize_weights  both forms of w_gate_up and w_down           grouped_gemm/quantize.py
       quantize_rows_of  x's rows, gathered and quantised            quantize.py
       fp8 product       both [M, 2F]                                 grouped_gemm/fp8.py
@@ -31,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from groupbench.kernels.grouped_gemm.fp8 import prepare_fp8
+from groupbench.kernels.grouped_gemm.fp8 import bind_blockwise, prepare_fp8
 from groupbench.kernels.grouped_gemm.fp8_wgrad import prepare_fp8_wgrad
 from groupbench.kernels.grouped_gemm.quantize import SCALE_BLOCK, quantize_weights
 from groupbench.kernels.grouped_gemm.support import require_device
@@ -40,6 +41,7 @@ from groupbench.kernels.moe.permute import combine_rows
 from groupbench.kernels.moe.quantize import (
     Quantized,
     quantize_rows_of,
+    row_blocks,
     swiglu_backward_quantized,
     swiglu_quantized,
 )
@@ -70,6 +72,9 @@ def moe_layer_fp8(
 
 def _product(a: Quantized, w: tuple[Tensor, Tensor], offs: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a [M, K] times the weights [G, N, K]: [M, N]."""
+    bound = bind_blockwise(*a, w[0], offs, dtype)
+    if bound is not None:
+        return bound(*a, *w, offs)
     return prepare_fp8(*a, *w, offs, out_dtype=dtype, trusted=True)()
 
 
@@ -84,24 +89,25 @@ class _Layer(torch.autograd.Function):
         routing = route(ids, w_down.size(0))
         gate_up, gate_up_s, gate_up_t, gate_up_t_s = quantize_weights(w_gate_up)
         down, down_s, down_t, down_t_s = quantize_weights(w_down)
-        rows, rows_t = quantize_rows_of(x, routing, by_columns=ctx.needs_input_grad[3])
+        blocks = row_blocks(routing)
+        rows, rows_t = quantize_rows_of(x, routing, blocks, by_columns=ctx.needs_input_grad[3])
         both = _product(rows, (gate_up, gate_up_s), routing.offs, x.dtype)
-        act = swiglu_quantized(both, routing.offs)
+        act = swiglu_quantized(both, blocks)
         y = _product(act, (down, down_s), routing.offs, x.dtype)
         saved = (*(rows_t or (None, None)), both, weights, gate_up_t, gate_up_t_s, down_t, down_t_s)
-        ctx.save_for_backward(*saved, routing.offs, routing.position, routing.source)
+        ctx.save_for_backward(*saved, blocks, routing.offs, routing.position, routing.source)
         return combine_rows(y, routing.position, weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        rows_t, rows_t_s, both, weights, gate_up_t, gate_up_t_s, down_t, down_t_s, *where = ctx.saved_tensors
+        rows_t, rows_t_s, both, weights, gate_up_t, gate_up_t_s, down_t, down_t_s, blocks, *where = ctx.saved_tensors
         routing = Routing(*where)
         offs, dtype = routing.offs, dout.dtype
         wants_x, _, _, wants_gate_up, wants_down = ctx.needs_input_grad
-        dy, dy_t = quantize_rows_of(dout.contiguous(), routing, by_columns=wants_down)
+        dy, dy_t = quantize_rows_of(dout.contiguous(), routing, blocks, by_columns=wants_down)
         da = _product(dy, (down_t, down_t_s), offs, dtype)
-        dboth, dboth_t, weighted, dweights = swiglu_backward_quantized(da, both, weights, routing)
+        dboth, dboth_t, weighted, dweights = swiglu_backward_quantized(da, both, weights, routing, blocks)
         dw_down = _wgrad(dy_t, weighted, offs, dtype) if dy_t is not None else None
         dw_gate_up = _wgrad(dboth_t, Quantized(rows_t, rows_t_s), offs, dtype) if wants_gate_up else None
         dx = None

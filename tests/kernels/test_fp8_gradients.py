@@ -5,15 +5,21 @@ from __future__ import annotations
 import pytest
 import torch
 
-from groupbench.kernels.grouped_gemm import quantize
+from groupbench.kernels import cuda_source
+from groupbench.kernels.device import KNOWN
+from groupbench.kernels.grouped_gemm import cluster_fp8_wgrad, cluster_tiles, quantize, quantize_cuda
 from groupbench.kernels.grouped_gemm.fp8_wgrad import fp8_wgrad_reference, prepare_fp8_wgrad
 from groupbench.kernels.moe.layer_fp8 import moe_layer_fp8
-from groupbench.kernels.moe.quantize import quantize_rows_of, swiglu_backward_quantized, swiglu_quantized
+from groupbench.kernels.moe.quantize import quantize_rows_of, row_blocks, swiglu_backward_quantized, swiglu_quantized
 from groupbench.kernels.moe.routing import route
 from groupbench.kernels.moe.swiglu import swiglu_backward_reference, swiglu_reference
 
 # Tensor cores keep 13 bits of the products of 128 rows that they add up; the interpreter computes in fp32.
 CLOSE = {"rtol": 1e-3, "atol": 2e-2} if torch.cuda.is_available() else {"rtol": 1e-5, "atol": 1e-4}
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
+needs_hopper = pytest.mark.skipif(not HOPPER, reason="NOT TESTED: fp8 gradients in CUDA C++. No Hopper GPU")
+WITHOUT_NVRTC = cuda_source.why_not_nvrtc()
+needs_nvrtc = pytest.mark.skipif(WITHOUT_NVRTC is not None, reason=f"NOT TESTED: CUDA C++. {WITHOUT_NVRTC}")
 SIZES = {"ragged": (130, 0, 1, 65), "one_group": (17,), "whole": (128, 256), "no_rows": (0, 0)}
 
 
@@ -27,9 +33,10 @@ def operands(sizes, n, k, blockwise, device):
 
 @pytest.mark.parametrize("blockwise", [True, False])
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_the_gradient_is_added_to_main_grad(sizes, blockwise, device, poisoned):
-    given = operands(sizes, 72, 45, blockwise, device)
-    main_grad = torch.randn(len(sizes), 72, 45, device=device)
+@pytest.mark.parametrize(("n", "k"), [(72, 45), (136, 328)], ids=["odd", "aligned"])  # on Hopper, two kernels
+def test_the_gradient_is_added_to_main_grad(sizes, n, k, blockwise, device, poisoned):
+    given = operands(sizes, n, k, blockwise, device)
+    main_grad = torch.randn(len(sizes), n, k, device=device)
     expected = fp8_wgrad_reference(*given, main_grad)
     with poisoned():
         out = prepare_fp8_wgrad(*given, blockwise, main_grad)()
@@ -76,7 +83,7 @@ def same(quantized, expected, rows=None):
 def test_rows_are_gathered_and_quantised_in_both_forms(device):
     _, routing = routed(device)
     x = torch.randn(5, 200, device=device).half()
-    rows, columns = quantize_rows_of(x, routing, by_columns=True)
+    rows, columns = quantize_rows_of(x, routing, row_blocks(routing), by_columns=True)
     count = int(routing.offs[-1])
     gathered = x[routing.source[:count].long() // 2]
     q, scale = quantize.quantize_blocks_reference(gathered)
@@ -86,7 +93,7 @@ def test_rows_are_gathered_and_quantised_in_both_forms(device):
     expected = quantize.dequantize_groups(*quantize.quantize_groups_reference(padded, routing.offs), routing.offs)
     for part, other in zip(quantize.dequantize_groups(*columns, routing.offs), expected, strict=True):
         same(part, other)
-    assert quantize_rows_of(x, routing, by_columns=False)[1] is None
+    assert quantize_rows_of(x, routing, row_blocks(routing), by_columns=False)[1] is None
 
 
 def test_swiglu_and_its_gradient_are_quantised(device):
@@ -94,11 +101,11 @@ def test_swiglu_and_its_gradient_are_quantised(device):
     both, da = torch.randn(10, 512, device=device).half(), torch.randn(10, 256, device=device).half()
     weights = torch.rand(ids.shape, device=device)
     count = int(routing.offs[-1])
-    act = swiglu_quantized(both, routing.offs)
+    act = swiglu_quantized(both, row_blocks(routing))
     # Below 2**-6 times the scale, steps of e4m3 are 2**-9 times the scale.
     got, subnormal = quantize.dequantize(act.q[:count], act.scale[:count]), float(act.scale[:count].max()) * 2**-10
     torch.testing.assert_close(got, swiglu_reference(both[:count].float()), rtol=0.07, atol=subnormal)
-    dboth, dboth_t, weighted, dweights = swiglu_backward_quantized(da, both, weights, routing)
+    dboth, dboth_t, weighted, dweights = swiglu_backward_quantized(da, both, weights, routing, row_blocks(routing))
     expected = swiglu_backward_reference(da.float(), both.float(), weights, routing)
     largest = expected[0].abs().max()
     got = quantize.dequantize(dboth.q[:count], dboth.scale[:count])
@@ -131,3 +138,94 @@ def test_layers_that_fp8_does_not_have(size, text, device):
     w = torch.zeros(1, 2 * F, H, device=device).half(), torch.zeros(1, H, F, device=device).half()
     with pytest.raises(ValueError, match=text):
         moe_layer_fp8(torch.zeros(T, H, device=device).half(), ids, torch.ones(T, 1, device=device), *w)
+
+
+# --- in CUDA C++, for Hopper ------------------------------------------------------------------------------------------
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("out_dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+def test_the_gradient_with_clusters_compiles(out_dtype):
+    config = cluster_fp8_wgrad.DEFAULT
+    assert cluster_fp8_wgrad.illegal(config, KNOWN["sm_90"]) is None
+    named = cluster_fp8_wgrad.named_constants(config, out_dtype, torch.int32)
+    source = cluster_tiles.source("cluster_fp8_wgrad.cu", config.columns)
+    _, log = cuda_source.compile_with_log(source, named, "sm_90a")
+    assert "wgmma" not in log  # ptxas warns if it serialises them
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (cluster_tiles.SHORT, "a step's sums take registers"),
+        (cluster_tiles.LONG, "4 stages and 2 buffers take"),
+    ],
+    ids=["in_turns", "too_large"],
+)
+def test_configs_without_room_for_scaled_sums(config, text):
+    assert text in str(cluster_fp8_wgrad.illegal(config, KNOWN["sm_90"]))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("of", quantize_cuda.DTYPES, ids=str)
+def test_quantisation_in_cuda_compiles(of):
+    assert quantize_cuda.cubin(of).startswith(b"\x7fELF")
+    assert "Hopper" in str(quantize_cuda.unsuitable(torch.zeros(1, 128, dtype=of)))
+
+
+def bits(x):
+    return x.clone(memory_format=torch.contiguous_format).view(torch.uint8)
+
+
+@needs_hopper
+@pytest.mark.parametrize("of", quantize_cuda.DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("T", "k", "G", "H", "F"), [(1, 1, 1, 128, 128), (300, 2, 7, 256, 640), (70, 4, 200, 384, 128)]
+)
+def test_cuda_and_triton_quantise_to_the_same_bits(T, k, G, H, F, of, device, monkeypatch):
+    torch.manual_seed(0)
+    ids = torch.randint(-1, G, (T, k), device=device)
+    ids[0, 0] = 0
+    routing = route(ids, G)
+    blocks, count = row_blocks(routing), int(routing.offs[-1])
+    used = int((blocks[:, 1] > 0).sum())
+    x, w = (torch.randn(*size, device=device).to(of) for size in ((T, H), (G, F, H)))
+    both, da = (torch.randn(T * k, size, device=device).to(of) for size in (2 * F, F))
+    x[0, 3], w[0, 1, 2] = float("nan"), float("inf")
+    weights = torch.rand(T, k, device=device)
+
+    def results():
+        rows, columns = quantize_rows_of(x, routing, blocks, by_columns=True)
+        exact = [rows.q[:count], rows.scale[:count], columns.q[:, : used * 128], columns.scale[:used]]
+        dboth, dboth_t, weighted, dweights = swiglu_backward_quantized(da, both, weights, routing, blocks)
+        close = [dweights, quantize.dequantize(dboth.q[:count], dboth.scale[:count])]
+        for part in (dboth_t, weighted):
+            close.append(part.q[:, : used * 128].float() * part.scale[:used].T.repeat_interleave(128, 1))
+        act = swiglu_quantized(both, blocks)
+        return [*exact, *quantize.quantize_weights(w)], [*close, quantize.dequantize(act.q[:count], act.scale[:count])]
+
+    exact, close = results()
+    monkeypatch.setattr(quantize_cuda, "unsuitable", lambda *_: "compared with Triton")
+    of_triton, close_to = results()
+    for got, expected in zip(exact, of_triton, strict=True):
+        assert torch.equal(bits(got), bits(expected))
+    for got, expected in zip(close, close_to, strict=True):
+        assert (got - expected).norm() <= 0.02 * expected.norm()
+
+
+@needs_hopper
+def test_a_layer_gives_the_same_bits_twice_and_groups_without_rows_get_no_gradient(device):
+    torch.manual_seed(0)
+    ids = torch.tensor([[0, 3], [3, 0], [-1, 0]], device=device).repeat(300, 1)  # experts 1 and 2 have no rows
+    x, dout = (torch.randn(900, 256, device=device).bfloat16() for _ in range(2))
+    w = torch.randn(4, 256, 256, device=device).bfloat16() / 16, torch.randn(4, 256, 128, device=device).bfloat16() / 11
+    leaves = [part.requires_grad_() for part in (x, torch.rand(900, 2, device=device), *w)]
+
+    def step():
+        out = moe_layer_fp8(leaves[0], ids, *leaves[1:])
+        return [out, *torch.autograd.grad(out, leaves, dout)]
+
+    first, second = step(), step()
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+    assert not first[3][1:3].any() and not first[4][1:3].any()
+    assert first[3].isfinite().all() and first[3][0].any()
