@@ -104,7 +104,10 @@ class IncidentView:
             return f"nothing: {last}" + (f", until {self.incident.until}" if self.incident.until else "")
         if not span.named and (span.number or 0) > 1 and span.base is not None and self.lead.series.host in repro.HOSTS:
             return f"groupbench bisect {span.base.commit[:10]} {span.head.commit[:10]} --series {self.lead.series.pk}"
-        return f"fix or revert {span.label}, or `groupbench incidents expect {key} --reason TEXT`"
+        accept = f"`groupbench incidents expect {key} --reason TEXT`"
+        if all(each.cause == "undone" for each in self.members):
+            return f"{accept} if {span.label} was meant to undo an improvement; fix it otherwise"
+        return f"fix or revert {span.label}, or {accept}"
 
     @property
     def lines(self) -> list[str]:

@@ -79,7 +79,7 @@ def slack_code(text: str) -> str:
 
 def slack_link(text: str, url: str | None) -> str:
     """Return a link for Slack; `text` must be escaped already."""
-    return text if url is None or len(url) > 300 else f"<{url}|{text}>"
+    return text if url is None or len(url) > 300 else f"<{url}|{text.strip('`')}>"
 
 
 @dataclass(frozen=True)

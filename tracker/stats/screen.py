@@ -111,8 +111,8 @@ def _on_one_level(series: Sequence[Followed], ask: float) -> list[Walked | None]
     for number in range(1, NIGHTS + 1):
         side = np.sign(away[:, -number:])
         nearest = far[:, -number:].min(axis=1)
-        asked = quantile(min(SLACK * ask ** (1 / number), 0.5), freedom) * deviation
-        follow |= (side == side[:, -1:]).all(axis=1) & (nearest > least) & (nearest >= asked)
+        needed = quantile(min(SLACK * ask ** (1 / number), 0.5), freedom) * deviation
+        follow |= (side == side[:, -1:]).all(axis=1) & (nearest > least) & (nearest >= needed)
     high, low = y[:, :-NIGHTS].max(axis=1), y[:, :-NIGHTS].min(axis=1)
     follow |= (y[:, -1] > 2 * high - low) & (distance > least)  # it may be beyond all others
     results = y.shape[1] - 1

@@ -21,7 +21,7 @@ def tail(t: float, freedom: float = math.inf) -> float:
 
 @cache
 def quantile(p: float, freedom: float = math.inf) -> float:
-    """Return the value that is exceeded with chance p."""
+    """Return the value exceeded with chance p."""
     if math.isinf(freedom):
         return -NormalDist().inv_cdf(p)
     if p > 0.5:
