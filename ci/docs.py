@@ -213,9 +213,7 @@ def _verdicts() -> str:
     lines += [
         "The first rule that applies to the evidence about a row decides it. `groupbench gate --why SERIES` prints"
     ]
-    lines += [
-        "the evidence, the rule, and those that were passed over. *Out* means: a chance of at most 1 % on the level,"
-    ]
+    lines += ["the evidence and the rule. *Out* means: a chance of at most 1 % on the level,"]
     lines += ["and beyond what counts ([statistics](../explanation/statistics.md)).", ""]
     lines += ["| | rule | applies | verdict | cause |", "|---|---|---|---|---|"]
     for number, rule in enumerate(rules.RULES, 1):

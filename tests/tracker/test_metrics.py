@@ -350,6 +350,28 @@ def test_an_alternating_value_is_listed_once(kernels: Callable[..., None], cli: 
     assert (row["verdict"], row["now"]) == ("suspect", 2)
 
 
+def test_an_undone_improvement_names_the_date_until_which_the_level_was_accepted(
+    kernels: Callable[..., None], cli: Cli
+) -> None:
+    kernels("special_values", [0, 0, 1, 1, 0])
+    (row,) = [row for row in rows_of(cli) if row["metric"] == "special_values"]
+    assert (row["verdict"], row["cause"], row["before"], row["now"]) == ("regressed", "undone", 1, 0)
+    improved = json.loads(cli("gate", "--run", "run-002", "--format", "json").stdout)
+    assert "undone: the level accepted until 20" in row["note"]
+    assert row["note"].endswith(f"is back, which {improved['commit'][:10]} had improved")
+
+
+def test_a_second_change_for_the_worse_has_a_row_of_its_own(kernels: Callable[..., None], cli: Cli) -> None:
+    kernels("spills", [0, 32])
+    assert cli("gate", "--update").exit_code == 1
+    kernels("spills", [0, 32, 96])
+    rows = [row for row in rows_of(cli) if row["metric"] == "spills"]
+    assert [(row["verdict"], row["before"], row["incident"]) for row in rows] == [
+        ("regressed", 0, 1),
+        ("regressed", 32, None),
+    ]
+
+
 def test_the_same_commit_is_not_a_change(kernels: Callable[..., None], cli: Cli) -> None:
     kernels("spills", [0, 96], commit="c" * 40)
     assert "spills" not in {row["metric"] for row in rows_of(cli)}

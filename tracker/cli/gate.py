@@ -85,7 +85,7 @@ DETAILS = Column("details", "details", without_end)
 @click.option(
     "--why",
     metavar="SERIES",
-    help="Print the evidence about a series and the rules that decided: its number in `list series`, or words of it.",
+    help="Print the evidence about a series and the rule that decided: its number in `list series`, or words of it.",
 )
 @click.option("--update", is_flag=True, help="Open incidents for new regressions and close fixed ones.")
 @click.option(
@@ -167,13 +167,15 @@ def gate(
 
 
 def _explain(judged: Gate, why: str) -> None:
-    """Print the evidence about some series, the rule that decided each row, and those that were passed over.
+    """Print the evidence about some series, and the rule of the table that decided each row.
 
     Raises UsageError if no series of the night has the number or the words.
     """
-    from groupbench.tracker.judge.rules import RULES, passed_over
+    from groupbench.tracker.judge.rules import RULES
 
     words = why.lower().split()
+    if not words:
+        raise click.UsageError("--why needs the number of a series or words of it; `groupbench list series`")
     every = [*judged.rows, *judged.asked]
     rows = [row for row in every if why == str(row.series.pk)]
     rows = rows or [row for row in every if all(word in str(row.series).lower() for word in words)]
@@ -187,11 +189,8 @@ def _explain(judged: Gate, why: str) -> None:
             click.echo(printable(f"  {row.details}"))
         for line in row.evidence.lines:
             click.echo(printable(f"  {line}"))
-        over = passed_over(row.evidence)
-        if over:
-            click.echo(printable(f"  passed over: {', '.join(rule.name for rule in over)}"))
-        rule = next(rule for rule in RULES if rule.name == row.rule)
-        click.echo(printable(f"  rule {rule.name}: {rule.meaning}"))
+        number, rule = next(each for each in enumerate(RULES, 1) if each[1].name == row.rule)
+        click.echo(printable(f"  rule {number} of {len(RULES)}, the first that applies, {rule.name}: {rule.meaning}"))
 
 
 def _targets(outputs: tuple[str, ...]) -> list[OutputTarget]:

@@ -54,6 +54,16 @@ class Metric:
         return self.rule == "own"
 
     @property
+    def sign(self) -> int:
+        """1 if larger is worse, else -1."""
+        return -1 if self.better == "higher" else 1
+
+    @property
+    def judged_as(self) -> str:
+        """The name in verdicts and alerts."""
+        return "accuracy" if self is RMS else self.name
+
+    @property
     def title(self) -> str:
         return self.header or (f"{self.name} {self.unit}" if self.unit else self.name)
 
@@ -67,6 +77,11 @@ class Metric:
     def log(self, level: float) -> float:
         """Return the logarithm by which levels are compared, offset so that zero and negligible levels are close."""
         return math.log(max(level + self.negligible, TINY))
+
+    def level(self, log: float) -> float:
+        """Return the level of a logarithm by `log`, without rounding residue."""
+        level = math.exp(log) - self.negligible
+        return 0.0 if level < max(1e-9 * self.negligible, 10 * TINY) else float(f"{level:.9g}")
 
     def text(self, value: float | None) -> str:
         """Return a value with the unit, to three digits; empty for None."""
@@ -90,6 +105,11 @@ RMS = Metric(
     "rms", "", "relative RMS error against a reference in higher precision", column="rms", rule="own",
     floor=0.01, least=0.5, negligible=1e-6,
 )  # fmt: skip
+
+REPEATABLE = Metric(
+    "repeatability", "", "two executions are bitwise equal", column="repeatable", better="higher", rule="own", least=0.0
+)
+"""The metric `repeatable` as the gate judges it."""
 
 METRICS: dict[str, Metric] = {
     metric.name: metric

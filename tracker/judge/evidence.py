@@ -7,8 +7,8 @@ further metric are judged by the same table (`rules.py`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeVar
 
 Kind = Literal["result", "tonight", "step", "gain", "machine", "pin"]
 """The subject of a row:
@@ -30,99 +30,72 @@ An older change counts only if it has an alert. So a regression stays until its 
 before the alerts began, and improvements, do not fail or fill reports forever."""
 
 
+T = TypeVar("T")
+
+
+def fact(default: T, words: str) -> T:
+    """Return a field of Evidence with the words by which `gate --why` prints it."""
+    value: T = field(default=default, metadata={"words": words})
+    return value
+
+
 @dataclass(frozen=True)
 class Evidence:
-    """The known facts of one row.
+    """The facts of one row, each with the words by which `gate --why` prints it."""
 
-    Attributes:
-        kind: The subject of the row.
-        status: Of tonight's point, or `absent`.
-        had: The previous night had a result, or a latency if `timed` is False.
-        removed: The plan no longer has the cell.
-        muted: A person muted the series.
-        timed: Tonight's point has a latency, or needs none.
-        canary: The series monitors the machine and does not run the code under test.
-        n: Number of earlier results.
-        sigma: Standard deviation of one result that was to be expected.
-        reach: Distance from which a first night is out: no smaller change would be noticed.
-        counts: Smallest distance that counts.
-        distance: Of tonight's value from the level, or from the reference if kind is `step`.
-        p: Chance of such a distance on the level.
-        nights: Number of nights in a row that are out; negative if they are for the better.
-        beyond: Tonight's value is farther from all results of the level than they are from each other.
-        far: Number of nights in a row that are so for the worse, by more than counts.
-        rank: Chance of as many if nothing changed, by their ranks alone.
-        few: Few earlier results, so that history alone shows gross changes only.
-        slight: Few earlier results, and the distance is not gross: history alone shows nothing.
-        back: Tonight's value is the first back on the level before a change.
-        since: Number of results since the change.
-        drifts: No single night shows the change.
-        scatters: The value varies from run to run. Otherwise, each change of it is one.
-        is_error: The value is an error of the result, which hardly scatters.
-        decidable: An A/B can decide it.
-        hint: The metric only hints at a slower kernel.
-        noisy: The bursts vary too much.
-        score: Chance of tonight's result and the nights before it, by which A/Bs are ranked; None if not worth one.
-        asked: The chance is small enough for an A/B, with which one is possible.
-        ab: The result of the A/B about tonight's commit, or about the step.
-        ab_outside: That A/B measured both sides off the level, so the code did not change.
-        cause: The cause by other facts than an A/B, a word of `causes`.
-        same_code: No code changed.
-        excused: The machine's own move explains the distance: `canary`, or `together` if all cells moved.
-        alert: State of the alert about the step, if it has one.
-        accepted: A person accepted the level.
-        certain: The limit of the pin is exceeded for certain.
-    """
-
-    kind: Kind = "tonight"
-    status: str = "ok"
-    had: bool = False
-    removed: bool = False
-    muted: bool = False
-    timed: bool = True
-    canary: bool = False
-    n: int = 0
-    sigma: float | None = None
-    reach: float | None = None
-    counts: float = 0.0
-    distance: float = 0.0
-    p: float | None = None
-    nights: int = 0
-    beyond: bool = False
-    far: int = 0
-    rank: float = 1.0
-    few: bool = False
-    slight: bool = False
-    back: bool = False
-    since: int = 0
-    drifts: bool = False
-    scatters: bool = True
-    is_error: bool = False
-    decidable: bool = False
-    hint: bool = False
-    noisy: bool = False
-    score: float | None = None
-    asked: bool = False
-    ab: AB | None = None
-    ab_outside: bool = False
-    cause: str | None = None
-    same_code: bool = False
-    excused: Literal["canary", "together"] | None = None
-    alert: str | None = None
-    accepted: bool = False
-    certain: bool = False
+    kind: Kind = fact("tonight", "subject of the row: {}")  # noqa: RUF009
+    status: str = fact("ok", "the cell ended as {}")
+    had: bool = fact(False, "the previous night had a result")
+    removed: bool = fact(False, "the plan no longer has the cell")
+    muted: bool = fact(False, "a person muted the series")
+    timed: bool = fact(True, "no latency")
+    canary: bool = fact(False, "a canary, which does not run the code under test")
+    n: int = fact(0, "{} earlier results")
+    sigma: float | None = fact(None, "scatter: one result has a standard deviation of {:%}")
+    reach: float | None = fact(None, "a first night is out beyond {:%}")
+    counts: float = fact(0.0, "changes of less than {:%} do not count")
+    distance: float = fact(0.0, "change from the level, for the worse if positive: {:+%}")
+    p: float | None = fact(None, "chance of such a change on the level: {:.2g}")
+    nights: int = fact(0, "{} nights in a row are out; negative for the better")
+    beyond: bool = fact(False, "farther from all results of the level than those are from each other")
+    far: int = fact(0, "{} nights in a row are so for the worse, by more than counts")
+    rank: float = fact(1.0, "chance of as many by the order of the results alone: {:.2g}")
+    few: bool = fact(False, "few earlier results, so that history alone shows gross changes only")
+    slight: bool = fact(False, "the change is not gross")
+    back: bool = fact(False, "the first result back on the level before a change")
+    since: int = fact(0, "{} results since the change")
+    drifts: bool = fact(False, "no single night shows the change")
+    scatters: bool = fact(True, "the value is the same whenever the code is")
+    is_error: bool = fact(False, "an error of the result, which hardly scatters")
+    decidable: bool = fact(False, "an A/B can decide")
+    hint: bool = fact(False, "the metric only hints at a slower kernel")
+    noisy: bool = fact(False, "the bursts vary too much")
+    score: float | None = fact(None, "chance of tonight and the nights before, by which A/Bs are ranked: {:.2g}")
+    asked: bool = fact(False, "worth an A/B, and one is possible")
+    ab: AB | None = fact(None, "A/B of both commits: {}")  # noqa: RUF009
+    ab_outside: bool = fact(False, "the A/B measured both commits off the level, so the code did not change")
+    cause: str | None = fact(None, "cause by other facts than an A/B: {}")
+    same_code: bool = fact(False, "no code changed")
+    excused: Literal["canary", "together"] | None = fact(None, "no more than the machine moved: {}")
+    alert: str | None = fact(None, "the incident of the change is {}")
+    accepted: bool = fact(False, "a person accepted the level")
+    certain: bool = fact(False, "beyond the limit of the pin for certain")
 
     @property
     def lines(self) -> list[str]:
         """The known facts, a fact a line, as `gate --why` prints them."""
-        return [
-            f"{field.name}: {_text(field.name, getattr(self, field.name))}"
-            for field in fields(self)
-            if getattr(self, field.name) not in (None, field.default)
-        ]
+        given = [each for each in fields(self) if getattr(self, each.name) not in (None, each.default)]
+        given = [each for each in given if each.name != "distance" or self.scatters]  # a count has no percentage
+        return [each.metadata["words"].format(_Shown(getattr(self, each.name))) for each in given]
 
 
-def _text(name: str, value: Any) -> str:
-    if name in ("sigma", "reach", "counts", "distance"):  # logarithms
-        return f"{100 * math.expm1(value):.3g} %"
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+class _Shown:
+    """A value that prints a logarithm as a change by `{:%}`."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __format__(self, spec: str) -> str:
+        if spec.endswith("%"):
+            return f"{100 * math.expm1(self.value):{spec[:-1]}.3g} %"
+        return format(self.value, spec)

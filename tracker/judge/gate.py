@@ -16,10 +16,9 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge import alerts, results, transitions
-from groupbench.tracker.judge.further import Further
+from groupbench.tracker.judge.cases import Cases
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.headline import summary
-from groupbench.tracker.judge.latency import Latencies
 from groupbench.tracker.judge.named import named_in, number_of_commits
 from groupbench.tracker.judge.nights import previous_night, runs_of_night
 from groupbench.tracker.judge.parts import Case, joined
@@ -118,13 +117,11 @@ class _Part:
         expected: Mapping[int, PointOutcome], window: int, min_effect: float | None, between: CommitsBetween,
     ) -> None:  # fmt: skip
         self.stored = alerts.find(session, series={point.series.pk for point in points}, runs=set(line.runs))
-        self.data = GateData.read(session, run, line, points, expected, self.stored, window, min_effect)
+        self.data = GateData(session, run, line, points, expected, self.stored, window, min_effect)
         self.between = between
         self.asked: list[Judged] = []  # worth an A/B besides the rows of their series
-        self.further = Further(self.data)  # first: the pasts that it drops and those that the others keep do not add up
-        self.latency, self.pins = Latencies(self.data), PinRule(self.data)
-        gatherers = (self.latency, self.further)
-        places = {(point.series.pk, run) for point in points for each in gatherers for run in each.places(point)}
+        self.cases, self.pins = Cases(self.data), PinRule(self.data)
+        places = {(point.series.pk, run) for point in points for run in self.cases.places(point)}
         for series, turn in self.data.turns.items():
             places |= {(series, run) for run in (turn.base, turn.head) if run is not None}
         self.data.load_facts(places)
@@ -139,9 +136,10 @@ class _Part:
     def rows(self) -> list[Judged]:
         """Return the rows of all points, in order."""
         cases = {point.pk: self._cases(point) for point in self.data.points}
-        self.latency.machines.ask_once(cases)
+        self.cases.machines.ask_once(cases)
         rows = [row for point in self.data.points for row in self._rows(point, cases[point.pk])]
-        rows = [replace(row, note=joined(row.note, _unknown(row), _unchecked(row))) for row in rows]
+        noted = ((row, joined(_unknown(row), _unchecked(row))) for row in rows)
+        rows = [replace(row, note=joined(row.note, caveat)) if caveat else row for row, caveat in noted]
         author_of = authors(self.data.session, {row.span.head.commit for row in rows if row.span})
         return [
             replace(row, span=self._described(row, row.span, author_of.get(row.span.head.commit))) if row.span else row
@@ -168,11 +166,9 @@ class _Part:
             return results.of_status(self.data, point)
         if impossible := results.implausible(self.data, point):
             return impossible
-        cases = self.latency.cases(point) if point.timed else [results.untimed(self.data, point)]
-        moved = self.latency.moved(point)
-        if (with_it := self.further.explained(point, moved)) is not None:
-            cases = [replace(case, row=replace(case.row, note=joined(with_it, case.row.note))) for case in cases]
-        return [*cases, *self.further.cases(point, moved), *self.pins.cases(point, cases[0].row)]
+        untimed = [] if point.timed else [results.untimed(self.data, point)]
+        cases = [*untimed, *self.cases.of(point)]
+        return [*cases, *self.pins.cases(point, cases[0].row)]
 
     def _rows(self, point: PointRow, cases: Sequence[Case]) -> list[Judged]:
         """Return the row of a point, or several rows if it changed in several ways."""

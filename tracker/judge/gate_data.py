@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.facts.metrics import Metric, judged
+from groupbench.tracker.facts.metrics import judged
 from groupbench.tracker.judge import alerts
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import Facts
-from groupbench.tracker.judge.pasts import Pasts, Turn, facts_at, turns_wrong
+from groupbench.tracker.judge.pasts import Pasts, facts_at, turns_wrong
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.query.lines import CommitLine
@@ -20,74 +19,63 @@ from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
 from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
-from groupbench.tracker.store.decisions import Decisions, in_force
+from groupbench.tracker.store.decisions import in_force
 
 
-@dataclass
 class GateData:
-    """The data that the gate's rules use. `load_facts` adds the facts that show causes."""
+    """The data that the gate's rules use. `load_facts` adds the facts that show causes.
 
-    session: Session
-    run: RunRow
-    line: CommitLine  # the runs of the history, up to `run`
-    points: Sequence[PointRow]
-    expected: Mapping[int, PointOutcome]  # by series, from the plan's previous run
-    window: int  # number of earlier results of a series to use
-    min_effect: float | None  # relative; None for the timing's default
-    metrics: Sequence[Metric]  # further metrics of the points
-    pasts: Pasts
-    comparisons: Mapping[int, Sequence[Compared]]  # by series
-    named: Mapping[int, Sequence[Compared]]  # answers of searches, by series
-    turns: Mapping[int, Turn]  # by series, for wrong results
-    alerts: Mapping[int, Sequence[AlertRow]]  # of the run's toolchain, by series
-    lapsed: frozenset[int]  # keys of expected alerts that have expired
-    elsewhere: frozenset[int]  # keys of alerts of other toolchains, measured alternately with the run's
-    runs: dict[int, RunRow]  # by key
-    decisions: Decisions  # about series
-    facts: dict[tuple[int, int], Facts] = field(default_factory=dict)  # by series and run
+    Args:
+        session: The database.
+        run: The run to judge.
+        line: The runs of the history, up to `run`.
+        points: The run's points.
+        expected: Outcomes in the plan's previous run, by series.
+        stored: Alerts of the series.
+        window: Number of earlier results of a series to use.
+        min_effect: Smallest relative change that counts; None for the timing's default.
 
-    @classmethod
-    def read(
-        cls,
-        session: Session,
-        run: RunRow,
-        line: CommitLine,
-        points: Sequence[PointRow],
-        expected: Mapping[int, PointOutcome],
-        stored: Sequence[AlertRow],
-        window: int,
-        min_effect: float | None,
-    ) -> GateData:
-        """Read the series data for a run's points."""
+    Attributes:
+        metrics: Further metrics of the points.
+        comparisons: A/Bs by series.
+        named: Answers of searches, by series.
+        turns: For wrong results, by series.
+        elsewhere: Keys of alerts of other toolchains, measured alternately with the run's.
+        alerts: Alerts of the run's toolchain, by series.
+        lapsed: Keys of expected alerts that have expired.
+        runs: Runs by key.
+        decisions: Decisions of people about series.
+        facts: Facts by series and run.
+    """
+
+    def __init__(
+        self, session: Session, run: RunRow, line: CommitLine, points: Sequence[PointRow],
+        expected: Mapping[int, PointOutcome], stored: Sequence[AlertRow], window: int, min_effect: float | None,
+    ) -> None:  # fmt: skip
+        self.session, self.run, self.line, self.points = session, run, line, points
+        self.expected, self.min_effect = expected, min_effect
         series = [point.series.pk for point in points]
-        metrics = [metric for metric in judged() if any(point.value(metric) is not None for point in points)]
-        pasts = Pasts(session, line, series, window, metrics)
-        turns = turns_wrong(session, line, [point.series.pk for point in points if point.status == "wrong"])
-        ends = {end for turn in turns.values() for end in (turn.base, turn.head) if end is not None}
-        of_series: dict[int, list[AlertRow]] = {}
-        elsewhere = {alert.pk for alert in stored if alert.run.pk in pasts.elsewhere(alert.series.pk)}
-        for alert in stored:
-            if alert.pk not in elsewhere:
-                of_series.setdefault(alert.series.pk, []).append(alert)
-        return cls(
-            session=session,
-            run=run,
-            line=line,
-            points=points,
-            expected=expected,
-            window=window,
-            min_effect=min_effect,
-            metrics=metrics,
-            pasts=pasts,
-            comparisons=comparisons.of_series(session, series),
-            named=comparisons.named_of_series(session, series),
-            turns=turns,
-            alerts=of_series,
-            lapsed=frozenset(alert.pk for alert in stored if alerts.lapsed(session, alert, run)),
-            elsewhere=frozenset(elsewhere),
-            runs=run_rows(session, ends.union(pasts.runs)),
-            decisions=in_force(session, run.started),
+        named = {name for point in points for name in point.metrics or ()}
+        self.metrics = [
+            metric for metric in judged()
+            if metric.name in named or (metric.column and any(point.value(metric) is not None for point in points))
+        ]  # fmt: skip
+        self.pasts = Pasts(session, line, series, window, self.metrics)
+        self.comparisons = comparisons.of_series(session, series)
+        self.named = comparisons.named_of_series(session, series)
+        self.turns = turns_wrong(session, line, [point.series.pk for point in points if point.status == "wrong"])
+        self.elsewhere = frozenset(
+            alert.pk for alert in stored if alert.run.pk in self.pasts.elsewhere(alert.series.pk)
         )
+        self.alerts: dict[int, list[AlertRow]] = {}
+        for alert in stored:
+            if alert.pk not in self.elsewhere:
+                self.alerts.setdefault(alert.series.pk, []).append(alert)
+        self.lapsed = frozenset(alert.pk for alert in stored if alerts.lapsed(session, alert, run))
+        ends = {end for turn in self.turns.values() for end in (turn.base, turn.head) if end is not None}
+        self.runs = run_rows(session, ends.union(self.pasts.runs))
+        self.decisions = in_force(session, run.started)
+        self.facts: dict[tuple[int, int], Facts] = {}
 
     def load_facts(self, places: Iterable[tuple[int, int]]) -> None:
         """Read the facts at these (series, run)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from groupbench.tracker.facts.metrics import of_alert
+from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, Metric
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.pasts import Past
@@ -15,47 +15,43 @@ from groupbench.tracker.store.comparisons import DIFFERENT, Compared
 Marks = dict[int, list[Mark]]
 
 
-def marks_of(data: GateData, past: Past, metric: str, counts: float = 0.0) -> Marks:
-    """Return the marks of a series by place.
+def marks_of(data: GateData, past: Past, metric: Metric, counts: float = 0.0) -> Marks:
+    """Return the marks of a metric of a series by place.
 
     Args:
         data: The night's data.
         past: Results on one machine, oldest first.
-        metric: Of the alerts; A/Bs are of latencies.
+        metric: The metric; A/Bs are of latencies.
         counts: Smallest distance that counts.
     """
-    alerts = [each for each in data.alerts.get(past.series, ()) if each.metric == metric]
-    stored = data.comparisons.get(past.series, ()) if metric == "latency" else ()
+    alerts = [each for each in data.alerts.get(past.series, ()) if each.metric == metric.judged_as]
+    stored = data.comparisons.get(past.series, ()) if metric is LATENCY else ()
     if not alerts and not stored:
         return {}
     runs = past.run.tolist()
     by_place: Marks = {}
     for alert in alerts:
-        _add_alert(by_place, data, alert, runs)
+        if (placed := _of_alert(data, alert, runs, metric)) is not None:
+            by_place.setdefault(placed[0], []).append(placed[1])
     if stored:
         for place, mark in _of_comparisons(data, past, counts):
             by_place.setdefault(place, []).append(mark)
     return by_place
 
 
-def _add_alert(by_place: Marks, data: GateData, alert: AlertRow, runs: list[int]) -> None:
-    """Add the mark of an alert. One about runs before the past begins on the past's first level."""
+def _of_alert(data: GateData, alert: AlertRow, runs: list[int], metric: Metric) -> tuple[int, Mark] | None:
+    """Return the mark of an alert and its place. One about runs before the past begins on the past's first level."""
     place = runs.index(alert.run.pk) if alert.run.pk in runs else None
     if data.accepted(alert):
-        if place is not None:
-            by_place.setdefault(place, []).append(Mark("reference", tag=alert.pk))
-        return
-    distance = alert.distance
+        return None if place is None else (place, Mark("reference", tag=alert.pk))
+    level = 1.0 if metric is REPEATABLE else alert.before
+    distance = None if alert.distance is None else metric.sign * alert.distance
+    before = None if place or level is None else metric.sign * metric.log(level)
     if place is None:
-        older = alert.run.pk in data.line.runs and alert.state != "fixed"
-        if older and distance is not None and alert.before is not None:
-            by_place.setdefault(0, []).append(
-                Mark("slower", None, distance, None, of_alert(alert.metric).log(alert.before), alert.pk)
-            )
-        return
+        older = alert.run.pk in data.line.runs and alert.state != "fixed" and before is not None
+        return (0, Mark("slower", None, distance, None, before, alert.pk)) if older else None
     base = None if alert.base_run is None or alert.base_run.pk not in runs else runs.index(alert.base_run.pk)
-    before = None if place or alert.before is None else of_alert(alert.metric).log(alert.before)
-    by_place.setdefault(place, []).append(Mark("slower", base, distance, None, before, alert.pk))
+    return place, Mark("slower", base, distance, None, before, alert.pk)
 
 
 def _of_comparisons(data: GateData, past: Past, counts: float) -> list[tuple[int, Mark]]:

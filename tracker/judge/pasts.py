@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.environment import ab_software
 from groupbench.tracker.facts.identity import toolchain_of
-from groupbench.tracker.facts.metrics import RMS, TINY, Metric
+from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, RMS, TINY, Metric
 from groupbench.tracker.facts.record import MEASURED, STATUSES, TIMED, Kernel
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.recent import Recent, recent_points
@@ -56,6 +56,10 @@ class Past:
     def where(self, keep: NDArray[Any]) -> Past:
         arrays = {name: getattr(self, name)[keep] for name in _ARRAYS}
         return Past(self.series, **arrays)
+
+    def on_its_machine(self) -> Past:
+        """Return the results on the machine of the last one."""
+        return self if len(self.alike) == len(self) else self.where(self.alike)
 
     def of_its_toolchain(self) -> Past:
         """Return the results of the last one's line, and of the toolchains in use before that line began.
@@ -120,9 +124,10 @@ class Pasts:
         self._state = code[self._run] * (len(environments) + 1) + self._toolchain
         self._ok = points.status[at] == _OK
         self._like_newest = self._ok & (points.timing[at] == np.repeat(self._newest_timing(points), sizes))
-        self._ms, self._error = points.median_ms[at], points.error[at]
-        self._rms, self._repeatable = points.rms[at], points.repeatable[at]
-        self._further = {metric: self._values(points.further[metric.name][at], metric) for metric in metrics}
+        self._values = {LATENCY: np.where(points.median_ms[at] > 0, points.median_ms[at], np.nan), RMS: points.rms[at]}
+        self._values[REPEATABLE] = np.where(points.repeatable[at] < 0, np.nan, points.repeatable[at])
+        self._values |= {metric: points.further[metric.name][at] for metric in metrics}
+        self._error = points.error[at]
         self.runs: list[int] = np.unique(self._run).tolist()
 
     @staticmethod
@@ -136,27 +141,12 @@ class Pasts:
 
     def latency(self, series: int) -> Past:
         """Return the past of a series' latency."""
-        return self.of_its_toolchain(self._latency.of(series))
+        return self.of_its_toolchain(self.latencies.of(series))
 
-    def latency_of_every_toolchain(self, series: int) -> Past:
-        """Return all comparable latencies of a series, also of other toolchains that are measured alternately."""
-        return self._latency.of(series)
-
-    def accuracy(self, series: int) -> Past:
-        """Return the past of a series' relative RMS error. Its floor is added, so that tiny errors hardly count."""
-        return self.of_its_toolchain(self._accuracy.of(series))
-
-    def repeatable(self, series: int) -> Past:
-        """Return the past of a series' repeatability: 1 if two executions were bitwise equal, else 0."""
-        comparable = self._like_newest & (self._repeatable >= 0)
-        rows = self._rows(series)
-        keep = np.flatnonzero(comparable[rows]) + rows.start
-        unknown = np.full(len(keep), np.nan)
-        past = Past(
-            series, self._run[keep], self._environment[keep], self._toolchain[keep], self._state[keep],
-            self._repeatable[keep].astype(np.float64), unknown,
-        )  # fmt: skip
-        return self.of_its_toolchain(past)
+    @cached_property
+    def latencies(self) -> Table:
+        """All comparable latencies, also of toolchains that are measured alternately."""
+        return self.table(LATENCY)
 
     def of_its_toolchain(self, past: Past) -> Past:
         """Return the results of the toolchain of the last one.
@@ -202,46 +192,21 @@ class Pasts:
         place = self._place[series]
         return int(self._ok[self._starts[place] : self._starts[place + 1] - 1].sum())
 
-    def further(self, metric: Metric, series: int) -> Past:
-        """Return the past of a further metric of a series, on the machine of the last result."""
-        past = self.of_its_toolchain(self._further[metric].of(series))
-        return past.where(past.alike)
-
-    def _values(self, values: NDArray[np.float64], metric: Metric) -> _Table:
-        good = self._ok & ~np.isnan(values)
-        return self._table(good, _logs(metric, values[good]), np.full(int(good.sum()), np.nan))
-
-    def moved(self, metric: Metric, least: float) -> set[int]:
-        """Return the series whose logarithms of a metric differ by more than `least`; no other can have changed."""
-        table = self._accuracy if metric is RMS else self._further[metric]
-        long = np.flatnonzero(np.diff(table.starts) > 0)
-        if not len(long):
-            return set()
-        begin = table.starts[:-1][long]  # the others have no points
-        spread = np.maximum.reduceat(table.log, begin) - np.minimum.reduceat(table.log, begin)
-        keys = np.array(list(self._place), dtype=np.int64)
-        return set(keys[long[spread > least]].tolist())
-
-    @cached_property
-    def _latency(self) -> _Table:
-        good = self._like_newest & (self._ms > 0)
-        return self._table(good, np.log(self._ms[good]), self._error[good])
-
-    @cached_property
-    def _accuracy(self) -> _Table:
-        good = self._like_newest & ~np.isnan(self._rms)
-        return self._table(good, _logs(RMS, self._rms[good]), np.full(int(good.sum()), np.nan))
-
-    def _table(self, good: NDArray[np.bool_], log: NDArray[np.float64], error: NDArray[np.float64]) -> _Table:
+    def table(self, metric: Metric) -> Table:
+        """Return the results of a metric. A floor is added to values, so that tiny ones hardly count."""
+        good = self._like_newest if metric.has_own_rule else self._ok
+        good = good & ~np.isnan(self._values[metric])
+        log = np.log(np.maximum(self._values[metric][good] + metric.negligible, TINY))
+        error = self._error[good] if metric is LATENCY else np.full(len(log), np.nan)
         starts = np.concatenate([[0], np.cumsum(good)])[self._starts]
-        return _Table(
+        return Table(
             self._place, starts, self._run[good], self._environment[good], self._toolchain[good], self._state[good],
             log, error,
         )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class _Table:
+class Table:
     """The pasts of all series, concatenated."""
 
     place: dict[int, int]  # of each series
@@ -257,6 +222,15 @@ class _Table:
         place = self.place[series]
         rows = slice(int(self.starts[place]), int(self.starts[place + 1]))
         return Past(series, **{name: getattr(self, name)[rows] for name in _ARRAYS})
+
+    def moved(self, least: float) -> set[int]:
+        """Return the series whose logarithms differ by more than `least`; no other can have changed."""
+        long = np.flatnonzero(np.diff(self.starts) > 0)
+        if not len(long):
+            return set()
+        begin = self.starts[:-1][long]  # the others have no points
+        spread = np.maximum.reduceat(self.log, begin) - np.minimum.reduceat(self.log, begin)
+        return set(np.array(list(self.place), dtype=np.int64)[long[spread > least]].tolist())
 
 
 @dataclass(frozen=True)
@@ -332,11 +306,6 @@ def authors(session: Session, commits: Iterable[str]) -> dict[str, str | None]:
         for chunk in chunks(set(commits))
         for hash_, author in session.execute(select(Commit.hash, Commit.author).where(Commit.hash.in_(chunk)))
     }
-
-
-def _logs(metric: Metric, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return `metric.log` of values."""
-    return np.log(np.maximum(values + metric.negligible, TINY))
 
 
 def coded(texts: Mapping[int, str]) -> NDArray[np.int64]:

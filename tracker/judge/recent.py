@@ -93,12 +93,12 @@ class _Layout:
         )
         self.dtype = np.dtype(
             [
-                ("series", np.int64),
-                ("run", np.int64),
-                ("environment", np.int64),
-                ("code", np.int64),
+                ("series", np.int32),
+                ("run", np.int32),
+                ("environment", np.int32),
+                ("code", np.int16),
                 ("median_ms", np.float64),
-                ("error_ppm", np.float64),
+                ("error_ppm", np.float32),
                 ("rms", np.float64),
                 ("content", np.int64),
                 *((f"metric {metric.name}", np.float64) for metric in metrics),
@@ -243,27 +243,32 @@ def _where(block: _Rows, keys: NDArray[np.bool_]) -> _Rows:
 
 def _joined(layout: _Layout, blocks: list[_Rows], rank: NDArray[np.int64], n: int, copies: int) -> Recent:
     """Return the newest `n` rows of each series. rank: [runs] place of each run from the newest."""
-    rows = np.concatenate([layout.nothing, *blocks], dtype=layout.dtype)  # the dtype spares a promotion for each block
-    order = np.lexsort((rank[rows["run"]] if len(rows) else rows["run"], rows["series"]))
-    ordered = rows["series"][order]
+    blocks = [layout.nothing, *blocks]
+
+    def column(name: str) -> NDArray[Any]:  # one at a time: all of them are large
+        return np.concatenate([block[name] for block in blocks])
+
+    run, series = column("run"), column("series")
+    order = np.lexsort((rank[run] if len(run) else run, series))
+    ordered = series[order]
     starts = _starts(ordered)
     order = order[np.arange(len(ordered)) - np.repeat(starts[:-1], np.diff(starts)) < n]
-    rows = rows[order]
-    starts = _starts(rows["series"])
-    code, repeatable = np.divmod(rows["code"], _CODES[1])
+    series = series[order]
+    starts = _starts(series)
+    code, repeatable = np.divmod(column("code")[order], _CODES[1])
     status, timing = np.divmod(code, _CODES[0])
     return Recent(
-        series=rows["series"][starts[:-1]],
+        series=series[starts[:-1]].astype(np.int64),
         starts=starts,
-        run=rows["run"].copy(),
-        environment=rows["environment"].copy(),
+        run=run[order].astype(np.int64),
+        environment=column("environment")[order].astype(np.int64),
         status=status.astype(np.int8),
         timing=timing.astype(np.int8),
-        median_ms=rows["median_ms"].copy(),
-        error=rows["error_ppm"] / PPM,
-        rms=rows["rms"].copy(),
+        median_ms=column("median_ms")[order],
+        error=column("error_ppm")[order].astype(np.float64) / PPM,
+        rms=column("rms")[order],
         repeatable=np.where(repeatable == 2, -1, repeatable).astype(np.int8),
-        further={metric.name: rows[f"metric {metric.name}"].copy() for metric in layout.metrics},
+        further={metric.name: column(f"metric {metric.name}")[order] for metric in layout.metrics},
         copies=copies,
     )
 

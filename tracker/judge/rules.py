@@ -218,8 +218,3 @@ RULES: tuple[Rule, ...] = (
 def decide(evidence: Evidence) -> Rule:
     """Return the rule that decides."""
     return next(rule for rule in RULES if rule.applies(evidence))
-
-
-def passed_over(evidence: Evidence) -> list[Rule]:
-    """Return the rules above the one that decides."""
-    return list(RULES[: RULES.index(decide(evidence))])

@@ -30,8 +30,8 @@ class Span:
 
     @property
     def date(self) -> str:
-        """The date of the first run after the change."""
-        return f"{self.head.started:%Y-%m-%d}"
+        """The date of the first run after the change, or of the commit if the run was a backfill."""
+        return self.head.date
 
     @property
     def commit(self) -> str:

@@ -16,7 +16,6 @@ from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from groupbench.tracker.facts.environment import (
     machine_differences,
@@ -34,6 +33,7 @@ from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.judge.verdicts import Effect, Judged, News
 from groupbench.tracker.query.rows import PointRow, RunRow
+from groupbench.tracker.stats.student import quantile
 from groupbench.tracker.stats.thresholds import FLOOR, step_scatter
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, SAME, Compared
@@ -66,7 +66,7 @@ def size(
     if len(old) < 2:
         return effect, None, None
     scatter = max(step_scatter(old) if math.isnan(sigma) else sigma, floor)
-    half = float(special.stdtrit(len(old) - 1, 0.975)) * scatter * math.sqrt(1 / len(level) + 1 / len(new))
+    half = quantile(0.025, len(old) - 1) * scatter * math.sqrt(1 / len(level) + 1 / len(new))
     return effect, effect - half, effect + half
 
 

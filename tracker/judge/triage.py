@@ -126,7 +126,10 @@ class IncidentView:
             series, metric = can[0].series.pk, repro.SEARCH_OF[can[0].metric]
             words = f"groupbench bisect {span.base.commit[:10]} {span.head.commit[:10]} --series {series}"
             return words + (f" --metric {metric}" if metric != "latency" else "")
-        return f"fix or revert {span.label}, or `groupbench incidents expect {key} --reason TEXT`"
+        accept = f"`groupbench incidents expect {key} --reason TEXT`"
+        if all(each.cause == "undone" for each in self.members):
+            return f"{accept} if {span.label} was meant to undo an improvement; fix it otherwise"
+        return f"fix or revert {span.label}, or {accept}"
 
     @property
     def lines(self) -> list[str]:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 import string
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from groupbench.tracker.text.wording import printable
@@ -73,6 +75,29 @@ def slack(text: str) -> str:
 def slack_code(text: str) -> str:
     flat = slack(text).replace("`", "ˋ")
     return f"`{flat}`" if flat else ""
+
+
+def slack_link(text: str, url: str | None) -> str:
+    """Return a link for Slack; `text` must be escaped already."""
+    return text if url is None or len(url) > 300 else f"<{url}|{text.strip('`')}>"
+
+
+@dataclass(frozen=True)
+class Style:
+    """The markup of a line about a change, and the longest texts in it."""
+
+    bold: str
+    code: Callable[[str], str]
+    words: Callable[[str], str]
+    link: Callable[[str, str | None], str]
+    name: int
+    shape: int
+    subject: int
+    note: int
+
+
+MARKDOWN = Style("**", code, words, link, name=60, shape=80, subject=120, note=200)
+SLACK = Style("*", slack_code, slack, slack_link, name=32, shape=60, subject=80, note=150)
 
 
 def size(text: str) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.outputs.escape import code, link, shown, size, words
+from groupbench.tracker.outputs.escape import MARKDOWN, Style, code, link, shown, size, words
 from groupbench.tracker.text.terminal import shortened
 from groupbench.tracker.text.wording import latency, printable, short_number, signed_change
 
@@ -95,31 +95,32 @@ def changes(page: MarkdownPage, result: GateResult, most: int) -> None:
     page.add("\n" if groups else "")
 
 
-def group_line(group: ChangeGroup, place: CiLocation) -> str:
+def group_line(group: ChangeGroup, place: CiLocation, style: Style = MARKDOWN) -> str:
     """Return one line for a group: verdict, backend, metric, change and first commit."""
     first = group.first
+    note = style.words(shown(group.note or "", style.note))
     if first.verdict is Verdict.INCOMPARABLE:
-        return f"**incomparable** {len(group.rows)} series: {words(shown(first.note or '', _NOTE_BYTES))}"
-    name = " ".join(code(shown(each, _NAME)) for each in group.names[:_NAMES])
-    verdict = f"**{first.verdict}**{' (acknowledged)' if first.acknowledged else ''}"
+        return f"{style.bold}incomparable{style.bold} {len(group.rows)} series: {note}"
+    name = " ".join(style.code(shown(each, style.name)) for each in group.names[:_NAMES])
+    verdict = f"{style.bold}{first.verdict}{style.bold}{' (acknowledged)' if first.acknowledged else ''}"
     parts = [f"{verdict} {name}: {group.head} {group.change}".rstrip()]
     if len(group.rows) == 1:
-        parts.append(code(shortened(printable(first.series.shape), _SHAPE)))
+        parts.append(style.code(shortened(printable(first.series.shape), style.shape)))
     if first.span is not None:
-        parts.append(f"since {first.span.date}, {commit(first.span, place)}")
+        parts.append(f"since {first.span.date}, {commit(first.span, place, style)}")
     if first.cause:
         parts.append(f"cause {first.cause}")
-    if group.note and first.what not in ("accuracy",):
-        parts.append(words(shown(group.note, _NOTE_BYTES)))
+    if note and first.what != "accuracy":
+        parts.append(note)
     return ", ".join(parts)
 
 
-def commit(span: Span, place: CiLocation) -> str:
+def commit(span: Span, place: CiLocation, style: Style = MARKDOWN) -> str:
     """Return the commit to show for a change, as a link with subject, author, and how it was found."""
-    text = link(code(span.label), place.commit(span.commit))
+    text = style.link(style.code(span.label), place.commit(span.commit))
     if span.subject:
-        text += f" {code(shown(span.subject, _SUBJECT))}"
-    text += f" by {code(shown(span.author, _NAME))}" if span.author else ""
+        text += f" {style.code(shown(span.subject, style.subject))}"
+    text += f" by {style.code(shown(span.author, style.name))}" if span.author else ""
     return text + (f" ({span.remark})" if span.remark else "")
 
 

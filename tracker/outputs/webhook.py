@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.outputs import http
-from groupbench.tracker.outputs.escape import clean, shown, slack, slack_code
-from groupbench.tracker.outputs.result import ChangeGroup, CiLocation, GateResult
-from groupbench.tracker.text.terminal import shortened
+from groupbench.tracker.outputs.escape import SLACK, clean, shown, slack
+from groupbench.tracker.outputs.markdown import group_line
+from groupbench.tracker.outputs.result import GateResult
 
 BLOCKS = 50
 
@@ -33,7 +31,7 @@ def payload(result: GateResult) -> dict[str, Any]:
     lines = [
         slack(shown("; ".join(line.strip() for line in view.lines), 900)) for view in result.incidents[:_WEBHOOK_GROUPS]
     ]
-    lines += [_line(group, result.place) for group in groups[:_WEBHOOK_GROUPS]]
+    lines += [group_line(group, result.place, SLACK) for group in groups[:_WEBHOOK_GROUPS]]
     if len(groups) > _WEBHOOK_GROUPS:
         lines.append(f"and {len(groups) - _WEBHOOK_GROUPS} more groups of series")
     blocks: list[dict[str, Any]] = [
@@ -53,30 +51,6 @@ def _section(text: str) -> dict[str, Any]:
 
 def _mrkdwn(text: str) -> dict[str, Any]:
     return {"type": "mrkdwn", "text": text, "verbatim": True}
-
-
-def _line(group: ChangeGroup, place: CiLocation) -> str:
-    """Return one line for a group. Parts are cut before they are escaped, to keep below a section's limit."""
-    first = group.first
-    if first.verdict is Verdict.INCOMPARABLE:
-        return f"*incomparable* {len(group.rows)} series: {slack(shown(first.note or '', 300))}"
-    name = " ".join(slack_code(shown(each, 40)) for each in group.names[:4])
-    parts = [f"*{first.verdict}* {name}: {group.head} {group.change}".rstrip()]
-    if len(group.rows) == 1:
-        parts.append(slack_code(shortened(shown(first.series.shape, 10**6), 60)))
-    if first.span is not None:
-        parts.append("since " + _commit(first.span, place))
-    if group.note:
-        parts.append(slack(shown(group.note, 150)))
-    return ", ".join(parts)
-
-
-def _commit(span: Span, place: CiLocation) -> str:
-    url, state = place.commit(span.commit), slack(shown(span.label, 20))
-    text = state if url is None or len(url) > 300 else f"<{url}|{state}>"
-    text += f" {slack_code(shown(span.subject, 80))}" if span.subject else ""
-    text += f" by {slack_code(shown(span.author, 40))}" if span.author else ""
-    return text + (f" ({span.remark})" if span.remark else "")
 
 
 def _foot(result: GateResult) -> str:

@@ -12,7 +12,7 @@ from groupbench.tracker.facts.environment import machine_identity, toolchain_ide
 from groupbench.tracker.facts.identity import PROBLEM, SHOWN, toolchain_of
 from groupbench.tracker.facts.loaded import LoadedDifference
 from groupbench.tracker.facts.metrics import GBPS, TFLOPS, Metric, carried, rate
-from groupbench.tracker.facts.record import TIMED, UNKNOWN_COMMIT, Environment, Kernel, Loaded, Telemetry
+from groupbench.tracker.facts.record import BACKFILL, TIMED, UNKNOWN_COMMIT, Environment, Kernel, Loaded, Telemetry
 
 _problem = attrgetter(*PROBLEM)
 
@@ -28,6 +28,14 @@ class RunRow:
     started: datetime
     trigger: str
     plan: str | None
+    committed: datetime | None = None  # committer's time
+
+    @property
+    def date(self) -> str:
+        """The date of the measurement; after a backfill, the date of the commit, with that of the measurement."""
+        started = f"{self.started:%Y-%m-%d}"
+        committed = started if self.committed is None else f"{self.committed:%Y-%m-%d}"
+        return started if self.trigger != BACKFILL or committed == started else f"{committed} (measured {started})"
 
     @property
     def when(self) -> tuple[datetime, int]:

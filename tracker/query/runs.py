@@ -26,7 +26,12 @@ def not_after(run: RunRow) -> ColumnElement[bool]:
 def run_select() -> Select[Any]:
     """Return the query whose rows `run_row` converts."""
     columns = (Run.id.label("pk"), Run.uuid.label("id"), Run.dirty, Run.started, Run.trigger, Run.plan)
-    of_commit: tuple[Any, ...] = (Commit.hash.label("commit"), Commit.branch, Commit.subject)
+    of_commit: tuple[Any, ...] = (
+        Commit.hash.label("commit"),
+        Commit.branch,
+        Commit.subject,
+        Commit.time.label("committed"),
+    )
     return select(*columns, *of_commit).join(Commit)
 
 

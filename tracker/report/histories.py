@@ -207,7 +207,7 @@ def _pasts_by_line(pasts: Pasts, key: int, series_points: Sequence[PointRow]) ->
     lines = lines_of(series_points)
     if not any(lines):
         return [pasts.latency(key)]
-    past = pasts.latency_of_every_toolchain(key)
+    past = pasts.latencies.of(key)
     line_of = {point.run.pk: line for point, line in zip(series_points, lines, strict=True)}
     line = np.array([line_of.get(run, -1) for run in past.run.tolist()])
     return [past.where(line == each) for each in sorted(set(lines))]

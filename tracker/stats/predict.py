@@ -12,8 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from scipy import special
-
+from groupbench.tracker.stats import student
 from groupbench.tracker.stats.thresholds import MAD_SD
 
 FIRST = 10
@@ -69,7 +68,7 @@ class Predicted:
             error: Its own standard error, if that is larger than the deviation.
         """
         distance = value - self.centre
-        chance = float(special.stdtr(self.freedom, -abs(distance) / max(self.deviation, error)))
+        chance = student.tail(abs(distance) / max(self.deviation, error), self.freedom)
         far = AS_FAR * abs(distance)
         as_far = [r >= far if distance > 0 else r <= -far for r in self.residuals]
         while as_far and as_far[-1]:  # a precedent has ended: the newest results may be of a level that drifts
@@ -88,15 +87,15 @@ class Predicted:
         if n >= ENOUGH:
             side, farther = math.copysign(1, value - self.centre), max(n // TAIL, 1)
             tail = sorted(side * each for each in self.residuals)[-1 - farther]
-            tail /= float(special.ndtri((n - farther - 0.375) / (n + 0.25)))
+            tail /= student.quantile((farther + 0.625) / (n + 0.25))
             variance = (PRIOR_WEIGHT * self.prior**2 + (n - 1) * max(tail, 0.0) ** 2) / (n + PRIOR_WEIGHT - 1)
             deviation = max(deviation, math.sqrt(variance * self.uncertain))
         freedom = PRIOR_WEIGHT + MAD_WORTH * (self.freedom - PRIOR_WEIGHT)
-        return max(self.p(value, error), float(special.stdtr(freedom, -abs(value - self.centre) / deviation)))
+        return max(self.p(value, error), student.tail(abs(value - self.centre) / deviation, freedom))
 
     def reach(self, p: float) -> float:
         """Return the distance from the centre beyond which a result has at most this chance."""
-        return float(-special.stdtrit(self.freedom, p)) * self.deviation
+        return student.quantile(p, self.freedom) * self.deviation
 
 
 def settled(values: Sequence[float]) -> Sequence[float]:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import special
 
+from groupbench.tracker.stats.student import quantile, tail
 from groupbench.tracker.stats.thresholds import POOL_FLOOR, typical
 
 LEVEL = 0.95
@@ -131,8 +131,7 @@ def _error_by_runs(sides: Sequence[NDArray[np.float64]], free: int) -> float:
 
 def _quantile(free: float) -> float:
     """Return the half-width of an interval in standard errors, at `free` degrees of freedom."""
-    upper = (1 + LEVEL) / 2
-    return float(special.ndtri(upper) if math.isinf(free) else special.stdtrit(free, upper))
+    return quantile((1 - LEVEL) / 2, free)
 
 
 def _p_value(change: float, error: float, free: float) -> float:
@@ -140,5 +139,4 @@ def _p_value(change: float, error: float, free: float) -> float:
         return 1.0
     if error == 0:
         return 0.0
-    t = -abs(change) / error
-    return float(2 * (special.ndtr(t) if math.isinf(free) else special.stdtr(free, t)))
+    return 2 * tail(abs(change) / error, free)

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import special
 
 from groupbench.tracker.stats.predict import (
     FIRST,
@@ -23,6 +22,7 @@ from groupbench.tracker.stats.predict import (
     PRIOR_WEIGHT,
     Predicted,
 )  # fmt: skip
+from groupbench.tracker.stats.student import quantile
 from groupbench.tracker.stats.thresholds import MAD_SD
 from groupbench.tracker.stats.walk import NIGHTS, Level, Mark, Walked, walk
 
@@ -107,20 +107,21 @@ def _on_one_level(series: Sequence[Followed], ask: float) -> list[Walked | None]
         follow |= in_a_row.any(axis=1)
     distance = away[:, -1]
     freedom = n + PRIOR_WEIGHT - 1
-    chance = special.stdtr(freedom, -np.abs(away[:, -NIGHTS:]) / deviation[:, None])
+    far = np.abs(away[:, -NIGHTS:])
     for number in range(1, NIGHTS + 1):
         side = np.sign(away[:, -number:])
-        same_side = (side == side[:, -1:]).all(axis=1) & (np.abs(away[:, -number:]) > least[:, None]).all(axis=1)
-        follow |= same_side & (chance[:, -number:].max(axis=1) <= SLACK * ask ** (1 / number))
+        nearest = far[:, -number:].min(axis=1)
+        needed = quantile(min(SLACK * ask ** (1 / number), 0.5), freedom) * deviation
+        follow |= (side == side[:, -1:]).all(axis=1) & (nearest > least) & (nearest >= needed)
     high, low = y[:, :-NIGHTS].max(axis=1), y[:, :-NIGHTS].min(axis=1)
     follow |= (y[:, -1] > 2 * high - low) & (distance > least)  # it may be beyond all others
-    places, results = list(range(y.shape[1])), y.shape[1] - 1
+    results = y.shape[1] - 1
     followed: list[Walked | None] = []
     for at in range(len(series)):
         if follow[at]:
             followed.append(None)
             continue
-        level = Level(0, values=y[at].tolist(), places=places)
+        level = Level(0, known=float(centre[at]))
         predicted = Predicted(float(centre[at]), float(deviation[at]), freedom)
         followed.append(Walked((level,), (level,), predicted, predicted, float(distance[at]), results=results))
     return followed

@@ -1,6 +1,6 @@
 """Thresholds of all judgements, and rules for data without a history. Pure functions of arrays.
 
-`stats.scan` judges a run by its history. This module has the thresholds that every judgement shares, and the rules
+`stats.walk` judges a run by its history. This module has the thresholds that every judgement shares, and the rules
 without a history: a few runs of one commit against a few of another, and a relative error against earlier ones.
 
     centre     median of each side's log(latency), so that changes are percentages

@@ -67,6 +67,7 @@ class Level:
         moved: Place from which it continues nearer to the level below: a part of the change was taken back.
         tag: Key of its alert.
         effect: Size of the change by the mark that began it.
+        replaced: The reference before, if this is one.
     """
 
     start: int
@@ -77,6 +78,7 @@ class Level:
     moved: int | None = None
     tag: int | None = None
     effect: float | None = None
+    replaced: Level | None = field(default=None, compare=False, repr=False)
     values: list[float] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
@@ -111,6 +113,7 @@ class Walked:
         far: How many nights in a row are so for the worse, by more than counts.
         rank: Chance of as many.
         back: Place of the first result that is back on a level below, if tonight's result continues there.
+        inside: Place from which an A/B found no difference to tonight's result, and both off the level.
         results: Number of earlier results of the level.
     """
 
@@ -126,6 +129,7 @@ class Walked:
     far: int = 0
     rank: float = 1.0
     back: int | None = None
+    inside: int | None = None
     results: int = 0
 
     @property
@@ -176,6 +180,7 @@ class _Walker:
         self.far = 0  # results in a row that are beyond all before, for the worse
         self.same: tuple[int, float] | None = None  # place and level of the newest A/B that found no difference
         self.back: int | None = None
+        self.inside: int | None = None  # place of the first result off the top level by an A/B
         self.left: Level | None = None  # the level that the results left last
 
     # ---- one result
@@ -249,10 +254,11 @@ class _Walker:
     def _begin(self, level: Level, *, replaces: int | None = None) -> None:
         """Put a level on the stack, in the place of those from `replaces` on."""
         if replaces is not None:
+            level.replaced = self.stack[0] if replaces == 0 else None
             del self.stack[replaces:]
         self.stack.append(level)
         self.levels.append(level)
-        self.run, self.far, self.same, self.near, self.left = 0, 0, None, 0.0, None
+        self.run, self.far, self.same, self.near, self.left, self.inside = 0, 0, None, 0.0, None, None
 
     def _mark(self, place: int, mark: Mark) -> bool:
         """Apply a fact. Return whether it decides about this result."""
@@ -274,6 +280,8 @@ class _Walker:
             level = self.nights[-1].value if mark.level is None else mark.level
             if belongs and self._never_left(level, mark.base):
                 return True
+            if belongs and mark.base is not None and self._may_be_off(mark.base, level):
+                return False
             self.same = (place, level)
         elif self.nights[-1].out > 0:
             return False  # the results and the A/B contradict each other
@@ -291,6 +299,25 @@ class _Walker:
             return base >= top.start
         value, below = self.nights[base].value, self._centre(self.stack[-2])
         return abs(value - self._centre(top)) < abs(value - below)
+
+    def _may_be_off(self, base: int, level: float) -> bool:
+        """Return whether both sides of an A/B without a difference may be off the top level.
+
+        A step before the base may be hidden, unless the result there excludes the measured level or is among the first
+        ones. Then the results since the base are taken from the top level, whose centre they would move.
+        """
+        top, value = self.stack[-1], self.nights[base].value
+        early = top.places[FIRST - 1 if len(top.places) > FIRST else 0 : FIRST]
+        if not early or base <= early[0] or level - self._centre(top) <= self.least:
+            return False
+        number = sum(place < base for place in top.places)
+        before = predict(top.values[:number], (), self.prior, self.floor)
+        if value < level and Predicted(level, before.deviation, before.freedom).p(value) <= OUT:
+            return False
+        del top.places[number:], top.values[number:]
+        self.inside = base if self.inside is None else min(base, self.inside)
+        self.run, self.far = self.nights[-1].out, min(self.far, 1)
+        return True
 
     def _together(self, centre: float) -> int:
         """Return how many of the newest results that are out are on one level, by the sign of `run`.
@@ -364,10 +391,10 @@ class _Walker:
     def _end(self, place: int) -> None:
         """Go back to the level below."""
         self.left = self.stack.pop()
-        self.run, self.far, self.back, self.same = 0, 0, place, None
+        self.run, self.far, self.back, self.same, self.inside = 0, 0, place, None, None
         below = self.stack[-1]
         again = Level(below.start, known=self._centre(below), by=below.by, was=below.was, gradual=below.gradual)
-        again.tag, again.moved = below.tag, below.moved
+        again.tag, again.moved, again.replaced = below.tag, below.moved, below.replaced
         again.values, again.places = below.values, below.places
         self.stack[-1] = again
         self.levels[self.levels.index(below)] = again
@@ -386,7 +413,7 @@ class _Walker:
         if slower:
             jump = values[0] - (top.values[-1] if top.values else centre)
             level = Level(places[0], by="nights", was=centre, gradual=jump < (now - centre) / 2)
-            if level.gradual and top.by == "nights":  # it drifts on: one row shows the sum
+            if level.gradual and top.by == "nights" and len(self.stack) > 1:  # it drifts on: one row shows the sum
                 level = Level(top.start, by="nights", was=top.was, gradual=True, tag=top.tag)
                 self._begin(level, replaces=len(self.stack) - 1)
             else:
@@ -413,16 +440,10 @@ class _Walker:
                     self._end(places[0])
                 self.stack[-1].values += values
                 self.stack[-1].places += places
-                self._again(values[-1])
+                top = self.stack[-1]  # its first result may be out there, for the better
+                if len(top.values) > 1 and self._centre(top) - values[-1] > self.least:
+                    self.run = -1 if self.predicted(top, 1).p(values[-1]) <= OUT else 0
                 return
-
-    def _again(self, value: float) -> None:
-        """See whether the first result back on a level is out there, for the better."""
-        top = self.stack[-1]
-        if len(top.values) > 1 and self._centre(top) - value > self.least:
-            predicted = self.predicted(top, 1)
-            if predicted.p(value) <= OUT:
-                self.run = -1
 
     # ---- tonight
 
@@ -452,6 +473,7 @@ class _Walker:
             far=0 if new else self.far,
             rank=1.0 if new else rank_chance(len(top.values) - self.far, self.far),
             back=self.back,
+            inside=self.inside,
             results=night.results,
         )
 

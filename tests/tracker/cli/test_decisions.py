@@ -183,7 +183,14 @@ def test_a_number_explains_its_series_alone(stored: Any, make: Any, cli: Cli) ->
     stored([make(n, backend=name, shape="M=1,N=2") for n in range(2) for name in "ab"])
     assert cli("gate", "--why", "1").stdout.count(" M=1,N=2") == 1
     why = cli("gate", "--why", "M=1,N=2").stdout
-    assert why.count(" M=1,N=2") == 2 and "\ncounts: 0.3 %\n" in why
+    assert why.count(" M=1,N=2") == 2 and "\nchanges of less than 0.3 % do not count\n" in why
+    assert "\nrule 38 of 38, the first that applies, unchanged: none of these\n" in why
+
+
+def test_an_empty_pattern_explains_nothing(stored: Any, make: Any, cli: Cli) -> None:
+    stored([make(0)])
+    result = cli("gate", "--why", " ")
+    assert result.exit_code == 2 and "--why needs" in result.stderr
 
 
 @pytest.mark.parametrize(("ms", "code", "line"), [(1.96, 3, "1 series unconfirmed"), (1.2, 0, "GATE undecided")])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import pytest
 from click.testing import Result
+from msgspec.structs import replace
 from nights import UNCHANGED, first_line, quiet
 from repositories import git
 
@@ -275,6 +277,27 @@ def test_drift_is_listed_with_the_sum_since_the_reference(cli: Cli, stored: Stor
     row, *_ = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["verdict"], row["cause"]) == ("regressed", "drift")
     assert row["change"] == pytest.approx(1.002**8 - 1, abs=1e-3)
+
+
+def test_an_undone_improvement_names_the_date_until_which_the_level_was_accepted(
+    cli: Cli, stored: Stored, make: Any
+) -> None:
+    stored([*quiet(make, 10), *(make(night, ms=0.8) for night in range(10, 16))])
+    assert cli("gate").exit_code == 0
+    stored([make(night) for night in range(16, 19)])
+    (row,) = json.loads(cli("gate", "--format", "json").stdout)["series"]
+    assert (row["verdict"], row["cause"]) == ("regressed", "undone")
+    improved = json.loads(cli("gate", "--run", "run-010", "--format", "json").stdout)["commit"][:10]
+    assert f" is back, which {improved} had improved" in row["note"]
+
+
+def test_a_backfilled_change_has_the_date_of_its_commit(cli: Cli, stored: Stored, make: Any) -> None:
+    records = [
+        make(night, ms=1.5 if night > 8 else 1.0, commit_facts={"time": datetime(2025, 9, 1 + night, tzinfo=UTC)})
+        for night in range(12)
+    ]
+    stored(replace(one, run=replace(one.run, trigger="backfill")) for one in records)
+    assert "since 2025-09-10 (measured 2026-01-10), 3 results" in cli("gate").stdout
 
 
 def test_a_suspect_that_can_only_be_faster_is_0(cli: Cli, stored: Stored, make: Any) -> None:
