@@ -106,14 +106,18 @@ def _bind(dct: Tensor, at: Tensor, offs: Tensor, out_dtype: torch.dtype) -> Call
     some = at.new_empty(8, dtype=torch.bfloat16 if in_fp32 else out_dtype)
     out_map = tensor_map(some, [K, N, G], [K, N * K], [BUFFER_COLUMNS, BUFFER_ROWS, 1])
     arguments = [dc_map, a_map, out_map, None, None, None, None, None, None, G, N, K, P // step]
-    launch, target = multiply.bind(device.sms // 2 * 2, THREADS, arguments), dct.device
+    # The maps always move. A gradient in fp32 is stored without one, so there the map keeps its place.
+    moving = (0, 1, 2, 3, 4, 5, 6, 7, 8) if in_fp32 else (0, 1, 2, 3, 4, 5, 7, 8)
+    launch, target = multiply.bind(device.sms // 2 * 2, THREADS, arguments, moving), dct.device
 
     def run(
         dct: Tensor, scale_dc: Tensor, at: Tensor, scale_a: Tensor, offs: Tensor, main_grad: Tensor | None, out: Tensor
     ) -> None:
-        addresses = {0: dct.data_ptr(), 1: at.data_ptr(), 3: scale_dc.data_ptr(), 4: scale_a.data_ptr()}
-        addresses[5] = 0 if main_grad is None else main_grad.data_ptr()
-        addresses[6 if in_fp32 else 2] = out.data_ptr()
-        launch({**addresses, 7: offs.data_ptr(), 8: launch_counters(target).data_ptr()})
+        mapped = some if in_fp32 else out
+        sums = (main_grad.data_ptr() if main_grad is not None else 0, *([out.data_ptr()] if in_fp32 else []))
+        launch(
+            dct.data_ptr(), at.data_ptr(), mapped.data_ptr(), scale_dc.data_ptr(), scale_a.data_ptr(), *sums,
+            offs.data_ptr(), launch_counters(target).data_ptr(),
+        )  # fmt: skip
 
     return run

@@ -229,3 +229,54 @@ def test_a_layer_gives_the_same_bits_twice_and_groups_without_rows_get_no_gradie
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     assert not first[3][1:3].any() and not first[4][1:3].any()
     assert first[3].isfinite().all() and first[3][0].any()
+
+
+class Bound:
+    """In place of a kernel: notes the parameters that a launch would pass."""
+
+    def __init__(self) -> None:
+        self.launches: list[list[object]] = []
+
+    def bind(self, grid, threads, arguments, moving):
+        def launch(*addresses: int) -> None:
+            passed = dict(zip(moving, addresses, strict=True))
+            self.launches.append([passed.get(number, argument) for number, argument in enumerate(arguments)])
+
+        return launch
+
+
+@pytest.mark.parametrize("in_fp32", [True, False])
+def test_each_address_is_passed_to_its_parameter(in_fp32, monkeypatch):
+    """As cluster_fp8_wgrad.cu declares them: maps, scales, main_grad, out_sums, end_offsets, counters and sizes."""
+    bound = Bound()
+    counters = torch.zeros(2, dtype=torch.int64)
+    monkeypatch.setattr(cluster_fp8_wgrad, "kernel", lambda *arguments: bound)
+    monkeypatch.setattr(cluster_fp8_wgrad, "tensor_map", lambda tensor, *arguments: tensor.data_ptr())
+    monkeypatch.setattr(cluster_fp8_wgrad, "launch_counters", lambda device: counters)
+    monkeypatch.setattr(cluster_fp8_wgrad, "device_of", lambda device: KNOWN["sm_90"])
+    G, N, K, P = 2, 64, 128, 384
+    dct, at = torch.zeros(N, P).to(torch.float8_e4m3fn), torch.zeros(K, P).to(torch.float8_e4m3fn)
+    scale_dc, scale_a, offs = torch.ones(P // 128, N), torch.ones(P // 128, K), torch.tensor([128, 384])
+    main_grad, out = torch.zeros(G, N, K), torch.zeros(G, N, K, dtype=torch.float32 if in_fp32 else torch.bfloat16)
+    run = cluster_fp8_wgrad._bind(dct, at, offs, out.dtype)
+    for added in (main_grad, None) if in_fp32 else (None,):
+        run(dct, scale_dc, at, scale_a, offs, added, out)
+    for (x, y, mapped, scale_x, scale_y, grad, sums, ends, count, *sizes), added in zip(
+        bound.launches, (main_grad, None) if in_fp32 else (None,), strict=True
+    ):
+        assert (x, y, scale_x, scale_y) == tuple(t.data_ptr() for t in (dct, at, scale_dc, scale_a))
+        assert mapped and (in_fp32 or mapped == out.data_ptr())
+        assert grad == (added.data_ptr() if added is not None else 0)
+        assert sums == (out.data_ptr() if in_fp32 else None)
+        assert (ends, count, sizes) == (offs.data_ptr(), counters.data_ptr(), [G, N, K, P // 128])
+
+
+def test_a_bound_quantisation_passes_other_tensors(monkeypatch):
+    bound = Bound()
+    monkeypatch.setattr(quantize_cuda, "_kernel", lambda *arguments: bound)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: -1)
+    a, b = torch.zeros(4, dtype=torch.bfloat16), torch.ones(4, dtype=torch.bfloat16)
+    for x in (a, b, a):
+        quantize_cuda.launch("weights_kernel", 3, x, x, None, 7)
+    assert bound.launches == [[x.data_ptr(), None, 7] for x in (a, b, a)]
+    assert quantize_cuda._bound.cache_info().hits >= 2

@@ -52,7 +52,7 @@ class Cases:
             yield from transitions.facts_needed(one.past)
             every = [one, *every]
         for one in every:
-            starts = [level.start for level in one.walked.stack] + [one.walked.inside or 0]
+            starts = [level.start for level in one.walked.stack]
             if one.walked.nights or self._score(one) is not None:
                 starts.append(one.begins)
                 if one.base is not None:
@@ -117,15 +117,11 @@ class Cases:
         if not walked.results or evidence.back or not (walked.nights or score is not None or about is not None):
             return self._unchanged(one, evidence)
         base, note = one.base, one.undone(one.value) if walked.nights > 0 else None
-        start, last, since = one.begins, None, max(abs(walked.nights), 1)
-        if walked.inside is not None and walked.nights > 0:
-            start, last, since = walked.inside, base, len(one.own) - walked.inside
-            note = joined(note, f"an A/B of {one.run_at(start).state} and a later commit found no difference")
-        if base is not None and (one.gradual or walked.inside is not None):
+        if base is not None and one.gradual:
             base = min(base, walked.stack[-1].places[:FIRST][-1])
         row = Judged(
             one.point.series, Verdict.OK, one.point, one.metric.judged_as, transition=self._transition(one),
-            span=one.span(start, base if one.gradual else last), news=News(since), note=note,
+            span=one.span(one.begins, base if one.gradual else None), news=News(max(abs(walked.nights), 1)), note=note,
             effect=_effect(one, one.value - walked.distance, walked.distance, walked.top),
         )  # fmt: skip
         if one.metric is not LATENCY:

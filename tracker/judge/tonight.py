@@ -93,8 +93,6 @@ class Tonight:
         Results nearer to tonight's than to the level are not: an A/B with their commits says nothing of the change.
         """
         level = self.walked.stack[-1] if level is None else level
-        if level is self.walked.stack[-1] and self.walked.inside is not None:
-            start = min(start, self.walked.inside)
         centre = level.centre_without(start)
         pairs = [pair for pair in zip(level.places, level.values, strict=True) if pair[0] < start]
         return [place for place, value in pairs if abs(value - centre) <= abs(value - self.value)]

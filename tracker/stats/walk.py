@@ -113,7 +113,6 @@ class Walked:
         far: How many nights in a row are so for the worse, by more than counts.
         rank: Chance of as many.
         back: Place of the first result that is back on a level below, if tonight's result continues there.
-        inside: Place from which an A/B found no difference to tonight's result, and both off the level.
         results: Number of earlier results of the level.
     """
 
@@ -129,7 +128,6 @@ class Walked:
     far: int = 0
     rank: float = 1.0
     back: int | None = None
-    inside: int | None = None
     results: int = 0
 
     @property
@@ -180,7 +178,6 @@ class _Walker:
         self.far = 0  # results in a row that are beyond all before, for the worse
         self.same: tuple[int, float] | None = None  # place and level of the newest A/B that found no difference
         self.back: int | None = None
-        self.inside: int | None = None  # place of the first result off the top level by an A/B
         self.left: Level | None = None  # the level that the results left last
 
     # ---- one result
@@ -258,7 +255,7 @@ class _Walker:
             del self.stack[replaces:]
         self.stack.append(level)
         self.levels.append(level)
-        self.run, self.far, self.same, self.near, self.left, self.inside = 0, 0, None, 0.0, None, None
+        self.run, self.far, self.same, self.near, self.left = 0, 0, None, 0.0, None
 
     def _mark(self, place: int, mark: Mark) -> bool:
         """Apply a fact. Return whether it decides about this result."""
@@ -280,8 +277,6 @@ class _Walker:
             level = self.nights[-1].value if mark.level is None else mark.level
             if belongs and self._never_left(level, mark.base):
                 return True
-            if belongs and mark.base is not None and self._may_be_off(mark.base, level):
-                return False
             self.same = (place, level)
         elif self.nights[-1].out > 0:
             return False  # the results and the A/B contradict each other
@@ -299,25 +294,6 @@ class _Walker:
             return base >= top.start
         value, below = self.nights[base].value, self._centre(self.stack[-2])
         return abs(value - self._centre(top)) < abs(value - below)
-
-    def _may_be_off(self, base: int, level: float) -> bool:
-        """Return whether both sides of an A/B without a difference may be off the top level.
-
-        A step before the base may be hidden, unless the result there excludes the measured level or is among the first
-        ones. Then the results since the base are taken from the top level, whose centre they would move.
-        """
-        top, value = self.stack[-1], self.nights[base].value
-        early = top.places[FIRST - 1 if len(top.places) > FIRST else 0 : FIRST]
-        if not early or base <= early[0] or level - self._centre(top) <= self.least:
-            return False
-        number = sum(place < base for place in top.places)
-        before = predict(top.values[:number], (), self.prior, self.floor)
-        if value < level and Predicted(level, before.deviation, before.freedom).p(value) <= OUT:
-            return False
-        del top.places[number:], top.values[number:]
-        self.inside = base if self.inside is None else min(base, self.inside)
-        self.run, self.far = self.nights[-1].out, min(self.far, 1)
-        return True
 
     def _together(self, centre: float) -> int:
         """Return how many of the newest results that are out are on one level, by the sign of `run`.
@@ -391,7 +367,7 @@ class _Walker:
     def _end(self, place: int) -> None:
         """Go back to the level below."""
         self.left = self.stack.pop()
-        self.run, self.far, self.back, self.same, self.inside = 0, 0, place, None, None
+        self.run, self.far, self.back, self.same = 0, 0, place, None
         below = self.stack[-1]
         again = Level(below.start, known=self._centre(below), by=below.by, was=below.was, gradual=below.gradual)
         again.tag, again.moved, again.replaced = below.tag, below.moved, below.replaced
@@ -473,7 +449,6 @@ class _Walker:
             far=0 if new else self.far,
             rank=1.0 if new else rank_chance(len(top.values) - self.far, self.far),
             back=self.back,
-            inside=self.inside,
             results=night.results,
         )
 

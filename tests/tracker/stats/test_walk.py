@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from groupbench.tracker.stats.walk import Mark, Walked, walk
+from groupbench.tracker.stats.walk import Mark, walk
 
 CPU_MS = (0.302, 0.285, 0.293, 0.506, 0.773, 0.709, 0.625, 0.684, 0.738, 0.500, 0.715, 0.713)
 """A CPU kernel that became 2.4 times as slow at place 3, whose first night was too near to begin the level."""
@@ -23,18 +23,3 @@ def test_an_ab_with_a_commit_of_the_level_below_ends_a_slowdown() -> None:
     same = {10: [Mark("same", 2, None, math.log(0.3))]}
     walked = walk([math.log(ms) for ms in CPU_MS], math.log1p(0.1), 0.17, same, floor=0.02)
     assert len(walked.stack) == 1
-
-
-def test_an_ab_after_a_step_that_no_night_showed_says_nothing_of_the_level() -> None:
-    y = [math.log(ms) for ms in (1.0, 1.08, 0.95, 1.17, 1.2, 1.45)]
-
-    def walked(base: int, level: float, prior: float = 0.08) -> Walked:
-        marks = {5: [Mark("same", base, None, math.log(level))]}
-        return walk(y, math.log1p(0.1), prior, marks, floor=0.02)
-
-    off = walked(4, 1.3)
-    assert off.inside == 4 and off.stack[0].places == [0, 1, 2, 3, 5]
-    assert off.p < walk(y, math.log1p(0.1), 0.08, floor=0.02).p * 1.01
-    assert walked(4, 1.02).inside is None  # both are on the level
-    assert walked(0, 1.3).inside is None  # the first result is the level
-    assert walked(2, 1.6, prior=0.02).inside is None  # its result excludes what the A/B measured
