@@ -25,7 +25,7 @@ from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, Compared
 from groupbench.tracker.store.schema import TIMED_POINT, Point, Series
 from groupbench.tracker.text import repro
-from groupbench.tracker.text.wording import chance, counted, date, signed_change
+from groupbench.tracker.text.wording import chance, counted, signed_change
 
 MOST = 6
 """Most incidents on the first screen, at three lines each."""
@@ -135,7 +135,7 @@ class IncidentView:
     def lines(self) -> list[str]:
         """The incident on the first screen."""
         span = self.span
-        since = f"since {date(span.head.started)} at {span.text}" + (f" ({span.remark})" if span.remark else "")
+        since = f"since {span.date} at {span.text}" + (f" ({span.remark})" if span.remark else "")
         subject = f" {span.subject!r}" if span.subject and (span.named or span.number in (None, 1)) else ""
         whose = f"owner {self.owner or 'unknown'}"
         facts = [f"{since}{subject}", whose, self.cause, self.sure, f"costs {self.cost}" if self.cost else ""]
