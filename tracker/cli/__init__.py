@@ -131,8 +131,7 @@ GROUPS: dict[str, Commands] = {
 @click.option(
     "--urgent",
     is_flag=True,
-    help="Measure before the commands that wait for the device, and between two problems of a nightly run. "
-    "Waits up to 1h without --wait.",
+    help="Measure first, between two problems of a night.",
 )
 @click.option("-v", "--verbose", count=True, help="Log each step to stderr; -vv logs more.")
 @click.version_option(package_name="groupbench")
@@ -141,7 +140,6 @@ def main(context: click.Context, db: str | None, config: Path | None, urgent: bo
     """\b
     Track the latency and accuracy of kernels per commit.
     Exit codes: 0 ok, 1 worse, 2 usage error, 3 incomplete, 4 not comparable.
-    Tab completion in bash: eval "$(_GROUPBENCH_COMPLETE=bash_source groupbench)"
     """
     from groupbench.tracker.tools import logs  # `groupbench --help` needs neither
 

@@ -187,7 +187,7 @@ def invoke(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[type[
     monkeypatch.chdir(repository)
     monkeypatch.setattr("signal.signal", lambda *arguments: None)
     monkeypatch.setattr("groupbench.tracker.ab.named_sides.open_sides", lambda *ends, **options: nullcontext(ends))
-    monkeypatch.setattr("groupbench.tracker.night.measuring.ensure_alone", lambda *arguments: None)
+    monkeypatch.setattr("groupbench.tracker.night.measuring.ensure_alone", lambda *arguments: Path("cpu.lock"))
 
     def run(bench: type[Bisectable]) -> str:
         monkeypatch.setattr("groupbench.tracker.ab.bench.Bench", bench)
