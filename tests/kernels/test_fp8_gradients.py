@@ -247,7 +247,7 @@ class Bound:
 
 @pytest.mark.parametrize("in_fp32", [True, False])
 def test_each_address_is_passed_to_its_parameter(in_fp32, monkeypatch):
-    """As cluster_fp8_wgrad.cu declares them: maps, scales, main_grad, out_sums, end_offsets, counters and sizes."""
+    """The order is of cluster_fp8_wgrad.cu: maps, scales, main_grad, out_sums, end_offsets, counters and sizes."""
     bound = Bound()
     counters = torch.zeros(2, dtype=torch.int64)
     monkeypatch.setattr(cluster_fp8_wgrad, "kernel", lambda *arguments: bound)

@@ -49,7 +49,7 @@ def search_causes(
     not repeated.
 
     Args:
-        store: The database, and `db` its place.
+        store: The database; `db` is the location.
         measuring: Where and how the commits are measured.
         run_id: Start of the run's id; None: the newest.
         budget_s: Time in s after which no comparison begins.

@@ -81,7 +81,7 @@ class _Levels:
         self.every.append(level)
 
     def improve(self, place: int, value: float) -> None:
-        """End the levels worse than a value, and begin its own."""
+        """End the levels worse than a value, and begin a new one."""
         while len(self.stack) > 1 and not self.worse(_at(self.stack[-2]), value):
             self.stack.pop()
         top, depth = self.stack[-1], len(self.stack) - 1

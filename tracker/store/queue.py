@@ -1,7 +1,7 @@
 """Queue for a device over PostgreSQL, on hosts and containers with one database and several lock folders.
 
 A row is a process with the device, or a waiting one. The process renews its row. A killed process' row grows old: the
-next process removes it and takes its turn. Processes with one lock folder take turns by its files (`tools.lease`), so
+next process removes it and takes its turn. Processes with one lock folder take turns by files (`tools.lease`), so
 their rows do not wait for each other.
 """
 
