@@ -18,7 +18,7 @@ from groupbench.tracker.judge.nights import keys_of_night
 from groupbench.tracker.judge.owners import agreed
 from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query.resolve import latest_run
-from groupbench.tracker.query.rows import RunRow
+from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.query.traffic import NO_TRAFFIC, CallsOf, Traffic
 from groupbench.tracker.store import comparisons
@@ -248,10 +248,7 @@ def _with_cost(session: Session, view: IncidentView, calls: CallsOf | None, nigh
     if not lost:
         return view
     if calls is not None:
-        of_layer: dict[str, float] = {}
-        for each, ms in lost:
-            layer = calls.layer(each.series)
-            of_layer[layer] = of_layer.get(layer, 0.0) + 1000 * ms * calls.number(each.series)
+        of_layer = _us_by_layer(calls, ((each.series, ms) for each, ms in lost))
         gained = _gained_us(session, view, calls, {layer for layer in of_layer if layer})
         moved = sum(max(0.0, min(us, gained.get(layer, 0.0))) for layer, us in of_layer.items())
         return replace(view, us=sum(of_layer.values()), moved_us=moved)
@@ -282,11 +279,18 @@ def _gained_us(session: Session, view: IncidentView, calls: CallsOf, layers: Col
         for key, ms in of_series.items()
         if key not in members and len(ms) == 2 and ms[base] > (1 + GAINED) * ms[head]
     }
+    return _us_by_layer(calls, ((row, gained[key]) for key, row in series_rows(session, gained).items()))
+
+
+def _us_by_layer(calls: CallsOf, changes: Iterable[tuple[SeriesRow, float]]) -> dict[str, float]:
+    """Return the changes' µs per step by layer. A step runs one backend and dtype of a problem: the largest change."""
+    of_problem: dict[tuple[str, str, str, str], float] = {}
+    for row, ms in changes:
+        key = calls.layer(row), row.operator, row.mode, row.shape
+        of_problem[key] = max(of_problem.get(key, 0.0), 1000 * ms * calls.number(row), key=abs)
     of_layer: dict[str, float] = {}
-    for key, row in series_rows(session, gained).items():
-        layer = calls.layer(row)
-        if layer in layers:
-            of_layer[layer] = of_layer.get(layer, 0.0) + 1000 * gained[key] * calls.number(row)
+    for (layer, *_), us in of_problem.items():
+        of_layer[layer] = of_layer.get(layer, 0.0) + us
     return of_layer
 
 

@@ -126,6 +126,13 @@ def test_only_as_much_moves_as_was_gained_and_only_of_the_backend(cli: Cli, stor
     assert "µs of it moved from other kernels" in cli("incidents").stdout
 
 
+def test_a_step_runs_one_backend_of_a_problem(cli: Cli, stored: Stored, make: Any) -> None:
+    stored(level(make, slower(1.0)) + level(make, slower(1.0), backend="another"))
+    cli("gate", "--update")
+    traffic('calls = { "*" = 2 }')
+    assert cost(cli) == pytest.approx(1000, rel=0.01)
+
+
 def test_moved_time_is_not_the_most_expensive(cli: Cli, stored: Stored, make: Any) -> None:
     stored(
         level(make, slower(1.0))
