@@ -11,7 +11,7 @@ import msgspec
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from groupbench.tracker.ab.result import AbResult, timing_of
+from groupbench.tracker.ab.result import AbCell, AbResult, timing_of
 from groupbench.tracker.facts.environment import ab_software, hardware_class
 from groupbench.tracker.facts.errors import QueryError, StoreError
 from groupbench.tracker.facts.metrics import finite_or_none
@@ -72,14 +72,14 @@ def keep(store: Store, result: AbResult, base: str, head: str) -> int:
         return 0
     compared = compared_of(result, base, head, {"software": software}, result.note)
     with store.write() as session:
-        series = _series_of(session, result)
+        series = _series_of(session, result.cell, hardware_of(result))
         for row in series:
             comparisons.store(session, row.pk, compared)
     return len(series)
 
 
 class ComparisonKeeper:
-    """Stores A/Bs of a search in a database as they finish. If that fails once, reports the reason and stores no more.
+    """Stores A/Bs of a search in a database as they finish. If one cannot be stored, reports the first reason.
 
     Args:
         location: Path or URL of the database.
@@ -89,41 +89,41 @@ class ComparisonKeeper:
 
     def __init__(self, location: str, say: Callable[[str], None], metric: str = "latency") -> None:
         self._location, self._say, self._metric = location, say, metric
-        self._newest: AbResult | None = None
         self.stored = 0
-        self._open = "://" in location or Path(location).exists()
+        self._exists = "://" in location or Path(location).exists()
+        self._failed = False
 
     def __call__(self, result: AbResult, base: str, head: str) -> None:
         """Store an A/B of the commits with these hashes."""
-        self._newest = result
         if self._metric == "latency":
             self.stored += bool(self._kept(lambda store: keep(store, result, base, head)))
 
-    def name(self, answers: Callable[[Collection[str]], Sequence[Compared]]) -> int:
+    def name(self, cell: AbCell, hardware: str, answers: Callable[[Collection[str]], Sequence[Compared]]) -> int:
         """Store the search's answers for each measured series, and return the number of series.
 
         Args:
+            cell: The searched cell, and `hardware` where it was measured.
             answers: Maps the commits with results of a series to rows to store.
         """
-        newest = self._newest
-        return 0 if newest is None else self._kept(lambda store: _name(store, newest, answers))
+        return self._kept(lambda store: _name(store, cell, hardware, answers))
 
     def _kept(self, write: Callable[[Store], int]) -> int:
-        if not self._open:
+        if not self._exists:
             return 0
         try:
             with open_store(self._location, create=False) as store:
                 return write(store)
         except StoreError as error:
-            self._open = False
-            self._say(f"the comparisons are not stored: {error.message}")
+            if not self._failed:
+                self._say(f"not every comparison is stored: {error.message}")
+            self._failed = True
             return 0
 
 
-def _name(store: Store, result: AbResult, answers: Callable[[Collection[str]], Sequence[Compared]]) -> int:
-    """Store answers for each series of a search's A/B, and return the number of series."""
+def _name(store: Store, cell: AbCell, hardware: str, answers: Callable[[Collection[str]], Sequence[Compared]]) -> int:
+    """Store answers for each series of a search, and return the number of series."""
     with store.write() as session:
-        series = _series_of(session, result)
+        series = _series_of(session, cell, hardware)
         for row in series:
             for answer in answers(_measured(session, row.pk)):
                 comparisons.store(session, row.pk, answer)
@@ -146,13 +146,16 @@ def environment_of(facts: dict[str, Any]) -> Environment:
     return msgspec.convert(facts, Environment, strict=False)
 
 
-def _series_of(session: Session, result: AbResult) -> list[SeriesRow]:
-    """Return the series for an A/B's cell on the same hardware: none if several shapes match the cell's text."""
-    cell = result.cell
+def hardware_of(result: AbResult) -> str:
+    """Return where an A/B measured; empty if the head's side did not start."""
+    return hardware_class(environment_of(result.head_environment)) if result.head_environment else ""
+
+
+def _series_of(session: Session, cell: AbCell, hardware: str) -> list[SeriesRow]:
+    """Return the series of an A/B's cell on some hardware: none if several shapes match the cell's text."""
     where = Filter((cell.operator,), (cell.backend,), (cell.mode,), (cell.dtype,), (cell.shape,))
     timing: dict[str, Any] = {} if cell.idle_s is None else {"idle_s": cell.idle_s}
     timing |= {"cudagraph": True} if cell.cudagraph else {}
-    hardware = hardware_class(environment_of(result.head_environment))
     try:
         series = [
             row

@@ -11,12 +11,11 @@ from pathlib import Path
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.ab.confirm import CELL_S, Measuring
-from groupbench.tracker.ab.kept import environment_of
+from groupbench.tracker.ab.kept import hardware_of
 from groupbench.tracker.ab.result import AbResult, timing_of
 from groupbench.tracker.bisect import history as bisect_git
 from groupbench.tracker.bisect.log import Header, LogError, bench_of
 from groupbench.tracker.bisect.run import OutOfTime, Searched, run
-from groupbench.tracker.facts.environment import hardware_class
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.alerts import FAILING
@@ -118,8 +117,8 @@ def _search(
     say(f"bisect {header.good[:10]}..{header.bad[:10]}: {row.series}")
 
     def check(result: AbResult, base: str, head: str) -> None:
-        here = hardware_class(environment_of(result.head_environment)) if result.head_environment else None
-        if here not in (None, row.series.hardware):
+        here = hardware_of(result)
+        if here not in ("", row.series.hardware):
             raise bisect_git.BisectError(f"this machine has {here}, not {row.series.hardware}: run `confirm` there")
 
     search = partial(run, db, repository, header, path, say, end=end, clock=clock, check=check)

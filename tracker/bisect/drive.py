@@ -14,7 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, cast
 
-from groupbench.tracker.ab.result import LESS_ACCURATE, MORE_ACCURATE, AbSettings
+from groupbench.tracker.ab.kept import hardware_of
+from groupbench.tracker.ab.result import LESS_ACCURATE, MORE_ACCURATE, AbCell, AbSettings
 from groupbench.tracker.ab.worktree import Recipe, Spares, checkout
 from groupbench.tracker.bisect.history import BisectError
 from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Settings, short
@@ -132,11 +133,9 @@ class AbComparator:
 
     def _resolved(self, running: Bench) -> AbCell:
         """Return the cell. The default dtype is that of both sides."""
-        from groupbench.tracker.ab.bench import AbCell
-
-        cell = {**self._header.cell, "plugins": tuple(self._header.cell["plugins"])}
-        if cell.get("dtype"):
-            return AbCell(**cell)
+        if (known := cell_of(self._header)) is not None:
+            return known
+        cell = self._header.cell
         cells, notes = running.cells(
             cell["device"],
             operator=cell["operator"],
@@ -198,6 +197,12 @@ class ReleaseComparator(AbComparator):
             self._broken.setdefault(name, []).append(error.message)
             raise
         return AbSide(name, self._repository, str(python), None, self._recipe.pythonpath)
+
+
+def cell_of(header: Header) -> AbCell | None:
+    """Return a search's cell, or None if it has no dtype: the default dtype is that of both sides."""
+    cell = header.cell
+    return AbCell(**{**cell, "plugins": tuple(cell["plugins"])}) if cell.get("dtype") else None
 
 
 def finding_of_latency(result: AbResult) -> AbFinding:
@@ -264,6 +269,7 @@ def _facts(result: AbResult) -> AbFinding:
         kernels_differ=result.base_hash != result.head_hash if hashed else None,
         unchecked=merged([result.unchecked]),
         routing=result.routing() or "",
+        hardware=hardware_of(result),
     )
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from groupbench.tracker.ab.kept import ComparisonKeeper
-from groupbench.tracker.ab.result import AbResult
+from groupbench.tracker.ab.result import AbCell, AbResult
 from groupbench.tracker.bisect import drive, report
 from groupbench.tracker.bisect import history as bisect_git
 from groupbench.tracker.bisect.answers import answers
@@ -85,11 +85,18 @@ def run(
     log = Log(path, header, resume=resume, replace=replaces)
     keeper = ComparisonKeeper(db, say, header.metric)
 
+    resolved: AbCell | None = None
+    hardware = ""
+
     def keep(result: AbResult, base: str, head: str) -> None:
+        nonlocal resolved
+        resolved = result.cell
         check(result, base, head)
         keeper(result, base, head)
 
     def print_step(question: ComparisonRequest, finding: AbFinding) -> None:
+        nonlocal hardware
+        hardware = finding.hardware or hardware
         say(report.step_line(question, finding, history, header.metric, next(numbers)))
 
     with drive.open_comparator(repository, header, keep) as comparator:
@@ -103,8 +110,9 @@ def run(
         result = drive.drive(hunt(history, drive.settings_of(header), trace), compare, log, print_step)
     if keeper.stored:
         say(f"{counted(keeper.stored, 'comparison')} stored in the database; the gate judges by them")
-    if header.package is None:
-        keeper.name(partial(answers, result, history, header.metric, datetime.now(UTC)))
+    cell = resolved or drive.cell_of(header)
+    if header.package is None and cell is not None and hardware:
+        keeper.name(cell, hardware, partial(answers, result, history, header.metric, datetime.now(UTC)))
     return Searched(header, result, history, trace)
 
 

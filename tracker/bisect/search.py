@@ -56,6 +56,7 @@ class AbFinding:
     accuracy: AccuracyChange = "same"  # of head's result, when latency is searched
     unchecked: dict[str, list[str]] = field(default_factory=dict)  # checks that could not be made, by side
     routing: str = ""  # a remark if only one side was prepared for one routing
+    hardware: str = ""  # where head was measured; empty if it did not start
 
     @property
     def is_worse(self) -> bool:

@@ -93,4 +93,4 @@ def test_an_unwritable_database_does_not_end_the_search(tmp_path: Path) -> None:
     other = ComparisonKeeper(str(tmp_path / "other.db"), lines.append)
     for _ in range(2):
         other(result(), commit(0), commit(1))
-    assert len(lines) == 1 and lines[0].startswith("the comparisons are not stored: ")
+    assert len(lines) == 1 and lines[0].startswith("not every comparison is stored: ")

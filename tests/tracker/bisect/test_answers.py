@@ -14,12 +14,14 @@ from click.testing import Result
 from repositories import git
 
 from groupbench.tracker.ab.confirm import Measuring
+from groupbench.tracker.ab.kept import hardware_of
 from groupbench.tracker.ab.result import AbCell, AbResult, AbVerdict, SideAccuracy, accuracy_change
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.bisect import drive
 from groupbench.tracker.bisect.causes import search_causes
 from groupbench.tracker.bisect.log import Header
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
+from groupbench.tracker.facts.errors import StoreError
 from groupbench.tracker.serve.database import open_to_read
 from groupbench.tracker.serve.verdict import judge
 from groupbench.tracker.store.engine import open_store
@@ -56,10 +58,12 @@ class Bench:
         )  # fmt: skip
         self.keep(result, question.base, question.head)
         if self.metric == "latency":
-            return AbFinding(verdict, effect, effect - 0.001, effect + 0.001, 1.0, 1.0 + effect)
+            interval = effect - 0.001, effect + 0.001
+            return AbFinding(verdict, effect, *interval, 1.0, 1.0 + effect, hardware=hardware_of(result))
         spoilt = accuracy_change(*sides)
         log = {"wrong": 5.0}.get(spoilt, 0.0)
-        return AbFinding("different" if log else "same", log, log - 0.1, log + 0.1, sides[0].rms, sides[1].rms)
+        values = log, log - 0.1, log + 0.1, sides[0].rms, sides[1].rms
+        return AbFinding("different" if log else "same", *values, hardware=hardware_of(result))
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +158,26 @@ def test_the_search_begins_where_the_stored_results_step(
         line.split(": ")[1].split()[0] for line in found.stderr.splitlines() if line[:1].isdigit() and ". " in line[:4]
     ]
     assert heads[:3] == [commits[8][:10], commits[4][:10], commits[6][:10]]
+
+
+def test_a_search_that_could_not_be_stored_is_stored_when_it_is_resumed(
+    cli: Cli, slower: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = slower.commits
+
+    def fails(*arguments: Any, **options: Any) -> Any:
+        raise StoreError("groupbench.db: disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("groupbench.tracker.ab.kept.open_store", fails)
+        found = cli("bisect", commits[1], commits[8], "--series", "1")
+    assert found.stdout.startswith(f"{commits[5][:10]} made ")
+    assert found.stderr.count("not every comparison is stored: groupbench.db: disk I/O error") == 1
+    assert not row_of(cli)["named"]
+    asked = len(slower.asked)
+    cli("bisect", "--resume")
+    assert len(slower.asked) == asked
+    assert row_of(cli)["named"][0]["parent"] == commits[4]
 
 
 def test_wider_ends_name_it_too(cli: Cli, slower: Bench) -> None:
