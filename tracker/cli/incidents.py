@@ -220,10 +220,10 @@ def note(db: str, ids: tuple[int, ...], reason: str) -> None:
     """Add a note to incidents, without a state change."""
     from groupbench.tracker.judge import incident_moves
 
-    _change(db, lambda session: incident_moves.note(session, ids, person(), reason, _now()))
+    _change(db, lambda session: incident_moves.note(session, ids, person(), reason, _now()), noted=True)
 
 
-def _change(db: str, change: Callable[[Any], list[AlertRow]]) -> None:
+def _change(db: str, change: Callable[[Any], list[AlertRow]], noted: bool = False) -> None:
     from groupbench.tracker.store.engine import open_store
 
     with open_store(db, create=False) as store, store.write() as session:
@@ -235,7 +235,8 @@ def _change(db: str, change: Callable[[Any], list[AlertRow]]) -> None:
         first = alerts[0]
         fails = [alert.advice for alert in alerts if alert.state == "acknowledged" and alert.advice]
         what = first.series if len(alerts) == 1 else f"{len(alerts)} series"
-        click.echo(printable("; ".join([first.incident.text, str(what), *fails[:1]])))
+        done = f"noted at incident {first.incident.pk}" if noted else first.incident.text
+        click.echo(printable("; ".join([done, str(what), *fails[:1]])))
 
 
 def _now() -> datetime:

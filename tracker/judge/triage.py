@@ -71,8 +71,13 @@ class IncidentView:
         backends = some(sorted({f"{each.series.operator} {each.series.backend}" for each in self.members}))
         number = len({each.series.pk for each in self.members})
         where = f"{backends} {self.lead.series.shape}" if number == 1 else f"{number} series of {backends}"
-        moved = ["moved:"] if self.us and self.moved_us >= MOVED * self.us else []
+        moved = ["moved:"] if self.has_moved else []
         return " ".join([*moved, metrics, *([" to ".join(ends)] if ends else []), "in", where])
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether other kernels of the layers gained most of the time."""
+        return bool(self.us) and self.moved_us >= MOVED * (self.us or 0.0)
 
     @property
     def span(self) -> Span:
@@ -127,6 +132,8 @@ class IncidentView:
             words = f"groupbench bisect {span.base.commit[:10]} {span.head.commit[:10]} --series {series}"
             return words + (f" --metric {metric}" if metric != "latency" else "")
         accept = f"`groupbench incidents expect {key} --reason TEXT`"
+        if self.has_moved:
+            return f"{accept} if {span.label} was meant to move the time"
         if all(each.cause == "undone" for each in self.members):
             return f"{accept} if {span.label} was meant to undo an improvement; fix it otherwise"
         return f"fix or revert {span.label}, or {accept}"
