@@ -129,9 +129,9 @@ def test_a_group_runs_its_default_command(cli: Cli, stored: Any, make: Any) -> N
 
 
 def test_verbosity_may_follow_the_command(cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored([make()])  # by a command, unless another test has stored the same
     given: list[int] = []
     monkeypatch.setattr("groupbench.tracker.tools.logs.configure", given.append)
-    stored([make()])
     for args in (["gate"], ["-v", "gate"], ["list", "runs", "-vv"], ["list", "runs", "--verbose"]):
         cli(*args)
     assert given == [0, 1, 2, 1]
