@@ -108,15 +108,7 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
     return (size + BLOCK_K - 1) / BLOCK_K;
   });
   __syncthreads();
-  for (int g = threadIdx.x; g < G; g += blockDim.x) {
-    const int size = last[g] - (g ? last[g - 1] : 0);
-    int before = 0;  // groups before it in the order
-    for (int h = 0, start = 0; h < G; start = last[h++]) {
-      const int other = last[h] - start;
-      before += other > size || (other == size && h < g);
-    }
-    order[before] = g;
-  }
+  order_by_size(G, last, order);
   __syncthreads();
   cluster_sync();
   const int tiles_p = (P + ITEM_PARTS * ROWS - 1) / (ITEM_PARTS * ROWS);

@@ -64,15 +64,7 @@ extern "C" __global__ void __cluster_dims__(PROGRAMS, 1, 1) __launch_bounds__(12
   const Shared shared = set_up(counters);
   for (int g = threadIdx.x; g < G; g += blockDim.x) offs[g] = (int)end_offsets[g];
   __syncthreads();
-  for (int g = threadIdx.x; g < G; g += blockDim.x) {
-    const int size = offs[g] - (g ? offs[g - 1] : 0);
-    int before = 0;  // groups before it in the order
-    for (int h = 0, start = 0; h < G; start = offs[h++]) {
-      const int other = offs[h] - start;
-      before += other > size || (other == size && h < g);
-    }
-    order[before] = g;
-  }
+  order_by_size(G, offs, order);
   __syncthreads();
   cluster_sync();
   const int tiles_p = (P + ITEM_PARTS * ROWS - 1) / (ITEM_PARTS * ROWS);

@@ -114,6 +114,19 @@ __device__ __forceinline__ void sum_up_tiles(int G, int* last, const TilesOf& ti
   }
 }
 
+// Order the groups by size, the largest first: `ends` has the end of each, and `order` gets their numbers.
+__device__ __forceinline__ void order_by_size(int G, const int* ends, int* order) {
+  for (int g = threadIdx.x; g < G; g += blockDim.x) {
+    const int size = ends[g] - (g ? ends[g - 1] : 0);
+    int before = 0;  // groups before it in the order
+    for (int h = 0, start = 0; h < G; start = ends[h++]) {
+      const int other = ends[h] - start;
+      before += other > size || (other == size && h < g);
+    }
+    order[before] = g;
+  }
+}
+
 // A position in a ring of SIZE places in shared memory, with the phase of its barriers.
 template <int SIZE>
 struct Ring {
