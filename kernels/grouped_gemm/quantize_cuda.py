@@ -15,7 +15,7 @@ kernels but cannot run them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -23,14 +23,14 @@ from torch import Tensor
 
 from groupbench.kernels.cuda_source import CudaKernel, compile_cuda, why_not_nvrtc
 from groupbench.kernels.device import device_of
+from groupbench.kernels.launch import Kept
 
 SIDE = 128  # rows and columns of a tile
 THREADS = 256
 COLUMN_BLOCKS = 4  # adjacent tiles of a program
 DYNAMIC_BYTES = {"swiglu_backward_kernel": 3 * (8 * SIDE * 2 + SIDE * 4 + SIDE * SIDE)}  # Shared<3>
 DTYPES = (torch.bfloat16, torch.float16)
-TENSOR = "tensor"
-MOST_BOUND = 256  # launches kept; each token count of a training step has its own
+_bound: Kept[Callable[..., None]] = Kept()
 
 
 def unsuitable(*operands: Tensor) -> str | None:
@@ -47,24 +47,16 @@ def unsuitable(*operands: Tensor) -> str | None:
 
 def launch(name: str, programs: int, like: Tensor, *arguments: Tensor | int | None) -> None:
     """Launch a kernel of quantize.cu for matrices of `like`'s dtype, on its device."""
-    fixed = tuple(TENSOR if isinstance(argument, Tensor) else argument for argument in arguments)
-    addresses = [argument.data_ptr() for argument in arguments if isinstance(argument, Tensor)]
-    _bound(name, like.dtype, torch.cuda.current_device(), programs, fixed)(*addresses)
+    moving = tuple(number for number, argument in enumerate(arguments) if isinstance(argument, Tensor))
+    fixed = tuple(None if isinstance(argument, Tensor) else argument for argument in arguments)
+    key = (name, like.dtype, torch.cuda.current_device(), programs, fixed, moving)
+    bound = _bound.get(key) or _bound.add(key, _kernel(*key[:3]).bind(programs, THREADS, fixed, moving))
+    bound(*[argument.data_ptr() for argument in arguments if isinstance(argument, Tensor)])
 
 
 def programs(row_blocks: int, columns: int) -> int:
     """Return how many programs quantise so many tile rows of a matrix."""
     return row_blocks * -(-columns // (SIDE * COLUMN_BLOCKS))
-
-
-@lru_cache(MOST_BOUND)
-def _bound(
-    name: str, dtype: torch.dtype, device: int, programs: int, fixed: tuple[str | int | None, ...]
-) -> Callable[..., None]:
-    """Return the launch of a kernel with these integers and null pointers. It takes the tensors' addresses."""
-    moving = [number for number, argument in enumerate(fixed) if argument == TENSOR]
-    arguments = [argument if isinstance(argument, int) else None for argument in fixed]
-    return _kernel(name, dtype, device).bind(programs, THREADS, arguments, moving)
 
 
 @cache

@@ -236,8 +236,11 @@ class Bound:
 
     def __init__(self) -> None:
         self.launches: list[list[object]] = []
+        self.bound = 0
 
     def bind(self, grid, threads, arguments, moving):
+        self.bound += 1
+
         def launch(*addresses: int) -> None:
             passed = dict(zip(moving, addresses, strict=True))
             self.launches.append([passed.get(number, argument) for number, argument in enumerate(arguments)])
@@ -279,4 +282,4 @@ def test_a_bound_quantisation_passes_other_tensors(monkeypatch):
     for x in (a, b, a):
         quantize_cuda.launch("weights_kernel", 3, x, x, None, 7)
     assert bound.launches == [[x.data_ptr(), None, 7] for x in (a, b, a)]
-    assert quantize_cuda._bound.cache_info().hits >= 2
+    assert bound.bound == 1
