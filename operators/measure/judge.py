@@ -319,8 +319,9 @@ def _rounding(name: str) -> float:
     """Return the relative RMS error of a rounding to a dtype; 0 for integers and packed formats, such as w4."""
     import torch
 
-    dtype = torch_dtype(name) if name in BYTES else torch.uint8
-    return ROUNDED * torch.finfo(dtype).eps / 2 if dtype.is_floating_point else 0.0
+    if name not in BYTES or not torch_dtype(name).is_floating_point:
+        return 0.0
+    return ROUNDED * torch.finfo(torch_dtype(name)).eps / 2
 
 
 def _clocks() -> tuple[float, float, float]:

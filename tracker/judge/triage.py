@@ -77,7 +77,7 @@ class IncidentView:
     @property
     def has_moved(self) -> bool:
         """Whether other kernels of the layers gained most of the time."""
-        return bool(self.us) and self.moved_us >= MOVED * (self.us or 0.0)
+        return bool(self.us and self.moved_us >= MOVED * self.us)
 
     @property
     def span(self) -> Span:
