@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from types import TracebackType
 from groupbench.tracker.ab.submodules import NO_HOOKS, add_submodules
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
-from groupbench.tracker.text.scratch import Scratch, is_scratch, remove_abandoned
+from groupbench.tracker.text.scratch import Scratch, in_memory, is_scratch, remove_abandoned
 from groupbench.tracker.tools import git
 
 logger = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ _BY_CONTENT = tuple(
     for word in ("-c", f"core.{setting}")
 )
 """Settings with which git sees every change of a file, whatever the user's are."""
+
+_INDEXED_SIZE = re.compile(r"^  size: (\d+)", re.MULTILINE)
+_PAGE = 4096
+"""Bytes by which a file in memory may be larger than its contents."""
 
 LAST_LINES, LONGEST_LINE = 5, 200
 """Lines of a setup command's output that an error shows, and the characters of each."""
@@ -155,21 +160,23 @@ class Spares:
 class _Worktree:
     """A worktree in a folder of its own, by `add` or `moved`, without the files of its commit at first."""
 
-    def __init__(self, repo: Path, commit: str) -> None:
+    def __init__(self, repo: Path, commit: str, parent: str | None) -> None:
+        """Make the folder in `parent`, by default in the usual one for temporary files."""
         self.repo, self.commit = repo, commit
-        self.scratch = Scratch("tree")
+        self.scratch = Scratch("tree", parent)
         self.path = self.scratch.path / commit[:12]
 
     @classmethod
-    def add(cls, repo: Path, commit: str) -> _Worktree:
+    def add(cls, repo: Path, commit: str, parent: str | None) -> _Worktree:
         """Raises GitError."""
-        return cls(repo, commit)._begin(repo, "add", "--no-checkout", "--detach", "--force")
+        return cls(repo, commit, parent)._begin(repo, "add", "--no-checkout", "--detach", "--force")
 
     def moved(self, commit: str) -> _Worktree | None:
         """Return this worktree for another commit, in another folder, since caches go by path; None if git cannot."""
         try:
             git.run(self.path, *NO_HOOKS, "clean", "-ffdxq", timeout=CHECKOUT_TIMEOUT_S)
-            worktree = _Worktree(self.repo, commit)._begin(self.path, "move", str(self.path))
+            parent = str(self.scratch.path.parent)
+            worktree = _Worktree(self.repo, commit, parent)._begin(self.path, "move", str(self.path))
         except git.GitError as error:
             logger.info("a new worktree instead of %s: %s", self.path, error.message)
             self.remove()
@@ -225,6 +232,7 @@ def checkouts(
     """Yield a folder for each commit and interpreter, as `checkout` does. Git writes all of them at the same time."""
     sides = [(commit, python, resolve(repo, commit)) for commit, python in wanted]
     prefix = (git.ask(repo, "rev-parse", "--show-prefix") or "").rstrip("\n")
+    parent = None if recipe.setup else _folder_in_memory(repo)
     with _worktrees_locked(repo):
         _prune(repo)
     with contextlib.ExitStack() as stack:
@@ -232,7 +240,7 @@ def checkouts(
             finish = []
             for commit, _, full in sides:
                 with _named(commit):
-                    worktree = stack.enter_context(_worktree(repo, full, spares))
+                    worktree = stack.enter_context(_worktree(repo, full, spares, parent))
                     finish.append((commit, full, worktree.path, writing.enter_context(_written(worktree))))
             for commit, full, tree, wait in finish:
                 with _named(commit):
@@ -252,13 +260,21 @@ def checkouts(
 
 
 @contextlib.contextmanager
-def _worktree(repo: Path, commit: str, spares: Spares | None) -> Iterator[_Worktree]:
-    worktree = (spares.take(repo, commit) if spares else None) or _Worktree.add(repo, commit)
+def _worktree(repo: Path, commit: str, spares: Spares | None, parent: str | None) -> Iterator[_Worktree]:
+    worktree = (spares.take(repo, commit) if spares else None) or _Worktree.add(repo, commit, parent)
     try:
         yield worktree
     finally:
         if spares is None or not spares.keep(worktree):
             worktree.remove()
+
+
+def _folder_in_memory(repo: Path) -> str | None:
+    """Return a folder in memory with room for a checkout like the user's: a disk takes up to 20 times as long."""
+    index = git.ask(repo, "ls-files", "--debug", ":/")
+    if not index or git.ask(repo, "ls-files", ":/.gitmodules"):
+        return None
+    return in_memory(sum(_PAGE + int(size) for size in _INDEXED_SIZE.findall(index)))
 
 
 def _written(worktree: _Worktree) -> AbstractContextManager[Callable[[], str]]:
