@@ -175,12 +175,19 @@ def _check_complete(options: dict[str, Any]) -> None:
 def _check_place(options: dict[str, Any], on_tritonbench: bool) -> None:
     """Raise UsageError for an option without effect on the host or machines."""
     option = next((name for name in BUILTIN_ONLY if options[name]), None)
-    profiled = NCU in options["costs"]
+    profiled = NCU in _costs(options)
     if on_tritonbench and (option or profiled):
         named = f"--{option.replace('_', '-')}" if option else f"--costs {NCU}"
         raise UsageError(f"{named} works only on the built-in host: add --host builtin")
     if profiled and (place := next((name for name in FLEET if options[name]), None)):
         raise UsageError(f"--costs {NCU} profiles on one GPU of this machine: remove --{place}")
+
+
+def _costs(options: dict[str, Any]) -> tuple[str, ...]:
+    """Return the costs to measure: those named, and those that metrics need."""
+    from groupbench.operators.table import costs_of
+
+    return tuple(dict.fromkeys([*options["costs"], *sorted(costs_of(options["metrics"]))]))
 
 
 def _run_tritonbench(options: dict[str, Any]) -> int:
@@ -199,7 +206,7 @@ def _run_builtin(options: dict[str, Any], session: Any) -> int:
     from groupbench.operators.measure.environment import resolve_device
 
     device = resolve_device(options["device"])
-    if NCU in options["costs"]:
+    if NCU in _costs(options):
         profiler.check(device)
     selections = _selections(options, device, session)
     if options["unmeasured"] is not None:
@@ -319,7 +326,6 @@ def _session(options: dict[str, Any]) -> Any:
 def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]:
     from groupbench.operators import foreign, plan
     from groupbench.operators.measure.protocol import Protocol
-    from groupbench.operators.table import costs_of
 
     plugins = tuple(options["plugins"])
     if options["plan"] is not None:
@@ -359,7 +365,7 @@ def _selections(options: dict[str, Any], device: str, session: Any) -> list[Any]
             rtol=options["rtol"],
             atol=options["atol"],
             plugins=plugins,
-            costs=tuple(dict.fromkeys([*options["costs"], *sorted(costs_of(options["metrics"]))])),
+            costs=_costs(options),
             routing_trace=options["routing_trace"],
             trace_steps=options["trace_steps"],
         )

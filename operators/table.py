@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from groupbench.tracker.facts.bursts import Bursts
 from groupbench.tracker.facts.identity import OF_PROBLEM
-from groupbench.tracker.facts.metrics import GBPS, NCU, TFLOPS, Metric, carried, rate
+from groupbench.tracker.facts.metrics import GBPS, TFLOPS, Metric, carried, rate
 from groupbench.tracker.facts.metrics import METRICS as STORED
 from groupbench.tracker.facts.record import Latency, Record
 from groupbench.tracker.text.cells import cell_for
@@ -129,8 +129,7 @@ LIMITS = {"dynamic_routing": "fixed", "fresh_output": "reuses output", "special_
 
 def costs_of(metrics: Iterable[str]) -> set[str]:
     """Return the costs to measure for these metrics."""
-    costs = {_COST_OF_OWN.get(name) or (STORED[name].cost if name in STORED else "") for name in metrics}
-    return costs - {"", NCU}
+    return {_COST_OF_OWN.get(name) or (STORED[name].cost if name in STORED else "") for name in metrics} - {""}
 
 
 def metrics_of_tables() -> dict[str, tuple[str, Callable[[Record, Record | None], Value]]]:

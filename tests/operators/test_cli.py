@@ -94,6 +94,7 @@ USAGE: dict[str, tuple[tuple[str, ...], str]] = {
     "baseline": ((*OP, "--baseline", "cutlass"), "torch_loop"),
     "suite": ((*OP, "--suite", "huge"), "smoke"),
     "metric": ((*OP, "--metrics", "latency,beauty"), "'beauty'"),
+    "metric of a profile on a cpu": ((*OP, "--metrics", "latency,ncu_ms"), "ncu profiles kernels on a GPU"),
     "precision": ((*OP, "--precision", "fp8"), "bf16"),
     "mode": ((*OP, "--mode", "fwd_bwd"), "fwd, bwd"),
     "mode of an operator that has the forward alone": (("--op", "canary", *OP[2:], "--mode", "bwd"), "fwd"),

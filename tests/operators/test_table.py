@@ -227,7 +227,7 @@ def test_names_of_tritonbench(make: Make) -> None:
     assert "a: BLOCK_M=64, num_warps=4; b[1]: BLOCK_M=128" in " ".join(screen([both], "best_config").split())
     assert list(as_json([make(metrics={"kept_mib": 1.0})], "gpu_peak_mem").values()) == [None]
     assert table.costs_of(["latency", "compile_time", "gpu_peak_mem", "energy_j", "dram_mib"]) == {
-        *("cold", "memory", "energy")
+        *("cold", "memory", "energy", "ncu")
     }
 
 
