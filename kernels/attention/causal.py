@@ -10,8 +10,8 @@ do: attention's own grouped problem. A program computes ROWS rows for one head. 
 the score matrix never exists in memory. A row's highest score so far and its sum are corrected when a block has a
 higher one (online softmax). Blocks to the diagonal's left need no mask; those on it do.
 
-A table lists all sequences' tiles, those with most keys first: short ones fill the gaps at the end. Heads come in
-sections whose keys and values fit in L2 together.
+A table lists all sequences' tiles, the longest sequence first: short ones fill the gaps at the end. Tiles of a sequence
+stay together, those with most keys first. Heads come in sections whose keys and values fit in L2 together.
 
 TMA reads all operands, as [H, T, D], and fills D with zeros up to a power of two. A tile at a sequence's end reads rows
 from the next one. As keys they come after all stored rows. Their values are replaced by zeros, since
@@ -169,7 +169,7 @@ def prepare_with_lse(
         (len(tiles) * H,),
         H=H,
         R=H // KV,
-        SECTION=section(H, KV, T, D, q.dtype),
+        SECTION=section(H, KV, max(lengths, default=0), D, q.dtype),
         D=D,
         PRECISION="ieee",
         ROWS=config.rows,
@@ -191,18 +191,21 @@ def prepare_with_lse(
 
 
 def tiles_of(lengths: Sequence[int], rows: int, device: torch.device, most_work_last: bool = False) -> Tensor:
-    """Return all sequences' tiles [tiles, 3], int32, those with most rows before (or after) them first."""
+    """Return all sequences' tiles [tiles, 3], int32: of the longest sequence first, and with most work first."""
     tiles, start = [], 0
     for length in lengths:
         tiles += [(first, start, start + length) for first in range(start, start + length, rows)]
         start += length
-    tiles.sort(key=lambda tile: tile[0] - tile[2] if most_work_last else tile[1] - tile[0])
+    tiles.sort(key=lambda tile: (tile[1] - tile[2], tile[1], tile[0] if most_work_last else -tile[0]))
     return torch.tensor(tiles, dtype=torch.int32, device=device).view(-1, 3)
 
 
-def section(H: int, KV: int, T: int, D: int, dtype: torch.dtype) -> int:
-    """Return how many heads are computed at the same time: a number dividing H, whose keys and values fit in L2."""
-    fits = L2_BYTES // max(1, 2 * T * D * dtype.itemsize)  # heads of k and v
+def section(H: int, KV: int, longest: int, D: int, dtype: torch.dtype) -> int:
+    """Return how many heads are computed at the same time: a number dividing H, whose keys and values fit in L2.
+
+    They are of one sequence, which has at most `longest` rows.
+    """
+    fits = L2_BYTES // max(1, 2 * longest * D * dtype.itemsize)  # heads of k and v
     return next(heads for heads in range(H, 0, -1) if H % heads == 0 and (heads * KV <= fits * H or heads == 1))
 
 

@@ -208,7 +208,7 @@ def prepare_causal_backward(
     for_keys, for_rows = configs or (default_config(side, D, q.dtype, q.device) for side in ("keys", "rows"))
     block_d = max(16, triton.next_power_of_2(D))
     fixed = {"R": H // KV, "D": D, "PRECISION": "ieee", "BLOCK_D": block_d}
-    heads = section(H, KV, T, D, q.dtype)
+    heads = section(H, KV, max(lengths, default=0), D, q.dtype)
     passes = []
     for kernel, config, sizes, by_keys in (
         (_keys_kernel, for_keys, {"KV": KV, "SECTION": max(1, heads * KV // H)}, True),

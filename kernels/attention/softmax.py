@@ -4,11 +4,13 @@
     dx[m, n] = y[m, n] * (dy[m, n] - sum_n y[m, n] dy[m, n])
 
 A softmax in torch's elementary operations reads the row for its maximum, for the sum and for the quotient. Here a
-program owns a row (or several short ones), so a kernel is bound by reading and writing the row once.
+program owns a row (or several short ones), and reads it once: a kernel is as fast as a copy.
 
-Rows with up to WHOLE_ROW elements stay in registers. Longer ones are read twice, in blocks: first for the maximum and
-sum, and then, mostly from L2, for the quotient. The first pass has a maximum and a sum in each lane. When a lane's
-maximum grows, its sum so far shrinks by exp(old - new); this is flash attention's online softmax.
+    short rows     several in registers, in fp32
+    whole rows     one in registers, in 16 bits: as floats, rows of 32,768 elements would fill all registers of an SM
+    longer rows    a second pass reads L2. Its bandwidth is the limit, so that the gradient keeps a part in registers.
+                   In the softmax, the first pass has a maximum and a sum in each lane. When a lane's maximum grows, the
+                   sum so far shrinks by exp(old - new); this is flash attention's online softmax.
 
 Sums are in fp32. exp2 takes x * log2(e), since the GPU has an instruction for base two only.
 
@@ -24,15 +26,25 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from groupbench.kernels.grouped_gemm.support import DTYPES, require_device, require_tensors
+from groupbench.kernels.grouped_gemm.support import DTYPES, interpreted, require_device, require_tensors
 from groupbench.kernels.launch import Launch
 
-# Elements that a program keeps in registers. A row of 32,768 takes so many that one program fits on an SM and waits for
-# its loads: forward, two passes are faster (0.33 ms for half a gigabyte on an H200, not 0.39 ms; a copy takes 0.26).
-WHOLE_ROW = 16384
-WHOLE_ROW_BACKWARD = 32768  # 0.39 ms, as a copy of as many bytes; two passes 0.41
 TILE = 4096  # elements of short rows in a program
+SHORT_ROW = 8192
+WHOLE_ROW = 131072  # bytes of a row that is kept in registers
+WHOLE_ROW_BACKWARD = 65536  # of each of both rows
 BLOCK = 8192  # elements of a long row that are read at once
+
+
+@triton.jit
+def _again(x, PACKED: tl.constexpr):
+    """Return x as if from elsewhere, so that the compiler does not keep what it has already computed from x.
+
+    PACKED is the number of elements in 32 bits, or 0 where there is no such instruction.
+    """
+    if PACKED:
+        x = tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [x], dtype=x.dtype, is_pure=False, pack=PACKED)
+    return x
 
 
 @triton.jit
@@ -52,8 +64,20 @@ def _short_rows_kernel(x_ptr, y_ptr, M, N, ROWS: tl.constexpr, COLUMNS: tl.const
 
 
 @triton.jit
-def _long_row_kernel(x_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
+def _whole_row_kernel(x_ptr, y_ptr, M, N, COLUMNS: tl.constexpr, PACKED: tl.constexpr):
     start = tl.program_id(0).to(tl.int64) * N  # of this program's row
+    columns = tl.arange(0, COLUMNS)
+    x = tl.load(x_ptr + start + columns, mask=columns < N, other=-float("inf"))
+    highest = tl.max(x, 0).to(tl.float32) * 1.4426950408889634
+    total = tl.sum(tl.exp2(_again(x, PACKED).to(tl.float32) * 1.4426950408889634 - highest), 0)
+    # exp2(x - log2(total)) is exp2(x) / total.
+    y = tl.exp2(_again(x, PACKED).to(tl.float32) * 1.4426950408889634 - (highest + tl.log2(total)))
+    tl.store(y_ptr + start + columns, y.to(y_ptr.dtype.element_ty), mask=columns < N)
+
+
+@triton.jit
+def _long_row_kernel(x_ptr, y_ptr, M, N, BLOCK: tl.constexpr):
+    start = tl.program_id(0).to(tl.int64) * N
     columns = tl.arange(0, BLOCK)
     highest = tl.full((BLOCK,), -1e30, tl.float32)  # of each lane; finite, since -inf - -inf would be NaN
     total = tl.zeros((BLOCK,), tl.float32)
@@ -86,27 +110,42 @@ def _short_rows_backward_kernel(y_ptr, dy_ptr, dx_ptr, M, N, ROWS: tl.constexpr,
 
 
 @triton.jit
-def _long_row_backward_kernel(y_ptr, dy_ptr, dx_ptr, M, N, BLOCK: tl.constexpr):
+def _long_row_backward_kernel(
+    y_ptr, dy_ptr, dx_ptr, M, N, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, PACKED: tl.constexpr
+):
     start = tl.program_id(0).to(tl.int64) * N
-    columns = tl.arange(0, BLOCK)
+    kept, columns = tl.arange(0, COLUMNS), tl.arange(0, BLOCK)
+    # The first part of the row stays in registers. The rest is read again, from L2.
+    first_y = tl.load(y_ptr + start + kept)
+    first_dy = tl.load(dy_ptr + start + kept)
     products = tl.zeros((BLOCK,), tl.float32)
-    for first in range(0, N, BLOCK):
+    for first in range(COLUMNS, N, BLOCK):
         at = start + first + columns
         inside = first + columns < N
         y = tl.load(y_ptr + at, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
         products += y * tl.load(dy_ptr + at, mask=inside, other=0.0, eviction_policy="evict_last").to(tl.float32)
-    total = tl.sum(products, 0)
-    for first in range(0, N, BLOCK):
+    total = tl.sum(products, 0) + tl.sum(first_y.to(tl.float32) * first_dy.to(tl.float32), 0)
+    for first in range(COLUMNS, N, BLOCK):
         at = start + first + columns
         inside = first + columns < N
         y = tl.load(y_ptr + at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
         dy = tl.load(dy_ptr + at, mask=inside, other=0.0, eviction_policy="evict_first").to(tl.float32)
         tl.store(dx_ptr + at, (y * (dy - total)).to(dx_ptr.dtype.element_ty), mask=inside)
+    dx = _again(first_y, PACKED).to(tl.float32) * (_again(first_dy, PACKED).to(tl.float32) - total)
+    tl.store(dx_ptr + start + kept, dx.to(dx_ptr.dtype.element_ty))
 
 
 def prepare_softmax(x: Tensor) -> Callable[[], Tensor]:  # [M, N] contiguous -> [M, N]
     """Check x; the returned callable allocates the output and launches. Raises ValueError for other operands."""
-    return _prepare(_short_rows_kernel, _long_row_kernel, x)
+    require_rows(x)
+    M, columns = x.size(0), triton.next_power_of_2(max(1, x.size(1)))
+    row_bytes = columns * x.element_size()
+    if columns <= SHORT_ROW:
+        return _prepare(_short_rows(_short_rows_kernel, M, columns), x)
+    if row_bytes <= WHOLE_ROW:
+        warps = max(8, row_bytes // 8192)
+        return _prepare(Launch(_whole_row_kernel, (M,), COLUMNS=columns, PACKED=_packed(x), num_warps=warps), x)
+    return _prepare(Launch(_long_row_kernel, (M,), BLOCK=BLOCK, num_warps=16), x)
 
 
 def prepare_softmax_backward(
@@ -114,7 +153,13 @@ def prepare_softmax_backward(
     dy: Tensor,  # [M, N] contiguous, its gradient
 ) -> Callable[[], Tensor]:  # [M, N], the gradient of x
     """Check the operands; the returned callable allocates the gradient and launches. Raises ValueError for others."""
-    return _prepare(_short_rows_backward_kernel, _long_row_backward_kernel, y, dy)
+    require_rows(y, dy)
+    M, columns = y.size(0), triton.next_power_of_2(max(1, y.size(1)))
+    kept = WHOLE_ROW_BACKWARD // y.element_size()
+    if columns <= kept:
+        return _prepare(_short_rows(_short_rows_backward_kernel, M, columns), y, dy)
+    fixed = {"COLUMNS": kept, "BLOCK": BLOCK, "PACKED": _packed(y), "num_warps": 32}
+    return _prepare(Launch(_long_row_backward_kernel, (M,), **fixed), y, dy)
 
 
 def require_rows(*operands: Tensor) -> None:
@@ -129,25 +174,25 @@ def require_rows(*operands: Tensor) -> None:
     require_device(first.device)
 
 
-def _prepare(short_rows: object, long_row: object, *operands: Tensor) -> Callable[[], Tensor]:
-    """Choose the kernel by row length."""
-    require_rows(*operands)
+def _short_rows(kernel: object, M: int, columns: int) -> Launch:
+    rows = max(1, TILE // columns)
+    warps = 8 if columns > 2 * SHORT_ROW else max(4, min(16, rows * columns // 1024))
+    return Launch(kernel, (triton.cdiv(M, rows),), ROWS=rows, COLUMNS=columns, num_warps=warps)
+
+
+def _packed(x: Tensor) -> int:
+    """Return PACKED of `_again`, whose instruction is of NVIDIA's GPUs."""
+    return 0 if interpreted() or torch.version.hip else 4 // x.element_size()
+
+
+def _prepare(launch: Launch, *operands: Tensor) -> Callable[[], Tensor]:
     first = operands[0]
     M, N = first.shape
-    if M == 0 or N == 0:
-        return lambda: torch.empty_like(first)
-    columns = triton.next_power_of_2(N)
-    if columns <= (WHOLE_ROW if len(operands) == 1 else WHOLE_ROW_BACKWARD):
-        rows = max(1, TILE // columns)
-        warps = 8 if columns > WHOLE_ROW else max(4, min(16, rows * columns // 1024))
-        launch = Launch(short_rows, (triton.cdiv(M, rows),), ROWS=rows, COLUMNS=columns, num_warps=warps)
-    else:
-        block, warps = (BLOCK, 16) if len(operands) == 1 else (2 * BLOCK, 32)
-        launch = Launch(long_row, (M,), BLOCK=block, num_warps=warps)
 
     def run() -> Tensor:
         out = torch.empty_like(first)
-        launch(*operands, out, M, N)
+        if M and N:
+            launch(*operands, out, M, N)
         return out
 
     return run

@@ -4,7 +4,7 @@
 // 16-bit values. So it reads 16 bytes of a row, writes 8 of a quantised row, and has 8 of a quantised column: no value
 // changes its thread, and columns are only put together in shared memory.
 //
-// Constants: IS_BF16, 1 for operands in bfloat16, 0 for float16; COLUMN_BLOCKS, adjacent tiles of a program.
+// Constants: IS_BF16, 1 for operands in bfloat16, 0 for float16.
 
 typedef unsigned int u32;
 typedef unsigned char u8;
@@ -21,7 +21,7 @@ template <int count>
 struct Shared {
   alignas(16) u32 largest[count][WARPS][SIDE / 2];
   alignas(16) float inverse[count][SIDE];
-  alignas(16) u8 values[count][SIDE * SIDE];  // column by column
+  alignas(16) u8 values[count < 2 ? 1 : 2][SIDE * SIDE];  // column by column, of tiles in turn
 };
 
 // A thread's place in the tile: its first row and column are eight times these.
@@ -72,6 +72,19 @@ __device__ __forceinline__ u32 larger(u32 a, u32 b) {
 }
 
 __device__ __forceinline__ u32 magnitudes(u32 pair) { return pair & 0x7fff7fff; }
+
+// e to the power of x, and 1/x. Denormal results are 0: the quantised values are far from them.
+__device__ __forceinline__ float exponential(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.4426950408889634f));
+  return power;
+}
+
+__device__ __forceinline__ float reciprocal(float x) {
+  float inverse;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(x));
+  return inverse;
+}
 
 struct Scale { float scale, inverse; };
 
@@ -133,12 +146,13 @@ __device__ __forceinline__ uint2 eight_in_e4m3(const float (&x)[EACH]) {
 template <class Value>
 __device__ __forceinline__ void write_rows(const Value& value, const float (&inverse)[EACH], u8* q, long long stride, int count) {
   q += strip() * EACH * stride + chunk() * EACH;
+  count -= strip() * EACH;
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) {
+  for (int i = 0; i < EACH; ++i, q += stride) {
     float x[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; ++j) x[j] = value(i, j) * inverse[i];
-    if (strip() * EACH + i < count) *(uint2*)(q + i * stride) = eight_in_e4m3(x);
+    if (i < count) __stcs((uint2*)q, eight_in_e4m3(x));
   }
 }
 
@@ -168,10 +182,12 @@ __device__ __forceinline__ void put_columns(const Piece& piece, const float (&in
 
 // Write the tile's columns from shared memory, by all threads. `q` is the tile's first value.
 __device__ __forceinline__ void write_columns(const u8* values, u8* q, long long stride) {
+  const int first = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 16, part = threadIdx.x % 16;
+  q += first * stride + part * 8;
 #pragma unroll
-  for (int i = 0; i < EACH; ++i) {
-    const int column = threadIdx.x / 32 * 16 + 2 * i + threadIdx.x % 32 / 16, part = threadIdx.x % 16;
-    *(uint2*)(q + column * stride + part * 8) = *(const uint2*)(values + column * SIDE + ((part ^ column / EACH) << 3));
+  for (int i = 0; i < EACH; ++i, q += 2 * stride) {
+    const int column = first + 2 * i;
+    __stcs((uint2*)q, *(const uint2*)(values + column * SIDE + ((part ^ column / EACH) << 3)));
   }
 }
 
@@ -182,6 +198,14 @@ __device__ __forceinline__ void by_rows(const Piece& piece, u8* q, long long str
   write_rows([&](int i, int j) { return element<is_bf16>(piece, i, j); }, own, q, stride, scale, count);
 }
 
+// Let the compiler forget what it computed from a piece: kept as floats, the values would not fit in registers.
+__device__ __forceinline__ void forget(Piece& piece) {
+#pragma unroll
+  for (int i = 0; i < EACH; ++i)
+#pragma unroll
+    for (int j = 0; j < EACH / 2; ++j) asm volatile("" : "+r"(piece.pairs[i][j]));
+}
+
 // Places for a tile's first quantised value and its first column's scale.
 struct Columns {
   u8* q;
@@ -190,7 +214,7 @@ struct Columns {
 
 // Quantise tiles by columns, by all threads.
 template <bool is_bf16, int count>
-__device__ __forceinline__ void by_columns(const Piece (&pieces)[count], Shared<count>& shared, const Columns (&to)[count],
+__device__ __forceinline__ void by_columns(Piece (&pieces)[count], Shared<count>& shared, const Columns (&to)[count],
                                            long long stride) {
 #pragma unroll
   for (int tile = 0; tile < count; ++tile) {
@@ -225,16 +249,40 @@ __device__ __forceinline__ void by_columns(const Piece (&pieces)[count], Shared<
     float inverse[EACH];
 #pragma unroll
     for (int j = 0; j < EACH; ++j) inverse[j] = shared.inverse[tile][chunk() * EACH + j];
-    put_columns<is_bf16>(pieces[tile], inverse, shared.values[tile]);
+    forget(pieces[tile]);
+    put_columns<is_bf16>(pieces[tile], inverse, shared.values[tile % 2]);
+    __syncthreads();
+    write_columns(shared.values[tile % 2], to[tile].q, stride);
   }
-  __syncthreads();
-#pragma unroll
-  for (int tile = 0; tile < count; ++tile) write_columns(shared.values[tile], to[tile].q, stride);
 }
 
-__device__ __forceinline__ void load(u32 (&pairs)[EACH / 2], const unsigned short* from, bool inside) {
-  const uint4 words = inside ? __ldg((const uint4*)from) : make_uint4(0, 0, 0, 0);
+__device__ __forceinline__ void put(u32 (&pairs)[EACH / 2], const uint4& words) {
   pairs[0] = words.x, pairs[1] = words.y, pairs[2] = words.z, pairs[3] = words.w;
+}
+
+// A piece on its way from memory, while the program works on the one before. A thread takes only what it asked for itself,
+// so no thread waits for another one.
+struct Coming { alignas(16) uint4 words[EACH][THREADS]; };
+
+// Ask for eight values of a row of the piece, zeros if it is not inside.
+__device__ __forceinline__ void ask(Coming& coming, int row, const unsigned short* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::
+               "r"((u32)__cvta_generic_to_shared(&coming.words[row][threadIdx.x])), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+
+// Ask for a piece of a matrix. `from` is its first row.
+__device__ __forceinline__ void ask(Coming& coming, const unsigned short* from, long long stride, int rows) {
+#pragma unroll
+  for (int i = 0; i < EACH; ++i, from += stride) ask(coming, i, from, i < rows);
+}
+
+__device__ __forceinline__ void asked() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+__device__ __forceinline__ void wait() { asm volatile("cp.async.wait_group 0;" ::: "memory"); }
+
+__device__ __forceinline__ void take(Piece& piece, const Coming& coming) {
+#pragma unroll
+  for (int i = 0; i < EACH; ++i) put(piece.pairs[i], coming.words[i][threadIdx.x]);
 }
 
 // Rows of x, gathered, by rows and, if q_t is not null, by columns.
@@ -244,24 +292,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
                 const int2* blocks,       // [P/128]: first row and number of rows
                 u8* q, float* scale,      // [M, K], [K/128, M]
                 u8* q_t, float* scale_t,  // [K, P], [P/128, K]
-                int scale_stride, int K, int P, int x_stride, int q_stride, int choices) {
-  __shared__ Shared<1> shared;
-  __shared__ int tokens[SIDE];
-  const int row_blocks = P / SIDE, block = blockIdx.x % row_blocks, from = blockIdx.x / row_blocks * COLUMN_BLOCKS;
-  const int start = blocks[block].x, count = blocks[block].y;
+                int scale_stride, int K, int P, int x_stride, int q_stride, int choices, int tiles) {
+  extern __shared__ __align__(16) u8 memory[];
+  Coming& coming = *(Coming*)memory;
+  Shared<1>& shared = *(Shared<1>*)(memory + sizeof(Coming));
+  int* tokens = (int*)(memory + sizeof(Coming) + sizeof(Shared<1>));
+  const int row_blocks = P / SIDE, block = blockIdx.x % row_blocks, from = blockIdx.x / row_blocks * tiles;
+  const int start = blocks[block].x, count = blocks[block].y, end = min(from + tiles, K / SIDE);
   if (!count) return;
-  for (int i = threadIdx.x; i < count; i += THREADS) tokens[i] = source[start + i] / choices;
+  if (threadIdx.x < SIDE) tokens[threadIdx.x] = threadIdx.x < count ? source[start + threadIdx.x] / choices : 0;
   __syncthreads();
-  for (int at = from; at < min(from + COLUMN_BLOCKS, K / SIDE); ++at) {
-    Piece pieces[1];
-    Piece& piece = pieces[0];
+  u32 places[EACH];  // in units of 16 bytes
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const int row = strip() * EACH + i;
-      const bool inside = row < count;
-      load(piece.pairs[i], x + (inside ? tokens[row] : 0ll) * x_stride + at * SIDE + chunk() * EACH, inside);
-    }
-    by_rows<IS_BF16>(piece, q + (long long)start * q_stride + at * SIDE, q_stride, scale + (long long)at * scale_stride + start, count);
+  for (int i = 0; i < EACH; ++i) places[i] = tokens[strip() * EACH + i] * (u32)(x_stride / EACH) + chunk();
+  const auto ask_for = [&](int at) {
+#pragma unroll
+    for (int i = 0; i < EACH; ++i)
+      ask(coming, i, x + (unsigned long long)(places[i] + at * (SIDE / EACH)) * EACH, strip() * EACH + i < count);
+    asked();
+  };
+  ask_for(from);
+  for (int at = from; at < end; ++at) {
+    Piece pieces[1];
+    wait();
+    take(pieces[0], coming);
+    if (at + 1 < end) ask_for(at + 1);
+    by_rows<IS_BF16>(pieces[0], q + (long long)start * q_stride + at * SIDE, q_stride, scale + (long long)at * scale_stride + start, count);
     const Columns to[1] = {{q_t + (long long)at * SIDE * P + block * SIDE, scale_t + (long long)block * K + at * SIDE}};
     if (q_t) by_columns<IS_BF16>(pieces, shared, to, P);
   }
@@ -272,27 +328,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     swiglu_kernel(const unsigned short* both,  // [M, 2F]
                   const int2* blocks,          // [P/128]
                   u8* q, float* scale,         // [M, F], [F/128, M]
-                  int scale_stride, int F, int P, int q_stride) {
-  const int row_blocks = P / SIDE, block = blockIdx.x % row_blocks, from = blockIdx.x / row_blocks * COLUMN_BLOCKS;
-  const int start = blocks[block].x, count = blocks[block].y;
-  for (int at = from; at < (count ? min(from + COLUMN_BLOCKS, F / SIDE) : 0); ++at) {
+                  int scale_stride, int F, int P, int q_stride, int tiles) {
+  extern __shared__ __align__(16) u8 memory[];
+  Coming* coming = (Coming*)memory;
+  const int row_blocks = P / SIDE, block = blockIdx.x % row_blocks, from = blockIdx.x / row_blocks * tiles;
+  const int start = blocks[block].x, count = blocks[block].y, end = min(from + tiles, F / SIDE);
+  if (!count) return;
+  const unsigned short* place = both + (long long)(start + strip() * EACH) * 2 * F + chunk() * EACH;
+  const auto ask_for = [&](int at) {
+    for (int half = 0; half < 2; ++half) ask(coming[half], place + at * SIDE + half * F, 2 * F, count - strip() * EACH);
+    asked();
+  };
+  ask_for(from);
+  for (int at = from; at < end; ++at) {
     Piece gate, up;
-    u32 largest[EACH];
-#pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const int row = strip() * EACH + i;
-      const unsigned short* pair = both + (long long)(start + row) * 2 * F + at * SIDE + chunk() * EACH;
-      load(gate.pairs[i], pair, row < count);
-      load(up.pairs[i], pair + F, row < count);
-    }
+    wait();
+    take(gate, coming[0]);
+    take(up, coming[1]);
+    if (at + 1 < end) ask_for(at + 1);
     float act[EACH][EACH];
+    u32 largest[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
       largest[i] = 0;
 #pragma unroll
       for (int j = 0; j < EACH; ++j) {
         const float g = element<IS_BF16>(gate, i, j);
-        act[i][j] = __fdividef(g, 1.0f + __expf(-g)) * element<IS_BF16>(up, i, j);
+        act[i][j] = g * reciprocal(1.0f + exponential(-g)) * element<IS_BF16>(up, i, j);
         largest[i] = max(largest[i], __float_as_uint(act[i][j]) & 0x7fffffff);
       }
     }
@@ -313,26 +375,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                            u8* q_t, float* scale_t,       // dboth: [2F, P], [P/128, 2F]
                            u8* weighted, float* scale_w,  // weights * act: [F, P], [P/128, F]
                            float* sums,                   // [F/128, M]: of da * act
-                           int scale_stride, int F, int P, int q_stride) {
+                           int scale_stride, int F, int P, int q_stride, int tiles) {
   extern __shared__ __align__(16) u8 memory[];
-  Shared<3>& shared = *(Shared<3>*)memory;
-  __shared__ float of_rows[SIDE];
-  const int row_blocks = P / SIDE, block = blockIdx.x % row_blocks, from = blockIdx.x / row_blocks * COLUMN_BLOCKS;
-  const int start = blocks[block].x, count = blocks[block].y;
+  Coming* coming = (Coming*)memory;  // of the gate and of up
+  Shared<3>& shared = *(Shared<3>*)(memory + 2 * sizeof(Coming));
+  float* of_rows = (float*)(memory + 2 * sizeof(Coming) + sizeof(Shared<3>));
+  const int row_blocks = P / SIDE, block = blockIdx.x % row_blocks, from = blockIdx.x / row_blocks * tiles;
+  const int start = blocks[block].x, count = blocks[block].y, end = min(from + tiles, F / SIDE);
   if (!count) return;
-  for (int i = threadIdx.x; i < SIDE; i += THREADS) of_rows[i] = i < count ? weights[source[start + i]] : 0;
+  if (threadIdx.x < SIDE) of_rows[threadIdx.x] = threadIdx.x < count ? weights[source[start + threadIdx.x]] : 0;
+  const int rows = count - strip() * EACH;
+  const unsigned short* place = both + (long long)(start + strip() * EACH) * 2 * F + chunk() * EACH;
+  const unsigned short* da_place = da + (long long)(start + strip() * EACH) * F + chunk() * EACH;
+  const auto ask_for = [&](int at) {
+    for (int half = 0; half < 2; ++half) ask(coming[half], place + at * SIDE + half * F, 2 * F, rows);
+    asked();
+  };
+  ask_for(from);
   __syncthreads();
-  for (int at = from; at < min(from + COLUMN_BLOCKS, F / SIDE); ++at) {
+  for (int at = from; at < end; ++at) {
     Piece pieces[3];  // first the operands, then the results
     Piece &gate = pieces[0], &up = pieces[1], &act = pieces[2];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const int row = strip() * EACH + i, column = at * SIDE + chunk() * EACH;
-      const unsigned short* pair = both + (long long)(start + row) * 2 * F + column;
-      load(gate.pairs[i], pair, row < count);
-      load(up.pairs[i], pair + F, row < count);
-      load(act.pairs[i], da + (long long)(start + row) * F + column, row < count);
-    }
+    for (int i = 0; i < EACH; ++i)
+      put(act.pairs[i], i < rows ? __ldcs((const uint4*)(da_place + at * SIDE + (long long)i * F)) : make_uint4(0, 0, 0, 0));
+    wait();
+    take(gate, coming[0]);
+    take(up, coming[1]);
+    if (at + 1 < end) ask_for(at + 1);
     float products[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) {
@@ -345,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         for (int j = 0; j < 2; ++j) {
           const float g = element<IS_BF16>(gate, i, 2 * pair + j), u = element<IS_BF16>(up, i, 2 * pair + j);
           float d = element<IS_BF16>(act, i, 2 * pair + j);
-          const float s = __fdividef(1.0f, 1.0f + __expf(-g)), silu = g * s;
+          const float s = reciprocal(1.0f + exponential(-g)), silu = g * s;
           products[i] += d * (silu * u);
           weighted_act[j] = silu * u * w;
           d *= w;
@@ -357,6 +427,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
         act.pairs[i][pair] = in_bf16(weighted_act[0], weighted_act[1]);
       }
     }
+    for (Piece& piece : pieces) forget(piece);
     const float sum = over_row(products, [](float a, float b) { return a + b; });
     const int row = strip() * EACH + own_row();
     if (threadIdx.x % 2 == 0 && row < count) sums[(long long)at * scale_stride + start + row] = sum;
@@ -389,7 +460,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
   u32 most = 0;
 #pragma unroll
   for (int i = 0; i < EACH; ++i)
-    load(piece.pairs[i], w + (g * N + n * SIDE + strip() * EACH + i) * K + k * SIDE + chunk() * EACH, true);
+    put(piece.pairs[i], __ldg((const uint4*)(w + (g * N + n * SIDE + strip() * EACH + i) * K + k * SIDE + chunk() * EACH)));
 #pragma unroll
   for (int i = 0; i < EACH; ++i)
 #pragma unroll

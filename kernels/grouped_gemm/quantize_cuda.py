@@ -27,8 +27,13 @@ from groupbench.kernels.launch import Kept
 
 SIDE = 128  # rows and columns of a tile
 THREADS = 256
-COLUMN_BLOCKS = 4  # adjacent tiles of a program
-DYNAMIC_BYTES = {"swiglu_backward_kernel": 3 * (8 * SIDE * 2 + SIDE * 4 + SIDE * SIDE)}  # Shared<3>
+TILES = {"rows_kernel": 2, "swiglu_kernel": 4, "swiglu_backward_kernel": 4}  # adjacent ones of a program
+_COMING, _VALUES, _SCALES = 8 * 16 * THREADS, SIDE * SIDE, 8 * SIDE * 2 + SIDE * 4
+DYNAMIC_BYTES = {  # pieces on their way, columns with scales, and a number for each row
+    "rows_kernel": _COMING + _SCALES + _VALUES + SIDE * 4,
+    "swiglu_kernel": 2 * _COMING,
+    "swiglu_backward_kernel": 2 * _COMING + 3 * _SCALES + 2 * _VALUES + SIDE * 4,
+}
 DTYPES = (torch.bfloat16, torch.float16)
 _bound: Kept[Callable[..., None]] = Kept()
 
@@ -54,9 +59,10 @@ def launch(name: str, programs: int, like: Tensor, *arguments: Tensor | int | No
     bound(*[argument.data_ptr() for argument in arguments if isinstance(argument, Tensor)])
 
 
-def programs(row_blocks: int, columns: int) -> int:
-    """Return how many programs quantise so many tile rows of a matrix."""
-    return row_blocks * -(-columns // (SIDE * COLUMN_BLOCKS))
+def launch_tiles(name: str, row_blocks: int, columns: int, like: Tensor, *arguments: Tensor | int | None) -> None:
+    """Launch a kernel over all tiles of a matrix with so many tile rows."""
+    programs = row_blocks * -(-columns // (SIDE * TILES[name]))
+    launch(name, programs, like, *arguments, TILES[name])
 
 
 @cache
@@ -68,5 +74,4 @@ def _kernel(name: str, dtype: torch.dtype, device: int) -> CudaKernel:
 def cubin(dtype: torch.dtype) -> bytes:
     """Return the kernels' machine code for matrices of a dtype."""
     source = Path(__file__).with_name("quantize.cu").read_text()
-    named = {"IS_BF16": int(dtype == torch.bfloat16), "COLUMN_BLOCKS": COLUMN_BLOCKS}
-    return compile_cuda(source, named, "sm_90a")
+    return compile_cuda(source, {"IS_BF16": int(dtype == torch.bfloat16)}, "sm_90a")

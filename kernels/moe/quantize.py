@@ -255,8 +255,7 @@ def _empty_columns(M: int, G: int, K: int, device: torch.device) -> Quantized:
 def _launch(in_cuda: str, kernel: Any, blocks: Tensor, columns: int, num_warps: int, like: Tensor) -> Any:
     """Return the launch over all 128 x 128 blocks of a matrix like this one, in CUDA C++ if that can run."""
     if columns % SCALE_BLOCK == 0 and quantize_cuda.unsuitable(like) is None:
-        programs = quantize_cuda.programs(len(blocks), columns)
-        return lambda *arguments, **_: quantize_cuda.launch(in_cuda, programs, like, *arguments)
+        return lambda *arguments, **_: quantize_cuda.launch_tiles(in_cuda, len(blocks), columns, like, *arguments)
     grid = (len(blocks), triton.cdiv(columns, SCALE_BLOCK))
     fixed = {"SMALLEST": SMALLEST_AMAX, "EMULATED": interpreted(), "num_warps": num_warps}
     return lambda *arguments, **more: kernel[grid](*arguments, **fixed, **more)

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from groupbench.kernels import elementwise, outer_k
+from groupbench.kernels.attention import softmax
 from groupbench.kernels.device import KNOWN
 from groupbench.kernels.split_k import stream, tiled
 
@@ -70,7 +71,7 @@ OUTER_K = {
     "outer_k_nk": ProductCase(4096, 4096, 4096),
     "outer_k_fp32": ProductCase(4096, 4096, 4096, "fp32", nk=False),
 }
-NAMES = (*SPLIT_K, *STREAM, *OUTER_K, "sum", "add_bf16", "add_fp32", "helion_barrier")
+NAMES = (*SPLIT_K, *STREAM, *OUTER_K, "sum", "add_bf16", "add_fp32", "helion_barrier", "row", "row_backward")
 # Other sizes, dtypes and layouts of cases that remain.
 SIZES = {
     *("seed_long", "square", "decode_32", "stream_router", "stream_long", "stream_long_64", "stream_narrow"),
@@ -157,6 +158,15 @@ def main() -> None:
         types = dict.fromkeys(("x_ptr", "y_ptr", "out_ptr"), f"*{dtype}")
         constants = {"WIDE": False, "BLOCK": add.block}
         rows[f"add_{dtype}"] = compiled(elementwise._flat_kernel, types, constants, Plain(add.num_warps))
+    types = dict.fromkeys(("x_ptr", "y_ptr", "dy_ptr", "dx_ptr"), "*bf16")
+    for name, kernel, inputs, warps in (
+        ("row", softmax._whole_row_kernel, softmax.WHOLE_ROW, 16),
+        ("row_backward", softmax._long_row_backward_kernel, softmax.WHOLE_ROW_BACKWARD, 32),
+    ):
+        constants = {"COLUMNS": inputs // 2, "BLOCK": softmax.BLOCK, "PACKED": 2}
+        rows[name] = compiled(
+            kernel, types, {n: constants[n] for n in kernel.arg_names if n in constants}, Plain(warps)
+        )
     kernel, types, constants, config = helion_kernel()
     constants = {name: constants[name] for name in kernel.arg_names if name in constants}
     plain = Plain(config.config["num_warps"], config.config["num_stages"])

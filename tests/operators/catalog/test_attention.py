@@ -88,9 +88,9 @@ def test_counts() -> None:
     assert ROW_SOFTMAX.in_mode("bwd").min_bytes(RowShape(3, 5), "fp32") == 3 * 60
 
 
-def test_tiles_with_most_work_come_first() -> None:
+def test_long_sequences_and_their_tiles_with_most_work_come_first() -> None:
     tiles = causal.tiles_of((5, 0, 9), 4, torch.device("cpu"))
-    assert tiles.tolist() == [[13, 5, 14], [4, 0, 5], [9, 5, 14], [0, 0, 5], [5, 5, 14]]
+    assert tiles.tolist() == [[13, 5, 14], [9, 5, 14], [5, 5, 14], [4, 0, 5], [0, 0, 5]]
     assert causal.tiles_of((5, 9), 4, torch.device("cpu"), most_work_last=True)[0].tolist() == [5, 5, 14]
     assert causal.section(32, 8, 32768, 128, torch.float16) == 4
     assert causal.section(6, 6, 10, 128, torch.float16) == 6
@@ -125,6 +125,22 @@ def test_configs_of_the_gpu_are_right_too(keys: tuple[int, int], rows: tuple[int
     run = causal_backward.prepare_causal_backward(x.q, x.k, x.v, out, lse, step.dout, x.lengths, configs)
     _, problem = check_backend(run, operator.reference(step), operator, "triton", "fp16")
     assert problem is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("N", [300, 512, 700])
+def test_rows_of_every_length(N: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows in registers, rows of which a part is, and rows in two passes."""
+    for name, value in {"SHORT_ROW": 8, "WHOLE_ROW": 1024, "WHOLE_ROW_BACKWARD": 512, "BLOCK": 128}.items():
+        monkeypatch.setattr(softmax, name, value)
+    torch.manual_seed(0)
+    x, dy = (torch.randn(3, N, device=HERE).to(dtype) for _ in range(2))
+    x[0, ::2], x[1, 5] = -float("inf"), 40.0
+    y = softmax.prepare_softmax(x)()
+    exact = {"rtol": 1e-2, "atol": 1e-6} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-8}
+    torch.testing.assert_close(y.double(), softmax.softmax_reference(x), **exact)
+    dx = softmax.prepare_softmax_backward(y, dy)()
+    torch.testing.assert_close(dx.double(), softmax.softmax_backward_reference(y, dy), **exact)
 
 
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
