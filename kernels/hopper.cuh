@@ -166,6 +166,13 @@ __device__ __forceinline__ void copy(u32 to, const void* from, int bytes, u32 re
                "r"(to), "l"(from), "r"(bytes), "r"(ready) : "memory");
 }
 
+// The same with a policy for L2; see below.
+__device__ __forceinline__ void copy(u32 to, const void* from, int bytes, u32 ready, u64 policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+      "r"(to), "l"(from), "r"(bytes), "r"(ready), "l"(policy) : "memory");
+}
+
 // Let this program see a map in global memory that was written before the launch.
 __device__ __forceinline__ void see_map(const TensorMap* map) {
   asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(map) : "memory");

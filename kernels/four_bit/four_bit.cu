@@ -10,17 +10,29 @@
 
 struct Tile {
   int group, start, size;  // a group, its first row and its number of rows
-  int row, column;         // of its output
+  int row, column, count;  // of its output; blocks of 64 columns
 };
 
-// The tiles of this program, one after another. A whole warp calls it. `last` has the tiles up to each group's end.
+// The tiles of this program, one after another. A whole warp calls it. `last` has the tiles up to each group's end. With few
+// rows, it counts blocks of 64 rows of weights instead. In each round, a program takes TILE_BLOCKS of them, and in the last
+// round as many as any other, so all programs end together.
 struct Tiles {
   const int *last, *offs;
-  int G, N, tiles_n, number, from;
+  int G, row_blocks, tiles_n, number, end, round, from;
+
+  __device__ __forceinline__ void begin_round() {
+    const int programs = gridDim.x, program = blockIdx.x, blocks = min(last[G - 1] - round, programs * TILE_BLOCKS);
+    number = round + blocks * program / programs, end = round + blocks * (program + 1) / programs;
+    round += programs * TILE_BLOCKS;
+  }
 
   __device__ __forceinline__ bool next(Tile& tile) {
     const int lane = threadIdx.x % 32;
     u32 after = 0;
+    if (FEW && number == end) {
+      if (round < last[G - 1]) begin_round();
+      if (number == end) return false;
+    }
     for (; from < G; from += 32) {
       after = __ballot_sync(0xffffffff, from + lane < G && last[from + lane] > number);
       if (after) break;
@@ -31,16 +43,28 @@ struct Tiles {
     tile.start = tile.group ? offs[tile.group - 1] : 0;
     tile.size = offs[tile.group] - tile.start;
     const int tiles_m = (tile.size + ROWS - 1) / ROWS, inside = number - before;
-    number += gridDim.x;
-    if (tiles_m == 1) {
-      tile.row = 0, tile.column = inside * TILE_BLOCKS * 64;
+    if (FEW) {
+      int block = inside, width = row_blocks;
+      if (tiles_m > 1) {  // all rows of a group, then its next TILE_BLOCKS blocks; those are in L2 meanwhile
+        const int turn = inside / (TILE_BLOCKS * tiles_m), within = inside - turn * TILE_BLOCKS * tiles_m;
+        width = min(row_blocks, (turn + 1) * TILE_BLOCKS);
+        tile.row = within / (width - turn * TILE_BLOCKS) * ROWS;
+        block = turn * TILE_BLOCKS + within % (width - turn * TILE_BLOCKS);
+      } else {
+        tile.row = 0;
+      }
+      tile.column = block * 64;
+      tile.count = min(width - block, end - number);
+      number += tile.count;
       return true;
     }
+    number += gridDim.x;
     const int blocks = max((tiles_m + GROUP_M / 2) / GROUP_M, 1), height = (tiles_m + blocks - 1) / blocks;
     const int block = inside / (height * tiles_n), within = inside - block * height * tiles_n;
     const int rows = min(tiles_m - block * height, height);
     tile.row = (block * height + within % rows) * ROWS;
     tile.column = within / rows * TILE_BLOCKS * 64;
+    tile.count = min(row_blocks - tile.column / 64, TILE_BLOCKS);
     return true;
   }
 };
@@ -88,23 +112,29 @@ struct Operands {
 __device__ __forceinline__ void load_tiles(const Operands& x, Tiles tiles, u32 memory, u32 full, u32 empty) {
   Ring ring = {0, 1};
   Tile tile;
+  const u64 once = leaves_first(), again = stays();  // weights must not displace activations, which are read again
   while (tiles.next(tile)) {
-    const int first = tile.column / 64, count = min(x.row_blocks - first, TILE_BLOCKS);
     const unsigned char* from =
-        x.weights + ((long long)tile.group * x.row_blocks + first) * x.k_blocks * (long long)BLOCK_BYTES;
+        x.weights + ((long long)tile.group * x.row_blocks + tile.column / 64) * x.k_blocks * (long long)BLOCK_BYTES;
+    const u64 policy = tile.size <= ROWS ? once : again;
     for (int k = 0; k < x.k_blocks; k += DEPTH) {
       const int depth = min(x.k_blocks - k, DEPTH);
       wait_for(empty + 8 * ring.at, ring.phase);
       if (elected()) {
         const u32 to = memory + ring.at * STAGE_BYTES, ready = full + 8 * ring.at;
-        const int boxes = ROWS > MOST_FEW ? 1 : (min(tile.size - tile.row, ROWS) + 7) / 8;
-        expect(ready, depth * (boxes * BOX_ROWS * K_BYTES + count * BLOCK_BYTES));
-        for (int i = 0; i < count; ++i)
+        const int boxes = !FEW ? 1 : (min(tile.size - tile.row, ROWS) + 7) / 8;
+        expect(ready, (BY_STAGE ? DEPTH : depth) * boxes * BOX_BYTES + depth * tile.count * BLOCK_BYTES);
+        for (int i = 0; i < tile.count; ++i)
           copy(to + DEPTH * A_BYTES + i * W_BYTES, from + ((long long)i * x.k_blocks + k) * BLOCK_BYTES, depth * BLOCK_BYTES,
-               ready);
-        for (int i = 0; i < depth; ++i)
-          for (int box = 0; box < boxes; ++box)
-            load_2d(to + i * A_BYTES + box * 8 * K_BYTES, x.a, (k + i) * BLOCK_K, tile.start + tile.row + box * 8, ready, 0);
+               ready, policy);
+        for (int box = 0; box < boxes; ++box) {
+          const int row = tile.start + tile.row + box * 8;
+          if (BY_STAGE)
+            load_3d(to + box * BOX_PITCH, x.a, 0, row, k, ready, 0);
+          else
+            for (int i = 0; i < depth; ++i)
+              load_2d(to + box * BOX_PITCH + i * DEPTH_PITCH, x.a, (k + i) * BLOCK_K, row, ready, 0);
+        }
       }
       __syncwarp();
       ring.next();
@@ -115,7 +145,7 @@ __device__ __forceinline__ void load_tiles(const Operands& x, Tiles tiles, u32 m
 struct Worker {
   const Operands& x;
   Ring ring;
-  u32 memory, full, empty, tables;
+  u32 memory, full, empty, tables, mask;
   int number, thread;
   int held;  // the stage that unfinished products read
   int next_buffer;
@@ -134,7 +164,7 @@ struct Worker {
 #if A8
       make_values(block_at(depth, e), thread, tables, values[e]);
 #else
-      make_values(block_at(depth, e), thread, values[e]);
+      make_values(block_at(depth, e), thread, mask, values[e]);
 #endif
   }
 
@@ -184,22 +214,38 @@ __device__ __forceinline__ void multiply_tile(Worker& worker, float (&sums)[BLOC
   worker.give_back(worker.held);
 }
 
-// The same for stages of several blocks: with all offsets known to the compiler, it takes half the instructions. Few rows
-// leave little to overlap with, and other warps hide the wait at a stage's end.
-__device__ __forceinline__ void multiply_tile_by_stage(Worker& worker, float (&sums)[BLOCKS][ROWS / 2]) {
-  for (int stage = 0; stage < worker.x.k_blocks / DEPTH; ++stage) {
+// Call `multiply` for every block of K, by stages of several blocks. With all offsets in a stage known to the compiler, it
+// takes half the instructions; the last stage may have fewer blocks.
+template <typename Multiply, typename Finish>
+__device__ __forceinline__ void for_stages(Worker& worker, Multiply multiply, Finish finish) {
+  for (int k = 0; k < worker.x.k_blocks; k += DEPTH) {
     wait_for(worker.full + 8 * worker.ring.at, worker.ring.phase);
+    if (DEPTH == 1 || k + DEPTH <= worker.x.k_blocks) {
 #pragma unroll
-    for (int depth = 0; depth < DEPTH; ++depth) {
-      u32 values[BLOCKS][SLICES][4];
-      worker.values_of(depth, values);
-      worker.start(sums, values, depth, stage == 0 && depth == 0);
-      wait_for_products<1>();
+      for (int depth = 0; depth < DEPTH; ++depth) multiply(k, depth, false);
+    } else {
+#pragma unroll 1
+      for (int depth = 0; k + depth < worker.x.k_blocks; ++depth) multiply(k, depth, true);
     }
-    wait_for_products<0>();
+    finish();
+    __syncwarp();
     worker.give_back(worker.ring.at);
     worker.ring.next();
   }
+}
+
+// The same as multiply_tile for stages of several blocks. Few rows leave little to overlap with, and other warps hide the
+// wait at a stage's end.
+__device__ __forceinline__ void multiply_tile_by_stage(Worker& worker, float (&sums)[BLOCKS][ROWS / 2]) {
+  for_stages(
+      worker,
+      [&](int k, int depth, bool looped) {
+        u32 values[BLOCKS][SLICES][4];
+        worker.values_of(depth, values);
+        worker.start(sums, values, depth, k == 0 && depth == 0);
+        looped ? wait_for_products<0>() : wait_for_products<1>();  // a loop makes the next values in the same registers
+      },
+      [] { wait_for_products<0>(); });
 }
 
 #if !A8
@@ -226,58 +272,70 @@ __device__ __forceinline__ void multiply_few(Worker& worker, int rows, float (&s
   for (int e = 0; e < BLOCKS; ++e)
 #pragma unroll
     for (int i = 0; i < ROWS / 2; ++i) sums[e][i] = 0;
-  for (int stage = 0; stage < worker.x.k_blocks / DEPTH; ++stage) {
-    wait_for(worker.full + 8 * worker.ring.at, worker.ring.phase);
-    const u32 activations = worker.memory + worker.ring.at * STAGE_BYTES;
+  for_stages(
+      worker,
+      [&](int, int depth, bool) {
+        const u32 activations = worker.memory + worker.ring.at * STAGE_BYTES + depth * DEPTH_PITCH;
+        u32 values[BLOCKS][SLICES][4];
+        worker.values_of(depth, values);
 #pragma unroll
-    for (int depth = 0; depth < DEPTH; ++depth) {
-      u32 values[BLOCKS][SLICES][4];
-      worker.values_of(depth, values);
+        for (int group = 0; group < most; ++group) {
+          u32 a[SLICES][2];
+          load_matrices(activations + group * BOX_PITCH + low, a[0]);
+          load_matrices(activations + group * BOX_PITCH + high, a[2]);
 #pragma unroll
-      for (int group = 0; group < most; ++group) {
-        u32 a[SLICES][2];
-        load_matrices(activations + depth * A_BYTES + group * 8 * K_BYTES + low, a[0]);
-        load_matrices(activations + depth * A_BYTES + group * 8 * K_BYTES + high, a[2]);
+          for (int i = 0; i < SLICES; ++i)
 #pragma unroll
-        for (int i = 0; i < SLICES; ++i)
-#pragma unroll
-          for (int e = 0; e < BLOCKS; ++e) add_product(&sums[e][group * 4], values[e][i], a[i]);
-      }
-    }
-    __syncwarp();
-    worker.give_back(worker.ring.at);
-    worker.ring.next();
-  }
+            for (int e = 0; e < BLOCKS; ++e) add_product(&sums[e][group * 4], values[e][i], a[i]);
+        }
+      },
+      [] {});
 }
 #endif
 
 #if A8
-// Multiply the slices of a group of weights, scale the sums and add them; then the same for the block's next groups.
+// Start the products of some groups of weights.
+template <int group, int slices, int count, int parts>
+__device__ __forceinline__ void start_groups(const Worker& worker, float (&part)[parts][BLOCKS][ROWS / 2],
+                                             const u32 (&values)[BLOCKS][SLICES][4], int depth) {
+  if constexpr (count > 0) {
+    worker.start<group * slices, (group + 1) * slices>(part[parts - count], values, depth, true);
+    start_groups<group + 1, slices, count - 1>(worker, part, values, depth);
+  }
+}
+
+// Multiply the slices of some groups of weights, scale the sums and add them; then the same for the block's next groups.
 template <int group>
-__device__ __forceinline__ void multiply_group(const Worker& worker, const Tile& tile, float (&sums)[BLOCKS][ROWS / 2],
-                                               const u32 (&values)[BLOCKS][SLICES][4], int k, int depth) {
+__device__ __forceinline__ void multiply_groups(const Worker& worker, const Tile& tile, float (&sums)[BLOCKS][ROWS / 2],
+                                                const u32 (&values)[BLOCKS][SLICES][4], int k, int depth) {
   constexpr int PARTS = FLOATING ? 1 : GROUPS, COUNT = SLICES / PARTS;
+  constexpr int FIT = ROWS <= 16 ? 4 : ROWS <= 32 ? 2 : 1, AT_ONCE = FIT < PARTS ? FIT : PARTS;
   if constexpr (group < PARTS) {
-    float part[BLOCKS][ROWS / 2];
-    worker.start<group * COUNT, group * COUNT + COUNT>(part, values, depth, true);
+    float part[AT_ONCE][BLOCKS][ROWS / 2];
+    start_groups<group, COUNT, AT_ONCE>(worker, part, values, depth);
+    float of_row[AT_ONCE][BLOCKS][2];
+#pragma unroll
+    for (int g = 0; g < AT_ONCE; ++g)
+#pragma unroll
+      for (int e = 0; e < BLOCKS; ++e) {
+        const u32 at = worker.block_at(depth, e) + CODE_BYTES + (group + g) * 128 + worker.thread / 4 * 4;
+        const u32 both = FLOATING ? 0x3F803F80 : load32(at);  // of two rows; of mxfp4, ones
+        of_row[g][e][0] = __uint_as_float(both << 16), of_row[g][e][1] = __uint_as_float(both & 0xffff0000);
+      }
     wait_for_products<0>();
     const float* of_tokens = worker.x.token_scales + (long long)k * worker.x.M;
 #pragma unroll
-    for (int e = 0; e < BLOCKS; ++e) {
-      float of_row[2] = {1, 1};
-      if (!FLOATING) {
-        const u32 both = load32(worker.block_at(depth, e) + CODE_BYTES + group * 128 + worker.thread / 4 * 4);
-        of_row[0] = __uint_as_float(both << 16), of_row[1] = __uint_as_float(both & 0xffff0000);
-      }
+    for (int g = 0; g < AT_ONCE; ++g)
 #pragma unroll
-      for (int i = 0; i < ROWS / 2; ++i) {
-        float of_token = 1;
-        if (TOKEN_SCALES == 2)
-          of_token = of_tokens[min(tile.start + tile.row + i / 4 * 8 + worker.thread % 4 * 2 + i % 2, worker.x.M - 1)];
-        sums[e][i] += part[e][i] * (of_row[i / 2 % 2] * of_token);
-      }
-    }
-    multiply_group<group + 1>(worker, tile, sums, values, k, depth);
+      for (int e = 0; e < BLOCKS; ++e)
+#pragma unroll
+        for (int i = 0; i < ROWS / 2; ++i) {
+          float of_token = 1;
+          if (TOKEN_SCALES == 2)
+            of_token = of_tokens[min(tile.start + tile.row + i / 4 * 8 + worker.thread % 4 * 2 + i % 2, worker.x.M - 1)];
+          sums[e][i] += part[g][e][i] * (of_row[g][e][i / 2 % 2] * of_token);
+        }
+    multiply_groups<group + AT_ONCE>(worker, tile, sums, values, k, depth);
   }
 }
 
@@ -287,16 +345,13 @@ __device__ __forceinline__ void multiply_tile_by_group(Worker& worker, const Til
   for (int e = 0; e < BLOCKS; ++e)
 #pragma unroll
     for (int i = 0; i < ROWS / 2; ++i) sums[e][i] = 0;
-  for (int k = 0; k < worker.x.k_blocks; k += DEPTH) {
-    wait_for(worker.full + 8 * worker.ring.at, worker.ring.phase);
-    for (int depth = 0; depth < min(worker.x.k_blocks - k, DEPTH); ++depth) {
-      worker.values_of(depth, values);
-      multiply_group<0>(worker, tile, sums, values, k + depth, depth);
-    }
-    __syncwarp();
-    worker.give_back(worker.ring.at);
-    worker.ring.next();
-  }
+  for_stages(
+      worker,
+      [&](int k, int depth, bool) {
+        worker.values_of(depth, values);
+        multiply_groups<0>(worker, tile, sums, values, k + depth, depth);
+      },
+      [] {});
 }
 #endif
 
@@ -316,7 +371,7 @@ __device__ __forceinline__ void write_transposed(u32 to, const float* s) {
 // What a thread multiplies and adds to its sums, for its rows of weights, column and column + 8 of the output, and, in tiles of
 // few rows, for its rows of activations. It is loaded before the products, which hide the latency.
 struct Finish {
-  float factor[BLOCKS][2], bias[BLOCKS][2], of_token[ROWS > MOST_FEW ? 1 : ROWS / 4];
+  float factor[BLOCKS][2], bias[BLOCKS][2], of_token[!FEW ? 1 : ROWS / 4];
 };
 
 __device__ __forceinline__ float token_scale(const Operands& x, const Tile& tile, int thread, int i, int j) {
@@ -331,11 +386,11 @@ __device__ __forceinline__ void load_finish(const Worker& worker, const Tile& ti
     for (int i = 0; i < 2; ++i) {
       const int block = min(tile.column / 64 + worker.number * BLOCKS + e, x.row_blocks - 1);
       const int column = block * 64 + worker.thread / 32 * 16 + worker.thread % 32 / 4 + 8 * i;
-      finish.factor[e][i] = FLOATING ? x.factors[(long long)tile.group * x.row_blocks * 64 + column] : 1;
+      finish.factor[e][i] = FLOATING ? x.factors[(long long)tile.group * x.row_blocks * 64 + column] : INTEGER_UNIT;
       finish.bias[e][i] =
           BIAS ? of_bf16(((const unsigned short*)x.bias)[(long long)tile.group * x.N + min(column, x.N - 1)]) : 0;
     }
-  if (TOKEN_SCALES == 1 && ROWS <= MOST_FEW)
+  if (TOKEN_SCALES == 1 && FEW)
 #pragma unroll
     for (int i = 0; i < ROWS / 4; ++i) finish.of_token[i] = token_scale(x, tile, worker.thread, i / 2, i % 2);
 }
@@ -349,7 +404,7 @@ __device__ __forceinline__ void store_tile(Worker& worker, const Tile& tile, con
 #pragma unroll
   for (int e = 0; e < BLOCKS; ++e) {
     const int block = tile.column / 64 + worker.number * BLOCKS + e;
-    if (block >= x.row_blocks) continue;
+    if (worker.number * BLOCKS + e >= tile.count) continue;
 #pragma unroll
     for (int chunk = 0; chunk < ROWS / OUT_ROWS; ++chunk) {
       const int row = tile.row + chunk * OUT_ROWS;
@@ -362,7 +417,7 @@ __device__ __forceinline__ void store_tile(Worker& worker, const Tile& tile, con
           float of_token = 1;
           const int group = chunk * (OUT_ROWS / 8) + i;
           if (TOKEN_SCALES == 1)
-            of_token = ROWS > MOST_FEW ? token_scale(x, tile, worker.thread, group, j) : finish.of_token[group * 2 + j];
+            of_token = !FEW ? token_scale(x, tile, worker.thread, group, j) : finish.of_token[group * 2 + j];
           s[i * 4 + j] = s[i * 4 + j] * finish.factor[e][0] * of_token + finish.bias[e][0];
           s[i * 4 + j + 2] = s[i * 4 + j + 2] * finish.factor[e][1] * of_token + finish.bias[e][1];
         }
@@ -381,10 +436,11 @@ __device__ __forceinline__ void store_tile(Worker& worker, const Tile& tile, con
 
 // Multiply and store a tile.
 __device__ __forceinline__ void compute_tile(Worker& worker, const Tile& tile, u32 buffers, u64 policy) {
+  if (worker.number * BLOCKS >= tile.count) return for_stages(worker, [](int, int, bool) {}, [] {});
   Finish finish;
-  if (ROWS <= MOST_FEW) load_finish(worker, tile, finish);
+  if (FEW) load_finish(worker, tile, finish);
 #if !A8
-  if constexpr (ROWS <= MOST_FEW) {
+  if constexpr (FEW) {
     const int rows = uniform(tile.size - tile.row);
     if (ROWS <= BY_MMA || rows <= BY_MMA) {
       float sums[BLOCKS][ROWS / 2];
@@ -403,7 +459,7 @@ __device__ __forceinline__ void compute_tile(Worker& worker, const Tile& tile, u
     multiply_tile_by_stage(worker, sums);
   else
     multiply_tile(worker, sums);
-  if (ROWS > MOST_FEW) load_finish(worker, tile, finish);
+  if (!FEW) load_finish(worker, tile, finish);
   store_tile(worker, tile, finish, sums, buffers, policy);
 }
 
@@ -428,19 +484,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, PER_SM)
     }
     publish_barriers();
   }
-  if (A8 && threadIdx.x < 64) ((u32*)tables)[threadIdx.x] = ((const u32*)table)[threadIdx.x];
-  const int row_blocks = (N + 63) / 64, tiles_n = (row_blocks + TILE_BLOCKS - 1) / TILE_BLOCKS;
+  // Without fp8, only a mask: the compiler would load a constant into a register before each use.
+  if (threadIdx.x < 64) ((u32*)tables)[threadIdx.x] = A8 ? ((const u32*)table)[threadIdx.x] : MASK_OF_INTEGERS;
+  const int row_blocks = (N + 63) / 64, tiles_n = FEW ? row_blocks : (row_blocks + TILE_BLOCKS - 1) / TILE_BLOCKS;
   count_tiles(end_offsets, G, tiles_n, last, offs, chunk_sums);
 
   const Operands x = {&a, &out, weights, factors, bias, token_scales, rows, N, row_blocks, k_blocks};
-  Tiles tiles = {last, offs, G, N, tiles_n, (int)blockIdx.x, 0};
+  Tiles tiles = {last, offs, G, row_blocks, tiles_n, FEW ? 0 : (int)blockIdx.x, 0, 0, 0};
   const int role = uniform(threadIdx.x / 128);
   if (role == WORKERS) {
-    if (PER_SM == 1) give_up_registers<40>();
+    if (CLAIMS) give_up_registers<40>();
     if (uniform(threadIdx.x / 32) == 4 * WORKERS) load_tiles(x, tiles, memory, full, empty);
   } else {
-    if (PER_SM == 1) claim_registers<232>();
-    Worker worker = {x, {0, 0}, memory, full, empty, shared_address(tables), role, (int)threadIdx.x % 128, 0, 0};
+    if (CLAIMS) claim_registers<WORKERS == 3 ? 152 : 232>();
+    const u32 at = shared_address(tables), mask = A8 ? 0 : load32(at);
+    Worker worker = {x, {0, 0}, memory, full, empty, at, mask, role, (int)threadIdx.x % 128, 0, 0};
     const u32 buffers = memory + STAGES * STAGE_BYTES + worker.number * BUFFERS * OUT_BYTES;
     const u64 policy = stays();
     Tile tile;

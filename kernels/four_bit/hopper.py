@@ -3,15 +3,16 @@
     out[start_g:end_g] = a[start_g:end_g] @ w[g].T + bias[g]      a [M, K]   w [G, N, K] in layout.py   out [M, N]
 
 The operands are swapped, out.T = w @ a.T, for few and for many rows per expert. The left operand comes from registers:
-two groups with four warps each make the weights' values there, from codes in shared memory, and write nothing back. One
+groups with four warps each make the weights' values there, from codes in shared memory, and write nothing back. One
 thread loads: weights by plain bulk copies, since they are stored block by block, and activations by TMA.
 
 With many rows per expert, a tile has 64 to 256 activation rows, so few instructions per product make values. wgmma
 multiplies a K block while the next one's values are made.
 
-With few rows, memory limits the kernel. Two or three programs share an SM, and their warps hide each other's waits. For
-up to 32 rows, products are mma's: a wgmma with values from registers takes about 40 cycles even for eight rows. Boxes
-with eight rows load only the rows in the tile.
+With few rows, memory limits the kernel. Four to six groups of warps on an SM, of one program or several, hide each
+other's waits. For up to 32 rows, products are mma's: a wgmma with values from registers takes about 40 cycles even for
+eight rows. Boxes with eight rows load only the rows in the tile. Programs take blocks of weights in rounds and end
+together; all read neighbouring blocks, so the activations stay in L2.
 
 Sums are added along K in one order, whatever the tile and the instruction, so a row's result depends neither on the
 other rows nor on the config; a test on Hopper compares the bits. So no group is split along K. Integers with fp8
@@ -43,11 +44,16 @@ from groupbench.kernels.grouped_gemm.tuned import configs_in_order, first_legal,
 from groupbench.kernels.hopper_source import instructions, products_of_values
 
 MOST_GROUPS = 1024
-WORKERS = 2  # groups of warps that multiply
 OTHER_BYTES = 1536  # of shared memory: barriers, tables, alignment
+MOST_WORKERS = 8  # on an SM
+MOST_BY_MMA = 32  # rows of bf16 activations whose products are mma's
 MOST_FEW = 64  # rows of activations that are loaded by eights
-MOST_SUMS = 128  # of a thread
+MOST_SUMS = {2: 128, 3: 96}  # of a thread, for workers that have an SM to themselves and claim registers
 K_BYTES = 128  # of a block's activations
+FEW_ROWS = (  # blocks, depth, stages, per_sm, workers
+    (1, 4, 4, 2, 2), (1, 4, 3, 2, 2), (1, 4, 2, 3, 2), (1, 3, 4, 2, 2), (2, 4, 2, 2, 2), (1, 2, 5, 2, 2),
+    (1, 4, 2, 2, 3), (1, 4, 4, 1, 4), (1, 8, 2, 1, 4), (2, 4, 2, 1, 4), (1, 2, 5, 1, 4), (1, 4, 3, 1, 6),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,21 +65,23 @@ class HopperConfig:
     depth: int = 1  # blocks along K in a stage
     stages: int = 6
     per_sm: int = 1
+    workers: int = 2  # groups of four warps that multiply
     group_m: int = 8  # tile rows of a block; see tile_order.serpentine
 
     @property
     def threads(self) -> int:
         """A program's threads; alone on an SM, four warps give up registers to those multiplying."""
-        return WORKERS * 128 + (128 if self.per_sm == 1 else 32)
+        return self.workers * 128 + (128 if self.per_sm == 1 and self.workers in (2, 3) else 32)
 
     def stage_bytes(self, w: Blocks) -> int:
         """A stage's shared memory."""
-        used = self.depth * (self.rows * K_BYTES + WORKERS * self.blocks * w.blocks.size(-1))
+        used = self.depth * (self.rows * K_BYTES + self.workers * self.blocks * w.blocks.size(-1))
         return -(-used // 1024) * 1024
 
     def dynamic_bytes(self, w: Blocks) -> int:
         """Shared memory for stages and buffers."""
-        return self.stages * self.stage_bytes(w) + WORKERS * (1 if self.per_sm > 1 else 2) * min(self.rows, 16) * 128
+        buffers = self.workers * (1 if self.per_sm > 1 else 2)
+        return self.stages * self.stage_bytes(w) + buffers * min(self.rows, 16) * 128
 
 
 def groups_that_fit(G: int) -> int:
@@ -84,17 +92,12 @@ def groups_that_fit(G: int) -> int:
 def candidates(mean_rows: float) -> list[HopperConfig]:
     """Return the configs tuning tries, by mean rows per expert."""
     if mean_rows <= 24:
-        return [
-            HopperConfig(rows, 1, depth, stages, per_sm, group_m=1)
-            for rows in (16, 32, 64)
-            for depth in (5, 4, 3, 2, 1)
-            for stages, per_sm in ((6, 2), (4, 2), (3, 2), (2, 2), (3, 3), (2, 3))
-        ]
+        return [HopperConfig(rows, *fields, group_m=1) for rows in (16, 32) for fields in FEW_ROWS]
     if mean_rows <= 96:
         return [HopperConfig(rows, blocks, 1, 6) for rows in (64, 96, 128) for blocks in (1, 2)]
     return [
         HopperConfig(rows, blocks, 1, stages, group_m=group_m)
-        for rows, blocks, stages in ((128, 1, 8), (128, 2, 6), (192, 1, 6), (224, 1, 5), (256, 1, 5))
+        for rows, blocks, stages in ((128, 1, 8), (128, 2, 8), (128, 2, 6), (192, 1, 6), (224, 1, 5), (256, 1, 5))
         for group_m in (4, 8)
     ]
 
@@ -110,12 +113,12 @@ def illegal(config: HopperConfig, w: Blocks, scaled_by_block: bool, device: Devi
         return f"a tile has 8 rows or a multiple of 16 up to 256, not {config.rows}"
     promotes = w.fp8 and (scaled_by_block or not w.fmt.floating)
     sums = config.rows // 2 * config.blocks * (2 if promotes else 1)
-    if sums > MOST_SUMS or (config.per_sm > 1 and sums > 64):
+    if sums > (MOST_SUMS.get(config.workers, 64) if config.per_sm == 1 else 64):
         return f"{sums} sums of a thread do not fit in its registers"
-    if min(config.blocks, config.depth, config.stages - 1, config.group_m) < 1 or config.per_sm not in (1, 2, 3):
-        return "blocks, depth and group_m must be at least 1, stages at least 2, per_sm 1 to 3"
-    if w.blocks.size(2) % config.depth:
-        return f"{w.blocks.size(2)} blocks along K are not a multiple of depth={config.depth}"
+    if min(config.blocks, config.depth, config.stages - 1, config.group_m) < 1 or config.per_sm not in (1, 2, 3, 4):
+        return "blocks, depth and group_m must be at least 1, stages at least 2, per_sm 1 to 4"
+    if not 1 <= config.workers * config.per_sm <= MOST_WORKERS:
+        return f"workers must be at least 1, and on an SM at most {MOST_WORKERS}"
     shared = config.dynamic_bytes(w) + 8 * groups_that_fit(w.G) + OTHER_BYTES
     if shared > device.room(config.per_sm):
         return f"{config.stages} stages take {shared} bytes of {device.room(config.per_sm)}"
@@ -126,22 +129,19 @@ def default_config(M: int, w: Blocks, scaled_by_block: bool, device: Device) -> 
     """Return an untuned problem's config, by the mean rows per expert."""
     mean = M / w.G
     promotes = w.fp8 and (scaled_by_block or not w.fmt.floating)
-    if mean <= 24:
-        config = HopperConfig(16 if mean <= 4 else 32, 1, _depth(w), 4, per_sm=2, group_m=1)
+    if mean <= 4 and not w.fp8:
+        config = HopperConfig(16, 1, 4, 2, per_sm=3, group_m=1)
+    elif mean <= 24:
+        config = HopperConfig(16 if w.fp8 else 32, 1, 2 if w.fp8 else 4, 5, workers=4, group_m=1)
     elif mean <= 96:
         config = HopperConfig(64, 1 if promotes else 2)
-    elif promotes:
-        config = HopperConfig(128, stages=8)
-    else:  # few instructions for each product count more with fp8, and with long groups
-        config = HopperConfig(256, stages=5) if w.fp8 or mean > 1024 else HopperConfig(128, 2)
+    elif w.fp8:
+        config = HopperConfig(128, stages=8) if promotes else HopperConfig(256, stages=5)
+    else:
+        config = HopperConfig(128, 2, stages=8)
     while config.stages > 2 and illegal(config, w, scaled_by_block, device):
         config = HopperConfig(**{**vars(config), "stages": config.stages - 1})
     return config
-
-
-def _depth(w: Blocks) -> int:
-    """Return a stage depth dividing K, about 256 bytes per weight row."""
-    return next(depth for depth in ((2, 3, 1) if w.fp8 else (4, 5, 3, 2, 1)) if w.blocks.size(2) % depth == 0)
 
 
 def config_key(M: int, w: Blocks | Weights, fp8: bool) -> str:
@@ -177,6 +177,11 @@ def source(rows: int) -> str:
     return instructions(()) + products_of_values(rows) + "".join(files)
 
 
+def _by_stage(config: HopperConfig, w: Blocks) -> bool:
+    """Return whether one access loads a stage's activations: mma takes them, and past K there are no other rows."""
+    return config.rows <= MOST_BY_MMA and not w.fp8 and w.K % block_k(w.fp8) == 0
+
+
 def constants(
     config: HopperConfig, w: Blocks, token_scales: int, bias: bool, offsets: torch.dtype
 ) -> dict[str, object]:
@@ -190,10 +195,13 @@ def constants(
         "GROUPS": w.groups,
         "ROWS": config.rows,
         "BLOCKS": config.blocks,
+        "WORKERS": config.workers,
         "DEPTH": config.depth,
+        "BY_STAGE": int(_by_stage(config, w)),
         "STAGES": config.stages,
         "THREADS": config.threads,
         "MOST_FEW": MOST_FEW,
+        "BY_MMA": MOST_BY_MMA,
         "PER_SM": config.per_sm,
         "GROUP_M": config.group_m,
         "BIAS": int(bias),
@@ -253,10 +261,15 @@ def bind_hopper(
         raise ValueError(f"{config}: {reason}")
     named = constants(config, w, 0 if scale_a is None else scale_a.ndim, bias is not None, offs.dtype)
     multiply = _kernel(config.rows, tuple(named.items()), config.dynamic_bytes(w), torch.cuda.current_device())
-    a_map = tensor_map(a, [K, M], [a.stride(0)], [block_k(w.fp8), config.rows if config.rows > MOST_FEW else 8])
+    step = block_k(w.fp8)
+    if _by_stage(config, w):
+        a_map = tensor_map(a, [step, M, K // step], [a.stride(0), step], [step, 8, config.depth])
+    else:
+        a_map = tensor_map(a, [K, M], [a.stride(0)], [step, config.rows if config.rows > MOST_FEW else 8])
     some = torch.empty(64, dtype=torch.bfloat16, device=a.device)
     out_map = ragged_map(some, N, N, [64, min(config.rows, 16)])  # each call moves it to its output
-    tiles = (triton.cdiv(M, config.rows) + min(w.G, M)) * triton.cdiv(N, BLOCK_N * WORKERS * config.blocks)
+    columns = BLOCK_N * (1 if config.rows <= MOST_FEW else config.workers * config.blocks)
+    tiles = (triton.cdiv(M, config.rows) + min(w.G, M)) * triton.cdiv(N, columns)
     grid = min(tiles, config.per_sm * device.sms)
     arguments = [
         a_map, out_map, None, w.blocks, w.factors, bias, scale_a, w.table, offs, w.G, M, M, N, w.blocks.size(2),

@@ -17,17 +17,17 @@ weights are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import gcd
 
 import torch
 from torch import Tensor
 
-from groupbench.kernels.four_bit.formats import BIAS, E2M1, NAN, Format, Weights, power_of_two, unpack
+from groupbench.kernels.four_bit.formats import BIAS, E2M1, MIDDLE, NAN, Format, Weights, power_of_two, unpack
 
 BLOCK_N = 64
 MOST_BINADES = 14  # of e4m3 below the values of e2m1 times 64: it has 2^-9 to 448
+IN_FIRST = 0x06030603  # bits for two words' last registers that the first of them holds
 HEADROOM = 6  # binades of e4m3 above those of e2m1
 LARGEST = 253  # exponent of bf16 for the largest scale of a row: 2^126, which e2m1's bits lack (four_bit.cu)
 
@@ -113,12 +113,8 @@ def _codes(codes: Tensor, fmt: Format, fp8: bool) -> Tensor:  # [N, K] uint8
     if not fp8:
         # rows: block, warp, half, row   columns: block, slice, half, pair of a thread, value of a pair
         x = codes.view(-1, 4, 2, 8, codes.size(1) // 64, 4, 2, 4, 2)
-        words = torch.zeros(x[:, :, 0, :, :, :, 0, :, 0].shape, dtype=torch.int32, device=codes.device)
-        for half in (0, 1):
-            for k_half in (0, 1):
-                place = _place(fmt, half + 2 * k_half)
-                for value in (0, 1):
-                    words |= place(x[:, :, half, :, :, :, k_half, :, value]) << 16 * value
+        registers = [x[:, :, half, :, :, :, k_half] for k_half in (0, 1) for half in (0, 1)]
+        words = _words_of_e2m1(registers) if fmt.floating else _words_of_integers(registers)
         words = words.permute(0, 3, 1, 2, 5, 4)  # block, block along K, warp, row, thread of the row, slice
     else:
         # columns: block, slice, half, four values of a thread
@@ -127,18 +123,40 @@ def _codes(codes: Tensor, fmt: Format, fp8: bool) -> Tensor:  # [N, K] uint8
         for k_half in (0, 1):
             for value in range(4):
                 code = x[:, :, :, :, :, :, k_half, :, value]
+                if not (fmt.floating or fmt.zero_point):  # twice the size, of a negative one less 1, and the sign
+                    words |= torch.where(code < MIDDLE, 15 - 2 * code, 2 * code - 16) << 8 * value + 4 * k_half
+                    continue
                 words |= (code & 7) << 4 * (4 * k_half + value) | (code >> 3) << 8 * value + (3 if k_half else 7)
         words = words.permute(0, 4, 1, 3, 6, 5, 2)  # ..., thread of the row, slice, row or row + 8
     return words.contiguous().view(torch.uint8).view(words.size(0), words.size(1), -1)
 
 
-def _place(fmt: Format, register: int) -> Callable[[Tensor], Tensor]:
-    """Return the function from a code to the bits in half a word, for the register it is meant for."""
-    if not fmt.floating:
-        return lambda code: code << 4 * register
-    if register == 3:
-        return lambda code: (code & 12) << 11 | (code & 3) << 10
-    return lambda code: (code & 8) << 12 - 3 * register | (code & 7) << 6 - 3 * register
+def _words_of_integers(registers: list[Tensor]) -> Tensor:
+    """Return the words for the codes [..., slice, pair, 2] of each of a thread's four registers."""
+    words = torch.zeros_like(registers[0][..., 0])
+    for register, codes in enumerate(registers):
+        words |= codes[..., 0] << 4 * register | codes[..., 1] << 4 * register + 16
+    return words
+
+
+def _words_of_e2m1(registers: list[Tensor]) -> Tensor:
+    """Do as `_words_of_integers` for mxfp4.
+
+    A register takes the sign, exponent and mantissa where bf16 has them, after one rotation of a word. Three registers
+    fill 12 bits of a half. What is left in two slices' words holds the fourth register of both; see values.cuh.
+    """
+    places = [(codes & 8) << 12 | (codes & 7) << 6 for codes in registers]
+    first, second, third, fourth = (place[..., 0].long() | place[..., 1].long() << 16 for place in places)
+    words = first | _rotated(second, 4) | _rotated(third, 10)
+    both = _rotated(fourth[..., ::2, :], 6) | _rotated(fourth[..., 1::2, :], 12)
+    words[..., ::2, :] |= both & IN_FIRST
+    words[..., 1::2, :] |= _rotated(both & ~IN_FIRST, 2)
+    return words.int()
+
+
+def _rotated(words: Tensor, right: int) -> Tensor:
+    """Return 32 bits rotated to the right, in int64."""
+    return words >> right | (words & (1 << right) - 1) << 32 - right
 
 
 def _relative(codes: Tensor, scales: Tensor, fp8: bool) -> tuple[Tensor, Tensor]:

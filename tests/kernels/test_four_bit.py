@@ -30,7 +30,9 @@ CONFIGS = (
     HopperConfig(8, depth=2, stages=3, per_sm=2), HopperConfig(16, depth=4, stages=2, per_sm=2),
     HopperConfig(32, depth=1, stages=4), HopperConfig(64, depth=2, stages=3, per_sm=2),
     HopperConfig(64, 2, stages=4), HopperConfig(128, stages=4), HopperConfig(192, stages=3),
-    HopperConfig(256, stages=3),
+    HopperConfig(256, stages=3), HopperConfig(32, 2, depth=2, stages=2, workers=4),
+    HopperConfig(16, depth=3, workers=6), HopperConfig(96, stages=3, workers=3),
+    HopperConfig(32, depth=4, stages=2, per_sm=2, workers=3),
 )  # fmt: skip
 
 
@@ -177,6 +179,8 @@ def values_in_registers(b: layout.Blocks) -> Tensor:
     row = 16 * warp + r
     words = words.view(G, nb, kb, 4, 8, 4, -1)
     table = None if b.table is None else b.table.view(torch.float8_e4m3fn).double()
+    both = [words[..., i] & 0x06030603 | rotated(words[..., i + 1], 2) & 0xF9FCF9FC for i in (0, 2)]
+    last = [rotated(both[i // 2], 12 if i % 2 else 6) for i in range(4)]  # registers
     for i in range(4):
         for half in (0, 1):
             for k_half in (0, 1):
@@ -184,18 +188,26 @@ def values_in_registers(b: layout.Blocks) -> Tensor:
                     if b.fp8:
                         w, at = words[..., 2 * i + half], 4 * k_half + value
                         code = w >> 4 * at & 7 | (w >> 8 * value + (3 if k_half else 7) & 1) << 3
+                        if not (b.fmt.floating or b.fmt.zero_point):
+                            nibble = w >> 8 * value + 4 * k_half & 15
+                            code = torch.where(nibble & 1 == 1, 7 - (nibble >> 1), 8 + (nibble >> 1))
                         k = 32 * i + 16 * k_half + 4 * c + value
                     else:
-                        w, register = words[..., i] >> 16 * value & 0xFFFF, half + 2 * k_half
-                        places = [(15, 8, 7, 6), (12, 5, 4, 3), (9, 2, 1, 0), (14, 13, 11, 10)][register]
-                        bits = sum((w >> place & 1) << 3 - j for j, place in enumerate(places))
-                        code = bits if b.fmt.floating else w >> 4 * register & 15
+                        register = half + 2 * k_half
+                        code = words[..., i] >> 16 * value + 4 * register & 15
+                        if b.fmt.floating:
+                            w = last[i] if register == 3 else rotated(words[..., i], (0, 4, 10)[register])
+                            code = w >> 16 * value + 12 & 8 | w >> 16 * value + 6 & 7
                         k = 16 * i + 8 * k_half + 2 * c + value
                     group = i * groups // 4
                     value_of = _scaled(b, rest, code, half, group, table)
                     out[:, :, row + 8 * half, :, k] = value_of.permute(3, 4, 5, 0, 1, 2)
     out = out.flatten(1, 2).flatten(2)[:, : b.N, : b.K]
     return out if b.factors is None else out * b.factors[:, : b.N, None].double()
+
+
+def rotated(words: Tensor, left: int) -> Tensor:
+    return (words << left | words >> 32 - left) & 0xFFFFFFFF
 
 
 def _scaled(b: layout.Blocks, rest: Tensor, code: Tensor, half: int, group: int, table: Tensor | None) -> Tensor:
@@ -263,7 +275,7 @@ def test_packed_bytes_are_counted():
         (HopperConfig(24), "not 24"),
         (HopperConfig(256, 2), "do not fit in its registers"),
         (HopperConfig(192, per_sm=2), "do not fit in its registers"),
-        (HopperConfig(16, depth=3), "not a multiple of depth=3"),
+        (HopperConfig(16, per_sm=3, workers=3), "on an SM at most 8"),
         (HopperConfig(16, stages=1), "stages at least 2"),
         (HopperConfig(256, stages=8), "bytes of"),
     ],
