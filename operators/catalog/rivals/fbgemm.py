@@ -1,4 +1,4 @@
-"""FBGEMM GenAI's CUTLASS grouped GEMMs (Meta): bf16, gradients, and fp8 with one scale per row."""
+"""FBGEMM GenAI's CUTLASS grouped GEMMs (Meta): bf16, gradients, fp8 with one scale per row, and weights of int4."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from groupbench.operators.catalog.rivals.layouts import require, row_counts, weights_nk
 from groupbench.operators.catalog.rivals.package import RivalPackage
+from groupbench.operators.errors import Unavailable
 from groupbench.operators.operator import Run
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
     from groupbench.operators.catalog.grouped_gemm import GroupedInputs
     from groupbench.operators.catalog.grouped_gemm_fp8 import Fp8Inputs
+    from groupbench.operators.catalog.grouped_gemm_w4 import W4Inputs
     from groupbench.operators.catalog.grouped_gemm_wgrad import WgradInputs
 
 PACKAGE = RivalPackage(
@@ -93,6 +95,27 @@ def prepare_fp8(x: Fp8Inputs) -> Run:
     return run
 
 
+def prepare_w4(x: W4Inputs) -> Run:
+    """Prepare the product with int4 weights, which are shuffled into the layout of its kernel, expert by expert."""
+    import torch
+
+    fbgemm = _operators()
+    w = x.weights
+    if w.fmt.floating or w.fmt.zero_point or w.fmt.group % 128 or x.bias is not None:
+        raise Unavailable("its four-bit weights are integers without zero points, a scale for every 128 of K, no bias")
+    require(128, N=w.N, K=w.K)
+    signed = (x.codes ^ 0x88).view(torch.int8)
+    shuffled = [fbgemm.preshuffle_i4(signed[g], x.scales[g].t().contiguous()) for g in range(w.G)]
+    codes, scales = (torch.stack(parts) for parts in zip(*shuffled, strict=True))
+    zeros, counts = torch.zeros_like(scales), row_counts(x.offs)
+
+    def run() -> Tensor:
+        out: Tensor = fbgemm.bf16i4bf16_shuffled_grouped(x.a, codes, scales, zeros, counts())
+        return out
+
+    return run
+
+
 _SOURCE = (
     "FBGEMM GenAI: CUTLASS, config by its own heuristics; row counts are computed from the offsets inside the call"
 )
@@ -101,6 +124,7 @@ BACKENDS = (
     PACKAGE.backend("grouped_gemm", "fbgemm", prepare, _SOURCE, unavailable=_bf16),
     PACKAGE.backend("grouped_gemm_dgrad", "fbgemm", prepare_dgrad, _SOURCE, unavailable=_bf16),
     PACKAGE.backend("grouped_gemm_wgrad", "fbgemm", prepare_wgrad, _SOURCE, unavailable=_bf16),
+    PACKAGE.backend("grouped_gemm_w4a16", "fbgemm", prepare_w4, _SOURCE, unavailable=_bf16),
     # Its sums stay in the tensor cores, like those of torch with use_fast_accum.
     PACKAGE.backend("grouped_gemm_fp8", "fbgemm", prepare_fp8, _SOURCE, unavailable=_fp8, tolerance="bf16_fast_accum"),
 )

@@ -94,6 +94,15 @@ for name, function in (("bf16bf16bf16_grouped_stacked", stacked), ("bf16bf16bf16
     library.impl(name, function, "CPU")
 library.define("f8f8bf16_rowwise_grouped_stacked(Tensor XQ, Tensor WQ, Tensor xs, Tensor ws, Tensor M_sizes) -> Tensor")
 library.impl("f8f8bf16_rowwise_grouped_stacked", rowwise, "CPU")
+def int4(X, WQ, w_scale, w_zero, M_sizes):
+    assert M_sizes.dtype == torch.int32
+    codes = torch.stack((WQ.int() << 28 >> 28, WQ.int() >> 4), -1).flatten(-2)
+    w = codes * w_scale.float().mT.repeat_interleave(128, -1)
+    return torch.cat([X[s:e].float() @ w[g].t() for g, (s, e) in enumerate(_parts(M_sizes.long()))]).to(X.dtype)
+library.define("preshuffle_i4(Tensor WQ, Tensor w_scale) -> (Tensor, Tensor)")
+library.impl("preshuffle_i4", lambda WQ, w_scale: (WQ.clone(), w_scale.clone()), "CPU")
+library.define("bf16i4bf16_shuffled_grouped(Tensor X, Tensor WQ, Tensor s, Tensor z, Tensor M_sizes) -> Tensor")
+library.impl("bf16i4bf16_shuffled_grouped", int4, "CPU")
 """,
     "triton_kernels/__init__.py": "",
     "humming/__init__.py": "",
@@ -208,7 +217,7 @@ def test_adapter_computes_the_operator_and_follows_new_routing(
     installed: None, key: tuple[str, str], shape: str
 ) -> None:
     operator, backend = registry.catalog_operator(key[0]), BACKENDS[key]
-    problem = operator.parse_shape(shape)
+    problem = operator.parse_shape(shape + ",fmt=int4(128)" * (key == ("grouped_gemm_w4a16", "fbgemm")))
     x = operator.make_inputs(problem, "fp8" if "fp8" in key[0] or "w4a8" in key[0] else "fp32", "cpu", 0)
     if key[1].endswith("_product") and any(rows % 128 for rows in problem.rows):
         with pytest.raises(Unavailable, match="multiples of 128"):
@@ -233,6 +242,8 @@ def test_other_formats_of_four_bits(installed: None) -> None:
     out, expected = BACKENDS["grouped_gemm_w4a16", "humming"].prepare(x)(), operator.reference(x)
     assert isinstance(expected, torch.Tensor)
     torch.testing.assert_close(out.float(), expected.float(), rtol=1e-2, atol=2e-2)
+    with pytest.raises(Unavailable, match="every 128 of K"):
+        BACKENDS["grouped_gemm_w4a16", "fbgemm"].prepare(x)
     with pytest.raises(Unavailable, match="are mxfp4"):
         BACKENDS["grouped_gemm_w4a16", "triton_kernels"].prepare(x)
     x = operator.make_inputs(operator.parse_shape("G=2,M_g=3,N=64,K=64,fmt=int4(32,zp)"), "bf16", "cpu", 0)
