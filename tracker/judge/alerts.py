@@ -26,7 +26,7 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.identity import SHOWN
-from groupbench.tracker.facts.metrics import METRICS, of_alert, relative
+from groupbench.tracker.facts.metrics import LATENCY, METRICS, of_alert, relative
 from groupbench.tracker.facts.verdicts import INCIDENT_STATES
 from groupbench.tracker.judge.named import named_in, number_of_commits
 from groupbench.tracker.judge.pasts import authors
@@ -39,7 +39,7 @@ from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.comparisons import Compared, NamedCommits
+from groupbench.tracker.store.comparisons import DIFFERENT, Compared, NamedCommits
 from groupbench.tracker.store.schema import ABComparison, Alert, Incident, IncidentEvent, Point
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import date
@@ -162,9 +162,15 @@ class AlertRow:
         return self.span.text
 
     @property
+    def size(self) -> AlertRow | Compared:
+        """The effect with its interval: an A/B's if one found the change, since it measured both levels alternately."""
+        one = self.compared if self.metric == LATENCY.name else None
+        return self if one is None or one.verdict != DIFFERENT else one
+
+    @property
     def change(self) -> float | None:
         """The relative change: 0.03 is a 3 % increase."""
-        return relative(self.effect)
+        return relative(self.size.effect)
 
     @property
     def distance(self) -> float | None:
@@ -216,8 +222,8 @@ class AlertRow:
             "subject": self.span.subject,
             "author": self.span.author,
             "change": self.change,
-            "low": relative(self.low),
-            "high": relative(self.high),
+            "low": relative(self.size.low),
+            "high": relative(self.size.high),
             "ab": None if self.compared is None else self.compared.verdict,
             "opened": self.opened,
             "until": self.incident.until,

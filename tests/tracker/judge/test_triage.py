@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
-from nights import commit
+from nights import commit, suspect
+from planned_ab import FakeBench
 
 Cli = Callable[..., Result]
 Stored = Callable[..., Any]
@@ -55,6 +57,31 @@ def test_counts_give_the_cost_of_a_step(two_shapes: Cli) -> None:
     traffic('calls = { "grouped_gemm G=4,M=64,*" = 10, "grouped_gemm *" = 3 }')
     assert cost(two_shapes) == pytest.approx(10 * 500 + 3 * 2000, rel=0.01)
     assert "costs 1.1e+04 µs per step" in two_shapes("incidents").stdout
+
+
+def test_the_cost_is_of_the_change_that_an_ab_measured(
+    cli: Cli, stored: Stored, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = FakeBench()
+    bench.install(monkeypatch)
+    stored(suspect(make, ms=1.5))
+    bench.plan("different", math.log(1.3))
+    assert cli("confirm", "--repo", Path(__file__).parent).exit_code == 0
+    cli("gate", "--update")
+    traffic('calls = { "*" = 1 }')
+    assert cost(cli) == pytest.approx(300, rel=0.01)
+    assert cli("incidents").stdout.startswith("1 confirmed: latency +30.0% in ")
+
+
+def test_a_title_is_of_the_members_in_force(two_shapes: Cli, stored: Stored, make: Any) -> None:
+    """After a revert, one of two series is back."""
+    for night in (9, 10, 11):
+        stored([make(night, ms=1.0, shape=next(iter(SHAPES)), cell={"dims": {"G": 4, "M": 64}})])
+        stored([make(night, ms=6.0, shape=[*SHAPES][1], cell={"dims": {"G": 4, "M": 1024}}, run=f"more-{night}")])
+        two_shapes("gate", "--update")
+    assert two_shapes("incidents").stdout.startswith(
+        "1 new: latency +50.0% in grouped_gemm triton G=4,M=1024,N=8,K=8\n"
+    )
 
 
 def test_an_exact_name_comes_before_wildcards_and_a_file_may_have_it(two_shapes: Cli) -> None:
