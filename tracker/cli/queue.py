@@ -30,8 +30,9 @@ def queue(db: str, form: Format) -> None:
     """List the commands measuring on a device or waiting for it.
 
     One command at a time measures on a device. The others wait, at most for the time of their option --wait: first
-    come, first served, and `groupbench --urgent` before them. Place 0 holds the device. Commands see each other if they
-    share the folder of locks (GROUPBENCH_LOCKS, by default /tmp) or a database in PostgreSQL.
+    come, first served, and `groupbench --urgent` before them. A command joins when its preparation is done. Place 0
+    holds the device. Commands see each other if they share the folder of locks (GROUPBENCH_LOCKS, by default /tmp) or a
+    database in PostgreSQL.
     """
     places = [*lease.queue(), *_elsewhere(db)]
     if not places:
