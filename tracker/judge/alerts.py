@@ -346,10 +346,10 @@ def lapsed(session: Session, alert: AlertRow, run: RunRow) -> bool:
         return False
     if incident.until_time is not None and run.started >= incident.until_time:
         return True
-    return incident.until_commit is not None and _contains(session, run.commit, incident.until_commit)
+    return incident.until_commit is not None and contains(session, run.commit, incident.until_commit)
 
 
-def _contains(session: Session, commit: str, wanted: str) -> bool:
+def contains(session: Session, commit: str, wanted: str) -> bool:
     """Return whether a commit is another or its descendant: by parents, by git, or else by the stored order."""
     if commit == wanted or wanted in ancestors(session, commit):
         return True
