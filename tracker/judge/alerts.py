@@ -49,6 +49,8 @@ STATES = tuple(INCIDENT_STATES)
 FAILING = ("new", "confirmed")
 OPEN = (*FAILING, "acknowledged", "expected")
 FIX = "the gate fails until the result is correct: fix the backend"
+NOTE = "note"
+"""The word for an event that leaves the state as it is. Such a row has the state of the row before."""
 ITSELF = "groupbench"
 """The author of automatic changes."""
 
@@ -65,7 +67,7 @@ class StateChange:
 
     at: datetime
     who: str
-    state: str  # the new one
+    state: str  # the new one, or NOTE
     reason: str | None
 
     @property
@@ -97,10 +99,8 @@ class IncidentRow:
 
     @property
     def changed(self) -> StateChange | None:
-        """The newest change of the state. Notes and further members are events with the state of the one before."""
-        before = [None, *(event.state for event in self.events)]
-        changes = [event for event, state in zip(self.events, before, strict=False) if event.state != state]
-        return changes[-1] if changes else None
+        """The newest change of the state."""
+        return next((event for event in reversed(self.events) if event.state != NOTE), None)
 
     @property
     def text(self) -> str:
@@ -328,11 +328,14 @@ def _rows(
 def incident_rows(session: Session, keys: Collection[int]) -> dict[int, IncidentRow]:
     """Return incidents with their events, by key."""
     events: dict[int, list[StateChange]] = {}
+    states: dict[int, str] = {}
     rows: dict[int, IncidentRow] = {}
     for chunk in chunks(keys):
         of_chunk = select(IncidentEvent).where(IncidentEvent.incident_id.in_(chunk))
         for event in session.scalars(of_chunk.order_by(IncidentEvent.at, IncidentEvent.id)):
-            events.setdefault(event.incident_id, []).append(StateChange(event.at, event.who, event.state, event.reason))
+            state = NOTE if states.get(event.incident_id) == event.state else event.state
+            events.setdefault(event.incident_id, []).append(StateChange(event.at, event.who, state, event.reason))
+            states[event.incident_id] = event.state
         for row in session.scalars(select(Incident).where(Incident.id.in_(chunk))):
             facts = {each.name: getattr(row, each.name) for each in fields(IncidentRow) if hasattr(row, each.name)}
             rows[row.id] = IncidentRow(pk=row.id, events=tuple(events.get(row.id, ())), **facts)

@@ -345,7 +345,7 @@ def screen(views: Sequence[IncidentView], notes: Sequence[str], most: int | None
 
 def week(views: Sequence[IncidentView], since: datetime, notes: Sequence[str]) -> str:
     """Summarise the incidents since a time, in Markdown."""
-    last = {view.incident.pk: max((each.at for each in view.incident.events), default=since) for view in views}
+    last = {view.incident.pk: view.incident.changed.at if view.incident.changed else since for view in views}
     parts = {
         "Open": [view for view in views if view.incident.state in (*FAILING, "acknowledged")],
         "Accepted": [v for v in views if v.incident.state in ("expected", "invalid") and last[v.incident.pk] >= since],

@@ -67,6 +67,8 @@ def test_an_incident_stays_whole_when_it_reopens_and_keeps_its_reason(stored: An
     cli("incidents", "note", "1", "--reason", "seen in serving too")
     assert "acknowledged by" in (row := cli("gate").stdout) and ": a fix is in review" in row
     assert ": a fix is in review" in cli("incidents").stdout
+    (last, *_) = {each["last"] for each in json.loads(cli("incidents", "--each", "--format=json").stdout)}
+    assert last.startswith("note by ") and last.endswith(": seen in serving too")
     cli("incidents", "close", "1", "--as", "fixed", "--reason", "done")
     assert "1 reopened (1)" in cli("gate", "--update").stderr
     (incident,) = json.loads(cli("incidents", "--all", "--format=json").stdout)

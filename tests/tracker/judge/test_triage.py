@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -214,3 +215,12 @@ def test_a_summary_begins_in_the_past(two_shapes: Cli) -> None:
     assert result.exit_code == 2
     assert "Invalid value for --since: 2999-01-01 00:00 is in the future" in result.stderr
     assert two_shapes("triage", "--since", "2026-01-01").stdout.startswith("# Performance triage since 2026-01-01\n")
+
+
+def test_a_note_about_an_old_incident_is_no_news(two_shapes: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_shapes("incidents", "close", "1", "--as", "fixed", "--reason", "done")
+    assert "## Fixed" in two_shapes("triage", "--since", "1d").stdout
+    later = datetime.now(UTC) + timedelta(days=30)
+    monkeypatch.setattr("groupbench.tracker.cli.incidents._now", lambda: later)
+    two_shapes("incidents", "note", "1", "--reason", "it was a cable")
+    assert "## Fixed" not in two_shapes("triage", "--since", f"{later - timedelta(days=7):%Y-%m-%d}").stdout
