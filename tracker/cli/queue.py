@@ -34,7 +34,7 @@ def queue(db: str, form: Format) -> None:
     holds the device. Commands see each other if they share the folder of locks (GROUPBENCH_LOCKS, by default /tmp) or a
     database in PostgreSQL.
     """
-    places = [*lease.queue(), *_elsewhere(db)]
+    places = list(dict.fromkeys([*lease.queue(), *_elsewhere(db)]))  # a night may have another host's urgent one too
     if not places:
         say("no command measures or waits")
     write_table(COLUMNS, [asdict(place) for place in places], form)
