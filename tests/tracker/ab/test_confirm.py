@@ -393,3 +393,13 @@ def test_a_lone_difference_is_repeated_whatever_pair_or_code_the_others_have(
     assert last == "CONFIRM 1 different, 2 same, 1 not compared because the same files ran at both commits"
     first, second, third = (compared[:3] for compared in bench.compared)
     assert first == third and {first[0], second[0]} == {commit(4), commit(5)}
+
+
+def test_one_ab_shows_that_the_machine_did_not_move_all_cells(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    for number in range(12):
+        stored(suspect(make, ms=1.2 + 0.001 * number, shape=f"G=4,N={64 + number},K=64"))
+    bench.plan("different", 0.18)
+    assert cli("confirm").stdout.splitlines()[-1] == "CONFIRM 12 different"
+    assert len(bench.compared) <= 1 + MOST_AB
