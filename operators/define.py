@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import random
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -40,8 +41,6 @@ CONTEXT = ("dtype", "device", "seed")
 
 WIDER = {"float16": "float32", "bfloat16": "float32", "float32": "float64"}
 """The dtype in which the reference gets its inputs; fp32 for all others, including fp8."""
-
-INTEGERS = ("int8", "int32", "int64", "bool")
 
 
 class Definition:
@@ -135,7 +134,6 @@ class Definition:
             dtypes=self.dtypes,
             shapes_help=self.sizes.help,
             output_dtype=lambda dtype: facts["output"] or dtype,
-            decode=self._decode if facts["output"] in INTEGERS else None,
             moves=facts["moves"],
             tolerances=facts["tolerances"],
             takes=tuple((name, "") for name in self._names()),
@@ -212,15 +210,6 @@ class Definition:
             return {f"output {number}": part for number, part in enumerate(out)}
         return out
 
-    def _decode(self, out: Any) -> Any:
-        """Return an integer output as fp64, which the judge can compare. Raises TypeError for another output."""
-        if isinstance(out, (tuple, list)):
-            return tuple(map(self._decode, out))
-        expected = torch_dtype(self._facts["output"])
-        if out.dtype != expected:
-            raise TypeError(f"the backend returned {out.dtype}, expected {expected}")
-        return out.double()
-
     # --- operations and bytes ---
 
     def _flops(self, shape: Sizes) -> int:
@@ -248,7 +237,8 @@ class Definition:
             read[address or name] = size
         out = self._returned(inputs)
         each = out.values() if isinstance(out, dict) else [out]
-        return sum(read.values()) + BYTES[self._facts["output"] or dtype] * sum(map(elements, each))
+        size = BYTES[self._facts["output"] or dtype]
+        return sum(read.values()) + sum(elements(part) * (_integer_size(part) or size) for part in each)
 
 
 def operator(
@@ -272,7 +262,8 @@ def operator(
         shapes: Shapes such as `M=8,N=100`, in one suite or in several by name; a CPU measures suite `smoke` by default.
         name: Name of the operator [the function's].
         dtypes: Dtypes to measure [bf16, fp16 and fp32 if the function takes a dtype, otherwise fp32].
-        output: Dtype of the output: fp32, int64, bool, ... [the cell's].
+        output: Dtype of the output: fp32, int64, bool, ... [the cell's, or the reference's for integers, which have to
+            be equal bit by bit].
         flops: Function of the sizes in its signature: operations of a call, for TFLOP/s.
         min_bytes: Function of the sizes and `dtype`: bytes of a call [inputs and output, each once].
         tolerances: By dtype, instead of those in operators/tolerances.py.
@@ -312,7 +303,12 @@ def _exact_part(out: Any) -> Any:
     tensor = tensor_of(out)
     if tensor is None:
         raise TypeError(f"the reference returned {type(out).__name__}, neither a tensor nor a NumPy array")
-    return tensor if tensor.is_floating_point() else tensor.double()
+    return tensor.double() if tensor.is_complex() else tensor
+
+
+def _integer_size(out: Any) -> int:
+    """Return the bytes of an element of an integer tensor or array; 0 for any other dtype."""
+    return int(out.itemsize) if re.match(r"(torch\.)?(u?int|bool)", str(out.dtype)) else 0
 
 
 def _also(first: Callable[[Target], str | None], second: Callable[[Target], str | None]) -> Any:

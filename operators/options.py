@@ -6,7 +6,6 @@ programs accept both.
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,7 +17,7 @@ import click
 from groupbench.tracker.facts import vocabulary
 from groupbench.tracker.facts.metrics import NCU
 from groupbench.tracker.text.wording import no_such
-from groupbench.tracker.tools.parameters import Duration
+from groupbench.tracker.tools.parameters import Duration, Number, Real
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,14 +36,6 @@ def _commas(context: click.Context, parameter: click.Parameter, value: Any) -> t
     if values and not parts:
         raise click.BadParameter("no name given")
     return parts
-
-
-class _Finite(click.FloatRange):
-    """A click type for finite numbers, since float() also accepts nan and inf."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        number = super().convert(value, param, ctx)
-        return number if math.isfinite(number) else self.fail(f"{value!r} is not a finite number", param, ctx)
 
 
 def _is_flag(arg: str) -> bool:
@@ -121,7 +112,7 @@ cells = _group(
     ),
     click.option(
         "--trace-steps",
-        type=click.IntRange(min=1),
+        type=Number(1),
         default=16,
         show_default=True,
         help="Number of steps to take from --routing-trace, evenly spaced in time.",
@@ -132,7 +123,7 @@ cells = _group(
         callback=_commas,
         help="Measure the inputs from this number on, or only those in a list: 0,3,7. The first input is 0.",
     ),
-    click.option("--num-inputs", type=click.IntRange(min=1), help="Measure at most this many inputs."),
+    click.option("--num-inputs", type=Number(1), help="Measure at most this many inputs."),
     click.option(
         "--mode",
         default="fwd",
@@ -146,7 +137,7 @@ cells = _group(
         metavar="NAME,...",
         help=f"Measure these dtypes: bf16, fp16, fp32, fp8. {vocabulary.DTYPE_DEFAULT}",
     ),
-    click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=vocabulary.SEED_HELP),
+    click.option("--seed", type=Number(0, 2**63 - 1), default=0, show_default=True, help=vocabulary.SEED_HELP),
     click.option("--plan", type=PATH, help="Measure the cells listed in this groupbench.toml."),
     click.option("--plan-name", metavar="NAME", help="Name of the plan in the records. Default: `name` of the file."),
     click.option(
@@ -198,10 +189,10 @@ places = _group(
 """Options for the benchmark harness, the device and the GPUs."""
 
 timing = _group(
-    click.option("--rtol", type=_Finite(min=0), help="Relative tolerance. Default: by dtype."),
+    click.option("--rtol", type=Real(min=0), help="Relative tolerance. Default: by dtype."),
     click.option(
         "--atol",
-        type=_Finite(min=0),
+        type=Real(min=0),
         help="Absolute tolerance, in units of the output's RMS. Default: by dtype.",
     ),
     click.option(
@@ -211,12 +202,10 @@ timing = _group(
         show_default=True,
         help="cooled: let the GPU rest before each burst. sustained: keep the GPU busy.",
     ),
-    click.option(
-        "--bursts", type=click.IntRange(1, 1000), default=4, show_default=True, help="Number of bursts per cell."
-    ),
+    click.option("--bursts", type=Number(1, 1000), default=4, show_default=True, help="Number of bursts per cell."),
     click.option(
         "--samples",
-        type=click.IntRange(1, 10_000),
+        type=Number(1, 10_000),
         default=10,
         show_default=True,
         help="Number of timed calls in a burst.",

@@ -17,7 +17,7 @@ from groupbench.operators.measure.arrays import size_of, tensor_of
 from groupbench.operators.measure.exchange import plain_parts
 from groupbench.operators.measure.given import Given, place_sums
 from groupbench.operators.operator import Operator
-from groupbench.operators.tolerances import Tolerance, tolerance_of
+from groupbench.operators.tolerances import TOLERANCES, Tolerance, tolerance_of
 from groupbench.tracker.facts.metrics import finite_or_none
 from groupbench.tracker.facts.record import Accuracy
 
@@ -256,10 +256,21 @@ def _compare_each(
 ) -> tuple[Accuracy, str | None]:
     """Compare every output with a reference. Return the worst of each number, and the first named fault."""
     if not isinstance(reference, Mapping):
-        return compare(*view(outputs[""], reference), tolerance, local)
-    errors = {name: compare(*view(out, reference[name]), tolerance, local) for name, out in outputs.items()}
+        return _compare(outputs[""], reference, tolerance, local, view)
+    errors = {name: _compare(out, reference[name], tolerance, local, view) for name, out in outputs.items()}
     accuracy = worst_of([accuracy for accuracy, _ in errors.values()])
     return accuracy, next((f"{name}: {problem}" for name, (_, problem) in errors.items() if problem), None)
+
+
+def _compare(
+    out: Tensor, reference: Tensor, tolerance: Tolerance, local: float, view: View
+) -> tuple[Accuracy, str | None]:
+    """Compare one output with its reference, integers bit by bit."""
+    if out.is_floating_point() or reference.is_floating_point():
+        reference = reference if reference.is_floating_point() else reference.double()
+        return compare(*view(out, reference), tolerance, local)
+    equal = (out == reference).double()
+    return compare(equal, equal.new_ones(()).expand(equal.shape), TOLERANCES["int64"])
 
 
 def worst_of(errors: Sequence[Accuracy]) -> Accuracy:
@@ -392,6 +403,8 @@ def _output(out: Any, reference: Tensor, dtype: torch.dtype | None) -> Tensor:
         raise TypeError(f"the backend returned {type(out).__name__}, not a tensor")
     if tensor.shape != reference.shape:
         raise ValueError(f"the backend returned shape {list(tensor.shape)}, expected {list(reference.shape)}")
+    if dtype is not None and not (tensor.is_floating_point() or reference.is_floating_point()):
+        dtype = reference.dtype if dtype.is_floating_point else dtype  # an index next to values in the cell's dtype
     if dtype is not None and tensor.dtype != dtype:
         raise TypeError(f"the backend returned {tensor.dtype}, expected {dtype}")
     return tensor

@@ -76,7 +76,7 @@ def _copied(copies: Iterable[tuple[Tensor, Tensor]], names: Mapping[int, str]) -
 
 def held_by(outputs: Iterable[Tensor], held: Mapping[int, str]) -> list[str]:
     """Return the names in `held`, by address, of memory holding the outputs."""
-    return list(dict.fromkeys(held[at] for out in outputs if (at := _address(out)) in held))
+    return list(dict.fromkeys(held[at] for out in outputs if out.numel() and (at := _address(out)) in held))
 
 
 def named_tensors(inputs: Any) -> Iterator[tuple[str, Tensor]]:

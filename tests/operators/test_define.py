@@ -261,6 +261,58 @@ def test_integers_are_compared_exactly() -> None:
         accuracy.judge(right.int(), reference, made, "fp32", exact)
 
 
+@pytest.mark.parametrize("output", [None, "fp32"])
+def test_an_integer_output_next_to_values_is_compared_exactly(output: str | None) -> None:
+    @operator(["N=9"], dtypes="fp32", output=output)
+    def largest(N, dtype, device):  # type: ignore[no-untyped-def]
+        return torch.randn(N, 20, dtype=dtype, device=device)
+
+    largest.reference(lambda x: tuple(torch.topk(x, 4)))
+    largest.backend(lambda x: tuple(torch.topk(x, 4)), name="torch")
+    made = largest.operator
+    shape = made.parse_shape("9")
+    inputs = made.make_inputs(shape, "fp32", "cpu", 0)
+    reference, loose = made.reference(inputs), Tolerance(1.0, 1.0, 1.0)
+    values, places = torch.topk(inputs.x, 4)
+    assert made.min_bytes(shape, "fp32") == 4 * 9 * 20 + (4 + 8) * 9 * 4
+    assert accuracy.judge((values, places), reference, made, "fp32", loose)[1] is None
+    assert accuracy.check_backend(lambda: (values.clone(), places.clone()), reference, made, "torch", "fp32")[1] is None
+    places[3, 2] += 1
+    fault = accuracy.judge((values * 1.1, places), reference, made, "fp32", loose)[1]
+    assert str(fault).startswith("output 1: ") and "the first at [3, 2]" in str(fault)
+    with pytest.raises(TypeError, match=r"torch.int32, expected torch.int64"):
+        accuracy.judge((values, places.int()), reference, made, "fp32", loose)
+    with pytest.raises(TypeError, match=r"torch.int64, expected torch.float32"):
+        accuracy.judge((values.long(), places), reference, made, "fp32", loose)
+
+
+def test_a_large_integer_is_not_rounded() -> None:
+    @operator(["N=1"], dtypes="fp32")
+    def digest(N):  # type: ignore[no-untyped-def]
+        return torch.full((N,), 2**60 + 1)
+
+    digest.reference(lambda x: x)
+    digest.backend(lambda x: x, name="torch")
+    made = digest.operator
+    reference = made.reference(made.make_inputs(made.parse_shape("1"), "fp32", "cpu", 0))
+    exact = tolerance_of(made, "torch", "fp32")
+    assert accuracy.judge(reference.clone(), reference, made, "fp32", exact)[1] is None
+    assert "the first at [0]" in str(accuracy.judge(reference - 1, reference, made, "fp32", exact)[1])
+
+
+def test_a_mask_may_still_be_returned_as_numbers() -> None:
+    @operator(["N=9"], dtypes="fp16")
+    def positive(N, dtype, device):  # type: ignore[no-untyped-def]
+        return torch.randn(N, dtype=dtype, device=device)
+
+    positive.reference(lambda x: x > 0)
+    positive.backend(lambda x: (x > 0).to(x.dtype), name="torch")
+    made = positive.operator
+    inputs = made.make_inputs(made.parse_shape("9"), "fp16", "cpu", 0)
+    tolerance = tolerance_of(made, "torch", "fp16")
+    assert accuracy.judge((inputs.x > 0).half(), made.reference(inputs), made, "fp16", tolerance)[1] is None
+
+
 def test_tolerances_of_its_own() -> None:
     loose = Tolerance(rms=1.0, rtol=1.0, atol=1.0)
     made = defined(tolerances={"fp16": loose}).operator

@@ -1,24 +1,25 @@
 """Decide the suspects of a run: measure both commits alternately on this machine, and store the results.
 
-Base is the last commit measured before the change, head the run's own. Cells at one pair of commits share two
-worktrees and one bench. Suspects beyond the budget are left out and listed.
+Base is the last commit measured before the change, head the run's own. The budget goes to known causes first: their
+searches, then suspects that share one. All other suspects follow by cause, the least likely to be noise first. Suspects
+beyond the budget are left out and listed. Consecutive cells at one pair of commits share two worktrees and one bench.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from groupbench.tracker.ab.bench import AbCell, AbError, AbResult, AbSide, Bench
 from groupbench.tracker.ab.kept import compared_of, environment_of, software_of
 from groupbench.tracker.ab.result import timing_of
+from groupbench.tracker.ab.suspects import Cause, Pair, by_cause, plan, with_toolchain
 from groupbench.tracker.ab.toolchains import PACKAGES, Interpreters
 from groupbench.tracker.ab.worktree import (
     AS_IT_IS,
@@ -30,13 +31,10 @@ from groupbench.tracker.ab.worktree import (
     resolve,
     trees_are_equal,
 )
-from groupbench.tracker.facts.environment import ab_software, hardware_class, software_identity, toolchain_differences
+from groupbench.tracker.facts.environment import ab_software, hardware_class
 from groupbench.tracker.facts.record import Environment
 from groupbench.tracker.judge import gate
-from groupbench.tracker.judge.causes import some
-from groupbench.tracker.judge.incident_facts import Causes
-from groupbench.tracker.judge.incidents import fits, group
-from groupbench.tracker.judge.toolchain_lines import LineSoftware, agree, of_one_toolchain
+from groupbench.tracker.judge.toolchain_lines import agree
 from groupbench.tracker.judge.verdicts import Judged
 from groupbench.tracker.query.loaded import code_hashes
 from groupbench.tracker.query.resolve import find_run
@@ -51,8 +49,6 @@ Report = Callable[[Judged, Compared], None]
 
 CELL_S = 60.0
 """Longest wall time of one comparison."""
-MOST_AB = 4
-"""Most comparisons of suspects with one likely cause, once one of them has found a difference."""
 SHARE, LEAST_S = 0.1, 180.0
 """Share of the time of a night that its A/Bs may take, and the time that they may always take."""
 
@@ -92,36 +88,6 @@ class Confirmed:
         if self.elsewhere:
             parts.append(f"{len(self.elsewhere)} cannot be measured on this machine")
         return "CONFIRM " + (", ".join(parts) or "nothing to confirm")
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Suspects to decide by comparing two commits, or one commit with two toolchains."""
-
-    base: str
-    head: str
-    rows: tuple[Judged, ...]
-    toolchains: tuple[Environment, Environment] | None = None
-
-    def details(self, row: Judged, software: Sequence[dict[str, str]] | None = None) -> dict[str, Any]:
-        """Return the software facts to store with a suspect's comparison.
-
-        Args:
-            software: Versions of base and head by package; None if nothing was measured.
-        """
-        assert row.point is not None
-        details: dict[str, Any] = {"software": software or [ab_software(row.point.environment.facts)] * 2}
-        if row.point.run.toolchain is not None:
-            details["toolchain"] = row.point.run.toolchain
-        if self.toolchains is not None:
-            details["toolchains"] = [software_identity(each) for each in self.toolchains]
-        return details
-
-    @property
-    def text(self) -> str:
-        if self.toolchains is None:
-            return f"{self.base[:10]} and {self.head[:10]}"
-        return f"{self.base[:10]} with {some(toolchain_differences(*self.toolchains))}"
 
 
 @dataclass(frozen=True)
@@ -165,6 +131,7 @@ def confirm(
     repeat: bool = False,
     report: Report = lambda row, compared: None,
     say: Callable[[str], None] = lambda text: None,
+    search: Callable[[gate.Gate], None] = lambda judged: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Confirmed:
     """Measure the suspects of a run, and store each comparison at once, unless both sides fail.
@@ -182,6 +149,8 @@ def confirm(
             undecided after a difference.
         report: Called with each suspect and comparison.
         say: Called with lines for the user.
+        search: Searches the commits of known causes. Called with the verdicts before the first comparison, and after
+            each cause with a difference.
         clock: Seconds of a steady clock.
 
     Raises:
@@ -190,27 +159,40 @@ def confirm(
     """
     tried: set[int] = set()
     inconclusive: list[Judged] = []
-    with Spares() as spares:
+    end = clock() + budget_s
+
+    def judge() -> gate.Gate:
+        with store.read() as session:
+            chosen = find_run(session, run)
+            return gate.judge_run(session, chosen, first_parents=git.first_parents, between=git.between)
+
+    search(judged := judge())
+    with Spares() as spares, ExitStack() as opened:
         confirming = _Confirming(
-            store, measuring, measuring.found_by(say), report, say, clock, clock() + budget_s, spares, repeat=repeat
+            store, measuring, measuring.found_by(say), report, say, clock, end, spares, opened, repeat=repeat
         )
-        # A difference lets the gate ask about further series: the machine did not move all of them.
-        while not tried or (confirming.differs and clock() < confirming.end):
+        while True:
             with store.read() as session:
-                judged = gate.judge_run(session, find_run(session, run), first_parents=git.first_parents)
                 suspects = [row for row in judged.suspects if row.series.pk not in tried]
                 earlier = comparisons.of_series(session, [row.series.pk for row in suspects])
-            pairs, before = _plan(suspects, earlier, again)
+                pairs, before = plan(suspects, earlier, again)
+                failing = [row for row in judged.rows if row.verdict.fails]
+                causes = by_cause(session, pairs, suspects, failing) if pairs else []
             inconclusive += before
-            if not pairs:
+            if not causes:
                 break
             if not tried:
                 # Fail early if `repo` is not a clone, which would look like an unknown commit.
                 resolve(measuring.repo, "HEAD")
             tried |= {row.series.pk for row in suspects}
-            confirming.differs = False
-            for pair in pairs:
-                confirming.decide(pair)
+            for cause in causes:
+                confirming.decide(cause)
+                if cause.differs:
+                    confirming.close()  # a search has worktrees and processes of its own
+                    search(judged := judge())
+            # A difference lets the gate ask about further series: the machine did not move all of them.
+            if clock() >= end or not any(cause.differs for cause in causes):
+                break
     return Confirmed(
         tuple(confirming.done),
         tuple(confirming.left_out),
@@ -232,60 +214,87 @@ class _Confirming:
     clock: Callable[[], float]
     end: float
     spares: Spares
+    opened: ExitStack  # the bench of `_bench`
     done: list[tuple[Judged, Compared]] = field(default_factory=list)
     left_out: list[Judged] = field(default_factory=list)
     elsewhere: list[Judged] = field(default_factory=list)
     same_code: list[Judged] = field(default_factory=list)
     repeat: bool = False
-    differs: bool = False  # a difference was found since it was last reset
     repeated: set[tuple[int, str, str]] = field(default_factory=set)
+    failed: dict[tuple[str, ...], WorktreeError | AbError] = field(default_factory=dict)  # by ends
+    bench: tuple[tuple[str, ...], Bench] | None = None  # the open one
 
-    def decide(self, pair: _Pair) -> None:
-        """Measure the suspects of a pair, as long as there is time."""
+    def decide(self, cause: Cause) -> None:
+        """Measure the suspects of a cause, as long as there is time."""
         if self.clock() >= self.end:
-            self.left_out += pair.rows
+            self.left_out += [row for pair in cause.pairs for row in pair.rows]
             return
-        remaining = [row for row in pair.rows if not self._is_same_code(row, pair)]
-        if not remaining:
+        cause.pairs = [replace(pair, rows=self._unlike(pair)) for pair in cause.pairs]
+        for pair in cause.pairs:
+            cause.rows = list(pair.rows)
+            self._tried(pair, partial(self._measure, pair, cause))
+            if (error := self.failed.get(pair.ends)) is not None:
+                self._give_up(pair, cause.rows, error)
+                continue
+            for row, compared in cause.inherited(pair):
+                self._add(row, compared)
+            self.left_out += cause.rows
+        if self.repeat and (lone := cause.lone) is not None:
+            self._tried(lone[0], partial(self._repeat, *lone))
+
+    def _tried(self, pair: Pair, measure: Callable[[], None]) -> None:
+        """Measure at a pair, unless that failed before."""
+        if pair.ends in self.failed:
             return
-        longest = duration(min(CELL_S * len(remaining), self.end - self.clock()))
-        self.say(f"A/B of {pair.text}: {len(remaining)} series, at most {longest}")
         try:
-            pythons = _pythons(pair, self.interpreters, self.measuring.python, self.measuring.base_python)
-            with _bench(self.measuring, pair, pythons, self.spares) as bench:
-                for cause in self._causes(remaining):
-                    while (row := cause.next()) is not None and self.clock() < self.end:
-                        compared, kept = self._compared(bench, row, pair, cause.alone)
-                        # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
-                        self._add(row, compared, kept)
-                        remaining.remove(row)
-                        cause.answered(row, compared)
-                    if self.repeat and (lone := cause.lone) is not None and self.clock() < self.end:
-                        self._add(lone, *self._compared(bench, lone, pair, alone=False))  # the newer answer counts
-                    for row, compared in cause.inherited(pair):
-                        self._add(row, compared)
-                        remaining.remove(row)
-            self.left_out += remaining
-        except CheckoutError as error:  # this machine is at fault: the next confirm tries again
+            measure()
+        except (WorktreeError, AbError) as error:
+            self.close()
+            self.failed[pair.ends] = error
             self.say(error.message)
-            self.elsewhere += remaining
-        except WorktreeError as error:  # a commit is not available here, which holds for all of its suspects
-            for row in remaining:
-                at, details = datetime.now(UTC), pair.details(row)
-                self._add(row, Compared(pair.base, pair.head, FAILED, at, message=error.message, details=details))
-        except AbError as error:  # this machine cannot compare; another may
-            self.say(error.message)
-            self.elsewhere += remaining
 
-    def _causes(self, rows: Sequence[Judged]) -> list[_Cause]:
-        """Return the suspects by their likely cause, the most severe first."""
-        with self.store.read() as session:
-            facts = Causes(session, rows)
-            groups = group(replace(each, surroundings="") for each in facts.changes())  # an A/B excludes them
-        keys = sorted(sorted(int(str(each.key)) for each in of_cause) for of_cause in groups)
-        return [_Cause([facts.rows[key] for key in of_cause]) for of_cause in keys]
+    def close(self) -> None:
+        """Close the open bench, if any."""
+        self.bench = None
+        self.opened.close()
 
-    def _compared(self, bench: Bench, row: Judged, pair: _Pair, alone: bool) -> tuple[Compared, bool]:
+    def _measure(self, pair: Pair, cause: Cause) -> None:
+        """Measure suspects of a cause at one pair. Raises WorktreeError, AbError."""
+        if self.clock() >= self.end or cause.next() is None:
+            return
+        longest = duration(min(CELL_S * len(cause.rows), self.end - self.clock()))
+        self.say(f"A/B of {pair.text}: {len(cause.rows)} series, at most {longest}")
+        bench = self._bench(pair)
+        while (row := cause.next()) is not None and self.clock() < self.end:
+            compared, kept = self._compared(bench, row, pair, cause.alone)
+            # A failure of both sides is not stored: it shows nothing about a commit, and may be fixed here.
+            self._add(row, compared, kept)
+            cause.answered(row, compared)
+
+    def _repeat(self, pair: Pair, row: Judged) -> None:
+        """Repeat a comparison: the newer answer counts. Raises WorktreeError, AbError."""
+        if self.clock() < self.end:
+            self._add(row, *self._compared(self._bench(pair), row, pair, alone=False))
+
+    def _bench(self, pair: Pair) -> Bench:
+        """Return the bench of a pair: the open one if it fits. Raises WorktreeError, AbError."""
+        pythons = _pythons(pair, self.interpreters, self.measuring.python, self.measuring.base_python)
+        ends = (*pair.ends, *pythons)
+        if self.bench is None or self.bench[0] != ends:
+            self.close()
+            self.bench = ends, self.opened.enter_context(_bench(self.measuring, pair, pythons, self.spares))
+        return self.bench[1]
+
+    def _give_up(self, pair: Pair, rows: Sequence[Judged], error: WorktreeError | AbError) -> None:
+        """Note the suspects of a pair that cannot be measured."""
+        if isinstance(error, AbError | CheckoutError):  # this machine is at fault: another may measure them
+            self.elsewhere += rows
+            return
+        for row in rows:  # a commit is not available here
+            at, details = datetime.now(UTC), pair.details(row)
+            self._add(row, Compared(pair.base, pair.head, FAILED, at, message=error.message, details=details))
+
+    def _compared(self, bench: Bench, row: Judged, pair: Pair, alone: bool) -> tuple[Compared, bool]:
         """Measure a suspect, again if in doubt; return the answer, and whether to store it."""
         result = bench.compare(_cell(row, self.measuring.plugins), min(CELL_S, self.end - self.clock()))
         compared = _compared(row, result, pair)
@@ -296,16 +305,20 @@ class _Confirming:
                 result, compared = second, repeated
         return compared, result.failed_side != "both"
 
-    def _is_same_code(self, row: Judged, pair: _Pair) -> bool:
-        """Return whether the commits cannot differ in a suspect's latency, so that no A/B is run.
+    def _unlike(self, pair: Pair) -> tuple[Judged, ...]:
+        """Return the suspects of a pair whose latency the commits can change.
 
-        An A/B would find them equal, and hide that something else, such as a package, changed between the runs.
+        An A/B of the others would find them equal, and hide that something else, such as a package, changed.
         """
-        why = None if pair.toolchains is not None else same_files(self.store, self.measuring.repo, row, pair)
-        if why is not None:
-            self.say(f"no A/B of {pair.text} for {row.series}: {why}")
-            self.same_code.append(row)
-        return why is not None
+        unlike = []
+        for row in pair.rows:
+            why = None if pair.toolchains is not None else same_files(self.store, self.measuring.repo, row, pair)
+            if why is None:
+                unlike.append(row)
+            else:
+                self.say(f"no A/B of {pair.text} for {row.series}: {why}")
+                self.same_code.append(row)
+        return tuple(unlike)
 
     def _is_in_doubt(self, row: Judged, compared: Compared, alone: bool) -> bool:
         """Return whether to repeat a comparison: it did not decide, or no other suspect can repeat the difference.
@@ -324,75 +337,11 @@ class _Confirming:
         if kept:
             with self.store.write() as session:
                 comparisons.store(session, row.series.pk, compared)
-        self.differs |= compared.verdict == DIFFERENT
         self.done.append((row, compared))
         self.report(row, compared)
 
 
-class _Cause:
-    """Suspects with one likely cause. A few are measured, and those between two measured changes inherit the answer.
-
-    The least likely suspect comes first, then those with the largest and the smallest change.
-    Without a difference, every suspect is measured; with one, at most `MOST_AB`.
-    """
-
-    def __init__(self, rows: Sequence[Judged]) -> None:
-        self.rows = list(rows)
-        self.measured: list[tuple[Judged, Compared]] = []
-        self.different: list[float] = []
-
-    def next(self) -> Judged | None:
-        """Return the next suspect to measure, or None."""
-        rest = [row for row in self.rows if not self._fits(row)]
-        if not rest or (self.different and len(self.measured) >= MOST_AB):
-            return None
-        if not self.different:
-            return rest[0]
-        by_size = sorted(rest, key=lambda row: row.change or 0.0)
-        turn = len(self.measured) % 3
-        return by_size[-1] if turn == 1 else by_size[0] if turn == 2 else by_size[len(by_size) // 2]
-
-    @property
-    def alone(self) -> bool:
-        """Whether the next suspect is the only one."""
-        return len(self.rows) + len(self.measured) == 1
-
-    @property
-    def lone(self) -> Judged | None:
-        """The only suspect with a difference among several, which another comparison has to repeat."""
-        different = [row for row, one in self.measured if one.verdict == DIFFERENT]
-        return different[0] if len(different) == 1 and len(self.measured) > 1 else None
-
-    def answered(self, row: Judged, compared: Compared) -> None:
-        """Note the answer about a suspect."""
-        self.rows.remove(row)
-        self.measured.append((row, compared))
-        if row.change is None or compared.effect is None:
-            return
-        if compared.verdict == DIFFERENT and (compared.effect > 0) == (row.change > 0):
-            self.different.append(row.change)
-
-    def _fits(self, row: Judged) -> bool:
-        return row.what in (None, "latency") and fits(row.change, self.different)
-
-    def inherited(self, pair: _Pair) -> Iterator[tuple[Judged, Compared]]:
-        """Yield the suspects that fit, with the answer that they inherit."""
-        different = [(row, one) for row, one in self.measured if one.verdict == DIFFERENT]
-        for row in filter(self._fits, list(self.rows)):
-            near, one = min(different, key=lambda each: abs((each[0].change or 0.0) - (row.change or 0.0)))
-            ends = (row.change, row.effect.low, row.effect.high)
-            effect, low, high = (None if end is None or end <= -1 else math.log1p(end) for end in ends)
-            before = row.effect.before_ms
-            yield row, replace(
-                one,
-                effect=effect, low=low, high=high, base_ms=before, head_ms=row.latency_now, pairs=None, seconds=0.0,
-                message=f"not measured: fits the A/B of series {near.series.pk}", pk=None,
-                details={**pair.details(row), "inherits": near.series.pk},
-            )  # fmt: skip
-            self.rows.remove(row)
-
-
-def same_files(store: Store, repo: Path, row: Judged, pair: _Pair) -> str | None:
+def same_files(store: Store, repo: Path, row: Judged, pair: Pair) -> str | None:
     """Return why a pair's commits cannot differ in a suspect's latency, or None if they can."""
     if trees_are_equal(repo, pair.base, pair.head):
         return "both commits have the same files"
@@ -401,56 +350,14 @@ def same_files(store: Store, repo: Path, row: Judged, pair: _Pair) -> str | None
     return "its process ran the same files at both commits" if hashes[0] & hashes[1] else None
 
 
-def _plan(
-    suspects: Sequence[Judged], earlier: dict[int, list[Compared]], again: bool
-) -> tuple[list[_Pair], list[Judged]]:
-    """Return (pairs to measure, the one with the most severe change first; suspects measured before)."""
-    groups: dict[tuple[str, ...], list[Judged]] = {}
-    toolchains: dict[tuple[str, ...], tuple[Environment, Environment]] = {}
-    before = []
-    for row in suspects:
-        assert row.ab_base is not None and row.point is not None
-        base, head = row.ab_base.commit, row.point.run.commit
-        needed: list[tuple[str, ...]] = [] if base == head else [(base, head)]
-        if row.transition is not None and _with_toolchain(row):
-            sides = row.transition.old, row.transition.new
-            needed.insert(0, (base, base, *map(software_identity, sides)))
-            toolchains[needed[0]] = sides
-        measured = _measured(row, earlier.get(row.series.pk, ()))
-        new = [ends for ends in needed if again or ends not in measured]
-        for ends in new:
-            groups.setdefault(ends, []).append(row)
-        if not new:
-            before.append(row)
-    return [_Pair(ends[0], ends[1], tuple(rows), toolchains.get(ends)) for ends, rows in groups.items()], before
-
-
-def _measured(row: Judged, earlier: Iterable[Compared]) -> set[tuple[str, ...]]:
-    """Return the ends in a suspect's earlier comparisons, as far as they are evidence."""
-    assert row.point is not None
-    line = LineSoftware(row.point.run.toolchain, [ab_software(row.point.environment.facts)])
-    stored = [each for each in earlier if line.includes(each)]
-    return {_ends(each) for each in (of_one_toolchain(stored) if _with_toolchain(row) else stored)}
-
-
-def _with_toolchain(row: Judged) -> bool:
-    """Return whether a suspect's toolchain changed too: one commit is measured with both toolchains."""
-    return row.transition is not None and row.transition.replaceable and not row.transition.machine
-
-
-def _ends(compared: Compared) -> tuple[str, ...]:
-    """Return a comparison's commits and toolchains, as `_plan` names them."""
-    return (compared.base, compared.head, *(compared.toolchains or ()))
-
-
-def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: Path | None) -> tuple[str, str]:
+def _pythons(pair: Pair, interpreters: Interpreters, python: str, base_python: Path | None) -> tuple[str, str]:
     """Return both sides' interpreters. Raises AbError if no interpreter has a toolchain's packages.
 
     If the toolchain changed too, a separate A/B measures the effect. An A/B of the commits then uses one
     interpreter, or it would count the effect again.
     """
     if pair.toolchains is None:
-        return python if base_python is None or any(map(_with_toolchain, pair.rows)) else str(base_python), python
+        return python if base_python is None or any(map(with_toolchain, pair.rows)) else str(base_python), python
     pythons = [interpreters.find(each) for each in pair.toolchains]
     for which, interpreter, wanted in zip(("old", "new"), pythons, pair.toolchains, strict=True):
         if interpreter is None:
@@ -463,7 +370,7 @@ def _pythons(pair: _Pair, interpreters: Interpreters, python: str, base_python: 
 
 
 @contextmanager
-def _bench(measuring: Measuring, pair: _Pair, pythons: tuple[str, str], spares: Spares) -> Iterator[Bench]:
+def _bench(measuring: Measuring, pair: Pair, pythons: tuple[str, str], spares: Spares) -> Iterator[Bench]:
     """Check out both commits and yield a bench with both sides. Raises WorktreeError."""
     recipe = measuring.recipe
     wanted = list(zip((pair.base, pair.head), pythons, strict=True))
@@ -493,7 +400,7 @@ def _cell(row: Judged, plugins: Sequence[str]) -> AbCell:
     )
 
 
-def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
+def _compared(row: Judged, result: AbResult, pair: Pair) -> Compared:
     """Return an A/B result for the database.
 
     Raises AbError if it ran on other hardware than the series, or if commits were compared with another toolchain.
@@ -506,7 +413,7 @@ def _compared(row: Judged, result: AbResult, pair: _Pair) -> Compared:
     return compared_of(result, pair.base, pair.head, pair.details(row, software_of(result)), message)
 
 
-def _check(row: Judged, here: Environment, pair: _Pair) -> None:
+def _check(row: Judged, here: Environment, pair: Pair) -> None:
     """Raise AbError if an environment cannot decide a suspect."""
     assert row.point is not None
     if hardware_class(here) != row.series.hardware:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -17,62 +17,57 @@ from groupbench.tracker.bisect import history as bisect_git
 from groupbench.tracker.bisect.log import Header, LogError, bench_of
 from groupbench.tracker.bisect.run import OutOfTime, Searched, run
 from groupbench.tracker.facts.errors import TrackerError
-from groupbench.tracker.judge import gate
 from groupbench.tracker.judge.alerts import FAILING
 from groupbench.tracker.judge.incident_facts import Causes
 from groupbench.tracker.judge.incidents import group
 from groupbench.tracker.judge.verdicts import Gate, Judged
-from groupbench.tracker.query.resolve import find_run
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.engine import Store
 from groupbench.tracker.text.repro import HOSTS, SEARCH_OF
 from groupbench.tracker.text.wording import counted
-from groupbench.tracker.tools import git
 
 _CELL = ("operator", "backend", "shape", "dtype", "mode", "seed")
 
 
-def search_causes(
-    store: Store,
-    db: str,
-    measuring: Measuring,
-    *,
-    run_id: str | None,
-    budget_s: float,
-    say: Callable[[str], None],
-    clock: Callable[[], float] = time.monotonic,
-) -> list[Searched]:
-    """Search causes with several possible commits, one search for each, and return the finished ones.
+@dataclass
+class Searches:
+    """Searches of causes with several possible commits, until a time.
 
-    After the end of the budget, a search continues with the next call in the same clone. A search without an answer is
+    After the end, a search continues with the next run of the command in the same clone. A search without an answer is
     not repeated.
 
     Args:
         store: The database; `db` is the location.
         measuring: Where and how the commits are measured.
-        run_id: Start of the run's id; None: the newest.
-        budget_s: Time in s after which no comparison begins.
         say: Called with lines for the user.
+        end: Time of the clock after which no comparison begins.
         clock: Seconds of a steady clock.
     """
-    end = clock() + budget_s
-    with store.read() as session:
-        judged = gate.judge_run(
-            session, find_run(session, run_id), first_parents=git.first_parents, between=git.between
-        )
-        rows = due(session, judged)
-    done: list[Searched] = []
-    for number, row in enumerate(rows):
-        if clock() >= end:
-            say(f"{counted(len(rows) - number, 'cause')} not searched because the budget is spent")
-            break
-        try:
-            done.append(_search(db, measuring, row, say, end, clock))
-        except OutOfTime:
-            say("the budget is spent; the next `groupbench confirm` continues this search")
-        except TrackerError as error:  # such as another machine's suspects: the verdict does not depend on it
-            say(f"no search for {row.series}: {error.message}")
-    return done
+
+    store: Store
+    db: str
+    measuring: Measuring
+    say: Callable[[str], None]
+    end: float
+    clock: Callable[[], float] = time.monotonic
+    done: list[Searched] = field(default_factory=list)
+    _impossible: set[tuple[int, str | None]] = field(default_factory=set)
+
+    def __call__(self, judged: Gate) -> None:
+        """Search each cause of a run that is not searched yet, and add the finished searches to `done`."""
+        with self.store.read() as session:
+            rows = [row for row in due(session, judged) if (row.series.pk, row.what) not in self._impossible]
+        for number, row in enumerate(rows):
+            if self.clock() >= self.end:
+                self.say(f"{counted(len(rows) - number, 'cause')} not searched because the budget is spent")
+                break
+            try:
+                self.done.append(_search(self.db, self.measuring, row, self.say, self.end, self.clock))
+            except OutOfTime:
+                self.say("the budget is spent; the next `groupbench confirm` continues this search")
+            except TrackerError as error:  # such as another machine's suspects: the verdict does not depend on it
+                self.say(f"no search for {row.series}: {error.message}")
+                self._impossible.add((row.series.pk, row.what))
 
 
 def due(session: Session, judged: Gate) -> list[Judged]:

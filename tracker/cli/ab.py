@@ -25,7 +25,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.vocabulary import SEED_HELP
 from groupbench.tracker.text.wording import counted, duration, milliseconds, signed_change
-from groupbench.tracker.tools.parameters import Duration
+from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.bench import AbCell, AbResult, AbSettings, Bench
@@ -103,7 +103,7 @@ class AbOptions:
     click.option(
         "--idle", type=Duration(most=60), help="Rest this long before a burst. Default: 0.3s on a GPU, 0 on a CPU."
     ),
-    click.option("--input-seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
+    click.option("--input-seed", type=Number(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
     click.option(
         "--timeout",
         type=Duration(least=1, most=1e6),

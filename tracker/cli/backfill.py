@@ -26,7 +26,7 @@ from groupbench.tracker.facts.identity import plan_with
 from groupbench.tracker.facts.record import BACKFILL
 from groupbench.tracker.text.scratch import Scratch
 from groupbench.tracker.text.wording import change_in_words, counted, printable, run_text
-from groupbench.tracker.tools.parameters import Duration
+from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.ab.worktree import Spares
@@ -52,7 +52,7 @@ class BackfillOptions:
 @collected(
     BackfillOptions,
     "options",
-    click.option("--every", type=click.IntRange(min=1), default=1, metavar="N", help="Measure only every Nth commit."),
+    click.option("--every", type=Number(1), default=1, metavar="N", help="Measure only every Nth commit."),
     click.option(
         "--bisect",
         is_flag=True,

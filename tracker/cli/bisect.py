@@ -29,7 +29,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, MODE_HELP, SEED_HELP
 from groupbench.tracker.text.repro import SEARCHED
 from groupbench.tracker.text.wording import printable, signed_change
-from groupbench.tracker.tools.parameters import Duration
+from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.bisect.hunt import BisectResult, History
@@ -104,7 +104,7 @@ class BisectOptions:
     ),
     click.option(*DTYPE, metavar="NAME", help=f"Dtype to measure, such as bf16, fp16 or fp32. {DTYPE_DEFAULT}"),
     click.option("--mode", metavar="NAME", help=f"{MODE_HELP} Default: fwd."),
-    click.option("--seed", type=click.IntRange(0, 2**63 - 1), metavar="N", help=f"{SEED_HELP} Default: 0."),
+    click.option("--seed", type=Number(0, 2**63 - 1), metavar="N", help=f"{SEED_HELP} Default: 0."),
     device_option,
     plugins_option,
 )

@@ -83,8 +83,8 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
     and "same" makes it ok. Series whose earlier results come from another GPU of the same model are measured too. Both
     commits are checked out into temporary folders; your working tree does not change.
 
-    In the rest of --budget, `bisect` finds the commit of each cause with several possible commits, once for each
-    incident.
+    The budget goes to known causes first: `bisect` finds the commit of each with several possible commits, once for
+    each incident. Then the suspects follow by cause, the least likely to be noise first.
 
     If torch, Triton or Helion changed as well, both toolchains are measured. The old one needs an interpreter with
     the old packages: this one, --base-python, one of [toolchains] in groupbench.toml, or a new one from --install.
@@ -94,7 +94,7 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
     """
     from groupbench.tracker.ab import confirm as confirming
     from groupbench.tracker.ab.toolchains import Interpreters, interpreter_of
-    from groupbench.tracker.bisect.causes import search_causes
+    from groupbench.tracker.bisect.causes import Searches
     from groupbench.tracker.store.engine import open_store
 
     project = this_project(context)
@@ -108,17 +108,16 @@ def confirm(context: click.Context, run_id: str | None, how: ConfirmOptions) -> 
         Interpreters(project.settings.toolchains, project.folder, others, install=how.install, say=say),
         project.plugins(how.plugins),
     )
-    end = time.monotonic() + how.budget
     with open_store(context.obj, create=False) as store:
+        search = Searches(store, context.obj, measuring, say, time.monotonic() + how.budget)
         done = confirming.confirm(
-            store, measuring, run=run_id, budget_s=how.budget, again=how.again, repeat=True, report=_report, say=say
-        )
+            store, measuring, run=run_id, budget_s=how.budget, again=how.again, repeat=True,
+            report=_report, say=say, search=search,
+        )  # fmt: skip
         click.echo(printable(done.text))
-        left_s = end - time.monotonic()
-        searches = search_causes(store, context.obj, measuring, run_id=run_id, budget_s=left_s, say=say)
-    for searched in searches:
+    for searched in search.done:
         click.echo(printable(searched.lines[0]))
-    if (done.compared or searches) and not is_step_of_another(context):  # `night` runs the gate next
+    if (done.compared or search.done) and not is_step_of_another(context):  # `night` runs the gate next
         say("the gate judges by these comparisons: run `groupbench gate`")
     context.exit(ExitCode.OK if done.decided else ExitCode.INCOMPLETE)
 

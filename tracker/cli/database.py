@@ -14,6 +14,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, write_
 from groupbench.tracker.facts.errors import DamageError
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -48,9 +49,9 @@ def _for_json(value: Any) -> Any:
 
 
 @click.command()
-@click.option("--all", "all_days", type=click.IntRange(min=0), default=90, show_default=True, metavar="DAYS",
+@click.option("--all", "all_days", type=Number(0), default=90, show_default=True, metavar="DAYS",
               help="Keep every point of the newest DAYS days.")  # fmt: skip
-@click.option("--every", "every_days", type=click.IntRange(min=1), default=7, show_default=True, metavar="DAYS",
+@click.option("--every", "every_days", type=Number(1), default=7, show_default=True, metavar="DAYS",
               help="Of the older points, keep those of one nightly run every DAYS days.")  # fmt: skip
 @click.option("--apply", "really", is_flag=True, help="Remove the points.")
 @click.option("--compact", is_flag=True, help="With --apply, return the free space to the file system (SQLite only).")

@@ -11,6 +11,7 @@ import click
 from groupbench.tracker.cli.here import person
 from groupbench.tracker.cli.options import When
 from groupbench.tracker.text.wording import counted, printable
+from groupbench.tracker.tools.parameters import SERIES
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_series = click.argument("series", type=click.IntRange(min=1), nargs=-1, required=True, metavar="SERIES...")
+_series = click.argument("series", type=SERIES, nargs=-1, required=True, metavar="SERIES...")
 
 
 def _not_blank(context: click.Context, parameter: click.Parameter, text: str) -> str:

@@ -15,6 +15,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, say, w
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.text.wording import printable, signed_change
+from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.compare.explanation import CellGroup, Explanation, ProfilePair
@@ -37,7 +38,7 @@ OPERATIONS = 8
     "--kernels", "folder", type=click.Path(path_type=Path), envvar="GROUPBENCH_KERNELS", show_envvar=True,
     help="Folder with the kernels' code. Default: `kernels` next to the records, or in this folder.",
 )  # fmt: skip
-@click.option("--lines", type=click.IntRange(min=0), default=30, show_default=True, metavar="N",
+@click.option("--lines", type=Number(0), default=30, show_default=True, metavar="N",
               help="Number of lines to show of each diff; 0 shows none.")  # fmt: skip
 @output_formats
 @click.pass_context

@@ -27,6 +27,7 @@ from groupbench.tracker.cli.output import (
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.outputs import FORMATS
 from groupbench.tracker.text.wording import printable
+from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -76,7 +77,7 @@ DETAILS = Column("details", "details", without_end)
 )
 @click.option(
     "--window",
-    type=click.IntRange(min=3),
+    type=Number(3),
     default=100,
     show_default=True,
     metavar="N",

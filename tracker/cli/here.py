@@ -93,7 +93,7 @@ def hold_device(context: click.Context, device: str) -> Path:
     from groupbench.tracker.night.measuring import ensure_alone
 
     lock = ensure_alone(device, sys.argv[1:])
-    context.with_resource(elsewhere(device_of(lock)))(WAITING.first_s)
+    context.with_resource(elsewhere(device_of(lock), gives_way=True))(WAITING.first_s)
     return lock
 
 

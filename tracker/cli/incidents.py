@@ -13,6 +13,7 @@ from groupbench.tracker.cli.options import When, reading
 from groupbench.tracker.cli.output import APART, CELL, Column, Format, output_formats, plain, say, write_table
 from groupbench.tracker.facts.verdicts import INCIDENT_STATES
 from groupbench.tracker.text.wording import commit_text, date, printable, printable_lines, signed_change
+from groupbench.tracker.tools.parameters import INCIDENT, SERIES
 
 if TYPE_CHECKING:
     from groupbench.tracker.judge.alerts import AlertRow
@@ -75,24 +76,12 @@ def list_incidents(context: click.Context, everything: bool, each: bool, form: F
         say("no incident" if everything else "no incident is open; --all lists closed incidents")
 
 
-class _IncidentId(click.IntRange):
-    """The number of an incident."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        try:
-            return int(super().convert(value, param, ctx))
-        except click.BadParameter:
-            self.fail(
-                f"{value!r} is not the number of an incident, such as 3; `groupbench incidents` lists them", param, ctx
-            )
-
-
-_ids = click.argument("ids", type=_IncidentId(min=1), nargs=-1, required=True, metavar="ID...")
+_ids = click.argument("ids", type=INCIDENT, nargs=-1, required=True, metavar="ID...")
 
 
 _of_series = click.option(
     "--series",
-    type=click.IntRange(min=1),
+    type=SERIES,
     multiple=True,
     metavar="N",
     help="Only the members about this series, which become an incident of their own; may be repeated.",
@@ -110,7 +99,7 @@ def _reason(help: str, required: bool = False) -> Callable[[F], F]:
 
 
 @click.command()
-@click.argument("ids", type=_IncidentId(min=1), nargs=-1, metavar="[ID...]")
+@click.argument("ids", type=INCIDENT, nargs=-1, metavar="[ID...]")
 @click.option("--improvements", is_flag=True, help="Accept the new level of every series that the newest run improved.")
 @_of_series
 @_reason("Why the incidents are acknowledged, or the planned action. Required with ID.")
@@ -254,7 +243,9 @@ def week(context: click.Context, since: datetime) -> None:
     from groupbench.tracker.tools import git
 
     if since > _now():
-        raise click.BadParameter(f"{date(since)} is in the future; give a past date, or an age such as 7d")
+        raise click.BadParameter(
+            f"{date(since)} is in the future; give a past date, or an age such as 7d", param_hint="--since"
+        )
     with reading(context.obj) as session:
         rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
         traffic = traffic_of(context)

@@ -16,7 +16,7 @@ import click
 from groupbench.tracker.facts import durations, vocabulary
 from groupbench.tracker.facts.vocabulary import DEVICE_HELP, DEVICES, DTYPE_DEFAULT, MODE_HELP, PLUGIN_HELP
 from groupbench.tracker.query.filters import Filter
-from groupbench.tracker.tools.parameters import Duration
+from groupbench.tracker.tools.parameters import Duration, Number, Real
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -128,7 +128,7 @@ min_effect_option = click.option(
 
 alpha_option = click.option(
     "--alpha",
-    type=click.FloatRange(1e-6, 0.2),
+    type=Real(1e-6, 0.2),
     default=0.001,
     show_default=True,
     help="False-positive rate per comparison (A/A).",
@@ -258,5 +258,5 @@ def cell_choice(verb: str, of: str, required: bool) -> Callable[[F], F]:
 
 def limit_option(text: str, default: int | None = None) -> Callable[[F], F]:
     return click.option(
-        "--limit", type=click.IntRange(min=1), default=default, show_default=default is not None, metavar="N", help=text
+        "--limit", type=Number(1), default=default, show_default=default is not None, metavar="N", help=text
     )

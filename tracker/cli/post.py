@@ -12,6 +12,7 @@ import click
 from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.text.wording import printable, printable_lines
+from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.outputs.post import Forge
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 @click.option(
     "--pr",
     "number",
-    type=click.IntRange(min=1),
+    type=Number(1),
     metavar="N",
     help="Number of the pull or merge request. Default: from CI.",
 )

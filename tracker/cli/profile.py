@@ -23,7 +23,7 @@ from groupbench.tracker.cli.output import Column, Format, output_formats, write_
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, NCU, Metric
 from groupbench.tracker.facts.vocabulary import DTYPE_DEFAULT, SEED_HELP
 from groupbench.tracker.text.wording import counted, printable
-from groupbench.tracker.tools.parameters import Duration
+from groupbench.tracker.tools.parameters import Duration, Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.facts.record import Record
@@ -68,7 +68,7 @@ class ProfileOptions:
     ),
     click.option(*DTYPE, metavar="NAME", help=f"Profile this dtype. {DTYPE_DEFAULT}"),
     mode_option,
-    click.option("--seed", type=click.IntRange(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
+    click.option("--seed", type=Number(0, 2**63 - 1), default=0, show_default=True, help=SEED_HELP),
     plugins_option,
     click.option(
         "--timeout",

@@ -30,10 +30,11 @@ def queue(db: str, form: Format) -> None:
     """List the commands measuring on a device or waiting for it.
 
     One command at a time measures on a device. The others wait, at most for the time of their option --wait: first
-    come, first served, and `groupbench --urgent` before them. Place 0 holds the device. Commands see each other if they
-    share the folder of locks (GROUPBENCH_LOCKS, by default /tmp) or a database in PostgreSQL.
+    come, first served, and `groupbench --urgent` before them. A command joins when its preparation is done. Place 0
+    holds the device. Commands see each other if they share the folder of locks (GROUPBENCH_LOCKS, by default /tmp) or a
+    database in PostgreSQL.
     """
-    places = [*lease.queue(), *_elsewhere(db)]
+    places = list(dict.fromkeys([*lease.queue(), *_elsewhere(db)]))  # a night may have another host's urgent one too
     if not places:
         say("no command measures or waits")
     write_table(COLUMNS, [asdict(place) for place in places], form)

@@ -11,6 +11,7 @@ import click
 from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.options import min_effect_option, reading
 from groupbench.tracker.cli.output import say
+from groupbench.tracker.tools.parameters import Number
 
 
 @click.command()
@@ -26,7 +27,7 @@ from groupbench.tracker.cli.output import say
 @click.option(
     "--runs",
     "limit",
-    type=click.IntRange(min=1),
+    type=Number(1),
     default=200,
     show_default=True,
     metavar="N",

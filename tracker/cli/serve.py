@@ -15,6 +15,7 @@ from groupbench.tracker.cli.here import traffic_of
 from groupbench.tracker.cli.output import say
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.exits import ExitCode
+from groupbench.tracker.tools.parameters import Number
 
 if TYPE_CHECKING:
     from groupbench.tracker.serve.security import Names
@@ -44,7 +45,7 @@ class ServeError(TrackerError):
 @click.option("--host", default="127.0.0.1", show_default=True, metavar="NAME", help="Address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=Number(0, 65535),
     default=8642,
     show_default=True,
     metavar="N",

@@ -194,6 +194,7 @@ _OTHER_WORDS = {
     # events of a series
     "alert": BAD,
     "closed": FAINT,
+    "note": FAINT,
     "environment": FAINT,
 }
 """Tones of words that are not verdicts. Every other word is a warning."""

@@ -26,7 +26,7 @@ from sqlalchemy import and_, select
 from sqlalchemy.orm import Session
 
 from groupbench.tracker.facts.identity import SHOWN
-from groupbench.tracker.facts.metrics import METRICS, of_alert, relative
+from groupbench.tracker.facts.metrics import LATENCY, METRICS, of_alert, relative
 from groupbench.tracker.facts.verdicts import INCIDENT_STATES
 from groupbench.tracker.judge.named import named_in, number_of_commits
 from groupbench.tracker.judge.pasts import authors
@@ -39,7 +39,7 @@ from groupbench.tracker.query.runs import run_rows
 from groupbench.tracker.query.series import series_rows
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.chunks import chunks
-from groupbench.tracker.store.comparisons import Compared, NamedCommits
+from groupbench.tracker.store.comparisons import DIFFERENT, Compared, NamedCommits
 from groupbench.tracker.store.schema import ABComparison, Alert, Incident, IncidentEvent, Point
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import date
@@ -49,6 +49,8 @@ STATES = tuple(INCIDENT_STATES)
 FAILING = ("new", "confirmed")
 OPEN = (*FAILING, "acknowledged", "expected")
 FIX = "the gate fails until the result is correct: fix the backend"
+NOTE = "note"
+"""The word for an event that leaves the state as it is. Such a row has the state of the row before."""
 ITSELF = "groupbench"
 """The author of automatic changes."""
 
@@ -65,7 +67,7 @@ class StateChange:
 
     at: datetime
     who: str
-    state: str  # the new one
+    state: str  # the new one, or NOTE
     reason: str | None
 
     @property
@@ -97,10 +99,8 @@ class IncidentRow:
 
     @property
     def changed(self) -> StateChange | None:
-        """The newest change of the state. Notes and further members are events with the state of the one before."""
-        before = [None, *(event.state for event in self.events)]
-        changes = [event for event, state in zip(self.events, before, strict=False) if event.state != state]
-        return changes[-1] if changes else None
+        """The newest change of the state."""
+        return next((event for event in reversed(self.events) if event.state != NOTE), None)
 
     @property
     def text(self) -> str:
@@ -162,9 +162,15 @@ class AlertRow:
         return self.span.text
 
     @property
+    def size(self) -> AlertRow | Compared:
+        """The effect with its interval: an A/B's if one found the change, since it measured both levels alternately."""
+        one = self.compared if self.metric == LATENCY.name else None
+        return self if one is None or one.verdict != DIFFERENT else one
+
+    @property
     def change(self) -> float | None:
         """The relative change: 0.03 is a 3 % increase."""
-        return relative(self.effect)
+        return relative(self.size.effect)
 
     @property
     def distance(self) -> float | None:
@@ -216,8 +222,8 @@ class AlertRow:
             "subject": self.span.subject,
             "author": self.span.author,
             "change": self.change,
-            "low": relative(self.low),
-            "high": relative(self.high),
+            "low": relative(self.size.low),
+            "high": relative(self.size.high),
             "ab": None if self.compared is None else self.compared.verdict,
             "opened": self.opened,
             "until": self.incident.until,
@@ -322,11 +328,14 @@ def _rows(
 def incident_rows(session: Session, keys: Collection[int]) -> dict[int, IncidentRow]:
     """Return incidents with their events, by key."""
     events: dict[int, list[StateChange]] = {}
+    states: dict[int, str] = {}
     rows: dict[int, IncidentRow] = {}
     for chunk in chunks(keys):
         of_chunk = select(IncidentEvent).where(IncidentEvent.incident_id.in_(chunk))
         for event in session.scalars(of_chunk.order_by(IncidentEvent.at, IncidentEvent.id)):
-            events.setdefault(event.incident_id, []).append(StateChange(event.at, event.who, event.state, event.reason))
+            state = NOTE if states.get(event.incident_id) == event.state else event.state
+            events.setdefault(event.incident_id, []).append(StateChange(event.at, event.who, state, event.reason))
+            states[event.incident_id] = event.state
         for row in session.scalars(select(Incident).where(Incident.id.in_(chunk))):
             facts = {each.name: getattr(row, each.name) for each in fields(IncidentRow) if hasattr(row, each.name)}
             rows[row.id] = IncidentRow(pk=row.id, events=tuple(events.get(row.id, ())), **facts)
@@ -340,10 +349,10 @@ def lapsed(session: Session, alert: AlertRow, run: RunRow) -> bool:
         return False
     if incident.until_time is not None and run.started >= incident.until_time:
         return True
-    return incident.until_commit is not None and _contains(session, run.commit, incident.until_commit)
+    return incident.until_commit is not None and contains(session, run.commit, incident.until_commit)
 
 
-def _contains(session: Session, commit: str, wanted: str) -> bool:
+def contains(session: Session, commit: str, wanted: str) -> bool:
     """Return whether a commit is another or its descendant: by parents, by git, or else by the stored order."""
     if commit == wanted or wanted in ancestors(session, commit):
         return True

@@ -50,20 +50,20 @@ class Evidence:
     muted: bool = fact(False, "a person muted the series")
     timed: bool = fact(True, "no latency")
     canary: bool = fact(False, "a canary, which does not run the code under test")
-    n: int = fact(0, "{} earlier results")
+    n: int = fact(0, "earlier results: {}")
     sigma: float | None = fact(None, "scatter: one result has a standard deviation of {:%}")
-    reach: float | None = fact(None, "a first night is out beyond {:%}")
-    counts: float = fact(0.0, "changes of less than {:%} do not count")
+    reach: float | None = fact(None, "a first night is out beyond {:+-%}")
+    counts: float = fact(0.0, "changes of less than {:+-%} do not count")
     distance: float = fact(0.0, "change from the level, for the worse if positive: {:+%}")
     p: float | None = fact(None, "chance of such a change on the level: {:.2g}")
-    nights: int = fact(0, "{} nights in a row are out; negative for the better")
+    nights: int = fact(0, "nights in a row that are out, negative for the better: {}")
     beyond: bool = fact(False, "farther from all results of the level than those are from each other")
-    far: int = fact(0, "{} nights in a row are so for the worse, by more than counts")
+    far: int = fact(0, "of these, for the worse by more than counts: {}")
     rank: float = fact(1.0, "chance of as many by the order of the results alone: {:.2g}")
     few: bool = fact(False, "few earlier results, so that history alone shows gross changes only")
     slight: bool = fact(False, "the change is not gross")
     back: bool = fact(False, "the first result back on the level before a change")
-    since: int = fact(0, "{} results since the change")
+    since: int = fact(0, "results since the change: {}")
     drifts: bool = fact(False, "no single night shows the change")
     scatters: bool = fact(True, "the value is the same whenever the code is")
     is_error: bool = fact(False, "an error of the result, which hardly scatters")
@@ -90,12 +90,15 @@ class Evidence:
 
 
 class _Shown:
-    """A value that prints a logarithm as a change by `{:%}`."""
+    """A value that prints a logarithm as a change by `{:%}`, and both ways by `{:+-%}` if a fall is smaller."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
 
     def __format__(self, spec: str) -> str:
+        if spec == "+-%":
+            rise, fall = math.expm1(self.value), -math.expm1(-self.value)
+            return f"{100 * rise:.3g} %" + (f" up or {100 * fall:.3g} % down" if fall < 0.9 * rise else "")
         if spec.endswith("%"):
             return f"{100 * math.expm1(self.value):{spec[:-1]}.3g} %"
         return format(self.value, spec)

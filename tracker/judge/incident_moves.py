@@ -18,7 +18,7 @@ from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.metrics import LATENCY, METRICS, RMS, of_alert
 from groupbench.tracker.facts.record import LONGEST_NAME, LONGEST_TEXT
 from groupbench.tracker.facts.verdicts import Verdict
-from groupbench.tracker.judge.alerts import FAILING, ITSELF, OPEN, AlertRow, find
+from groupbench.tracker.judge.alerts import FAILING, ITSELF, OPEN, AlertRow, contains, find
 from groupbench.tracker.judge.incident_facts import Causes
 from groupbench.tracker.judge.incidents import group
 from groupbench.tracker.judge.spans import Span
@@ -28,7 +28,7 @@ from groupbench.tracker.query.resolve import Lookup, commit_hash
 from groupbench.tracker.query.rows import RunRow
 from groupbench.tracker.stats.walk import SURE
 from groupbench.tracker.store.comparisons import DIFFERENT
-from groupbench.tracker.store.schema import Alert, Commit, Incident, IncidentEvent, Series
+from groupbench.tracker.store.schema import Alert, Commit, Incident, IncidentEvent, Point, Run, Series
 from groupbench.tracker.tools import git
 
 OwnerOf = Callable[[Sequence[Span], Collection[str]], str | None]
@@ -386,11 +386,18 @@ def expect(
         lookup: Resolves a commit that the database does not know.
         series: Only the members about these series, which become a separate incident.
 
-    Raises QueryError for an unknown or closed incident, a wrong result, or an `until` in the past or unknown.
+    Raises QueryError for an unknown or closed incident, a wrong result, or an `until` in the past, unknown or measured.
     """
     when, commit = _until(session, until, now, lookup)
 
     def check(alert: AlertRow) -> None:
+        newest = select(Commit.hash).join(Run).join(Point).where(Point.series_id == alert.series.pk)
+        measured = session.scalar(newest.order_by(Run.started.desc()).limit(1))
+        if commit is not None and measured is not None and contains(session, measured, commit):
+            raise QueryError(
+                f"commit {commit[:10]} is already measured for {alert.series}, so nothing is left to expect; "
+                "give a later commit, or a date"
+            )
         if alert.metric == "result":
             raise QueryError(f"incident {alert.incident.pk} is a wrong result and cannot be expected; fix the backend")
         _must_be_open(alert)

@@ -63,16 +63,20 @@ class Machines:
     def ask_once(self, cases: dict[int, list[Case]]) -> None:
         """Ask for one A/B of each machine whose cells moved together: that of the calmest cell.
 
-        If it finds the code slower, no cell is excused.
+        If it finds the code slower tonight, no cell is excused.
         """
         together: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        slower_on = set()
         for point, of_point in cases.items():
             for at, case in enumerate(of_point):
-                if case.evidence.excused == "together" and case.row.point is not None:
-                    together[case.row.point.environment.machine].append((point, at))
-        for places in together.values():
+                machine = None if case.row.point is None else case.row.point.environment.machine
+                if case.evidence.ab == "worse" and case.evidence.since <= 1:
+                    slower_on.add(machine)
+                if case.evidence.excused == "together" and machine is not None:
+                    together[machine].append((point, at))
+        for machine, places in together.items():
             members = [cases[point][at] for point, at in places]
-            slower = any(case.evidence.ab == "worse" for case in members)
+            slower = machine in slower_on
             same = any(case.evidence.ab == "same" for case in members)
             calm = min(members, key=lambda case: abs(case.evidence.distance))
             for (point, at), case in zip(places, members, strict=True):

@@ -57,20 +57,30 @@ class IncidentView:
 
     @cached_property
     def lead(self) -> AlertRow:
-        """The member that shows the incident: one with a named commit or an A/B, then the largest change."""
-        return max(self.members, key=lambda each: (bool(each.named), each.compared is not None, abs(each.effect or 0)))
+        """The member that shows the incident: one with a named commit, in force, with an A/B, of the largest change."""
+
+        def order(each: AlertRow) -> tuple[Any, ...]:
+            return bool(each.named), each.ended is None, each.compared is not None, abs(each.effect or 0)
+
+        return max(self.members, key=order)
+
+    @property
+    def in_force(self) -> tuple[AlertRow, ...]:
+        """The members whose level is not back; all of a fixed incident."""
+        return tuple(each for each in self.members if each.ended is None) or self.members
 
     @property
     def title(self) -> str:
-        """The metric, the changes and the series: `latency +4.9% to +12.1% in 67 series of helion, triton`."""
-        metrics = some(dict.fromkeys(each.metric for each in self.members))
-        changes = [each.change for each in self.members if each.change is not None]
+        """The metric, the changes and the series in force: `latency +4.9% to +12.1% in 67 series of helion, triton`."""
+        members = self.in_force
+        metrics = some(dict.fromkeys(each.metric for each in members))
+        changes = [each.change for each in members if each.change is not None]
         ends = dict.fromkeys(signed_change(end) for end in (min(changes), max(changes))) if changes else ()
-        if self.lead.metric == "result":
+        if members[0].metric == "result":
             metrics, ends = "wrong result", ()
-        backends = some(sorted({f"{each.series.operator} {each.series.backend}" for each in self.members}))
-        number = len({each.series.pk for each in self.members})
-        where = f"{backends} {self.lead.series.shape}" if number == 1 else f"{number} series of {backends}"
+        backends = some(sorted({f"{each.series.operator} {each.series.backend}" for each in members}))
+        number = len({each.series.pk for each in members})
+        where = f"{backends} {members[0].series.shape}" if number == 1 else f"{number} series of {backends}"
         moved = ["moved:"] if self.has_moved else []
         return " ".join([*moved, metrics, *([" to ".join(ends)] if ends else []), "in", where])
 
@@ -248,9 +258,9 @@ def _ab(session: Session, alerts: Sequence[AlertRow]) -> tuple[dict[int, Compare
 
 def _with_cost(session: Session, view: IncidentView, calls: CallsOf | None, night_ms: float | None) -> IncidentView:
     lost = [
-        (each, (each.after or 0.0) - (each.before or 0.0))
+        (each, each.before * each.change)
         for each in view.members
-        if each.metric == "latency" and each.ended is None and each.before and each.after
+        if each.metric == "latency" and each.ended is None and each.before and each.change is not None
     ]
     if not lost:
         return view
@@ -335,7 +345,7 @@ def screen(views: Sequence[IncidentView], notes: Sequence[str], most: int | None
 
 def week(views: Sequence[IncidentView], since: datetime, notes: Sequence[str]) -> str:
     """Summarise the incidents since a time, in Markdown."""
-    last = {view.incident.pk: max((each.at for each in view.incident.events), default=since) for view in views}
+    last = {view.incident.pk: view.incident.changed.at if view.incident.changed else since for view in views}
     parts = {
         "Open": [view for view in views if view.incident.state in (*FAILING, "acknowledged")],
         "Accepted": [v for v in views if v.incident.state in ("expected", "invalid") and last[v.incident.pk] >= since],

@@ -18,6 +18,7 @@ from groupbench.tracker.query.rows import SeriesRow
 from groupbench.tracker.store.schema import Series
 from groupbench.tracker.tools.traces import TraceStep, read
 
+COLUMNS = ("operator", "shape", "calls")
 _NEAR = 1e-9
 """Logarithm by which two problems are equally near to a step of a trace."""
 
@@ -119,12 +120,23 @@ def _of_file(project: Project, name: str) -> dict[str, Calls]:
     path = project.folder / name
     try:
         with path.open(newline="") as file:
-            return {
-                f"{row['operator']} {row['shape']}": Calls(float(row["calls"]), row.get("layer") or None)
-                for row in csv.DictReader(file)
-            }
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ProjectError(f"{path}: no CSV with the columns operator, shape and calls: {error}") from error
+            rows = csv.DictReader(file)
+            missing = [column for column in COLUMNS if column not in (rows.fieldnames or ())]
+            if missing:
+                raise ProjectError(f"{path}: line 1 has no column {missing[0]}; give {', '.join(COLUMNS)}")
+            return {f"{row['operator']} {row['shape']}": _calls(row, f"{path}: line {rows.line_num}") for row in rows}
+    except OSError as error:
+        raise ProjectError(f"cannot read {path}: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ProjectError(f"{path}: not a CSV file: {error}") from error
+
+
+def _calls(row: Mapping[str, str | None], place: str) -> Calls:
+    """Return a line of the file. Raises ProjectError."""
+    try:
+        return Calls(float(row["calls"] or ""), row.get("layer") or None)
+    except ValueError:
+        raise ProjectError(f"{place}: calls is {row['calls'] or ''!r}, not a number") from None
 
 
 def _problem(series: SeriesRow) -> str:

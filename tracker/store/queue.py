@@ -2,7 +2,7 @@
 
 A row is a process with the device, or a waiting one. The process renews its row. A killed process' row grows old: the
 next process removes it and takes its turn. Processes with one lock folder take turns by files (`tools.lease`), so
-their rows do not wait for each other.
+their rows do not wait for each other. A night lets an urgent command on another host measure between two problems.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import SQLAlchemyError
 
+from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.store.engine import Store, unprepared
+from groupbench.tracker.tools.lease import RETURNS, URGENT, StandIn
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,9 @@ Wait = Callable[[float], bool]
 
 
 @contextlib.contextmanager
-def place(location: str, device: str, here: str, rank: int, facts: Mapping[str, Any]) -> Iterator[Wait]:
+def place(
+    location: str, device: str, here: str, rank: int, facts: Mapping[str, Any], stand_in: StandIn | None = None
+) -> Iterator[Wait]:
     """Hold a place in a device's queue, and yield a function to wait for the turn.
 
     Without a database of groupbench there, each turn comes at once. Raises StoreError.
@@ -69,6 +73,7 @@ def place(location: str, device: str, here: str, rank: int, facts: Mapping[str, 
         here: The host and its lock folder.
         rank: Lower ranks come first.
         facts: Facts to show to others.
+        stand_in: Takes the device here for an urgent command on another host; None to hold it without a break.
     """
     with unprepared(location) as (store, has_tables), contextlib.ExitStack() as stack:
         if not has_tables or store.engine.dialect.name != "postgresql":
@@ -77,7 +82,9 @@ def place(location: str, device: str, here: str, rank: int, facts: Mapping[str, 
         with store.errors_translated(), store.engine.begin() as connection:
             connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))  # two first ones create it at once
             _METADATA.create_all(connection)
-        row = _Row(store, {"device": device, "place": here, "rank": rank, "holds": False, "facts": dict(facts)})
+        row = _Row(
+            store, {"device": device, "place": here, "rank": rank, "holds": False, "facts": dict(facts)}, stand_in
+        )
         stack.callback(row.end)
         yield row.wait
 
@@ -91,15 +98,17 @@ def _fresh() -> ColumnElement[bool]:
 
 
 class _Row:
-    """The row of this process, which a thread renews."""
+    """The row of this process, which a thread renews. Another one gives way, if there is a `stand_in`."""
 
-    def __init__(self, store: Store, values: dict[str, Any]) -> None:
-        self.store, self.values = store, values
+    def __init__(self, store: Store, values: dict[str, Any], stand_in: StandIn | None) -> None:
+        self.store, self.values, self.stand_in = store, values, stand_in
         self.over = threading.Event()
         self.id = 0
         self.turn()
-        self.thread = threading.Thread(target=self._beat, daemon=True)
-        self.thread.start()
+        loops = [self._beat, *([] if stand_in is None else [self._give_way])]
+        self.threads = [threading.Thread(target=loop, daemon=True) for loop in loops]
+        for thread in self.threads:
+            thread.start()
 
     def turn(self, take: bool = False) -> bool:
         """Renew the row. Returns whether it is this row's turn; with `take`, it then holds the device."""
@@ -147,10 +156,42 @@ class _Row:
             except SQLAlchemyError as error:  # a measurement goes on without the database
                 logger.warning("the queue cannot be renewed: %s", error)
 
+    def _give_way(self) -> None:
+        while not self.over.wait(BEAT_S):
+            try:
+                if self.values["holds"] and (facts := self._urgent()) is not None:
+                    self._pause(facts)
+            except (TrackerError, OSError, SQLAlchemyError) as error:  # the measurement goes on
+                logger.warning("cannot give way to another host: %s", error)
+
+    def _urgent(self) -> dict[str, Any] | None:
+        """Return the facts about an urgent command waiting elsewhere."""
+        waiting = select(QUEUE.c.facts).where(
+            QUEUE.c.device == self.values["device"], QUEUE.c.place != self.values["place"], _fresh(),
+            QUEUE.c.rank == URGENT, ~QUEUE.c.holds,
+        )  # fmt: skip
+        with self.store.engine.connect() as connection:
+            return connection.execute(waiting.order_by(QUEUE.c.id).limit(1)).scalar_one_or_none()
+
+    def _pause(self, facts: Mapping[str, Any]) -> None:
+        """Let the urgent commands measure, and wait for the next turn."""
+        assert self.stand_in is not None
+        with self.stand_in(facts, self.over) as paused:
+            if not paused:
+                return
+            returns = {"holds": False, "rank": RETURNS}
+            with self.store.engine.begin() as connection:
+                connection.execute(select(func.pg_advisory_xact_lock(_LOCK)))
+                connection.execute(QUEUE.update().where(QUEUE.c.id == self.id).values(returns))
+            self.values |= returns
+            while not self.turn(take=True) and not self.over.wait(POLL_S):
+                pass
+
     def end(self) -> None:
         """Leave the queue."""
         self.over.set()
-        self.thread.join()
+        for thread in self.threads:
+            thread.join()
         with contextlib.suppress(SQLAlchemyError), self.store.engine.begin() as connection:
             connection.execute(QUEUE.delete().where(QUEUE.c.id == self.id))
 

@@ -1,6 +1,7 @@
 """The lease of a device, for every measuring command: one holder at a time, first come, first served.
 
-An urgent command measures before the others, also between two problems of a night, which gives way to it.
+An urgent command measures before the others, also between two problems of a night, which gives way to it. For one on
+another host, a thread of the night waits here in its stead.
 
 The lease is the operating system's lock (flock, which also works over NFS) of the device's lock file. It ends with the
 processes with the open file, in whatever way. A waiting process has a ticket: a file next to the lock file, named by
@@ -20,11 +21,13 @@ import platform
 import shlex
 import stat
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +71,10 @@ class LockError(TrackerError):
     """The lock file cannot be used."""
 
 
+StandIn = Callable[[Mapping[str, Any], threading.Event], AbstractContextManager[bool]]
+"""Takes a device in the stead of a command with these facts, until an event, and yields whether it has it."""
+
+
 @dataclass
 class Waiting:
     """The time to wait for a device.
@@ -82,7 +89,7 @@ class Waiting:
     first_s: float = 0.0
     begun: bool = False
     urgent: bool = False
-    places: Callable[[str, str, int, dict[str, object]], AbstractContextManager[Callable[[float], bool]]] | None = None
+    places: Callable[..., AbstractContextManager[Callable[[float], bool]]] | None = None
 
 
 WAITING = Waiting()
@@ -121,16 +128,21 @@ def here() -> str:
 
 
 @contextlib.contextmanager
-def elsewhere(name: str) -> Iterator[Callable[[float], None]]:
+def elsewhere(name: str, gives_way: bool = False) -> Iterator[Callable[[float], None]]:
     """Hold a place in the database's queue, and yield a function to wait for the turn.
 
     It waits for a time in s, and raises Busy if another host still holds the device then. Processes with this lock
     folder do not wait for each other by it.
+
+    Args:
+        name: The device, by `device_name`.
+        gives_way: Whether urgent commands on other hosts measure in between, as soon as a child gives way.
     """
     if WAITING.places is None:
         yield lambda wait_s: None
         return
-    with WAITING.places(name, here(), URGENT if WAITING.urgent else USUAL, _facts(_command())) as wait:
+    stand_in = partial(_stand_in, name) if gives_way else None
+    with WAITING.places(name, here(), URGENT if WAITING.urgent else USUAL, _facts(_command()), stand_in) as wait:
 
         def turn(wait_s: float) -> None:
             if not wait(max(wait_s, LOOK_S)):
@@ -210,6 +222,21 @@ def give_way() -> float:
             time.sleep(POLL_S)
         _write(handle, facts)
     return time.monotonic() - began
+
+
+@contextlib.contextmanager
+def _stand_in(name: str, facts: Mapping[str, Any], over: threading.Event) -> Iterator[bool]:
+    """Take a device for a command on another host, as a `StandIn`."""
+    path = lock_file(name)
+    with contextlib.ExitStack() as stack:
+        handle = _open(path)
+        stack.callback(os.close, handle)
+        with _ticket(path, (), URGENT, dict(facts)) as ticket:
+            while not (has := not _ahead(ticket) and _lock(handle)) and not over.wait(POLL_S):
+                pass
+        if has:
+            _write(handle, {"pid": None, **facts})  # SIGNED begins with it
+        yield has
 
 
 def held_handles(environment: Mapping[str, str] = os.environ) -> list[int]:

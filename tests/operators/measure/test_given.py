@@ -137,3 +137,10 @@ def test_a_copy_of_an_input_in_another_layout_may_not_be_returned_either() -> No
     assert given.holding([copy[1:], other]) == ["[0]"] == given.holding([x.t()])
     assert given.holding([other]) == []
     assert places([x, other], [(copy, other)])[copy.untyped_storage().data_ptr()] == "[1]"
+
+
+def test_an_empty_view_of_an_input_shares_no_memory() -> None:
+    x = torch.ones(4)
+    inputs = VectorInputs(x, x)
+    assert Given(inputs).holding([x[:0]]) == []
+    assert Given(inputs).holding([x[:1]]) == ["x"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from repositories import git
 from groupbench.tracker.ab import confirm as confirming
 from groupbench.tracker.ab.bench import AbCell
 from groupbench.tracker.ab.confirm import Measuring, confirm
+from groupbench.tracker.ab.suspects import MOST_AB
 from groupbench.tracker.ab.worktree import trees_are_equal
 from groupbench.tracker.facts.loaded import loaded_of
 from groupbench.tracker.store.engine import open_store
@@ -45,7 +47,11 @@ def test_different_is_a_regression_with_its_interval(cli: Cli, stored: Stored, m
     (row,) = json.loads(cli("gate", "--format=json").stdout)["series"]
     assert (row["ab"], row["change"]) == ("different", pytest.approx(0.05, abs=2e-3))
     assert row["now"] == pytest.approx(row["before"] * (1 + row["change"]), rel=1e-3)
-    assert json.loads(cli("incidents", "--each", "--format=json").stdout)[0]["ab"] == "different"
+    (member,) = json.loads(cli("incidents", "--each", "--format=json").stdout)
+    assert (member["ab"], member["change"]) == ("different", pytest.approx(math.expm1(0.04)))
+    assert cli("incidents").stdout.startswith("1 confirmed: latency +4.1% in grouped_gemm triton"), (
+        "not the night's +5 %"
+    )
     assert "nothing to confirm" in cli("confirm").stdout
 
 
@@ -351,5 +357,49 @@ def test_a_few_suspects_of_a_cause_are_measured_and_the_others_inherit(
     assert "incidents: 2 opened (1, 2)" in cli("gate", "--update").stderr
     lines = cli("incidents").stdout.splitlines()
     assert sorted(line.split(":")[0] for line in lines[::3]) == ["1 confirmed", "2 confirmed"]
-    assert "+20.0% to +20.7%" in lines[0], "the most expensive one first"
+    assert "+19.7% to +20.5%" in lines[0], "the most expensive one first"
     assert "A/B of 3 series, 5 more fit" in lines[1]
+
+
+def test_suspects_of_a_cause_at_two_pairs_of_commits_share_the_comparisons(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    """Half of the series were not measured the night before."""
+    for number in range(12):
+        shape = f"G=4,N={64 + number},K=64"
+        nights = [night for night in range(6) if night < 5 or number % 2]
+        quiet = [make(night, ms=1 + 0.001 * (night % 3 - 1), shape=shape) for night in nights]
+        stored([*quiet, make(6, ms=1.2 + 0.001 * number, shape=shape)])
+        stored([make(night, shape=shape, backend="quiet") for night in range(7)])
+    bench.plan("different", 0.18)
+    done = cli("confirm").stdout
+    assert done.splitlines()[-1] == "CONFIRM 12 different"
+    assert len(bench.compared) <= MOST_AB
+    inherited = [line for line in done.splitlines() if "not measured: fits the A/B of series" in line]
+    assert {line.split()[5] for line in inherited} == {f"{commit(n)[:10]}..{commit(6)[:10]}" for n in (4, 5)}
+    assert cli("gate").exit_code == 1
+
+
+def test_a_lone_difference_is_repeated_whatever_pair_or_code_the_others_have(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    same = {"loaded": loaded_of({"kernel.py": "1"}, {})}
+    stored([*[make(night, ms=1 + 0.001 * (night % 3 - 1)) for night in range(5)], make(6, ms=1.21)])
+    stored(suspect(make, ms=1.2, shape="M=1,N=2"))
+    stored(suspect(make, ms=1.2, shape="M=1,N=3", **same))
+    bench.plan("different", 0.18)
+    bench.then = lambda: bench.plan("same", 0.0)
+    last = cli("confirm").stdout.splitlines()[-1]
+    assert last == "CONFIRM 1 different, 2 same, 1 not compared because the same files ran at both commits"
+    first, second, third = (compared[:3] for compared in bench.compared)
+    assert first == third and {first[0], second[0]} == {commit(4), commit(5)}
+
+
+def test_one_ab_shows_that_the_machine_did_not_move_all_cells(
+    cli: Cli, stored: Stored, make: Any, bench: FakeBench
+) -> None:
+    for number in range(12):
+        stored(suspect(make, ms=1.2 + 0.001 * number, shape=f"G=4,N={64 + number},K=64"))
+    bench.plan("different", 0.18)
+    assert cli("confirm").stdout.splitlines()[-1] == "CONFIRM 12 different"
+    assert len(bench.compared) <= 1 + MOST_AB

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 from click.testing import Result
+from planned_ab import FakeBench
 from repositories import git
 
-from groupbench.tracker.ab.confirm import Measuring
+from groupbench.tracker.ab.confirm import Measuring, confirm
 from groupbench.tracker.ab.kept import hardware_of
 from groupbench.tracker.ab.result import AbCell, AbResult, AbVerdict, SideAccuracy, accuracy_change
 from groupbench.tracker.ab.side import AbSide
 from groupbench.tracker.bisect import drive
-from groupbench.tracker.bisect.causes import search_causes
+from groupbench.tracker.bisect.causes import Searches
 from groupbench.tracker.bisect.log import Header
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest
 from groupbench.tracker.facts.errors import StoreError
@@ -265,7 +266,9 @@ def test_a_night_names_the_commit_and_the_owner_of_each_incident(
     assert number < 8 and "no difference" not in done.stdout
     cli("gate", "--update")
     screen = first_screen(cli)
-    assert screen.startswith("1 confirmed: latency +5.0% in 2 series of grouped_gemm other, grouped_gemm triton\n")
+    assert screen.startswith(
+        "1 confirmed: latency +5.0% to +5.1% in 2 series of grouped_gemm other, grouped_gemm triton\n"
+    )
     assert f"{slower.commits[4][:10]}..{slower.commits[5][:10]} (named by bisect) 'Change 5'; owner Ada; " in screen
     assert "bisect named the commit (above 99.9 %)" in screen and "by history alone" not in screen
     assert cli("confirm").stdout == "CONFIRM nothing to confirm\n"
@@ -295,10 +298,10 @@ def test_a_search_continues_on_the_next_night(cli: Cli, slower: Bench, db: Path)
     now = [0.0]
 
     def search() -> bool:
-        end = now[0] + 15
         with open_store(db, create=False) as store:
-            arguments = {"run_id": None, "budget_s": end - now[0], "say": print, "clock": lambda: now[0]}
-            return bool(search_causes(store, str(db), Measuring(Path()), **arguments))  # type: ignore[arg-type]
+            searches = Searches(store, str(db), Measuring(Path()), print, now[0] + 15, lambda: now[0])
+            confirm(store, searches.measuring, budget_s=15, search=searches, clock=lambda: now[0])
+            return bool(searches.done)
 
     compare = Bench.__call__
 
@@ -321,6 +324,43 @@ def test_a_search_by_hand_names_the_owner_at_once(cli: Cli, slower: Bench) -> No
     assert "owner unknown" in first_screen(cli)
     cli("bisect", slower.commits[1], slower.commits[8], "--series", "1")
     assert "owner Ada" in first_screen(cli)
+
+
+def suspect_too(bench: Bench, make: Any, ms: float, **facts: Any) -> list[Any]:
+    quiet = [make(n, commit=bench.commits[1], ms=1 + 0.001 * (n % 3 - 1), **facts) for n in range(6)]
+    return [*quiet, make(8, commit=bench.commits[8], ms=ms, **facts)]
+
+
+@pytest.fixture
+def noisy(stored: Any, make: Any, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> FakeBench:
+    """Suspects whose A/Bs find nothing: they lack two of the nights of `slower`."""
+    pairs = FakeBench()
+    pairs.install(monkeypatch)
+    for number in range(3):
+        stored(suspect_too(bench, make, 1.15, backend=f"noise{number}"))
+        pairs.plan("same", 0.0, backend=f"noise{number}")
+    return pairs
+
+
+def test_the_search_of_a_known_cause_comes_before_suspects(cli: Cli, slower: Bench, noisy: FakeBench) -> None:
+    searched: list[int] = []
+    noisy.then = lambda: searched.append(len(slower.asked))
+    done = cli("confirm")
+    assert f"{slower.commits[5][:10]} made grouped_gemm " in done.stdout
+    assert searched == [len(slower.asked)] * 3 and searched[0] > 1
+
+
+def test_a_cause_that_an_ab_finds_is_searched_before_the_other_suspects(
+    cli: Cli, bench: Bench, noisy: FakeBench, stored: Any, make: Any
+) -> None:
+    stored(suspect_too(bench, make, 1.3))
+    noisy.plan("different", 0.26)
+    cells = []
+    noisy.then = lambda: cells.append((noisy.compared[-1][2].backend, bool(bench.asked)))
+    done = cli("confirm")
+    assert f"{bench.commits[5][:10]} made grouped_gemm triton" in done.stdout
+    assert [name for name, _ in cells[:2]] == ["triton", "triton"], "the second repeats the first"
+    assert [was for _, was in cells] == [False, False, True, True, True]
 
 
 def test_another_machine_searches_nothing(cli: Cli, slower: Bench) -> None:

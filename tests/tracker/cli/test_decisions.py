@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from groupbench.tracker.judge.evidence import Evidence
 from groupbench.tracker.night.plan import may_measure, store_plan
 from groupbench.tracker.project import PlanEntry
 from groupbench.tracker.query.resolve import find_run
@@ -65,6 +67,8 @@ def test_an_incident_stays_whole_when_it_reopens_and_keeps_its_reason(stored: An
     cli("incidents", "note", "1", "--reason", "seen in serving too")
     assert "acknowledged by" in (row := cli("gate").stdout) and ": a fix is in review" in row
     assert ": a fix is in review" in cli("incidents").stdout
+    (last, *_) = {each["last"] for each in json.loads(cli("incidents", "--each", "--format=json").stdout)}
+    assert last.startswith("note by ") and last.endswith(": seen in serving too")
     cli("incidents", "close", "1", "--as", "fixed", "--reason", "done")
     assert "1 reopened (1)" in cli("gate", "--update").stderr
     (incident,) = json.loads(cli("incidents", "--all", "--format=json").stdout)
@@ -185,6 +189,32 @@ def test_a_number_explains_its_series_alone(stored: Any, make: Any, cli: Cli) ->
     why = cli("gate", "--why", "M=1,N=2").stdout
     assert why.count(" M=1,N=2") == 2 and "\nchanges of less than 0.3 % do not count\n" in why
     assert "\nrule 38 of 38, the first that applies, unchanged: none of these\n" in why
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("incidents", "mute", "foo"), "'foo' is not the number of a series, such as 3; `groupbench list series`"),
+        (("incidents", "unmute", "0"), "'0' is not the number of a series"),
+        (("incidents", "ack", "foo"), "'foo' is not the number of an incident, such as 3; `groupbench incidents`"),
+        (("incidents", "close", "1", "--series", "x"), "'x' is not the number of a series"),
+        (("gate", "--window", "x"), "'x' is not a valid number"),
+        (("gate", "--window", "2"), "2 is not in the range x>=3"),
+    ],
+)
+def test_a_number_that_is_none_names_what_is_expected(cli: Cli, words: tuple[str, ...], message: str) -> None:
+    result = cli(*words)
+    assert (result.exit_code, message in result.stderr) == (2, True), result.stderr
+
+
+def test_one_result_and_a_large_scatter_read_well() -> None:
+    lines = Evidence(n=1, counts=math.log(2.77), reach=0.003, since=1).lines
+    assert lines == [
+        "earlier results: 1",
+        "a first night is out beyond 0.3 %",
+        "changes of less than 177 % up or 63.9 % down do not count",
+        "results since the change: 1",
+    ]
 
 
 def test_an_empty_pattern_explains_nothing(stored: Any, make: Any, cli: Cli) -> None:

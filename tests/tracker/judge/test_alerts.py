@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from nights import first_line, quiet
+from nights import commit, first_line, quiet
 from sqlalchemy import func, select
 
 from groupbench.tracker import open_tracker
@@ -220,6 +220,15 @@ def test_an_expectation_ends_when_its_commit_is_measured(slower: Cli, stored: St
     child = {"parents": ["f" * 40]}
     stored([make(10, ms=1.05, commit_facts=child)])
     assert slower("gate").exit_code == 1
+
+
+@pytest.mark.sqlite
+@pytest.mark.parametrize("night", [7, 3])
+def test_an_expectation_cannot_end_at_a_commit_that_is_measured(slower: Cli, night: int) -> None:
+    """It would end at once."""
+    result = slower("incidents", "expect", "1", "--until", commit(night)[:10], "--reason", "r")
+    assert (result.exit_code, "is already measured for grouped_gemm" in result.stderr) == (2, True)
+    assert listed(slower)[0]["state"] == "new"
 
 
 @pytest.mark.sqlite

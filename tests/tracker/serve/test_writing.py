@@ -43,10 +43,13 @@ def test_alerts_are_dealt_with_by_token(
     assert "invalid by Bob: a cable" in cli("incidents", "--all", "--each").stdout
 
 
-def test_a_level_is_expected_until_a_measured_commit(nights: Any, serve: Client, token: str, act: Act) -> None:
+def test_a_level_is_expected_until_a_stored_commit(
+    nights: Any, serve: Client, token: str, act: Act, stored: Any, make: Any
+) -> None:
+    stored([make(9, backend="other", commit="f" * 40, plan=None)])  # the incident's series lacks it
     client = serve(token=token)
-    act(client, action="expect", reason="right", until="007cccc")
-    assert client.get("/incidents/1.json").json()["incident"]["until"] == "commit 007ccccccc"
+    act(client, action="expect", reason="right", until="fffffff")
+    assert client.get("/incidents/1.json").json()["incident"]["until"] == "commit ffffffffff"
 
 
 WRONG_FORMS: list[tuple[dict[str, str], str]] = [

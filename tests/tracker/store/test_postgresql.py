@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import multiprocessing
+import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +29,7 @@ from groupbench.tracker.store.records import stored_records
 from groupbench.tracker.store.schema import HEAD
 from groupbench.tracker.store.verify import verify
 from groupbench.tracker.tools import lease
+from groupbench.tracker.tools.device_lock import HANDLE, HELD, lock_file
 
 Cli = Callable[..., Result]
 
@@ -335,6 +338,51 @@ def test_the_queue_of_all_hosts_is_listed_and_waited_for(
             assert [row[:3] for row in listed()] == [("GPU-2", "holds", 0), ("GPU-1", "holds", 0)]
     with lease.lease("cuda", "GPU-1"):
         assert [row[:3] for row in listed()] == [("GPU-1", "holds", 0)]
+
+
+@pytest.mark.usefixtures("beats")
+def test_a_night_gives_way_to_an_urgent_command_on_another_host(
+    cli: Cli, stored: Any, make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    db = stored([make(0)])
+    monkeypatch.setenv("GROUPBENCH_LOCKS", str(tmp_path))
+    monkeypatch.setattr(lease, "WAITING", lease.Waiting(places=partial(queue.place, db)))
+    handle = lease.take("GPU-1", ["night"])
+    monkeypatch.setenv(HELD, str(lock_file("GPU-1")))
+    monkeypatch.setenv(HANDLE, str(handle))
+    over, gave = threading.Event(), list[float]()
+
+    def problems() -> None:
+        while not over.wait(0.02):
+            gave.append(lease.give_way())
+
+    def held_by() -> list[str]:
+        return [place for _, place, holds, _ in queue.places(db) if holds]
+
+    night = threading.Thread(target=problems)
+    with lease.elsewhere("GPU-1", gives_way=True) as turn:
+        turn(60)
+        night.start()
+        with queue.place(db, "GPU-1", "a usual one", 2, FACTS) as usual:
+            assert not usual(0.5)
+            for _ in range(2):
+                with queue.place(db, "GPU-1", "there", 0, FACTS) as urgent:
+                    assert urgent(60)
+                    measured = len(gave)
+                    rows = json.loads(cli("queue", "--format=json").stdout)
+                    assert [(row["state"], row["command"]) for row in rows if row["host"] == "there"] == [
+                        ("holds", "groupbench night"), ("waits", "groupbench night"),
+                    ]  # fmt: skip
+                    assert held_by() == ["there"] and len(gave) == measured, "the night waits"
+                while held_by() != [lease.here()]:
+                    time.sleep(0.02)
+        while sum(seconds > 0 for seconds in gave) < 2:
+            time.sleep(0.02)
+        over.set()
+        night.join()
+    assert sum(seconds > 0 for seconds in gave) == 2
+    assert queue.places(db) == [] and lease.queue()[0].state == "holds"
+    os.close(handle)
 
 
 def test_a_database_without_tables_has_no_queue(db: str) -> None:
