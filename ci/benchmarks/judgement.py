@@ -27,7 +27,7 @@ from groupbench.tracker.judge.latency import ask_of, of_history, worth
 from groupbench.tracker.judge.rules import decide
 from groupbench.tracker.stats.screen import Followed, follow
 from groupbench.tracker.stats.thresholds import FLOOR, least_effect, prior_scatter
-from groupbench.tracker.stats.walk import NIGHTS, Walked, walk
+from groupbench.tracker.stats.walk import NIGHTS, OUT, Walked, walk
 
 Floats = NDArray[np.float64]
 Noise = Callable[[np.random.Generator, int, int], Floats]
@@ -134,7 +134,8 @@ def quiet(options: argparse.Namespace) -> Rows:
 
 def verdict_of(walked: Walked, n: int, timing: str) -> Verdict:
     """Return the verdict on the newest of n results by history alone."""
-    return decide(Evidence(had=True, n=n - 1, decidable=True, **of_history(walked, timing))).verdict
+    reach = None if walked.top is None else walked.top.reach(OUT)
+    return decide(Evidence(had=True, n=n - 1, reach=reach, decidable=True, **of_history(walked, timing))).verdict
 
 
 COUNTED = *(f"{word} of 1,000" for word in ("undecided", "unconfirmed", "suspect", "certain")), "judgements"

@@ -12,7 +12,7 @@ import argparse
 import math
 import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -333,7 +333,51 @@ def stories(options: argparse.Namespace) -> Rows:
             yield name, title, nights, right, f"{seeds} of {number}", f"{seconds:.0f}", first
 
 
-PARTS = {"stories": stories}
+def noisy(options: argparse.Namespace) -> Rows:
+    """Play a slowdown of 3 of 10 latencies in strong noise: the night that finds it, and nights that are not judged."""
+    yield (
+        "scatter",
+        "slowdown",
+        "latencies",
+        *(f"found by night {n}" for n in (1, 2, 3, 7, 14)),
+        "others",
+        "A/B s a night",
+    )
+    for scatter, factor in ((0.1, 1.25), (0.2, 1.25), (0.2, 1.5)):
+        machine = replace(CPU, scatter=scatter, step=math.log(factor), cells=10)
+        nights: list[float] = []
+        false = judged = 0
+        seconds, number = 0.0, max(1, round(20 * options.scale))
+        for seed in range(number):
+            firsts, others, of_world = _played(machine, Story([1] * 14, changed=3), options.seed + seed)
+            nights += firsts
+            false, judged, seconds = false + others, judged + 14 * (machine.cells - 3), seconds + of_world / number
+        shares = (f"{np.mean(np.array(nights) <= n):.0%}" for n in (1, 2, 3, 7, 14))
+        yield f"{scatter:.0%}", f"x{factor}", len(nights), *shares, f"{false} of {judged}", f"{seconds:.0f}"
+
+
+def _played(machine: Machine, story: Story, seed: int) -> tuple[list[float], int, float]:
+    """Return the night on which each changed cell regressed, how often another did, and the seconds of A/Bs a night."""
+    first: dict[int, float] = dict.fromkeys(range(story.changed), math.inf)
+    others = 0
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder) / "db", machine, story, seed)
+        try:
+            for night in range(QUIET):
+                world.measure(night)
+            for night in range(QUIET, len(world.levels)):
+                for row in world.night(night).rows:
+                    cell = int(row.series.backend[1:])
+                    if row.verdict is Verdict.REGRESSED and cell in first:
+                        first[cell] = min(first[cell], night - QUIET + 1)
+                    elif row.verdict is Verdict.REGRESSED:
+                        others += 1
+        finally:
+            world.store.close()
+    return list(first.values()), others, world.seconds / len(story.levels)
+
+
+PARTS = {"stories": stories, "noisy": noisy}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

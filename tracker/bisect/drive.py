@@ -22,7 +22,6 @@ from groupbench.tracker.bisect.hunt import BisectResult, Direction, Hunting, Set
 from groupbench.tracker.bisect.search import AbFinding, ComparisonRequest, Rates
 from groupbench.tracker.facts.errors import TrackerError
 from groupbench.tracker.facts.metrics import RMS, finite_or_none
-from groupbench.tracker.stats.thresholds import RMS_RATIO
 from groupbench.tracker.text.unchecked import merged
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ MOST_BUILDS = 2
 """Attempts to build a commit or to install a release. The second one finds out whether the first failed by chance."""
 COMPARISON_S = 120.0
 """Default for one comparison: enough for the largest number of blocks of a 1 ms kernel."""
-LEAST_ACCURACY = math.log(RMS_RATIO)
+LEAST_ACCURACY = math.log1p(RMS.least)
 """Smallest log ratio of errors that counts as a change, as for `gate`."""
 ACCURACY_HALF = math.log(1.1)
 """Half width of the interval assumed around a log ratio of errors, which hardly scatter."""

@@ -58,9 +58,8 @@ def list_incidents(context: click.Context, everything: bool, each: bool, form: F
     with reading(context.obj) as session:
         states = None if everything else stored.OPEN
         rows = stored.find(session, states=states, first_parents=git.first_parents, between=git.between)
-        traffic = traffic_of(context)
-        incidents = triage.of(session, rows, traffic)
-        notes = triage.notes(session, traffic)
+        calls = traffic_of(context).resolve(session)
+        incidents, notes = triage.of(session, rows, calls), triage.notes(session, calls)
     if each:
         columns = _EACH if form in ("table", "md") else plain(stored.AlertRow.columns())
         write_table(columns, [alert.flat() for alert in rows], form)
@@ -248,6 +247,6 @@ def week(context: click.Context, since: datetime) -> None:
         )
     with reading(context.obj) as session:
         rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
-        traffic = traffic_of(context)
-        text = triage.week(triage.of(session, rows, traffic), since, triage.notes(session, traffic))
+        calls = traffic_of(context).resolve(session)
+        text = triage.week(triage.of(session, rows, calls), since, triage.notes(session, calls))
         click.echo(printable_lines(text).rstrip())

@@ -111,7 +111,7 @@ def _issues(context: click.Context, forge: Forge | None) -> None:
 
         with database.read() as session:
             rows = alerts.find(session, first_parents=git.first_parents, between=git.between)
-            views = triage.of(session, rows, traffic_of(context))
+            views = triage.of(session, rows, traffic_of(context).resolve(session))
         if forge is None:
             for text in issues.preview(views):
                 click.echo(printable_lines(text))

@@ -16,13 +16,14 @@ from groupbench.tracker.facts.bursts import median
 from groupbench.tracker.facts.environment import environment_differences
 from groupbench.tracker.facts.errors import QueryError
 from groupbench.tracker.facts.identity import SHOWN
+from groupbench.tracker.facts.metrics import RMS
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.query.filters import Filter
 from groupbench.tracker.query.rows import PointRow, SeriesRow, named_difference
 from groupbench.tracker.query.series import narrowed
 from groupbench.tracker.query.tables import Rows, finite
 from groupbench.tracker.stats.ratios import GeometricMean, geometric_mean, ratio_interval
-from groupbench.tracker.stats.thresholds import judge_pools, judge_rms
+from groupbench.tracker.stats.thresholds import BLIND, judge_pools
 from groupbench.tracker.text.wording import rms_text
 
 if TYPE_CHECKING:
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 ORDER = tuple(verdict for verdict in Verdict if verdict.of_sides)
 COMPARING = (Verdict.WRONG, Verdict.REGRESSED, Verdict.IMPROVED, Verdict.OK)
 """Verdicts that compare B with A."""
-
-BLIND = 1.0
-"""Relative noise from which `ok` means nothing: a change by a factor of two would not show."""
 
 
 @dataclass(frozen=True)
@@ -252,15 +250,16 @@ def _judged(
 ) -> SeriesPair:
     timed_a = [p for p in a if p.timed]
     timed_b = [p for p in b if p.timed and timed_a and p.timing == timed_a[-1].timing]
-    rms = judge_rms(b[-1].rms, finite(p.rms for p in a))
-    worse = f"accuracy: {rms_text(rms.before, b[-1].rms)}" if rms.verdict is Verdict.REGRESSED else None
+    errors, now, worse = sorted(p.rms for p in a if p.rms is not None), b[-1].rms, None
+    known = bool(errors) and now is not None
+    if known and RMS.worse(before := median(errors), now):
+        worse = f"accuracy: {rms_text(before, now)}"
     if timed_a and timed_b:
         pair = _timed(series, timed_a, timed_b, note, min_effect)
     else:
         interpreted = "interpreted" if "interpreted" in {a[-1].timing, b[-1].timing} else "no latency"
-        accurate = rms.verdict is Verdict.OK
-        verdict = Verdict.OK if accurate else Verdict.UNKNOWN
-        note = f"{interpreted}: accuracy only" if accurate else interpreted
+        verdict = Verdict.OK if known else Verdict.UNKNOWN
+        note = f"{interpreted}: accuracy only" if known else interpreted
         pair = SeriesPair(series, verdict, runs=(len(a), len(b)), note=note)
     return replace(pair, verdict=Verdict.REGRESSED, note=worse) if worse else pair
 

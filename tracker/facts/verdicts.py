@@ -123,7 +123,7 @@ class Verdict(StrEnum):
     UNDECIDED = _Facts(
         "undecided",
         FAINT,
-        "it may have got worse, but there are too few results to tell, and no A/B was made",
+        "it may have got worse, but history cannot tell, and no A/B decided",
         strict=ExitCode.INCOMPLETE,
         unjudged="undecided",
     )

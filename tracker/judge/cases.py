@@ -20,14 +20,13 @@ from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.latency import LatencyFacts, ask_of, is_noisy, of_history, worth
 from groupbench.tracker.judge.machine import Machines
 from groupbench.tracker.judge.parts import Case, effect_on_latency, found_by, joined, percent
-from groupbench.tracker.judge.rules import TO_SUSPECT
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
-from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged, News
+from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
 from groupbench.tracker.query.rows import PointRow
-from groupbench.tracker.stats.predict import FIRST, Predicted
-from groupbench.tracker.stats.walk import OUT, Level
+from groupbench.tracker.stats.predict import Predicted
+from groupbench.tracker.stats.walk import OUT, TO_SUSPECT, Level
 from groupbench.tracker.store import comparisons
 
 
@@ -82,7 +81,8 @@ class Cases:
             return changes
         here = self._tonight(one)
         by_ab = bool(one.steps) and here.evidence.ab is not None
-        silent = not (here.evidence.nights or here.evidence.asked or by_ab)
+        tells = here.evidence.nights or here.evidence.asked or here.judged().verdict is Verdict.UNDECIDED
+        silent = not (tells or by_ab)
         return changes if changes and silent else [*changes, here]
 
     def _of_other(self, one: Tonight) -> list[Case]:
@@ -116,12 +116,16 @@ class Cases:
             about = self.facts.compared(one, [] if one.base is None else one.on_level(one.begins), one.begins)
         if not walked.results or evidence.back or not (walked.nights or score is not None or about is not None):
             return self._unchanged(one, evidence)
-        base, note = one.base, one.undone(one.value) if walked.nights > 0 else None
+        base, note = one.base, one.undone(one.value) if walked.nights > 0 or walked.far else None
         if base is not None and one.gradual:
-            base = min(base, walked.stack[-1].places[:FIRST][-1])
+            base = min(base, walked.stack[-1].sure)
+        if walked.inside is not None:
+            note = joined(
+                note, f"the A/B with {one.run_at(walked.inside).state} does not tell: both may be off the level"
+            )
         row = Judged(
             one.point.series, Verdict.OK, one.point, one.metric.judged_as, transition=self._transition(one),
-            span=one.span(one.begins, base if one.gradual else None), news=News(max(abs(walked.nights), 1)), note=note,
+            span=one.span(one.begins, base if one.gradual else None), since=max(abs(walked.nights), 1), note=note,
             effect=_effect(one, one.value - walked.distance, walked.distance, walked.top),
         )  # fmt: skip
         if one.metric is not LATENCY:
@@ -151,7 +155,10 @@ class Cases:
         return Case(evidence, row)
 
     def _transition(self, one: Tonight) -> Transition | None:
-        return self.facts.newest_transition(one) if one.metric is LATENCY else None
+        if one.metric is not LATENCY:
+            return None
+        sigma = math.nan if one.walked.top is None else one.walked.top.deviation
+        return transitions.newest(self.data, one.point, one.past, sigma)
 
     def _steps(self, one: Tonight) -> list[Case]:
         return [self._step(one, level, at) for at, level in enumerate(one.steps, 1)]
@@ -170,10 +177,10 @@ class Cases:
             one, kind="step", distance=now - was, since=since, drifts=level.gradual,
             alert=None if alert is None else alert.state,
         )  # fmt: skip
-        span = one.span(start) if alert is None or level.start >= 0 else Span(alert.base_run, alert.run)
+        span = one.span(start, level.after) if alert is None or level.start >= 0 else Span(alert.base_run, alert.run)
         undone = one.undone(level.centre_without(one.begins))
         row = Judged(
-            one.point.series, Verdict.OK, one.point, one.metric.judged_as, span=span, news=News(since),
+            one.point.series, Verdict.OK, one.point, one.metric.judged_as, span=span, since=since,
             effect=_effect(one, was, now - was, one.walked.reference if at == 1 else one.walked.top),
             note=joined(
                 undone, None if level.moved is None else f"partly taken back at {one.run_at(level.moved).state}"
@@ -203,11 +210,13 @@ class Cases:
         reference = one.walked.stack[0]
         if reference.by not in ("nights", "faster") or reference.was is None or one.steps:
             return []
+        if abs(one.value - reference.was) < abs(one.value - reference.centre):  # tonight does not show it
+            return []
         since, change = len(one.own) - reference.start, one.value - reference.was
         evidence = self._evidence(one, kind="gain", distance=change, since=since)
         row = Judged(
             one.point.series, Verdict.OK, one.point, one.metric.judged_as, span=one.span(reference.start),
-            effect=_effect(one, reference.was, change, one.walked.reference), news=News(since),
+            effect=_effect(one, reference.was, change, one.walked.reference), since=since,
         )  # fmt: skip
         if one.metric is not LATENCY:
             return [self._with_cause(one, Case(evidence, row))]
@@ -284,7 +293,7 @@ def _effect(one: Tonight, was: float, distance: float, predicted: Predicted | No
         return effect_on_latency(was, distance, predicted)
     if one.metric is REPEATABLE:
         return Effect()
-    before, now = one.level(was), one.point.value(one.metric)
+    before, now = one.metric.level(one.metric.sign * was), one.point.value(one.metric)
     if one.metric is RMS:
         return Effect(before_rms=before)
     return Effect(before=before, change=now / before - 1 if before and now is not None else None)

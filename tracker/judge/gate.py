@@ -173,9 +173,9 @@ class _Part:
     def _rows(self, point: PointRow, cases: Sequence[Case]) -> list[Judged]:
         """Return the row of a point, or several rows if it changed in several ways."""
         rows = _together([case.judged() for case in cases])
-        kept = [row for row in rows if not row.verdict.quiet or row.alert or row.news.loud]
+        kept = [row for row in rows if not row.verdict.quiet or row.alert or row.loud]
         self.asked += [row for row in rows if row.ab_base and kept and row not in kept]
-        return kept or [row for row in rows if row.news.old][:1] or rows[:1]
+        return kept or [row for row in rows if row.rule == "old"][:1] or rows[:1]
 
 
 def _together(rows: list[Judged]) -> list[Judged]:

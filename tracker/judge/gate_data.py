@@ -13,7 +13,6 @@ from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.causes import Facts
 from groupbench.tracker.judge.pasts import Pasts, facts_at, turns_wrong
 from groupbench.tracker.judge.spans import Span
-from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.query.lines import CommitLine
 from groupbench.tracker.query.rows import PointOutcome, PointRow, RunRow
 from groupbench.tracker.query.runs import run_rows
@@ -86,7 +85,9 @@ class GateData:
         series = point.series.pk
         before = None if span.base is None else self.facts.get((series, span.base.pk))
         after = self.facts.get((series, span.head.pk))
-        return before, after or point_facts(point)
+        return before, after or Facts(
+            point.run.state, point.environment.facts, point.kernel_hash, code_hash=point.code_hash
+        )
 
     def clean_commits(self, runs: Iterable[int]) -> set[str]:
         """Return the known commits of runs, without those of dirty trees."""
@@ -108,11 +109,6 @@ class GateData:
         """Return whether the level after an alert's change is accepted."""
         return alert.state == "invalid" or (alert.state == "expected" and alert.pk not in self.lapsed)
 
-    def comparisons_of(self, series: int, runs: Sequence[int]) -> list[Compared]:
-        """Return a series' A/Bs measured with some runs' toolchains, newest first."""
-        stored = self.comparisons.get(series, ())
-        return of_one_toolchain(self.evidence(series, [], runs)) if stored else []
-
     def alert(self, key: int | None) -> AlertRow | None:
         """Return an alert by its key."""
         return None if key is None else self._alerts_by_key.get(key)
@@ -126,8 +122,3 @@ class GateData:
         if alert.state == "fixed":
             return f"regressed again after incident {alert.incident.pk} was fixed"
         return "; ".join(filter(None, [alert.text, "expired" if alert.pk in self.lapsed else None, alert.advice]))
-
-
-def point_facts(point: PointRow) -> Facts:
-    """Return the facts of a point."""
-    return Facts(point.run.state, point.environment.facts, point.kernel_hash, code_hash=point.code_hash)

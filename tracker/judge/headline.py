@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 from groupbench.tracker.facts.exits import ExitCode
 from groupbench.tracker.facts.verdicts import FAINT, Tone, Verdict, tone_of_count
+from groupbench.tracker.judge.parts import percent
 from groupbench.tracker.judge.verdicts import Judged, count, latencies, measured, outcome
-from groupbench.tracker.text.wording import counted, signed_change
+from groupbench.tracker.text.wording import counted
 
 NEWS = 3
 """Number of results on a new level for which an improvement makes the headline; later it is only counted."""
@@ -125,10 +126,16 @@ def _passed(rows: Sequence[Judged], counts: Mapping[str, int]) -> str:
 
 
 def _undecided(rows: Sequence[Judged]) -> str:
-    """Return how many series history alone cannot decide, with the largest change."""
-    largest = max(rows, key=lambda row: row.change or 0.0)
-    size = f"{'up to ' if len(rows) > 1 else ''}{signed_change(largest.change)}"
+    """Return how many series history alone cannot decide, with the largest change that may be there."""
+    most = max(_hidden(row) for row in rows)
+    size = f"{'up to ' if len(rows) > 1 or any(row.rule == 'too wide' for row in rows) else ''}{percent(most)}"
     return f"history cannot tell whether {len(rows)} series got slower ({size})" + _advice(rows)
+
+
+def _hidden(row: Judged) -> float:
+    """Return the largest distance that an undecided row does not exclude."""
+    change = math.log1p(row.change or 0.0)
+    return max(change, row.evidence.reach or 0.0) if row.rule == "too wide" else change
 
 
 def _short(row: Judged) -> str:
@@ -144,8 +151,7 @@ def no_change_above(rows: Sequence[Judged]) -> str:
     limits: dict[int, tuple[float, Judged]] = {}
     for row in rows:
         if row.judged_latency and row.what in (None, "latency") and row.evidence.reach is not None:
-            here = abs(row.evidence.distance) if row.evidence.kind == "tonight" else 0.0  # not yet compared by an A/B
-            limits[row.series.pk] = (max(row.evidence.reach, here), row)
+            limits[row.series.pk] = (_excluded(row, row.evidence.reach), row)
     judged, timed = latencies(rows)
     of = "" if judged == timed else f" in {judged:,} of {timed:,} latencies"
     if not limits:
@@ -161,6 +167,13 @@ def no_change_above(rows: Sequence[Judged]) -> str:
     return f"{text} ({_short(row)}{rest})"
 
 
+def _excluded(row: Judged, reach: float) -> float:
+    """Return the smallest distance that would have been noticed: by tonight's A/B, or else by history."""
+    if row.rule == "A/B same" and row.compared is not None and row.compared.high is not None:
+        return max(row.compared.high, row.evidence.counts)
+    return max(reach, abs(row.evidence.distance) if row.evidence.kind == "tonight" else 0.0)
+
+
 def _percent(distance: float) -> str:
     """Return a distance as a change: `2.1 %`, `140 %`."""
     share = 100 * math.expm1(distance)
@@ -170,7 +183,7 @@ def _percent(distance: float) -> str:
 def _news(rows: Sequence[Judged]) -> str | None:
     """Return the acknowledged regressions or the improvements of a run that passed; None without any."""
     acknowledged = sum(row.acknowledged for row in rows)
-    improved = [row for row in rows if row.verdict is Verdict.IMPROVED and row.news.since <= NEWS]
+    improved = [row for row in rows if row.verdict is Verdict.IMPROVED and row.since <= NEWS]
     maybe = [row for row in rows if row.verdict is Verdict.SUSPECT and row.better]
     if acknowledged:
         return f"nothing new; {counted(acknowledged, 'acknowledged regression')}"
@@ -190,7 +203,7 @@ def _asides(rows: Sequence[Judged]) -> dict[str, int]:
     """Return how many unchanged rows are special cases: {"drifting": 1, "on an expected level": 2}."""
     unchanged = [row for row in rows if row.verdict is Verdict.OK]
     numbers = {
-        "changed long ago": sum(row.news.old for row in unchanged),
+        "changed long ago": sum(row.rule == "old" for row in unchanged),
         "drifting": sum(row.cause == "drift" for row in unchanged),
         "changed with no code change": sum(row.cause == "infrastructure" for row in unchanged),
         "muted": sum(row.evidence.muted for row in unchanged),

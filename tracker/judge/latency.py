@@ -22,13 +22,11 @@ from groupbench.tracker.judge.parts import (
     why_undecided,
 )
 from groupbench.tracker.judge.rules import AT_ONCE
-from groupbench.tracker.judge.spans import Transition
 from groupbench.tracker.judge.tonight import Tonight
 from groupbench.tracker.judge.toolchain_lines import software_changes
 from groupbench.tracker.judge.verdicts import CANARY, Effect, Judged
-from groupbench.tracker.query.rows import RunRow
-from groupbench.tracker.stats.thresholds import GROSS, TOO_NOISY
-from groupbench.tracker.stats.walk import NIGHTS, Walked
+from groupbench.tracker.stats.thresholds import BLIND, GROSS, TOO_NOISY
+from groupbench.tracker.stats.walk import NIGHTS, OUT, Walked
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import Compared
 
@@ -53,7 +51,8 @@ def worth(walked: Walked, ask: float, least: float) -> float | None:
     if not walked.results:
         return None
     ask = ask if walked.distance > 0 else ask / BETTER
-    if walked.far or (walked.results <= YOUNG and walked.distance > least):
+    hides = walked.results <= YOUNG or (walked.top is not None and walked.top.reach(OUT) > math.log1p(BLIND))
+    if walked.far or (hides and walked.distance > least):
         ask = 1.0
     runs = range(1, len(walked.ps) + 1)
     return min((max(walked.ps[:k]) ** k for k in runs if max(walked.ps[:k]) <= ask ** (1 / k)), default=None)
@@ -98,10 +97,12 @@ class LatencyFacts:
                 note=joined(ab_text(compared), _apart(row, compared), row.note, text),
             )
             return Case(replace(evidence, ab=ab, cause=word), row)
-        if ab == "better" and slower and (evidence.nights > 0 or evidence.kind == "step"):
+        opposite = compared is not None and ab in ("worse", "better")
+        certain = ab == "better" and (evidence.nights > 0 or evidence.kind == "step")
+        if opposite and compared and (certain or compared.head != self.data.run.commit):
             note = joined(transitions.CONTRADICT, row.note)
             return Case(replace(evidence, ab="undecided"), replace(row, compared=compared, note=note))
-        if ab in ("worse", "better") and compared is not None:  # the results alone show the opposite
+        if opposite and compared:  # tonight's A/B, though the results show the opposite
             row = _by_ab_alone(row, compared)
             return Case(replace(evidence, ab=ab, cause="code"), replace(row, compared=compared, cause="code"))
         cause = find_cause(*facts, canaries_moved=excused == "canary")
@@ -129,10 +130,6 @@ class LatencyFacts:
         stored = self.data.evidence(one.point.series.pk, old, new)
         return comparisons.about(stored, self.data.clean_commits(old), self.data.clean_commits(new))
 
-    def newest_transition(self, one: Tonight) -> Transition | None:
-        sigma = math.nan if one.walked.top is None else one.walked.top.deviation
-        return transitions.newest(self.data, one.point, one.past, sigma)
-
     def to_ask(self, one: Tonight, case: Case, base: int | None) -> Case:
         """Set the base of the A/B that would decide, or note why there can be none."""
         evidence, row, run = case.evidence, case.row, self.data.run
@@ -159,17 +156,15 @@ class LatencyFacts:
     def on_another_machine(self, one: Tonight, evidence: Evidence) -> Case:
         """Return the case for one of a machine's first results, when the series has a history on another."""
         row, before, reach = transitions.elsewhere(self.data, one.point, one.past, one.followed.least)
-        transition = row.transition
+        run, transition = self.data.run, row.transition
         assert transition is not None and row.change is not None
         evidence = replace(evidence, kind="machine", distance=math.log1p(row.change), counts=reach)
         evidence = replace(evidence, n=row.evidence.n, decidable=True)
         row = replace(row, note=transition.text if abs(evidence.distance) <= reach else row.note)
         if [text.split(" ")[0] for text in transition.differences] != ["gpu_uuid"]:
             return Case(evidence, row)
-        stored = self.data.evidence(one.point.series.pk, [before.pk], [self.data.run.pk])
-        compared = comparisons.about(
-            stored, self.data.clean_commits([before.pk]), self.data.clean_commits([self.data.run.pk])
-        )
+        stored = self.data.evidence(one.point.series.pk, [before.pk], [run.pk])
+        compared = comparisons.about(stored, self.data.clean_commits([before.pk]), self.data.clean_commits([run.pk]))
         ab = found_by(compared, one.followed.least)
         row = replace(row, compared=compared)
         if ab == "same":
@@ -177,7 +172,7 @@ class LatencyFacts:
         elif ab in ("worse", "better") and compared is not None:
             row = _by_ab_alone(replace(row, note=None), compared)
             row = replace(row, cause="code", note=ab_text(compared))
-        elif abs(evidence.distance) > reach and _can_compare(before, self.data.run):
+        elif abs(evidence.distance) > reach and before.commit != run.commit and before.state.clean and run.state.clean:
             row = replace(row, ab_base=before)
         return Case(replace(evidence, ab=ab if ab != "undecided" else None), row)
 
@@ -189,11 +184,6 @@ def _apart(row: Judged, compared: Compared) -> str | None:
     if row.change is None or low <= math.log1p(row.change) <= high:
         return None
     return f"estimated from the history: {percent(math.log1p(row.change))}"
-
-
-def _can_compare(base: RunRow, head: RunRow) -> bool:
-    """Return whether an A/B can measure the commits of two runs, which differ."""
-    return base.state.clean and head.state.clean and base.commit != head.commit
 
 
 def _by_ab_alone(row: Judged, compared: Compared) -> Judged:

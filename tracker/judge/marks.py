@@ -9,6 +9,7 @@ from groupbench.tracker.facts.metrics import LATENCY, REPEATABLE, Metric
 from groupbench.tracker.judge.alerts import AlertRow
 from groupbench.tracker.judge.gate_data import GateData
 from groupbench.tracker.judge.pasts import Past
+from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
 from groupbench.tracker.stats.walk import Kind, Mark
 from groupbench.tracker.store.comparisons import DIFFERENT, Compared
 
@@ -57,7 +58,7 @@ def _of_alert(data: GateData, alert: AlertRow, runs: list[int], metric: Metric) 
 def _of_comparisons(data: GateData, past: Past, counts: float) -> list[tuple[int, Mark]]:
     runs = [data.runs[run] for run in past.run.tolist()]
     commits = [run.commit if run.state.clean else None for run in runs]
-    marks = comparison_marks(commits, data.comparisons_of(past.series, past.run.tolist()), counts)
+    marks = comparison_marks(commits, of_one_toolchain(data.evidence(past.series, [], past.run.tolist())), counts)
     used = past.toolchain  # across an upgrade, an A/B of the commits alone does not decide
     return [(at, mark) for at, mark in marks if mark.base is None or used[mark.base] == used[at]]
 

@@ -41,13 +41,10 @@ class Case:
         note = row.note
         if rule.note is not None and rule.note not in (note or ""):
             note = joined(rule.note, note)
-        news = row.news
-        if rule.loud or rule.name == "old":
-            news = replace(news, loud=news.loud or rule.loud, old=rule.name == "old")
         cause = row.cause if row.cause in OF_TOOLCHAINS else rule.cause or row.cause  # the versions say more
         base = row.ab_base if rule.verdict not in (rule.verdict.WRONG, rule.verdict.IMPROVED) else None
         return replace(
-            row, verdict=rule.verdict, rule=rule.name, cause=cause, note=note, news=news,
+            row, verdict=rule.verdict, rule=rule.name, cause=cause, note=note, loud=rule.loud,
             evidence=self.evidence, ab_base=base,
         )  # fmt: skip
 

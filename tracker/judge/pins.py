@@ -221,7 +221,7 @@ class PinRule:
         past = self.data.pasts.latency(point.series.pk)
         past = past.where(past.alike)
         past = past.where(past.toolchain == past.toolchain[-1])
-        number = min(NEWEST, row.news.since or NEWEST, len(past))
+        number = min(NEWEST, row.since or NEWEST, len(past))
         limit = math.log1p(pinned.max_slowdown)
         level = past.run[-min(number, _on_newest_level(past, point, limit)) :].tolist()
         stored = self.data.evidence(point.series.pk, [], level)

@@ -6,19 +6,19 @@ history again. `docs/reference/verdicts.md` is made from this table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.evidence import OLD, Evidence
-from groupbench.tracker.stats.walk import NIGHTS
+from groupbench.tracker.stats.thresholds import BLIND
+from groupbench.tracker.stats.walk import NIGHTS, TO_SUSPECT
 
 AT_ONCE = 0.001
 """Chance at most which a change of an error is certain on its first night: no A/B could decide about it."""
 RARE = 0.005
 """The same where it is the most that a few results, or the ranks of results, can show."""
-TO_SUSPECT = 2
-"""Number of nights in a row that make a suspect."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +205,12 @@ RULES: tuple[Rule, ...] = (
         Verdict.UNDECIDED,
         "farther from all earlier results than those are from each other, and beyond the least that counts, but too "
         "likely by chance",
+    ),
+    Rule(
+        "too wide",
+        lambda e: _tonight(e) and e.reach is not None and e.reach > math.log1p(BLIND) and e.n > 0 and not e.canary,
+        Verdict.UNDECIDED,
+        "the results vary so much that a first night of twice the latency would not be out",
     ),
     Rule(
         "to compare", lambda e: e.asked, Verdict.OK,

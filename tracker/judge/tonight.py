@@ -66,10 +66,6 @@ class Tonight:
     def value(self) -> float:
         return float(self.followed.y[-1])
 
-    def level(self, y: float) -> float:
-        """Return a level in the unit of the metric."""
-        return math.exp(y) if self.metric is LATENCY else self.metric.level(self.metric.sign * y)
-
     @property
     def begins(self) -> int:
         """The place of the first of the nights that are out, or of tonight."""
@@ -91,16 +87,24 @@ class Tonight:
         """Return the places of the results before a change that are on the level, by default the top one.
 
         Results nearer to tonight's than to the level are not: an A/B with their commits says nothing of the change.
+        Nor does an A/B with those that may share tonight's level.
         """
+        inside = self.walked.inside if level is None else None
         level = self.walked.stack[-1] if level is None else level
         centre = level.centre_without(start)
+        start = start if inside is None else min(start, inside)
         pairs = [pair for pair in zip(level.places, level.values, strict=True) if pair[0] < start]
         return [place for place, value in pairs if abs(value - centre) <= abs(value - self.value)]
 
     @cached_property
     def base(self) -> int | None:
-        """The newest result on the top level before those that are out."""
-        earlier = self.on_level(self.begins)
+        """The newest result on the top level before those that are out, or one that is on it by definition.
+
+        The second is the base if an A/B with a newer one did not tell.
+        """
+        earlier, walked = self.on_level(self.begins), self.walked
+        if walked.inside is not None:
+            earlier = [place for place in earlier if place <= walked.stack[-1].sure]
         return earlier[-1] if earlier else None
 
     @cached_property

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -31,7 +31,7 @@ from groupbench.tracker.judge.parts import Case, ab_text, joined, percent, why_u
 from groupbench.tracker.judge.pasts import Past
 from groupbench.tracker.judge.spans import Span, Transition
 from groupbench.tracker.judge.toolchain_lines import of_one_toolchain
-from groupbench.tracker.judge.verdicts import Effect, Judged, News
+from groupbench.tracker.judge.verdicts import Effect, Judged
 from groupbench.tracker.query.rows import PointRow, RunRow
 from groupbench.tracker.stats.student import quantile
 from groupbench.tracker.stats.thresholds import FLOOR, step_scatter
@@ -113,44 +113,8 @@ def _transition(
     )  # fmt: skip
 
 
-def cause_of(transition: Transition) -> Cause:
-    """Return the cause of a change across a transition, before any A/B comparison."""
-    if transition.code_changed:
-        return Cause("code and toolchain", f"{transition.text}, and the code changed")
-    return Cause("toolchain", transition.text)
-
-
-@dataclass(frozen=True)
-class SeparatingComparisons:
-    """The A/B comparisons that separate the toolchain's effect from the code's."""
-
-    toolchain: Compared | None
-    code: Compared | None
-    code_changed: bool
-
-    @property
-    def by_part(self) -> dict[str, Compared | None]:
-        return {"toolchain": self.toolchain, **({"code": self.code} if self.code_changed else {})}
-
-    @property
-    def different(self) -> dict[str, Compared]:
-        """The comparisons that found a difference, by part."""
-        return {part: one for part, one in self.by_part.items() if one is not None and one.verdict == DIFFERENT}
-
-    @property
-    def same(self) -> dict[str, Compared]:
-        """The comparisons that found no difference, by part."""
-        return {part: one for part, one in self.by_part.items() if one is not None and one.verdict == SAME}
-
-    @property
-    def undecided(self) -> dict[str, Compared | None]:
-        """The comparisons of the other parts, if there are any."""
-        decided = (*self.different, *self.same)
-        return {part: one for part, one in self.by_part.items() if part not in decided}
-
-
-def parts(data: GateData, row: Judged, before: Sequence[int], after: Sequence[int]) -> SeparatingComparisons:
-    """Return the stored A/B comparisons across a transition. `before` and `after` are run keys."""
+def parts(data: GateData, row: Judged, before: Sequence[int], after: Sequence[int]) -> dict[str, Compared | None]:
+    """Return the stored A/Bs of the toolchain and, if it changed, of the code; `before` and `after` are run keys."""
     transition, span = row.transition, row.span
     assert transition is not None and span is not None
     stored = data.evidence(row.series.pk, before, after)
@@ -159,10 +123,10 @@ def parts(data: GateData, row: Judged, before: Sequence[int], after: Sequence[in
     after_ids = {software_identity(transition.new)}
     if head is not None and head.environment is not None:
         after_ids.add(software_identity(head.environment))
-    toolchain = comparisons.about_toolchains(stored, {software_identity(transition.old)}, after_ids, old | new)
-    return SeparatingComparisons(
-        toolchain, comparisons.about(of_one_toolchain(stored), old, new), transition.code_changed
-    )
+    made = {
+        "toolchain": comparisons.about_toolchains(stored, {software_identity(transition.old)}, after_ids, old | new)
+    }
+    return made | ({"code": comparisons.about(of_one_toolchain(stored), old, new)} if transition.code_changed else {})
 
 
 def with_parts(data: GateData, case: Case, before: Sequence[int], after: Sequence[int]) -> Case:
@@ -178,13 +142,17 @@ def with_parts(data: GateData, case: Case, before: Sequence[int], after: Sequenc
     transition = row.transition
     assert transition is not None
     made, changed = parts(data, row, before, after), some(transition.differences)
-    same, undecided = made.same, made.undecided
-    if made.different:
-        compared = _sum(made.different.values())
-        each = [f"{changed if part == 'toolchain' else 'code'}: {_effect(one)}" for part, one in made.different.items()]
+    different, same = (
+        {part: one for part, one in made.items() if one is not None and one.verdict == verdict}
+        for verdict in (DIFFERENT, SAME)
+    )
+    undecided = {part: one for part, one in made.items() if part not in different.keys() | same.keys()}
+    if different:
+        compared = _sum(different.values())
+        each = [f"{changed if part == 'toolchain' else 'code'}: {_effect(one)}" for part, one in different.items()]
         unknown = f"not separated from the {next(iter(undecided))}, which also changed" if undecided else None
-        note = joined(ab_text(compared), row.note, "; ".join(each) if len(made.by_part) > 1 else changed, unknown)
-        parts_found = " and ".join(sorted(made.different))
+        note = joined(ab_text(compared), row.note, "; ".join(each) if len(made) > 1 else changed, unknown)
+        parts_found = " and ".join(sorted(different))
         ab: AB = "worse" if (compared.effect or 0.0) > 0 else "better"
         if (ab == "worse") != (evidence.distance > 0):
             return Case(
@@ -193,7 +161,9 @@ def with_parts(data: GateData, case: Case, before: Sequence[int], after: Sequenc
         return Case(
             replace(evidence, ab=ab, cause=parts_found), replace(row, cause=parts_found, compared=compared, note=note)
         )
-    cause = cause_of(transition)
+    cause = Cause("toolchain", transition.text)
+    if transition.code_changed:
+        cause = Cause("code and toolchain", f"{transition.text}, and the code changed")
     if not undecided:
         sides = "both toolchains" if len(same) == 1 else "toolchains and commits"
         note = joined(f"A/B of {sides}: no difference", changed)
@@ -266,7 +236,7 @@ def elsewhere(data: GateData, point: PointRow, past: Past, least: float) -> tupl
     row = Judged(
         point.series, Verdict.OK, point, "latency", "environment", "; ".join(transition.differences),
         Effect(level, change=math.expm1(effect), low=relative(low), high=relative(high)), Evidence(n=len(old)),
-        News(len(alike)), Span(base, data.run), transition=transition,
+        len(alike), span=Span(base, data.run), transition=transition,
     )  # fmt: skip
     return row, base, max(least, half)
 
@@ -314,7 +284,9 @@ def baselines(rows: Sequence[Judged]) -> list[str]:
         if row.point is not None and row.point.timed and row.what in (None, "latency"):
             problems.setdefault(row.series.problem, []).append(row)
     for problem_rows in problems.values():
-        moved = {row.series.pk: row for row in sorted(filter(_is_moved_baseline, problem_rows), key=_age)}
+        moved = {
+            row.series.pk: row for row in sorted(filter(_is_moved_baseline, problem_rows), key=lambda row: -row.since)
+        }
         for row in moved.values():
             others = [one for one in problem_rows if one.series.pk != row.series.pk]
             still = sum(not one.verdict.changed for one in others)
@@ -327,12 +299,7 @@ def baselines(rows: Sequence[Judged]) -> list[str]:
 def _is_moved_baseline(row: Judged) -> bool:
     """Return whether a row is the recent change of a baseline's latency."""
     is_baseline = row.point is not None and row.point.baseline
-    return is_baseline and row.verdict.changed and row.change is not None and row.news.since <= RECENT
-
-
-def _age(row: Judged) -> int:
-    """Return a key that sorts the newest change of a series last."""
-    return -row.news.since
+    return is_baseline and row.verdict.changed and row.change is not None and row.since <= RECENT
 
 
 RECENT = 3

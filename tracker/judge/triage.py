@@ -20,13 +20,14 @@ from groupbench.tracker.judge.spans import Span
 from groupbench.tracker.query.resolve import latest_run
 from groupbench.tracker.query.rows import RunRow, SeriesRow
 from groupbench.tracker.query.series import series_rows
-from groupbench.tracker.query.traffic import NO_TRAFFIC, CallsOf, Traffic
+from groupbench.tracker.query.traffic import CallsOf
 from groupbench.tracker.store import comparisons
 from groupbench.tracker.store.comparisons import DIFFERENT, Compared
 from groupbench.tracker.store.schema import TIMED_POINT, Point, Series
 from groupbench.tracker.text import repro
 from groupbench.tracker.text.wording import chance, counted, signed_change
 
+NO_CALLS = CallsOf()
 MOST = 6
 """Most incidents on the first screen, at three lines each."""
 GAINED = 0.02
@@ -205,11 +206,11 @@ def some(words: Iterable[str]) -> str:
     return ", ".join(listed[:_NAMES]) + (f" and {more} more" if more > 0 else "")
 
 
-def of(session: Session, alerts: Sequence[AlertRow], traffic: Traffic = NO_TRAFFIC) -> list[IncidentView]:
+def of(session: Session, alerts: Sequence[AlertRow], calls: CallsOf = NO_CALLS) -> list[IncidentView]:
     """Return alerts' incidents, the most expensive first.
 
     Args:
-        traffic: Calls in a model's step. Without it, the cost is a share of the night's latencies.
+        calls: Calls in a model's step. Without any, the cost is a share of the night's latencies.
     """
     compared, tried = _ab(session, alerts)
     members: dict[int, list[AlertRow]] = {}
@@ -221,8 +222,7 @@ def of(session: Session, alerts: Sequence[AlertRow], traffic: Traffic = NO_TRAFF
         )
         for rows in members.values()
     ]
-    calls = traffic.resolve(session) if traffic else None
-    runs = {view.lead.run.pk: view.lead.run for view in views} if calls is None else {}
+    runs = {} if calls else {view.lead.run.pk: view.lead.run for view in views}
     night = {key: _night_ms(session, run) for key, run in runs.items()}
     views = [_with_cost(session, view, calls, night.get(view.lead.run.pk)) for view in views]
 
@@ -256,7 +256,7 @@ def _ab(session: Session, alerts: Sequence[AlertRow]) -> tuple[dict[int, Compare
     return compared, tried
 
 
-def _with_cost(session: Session, view: IncidentView, calls: CallsOf | None, night_ms: float | None) -> IncidentView:
+def _with_cost(session: Session, view: IncidentView, calls: CallsOf, night_ms: float | None) -> IncidentView:
     lost = [
         (each, each.before * each.change)
         for each in view.members
@@ -264,7 +264,7 @@ def _with_cost(session: Session, view: IncidentView, calls: CallsOf | None, nigh
     ]
     if not lost:
         return view
-    if calls is not None:
+    if calls:
         of_layer = _us_by_layer(calls, ((each.series, ms) for each, ms in lost))
         gained = _gained_us(session, view, calls, {layer for layer in of_layer if layer})
         moved = sum(max(0.0, min(us, gained.get(layer, 0.0))) for layer, us in of_layer.items())
@@ -317,9 +317,9 @@ def _night_ms(session: Session, run: RunRow) -> float | None:
     return session.scalar(select(func.sum(Point.median_ms)).where(Point.run_id.in_(keys)))
 
 
-def notes(session: Session, traffic: Traffic = NO_TRAFFIC) -> list[str]:
+def notes(session: Session, calls: CallsOf) -> list[str]:
     """Return the last lines of the first screen: unmeasured cells, and entries of the traffic without a problem."""
-    return [*filter(None, [unmeasured(session), traffic.resolve(session).remark])]
+    return [*filter(None, [unmeasured(session), calls.remark])]
 
 
 def unmeasured(session: Session) -> str:

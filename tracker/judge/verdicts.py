@@ -47,15 +47,6 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class News:
-    """The age of a change in this run, and whether to show it."""
-
-    since: int = 0  # results on the new level, including this one
-    old: bool = False  # so many that the change no longer counts
-    loud: bool = False  # always shown, whatever the verdict
-
-
-@dataclass(frozen=True)
 class Judged:
     """The verdict on one series of the run, or on one of its metrics."""
 
@@ -67,7 +58,8 @@ class Judged:
     note: str | None = None
     effect: Effect = field(default=Effect())
     evidence: Evidence = field(default=Evidence("result"))
-    news: News = field(default=News())
+    since: int = 0  # results on the new level, including this one
+    loud: bool = False  # always shown, whatever the verdict
     span: Span | None = None
     compared: Compared | None = None  # the A/B comparison that decided
     alert: AlertRow | None = None  # the stored alert of this change
@@ -138,7 +130,7 @@ class Judged:
         """Since when, for how many results, the commits, the cause and the note, as one text."""
         since = ""
         if self.span is not None:
-            results = f", {counted(self.news.since, 'result')}" if self.news.since else ""
+            results = f", {counted(self.since, 'result')}" if self.since else ""
             since = f"since {self.span.date}{results}: {self.span.in_words}"
         return "; ".join(filter(None, [since, self.cause and f"cause {self.cause}", self.note]))
 
@@ -183,21 +175,8 @@ class Judged:
     def columns(cls) -> tuple[str, ...]:
         """Return the columns of CSV, which are keys of `flat`."""
         return (
-            *(
-                "verdict",
-                "metric",
-                "cause",
-                *SHOWN,
-                "before_ms",
-                "latency_ms",
-                "change",
-                "low",
-                "high",
-                "p",
-                "n",
-                "rule",
-            ),
-            *("before_rms", "rms", "commits", "subject", "author", "ab", "incident", "note", "timing"),
+            *("verdict", "metric", "cause", *SHOWN, "before_ms", "latency_ms", "change", "low", "high", "p", "n"),
+            *("rule", "before_rms", "rms", "commits", "subject", "author", "ab", "incident", "note", "timing"),
             *("before", "now", "unit", "since", "transition"),
         )
 
@@ -223,7 +202,7 @@ class Judged:
             "before": None if self.metric is None else self.shown.before,
             "now": self.now,
             "unit": _of(self.metric, "unit"),
-            "since": self.news.since or None,
+            "since": self.since or None,
             "repro": self.repro,
             "transition": _of(self.transition, "text"),
         }
@@ -287,7 +266,7 @@ class Gate:
         def order(row: Judged) -> tuple[Any, ...]:
             return row.verdict.severity, row.acknowledged, -(row.change or 0.0), row.series.sort_key
 
-        return tuple(sorted((row for row in self.rows if row.news.loud or not row.verdict.quiet), key=order))
+        return tuple(sorted((row for row in self.rows if row.loud or not row.verdict.quiet), key=order))
 
     @property
     def suspects(self) -> tuple[Judged, ...]:

@@ -152,7 +152,9 @@ def gather(
         moved=updated is not None and bool(updated.opened or updated.reopened or updated.fixed),
         kernels={series: facts_of_point.kernels for (series, _), facts_of_point in facts.items()},
         root=root,
-        incidents=tuple(triage.of(session, [each for each in stored if each.incident.pk in shown], traffic)),
+        incidents=tuple(
+            triage.of(session, [one for one in stored if one.incident.pk in shown], traffic.resolve(session))
+        ),
     )
 
 

@@ -76,6 +76,9 @@ class CallsOf:
     calls: Mapping[str, tuple[float, str]] = field(default_factory=dict)
     unmatched: tuple[str, ...] = ()
 
+    def __bool__(self) -> bool:
+        return bool(self.calls or self.unmatched)
+
     def number(self, series: SeriesRow) -> float:
         """Return how often a step calls a series' problem."""
         return self.calls.get(_problem(series), (0.0, ""))[0]

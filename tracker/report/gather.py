@@ -90,7 +90,8 @@ def _incidents(session: Session, judged: Gate, traffic: Traffic) -> tuple[str, .
     stored = alerts.find(
         session, series=series, states=alerts.OPEN, first_parents=git.first_parents, between=git.between
     )
-    return tuple(triage.screen(triage.of(session, stored, traffic), triage.notes(session, traffic)))
+    calls = traffic.resolve(session)
+    return tuple(triage.screen(triage.of(session, stored, calls), triage.notes(session, calls)))
 
 
 def _within(runs: Sequence[int], counts: Mapping[int, int]) -> list[int]:

@@ -32,7 +32,7 @@ def incidents(site: Site, parameters: Parameters) -> Page:
         parameters.done()
         number, keys = queries.incident_keys(session, states, where, limit=paging.size, offset=paging.offset)
         counts = queries.incident_counts(session)
-        views = triage.of(session, stored.find(session, keys=set(keys)), site.traffic) if keys else []
+        views = triage.of(session, stored.find(session, keys=set(keys)), site.traffic.resolve(session)) if keys else []
     data = {
         "state": state,
         "counts": {each: counts[each] for each in stored.STATES if counts.get(each)},
@@ -46,7 +46,7 @@ def incident(site: Site, parameters: Parameters, key: int) -> Page:
     """Return one incident's page, with its members and all state changes. Raises NotFound."""
     parameters.done()
     with site.database.read() as session:
-        views = triage.of(session, stored.find(session, keys={key}), site.traffic)
+        views = triage.of(session, stored.find(session, keys={key}), site.traffic.resolve(session))
     if not views:
         raise NotFound(f"no incident {key}; /incidents?state=all lists them")
     data = {"incident": incident_data(views[0])}
@@ -77,7 +77,8 @@ def change(site: Site, parameters: Parameters, person: Person) -> tuple[list[dic
             )
         else:
             changed = incident_moves.close(session, keys, action, requested.who, requested.reason, now)
-        return [incident_data(view) for view in triage.of(session, changed, site.traffic)], local(requested.back)
+        views = triage.of(session, changed, site.traffic.resolve(session))
+        return [incident_data(view) for view in views], local(requested.back)
 
 
 def _unknown(name: str) -> str | None:

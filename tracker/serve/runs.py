@@ -37,7 +37,7 @@ def overview(site: Site, parameters: Parameters) -> Page:
             )
         verdict, again = verdict_data(site.verdict(session, run), paging)
         counts = queries.incident_counts(session)
-        views = triage.of(session, stored.find(session, states=stored.OPEN), site.traffic)
+        views = triage.of(session, stored.find(session, states=stored.OPEN), site.traffic.resolve(session))
         _, newest = queries.find_runs(session, [], limit=NEWEST_RUNS, offset=0)
         data = {
             "run": run_data(site, session, run),

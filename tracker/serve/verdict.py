@@ -70,7 +70,7 @@ def _changed(row: Judged) -> dict[str, Any]:
         "level_now": row.shown.now,
         "shown": _shown(row),
         "latency_now": row.latency_now,
-        "since": row.news.since,
+        "since": row.since,
         **_span_data(row),
     }
 

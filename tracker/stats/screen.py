@@ -24,7 +24,7 @@ from groupbench.tracker.stats.predict import (
 )  # fmt: skip
 from groupbench.tracker.stats.student import quantile
 from groupbench.tracker.stats.thresholds import MAD_SD
-from groupbench.tracker.stats.walk import NIGHTS, Level, Mark, Walked, walk
+from groupbench.tracker.stats.walk import NIGHTS, TO_SUSPECT, Level, Mark, Walked, walk
 
 Floats = NDArray[np.float64]
 
@@ -105,6 +105,7 @@ def _on_one_level(series: Sequence[Followed], ask: float) -> list[Walked | None]
         for shift in range(1, NIGHTS):
             in_a_row = in_a_row & out[:, NIGHTS - 1 - shift : y.shape[1] - shift]
         follow |= in_a_row.any(axis=1)
+    follow |= (away[:, -1 - TO_SUSPECT : -1] < -limit).all(axis=1)  # tonight may have lost an improvement
     distance = away[:, -1]
     freedom = n + PRIOR_WEIGHT - 1
     far = np.abs(away[:, -NIGHTS:])

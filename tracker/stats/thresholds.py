@@ -1,7 +1,7 @@
 """Thresholds of all judgements, and rules for data without a history. Pure functions of arrays.
 
 `stats.walk` judges a run by its history. This module has the thresholds that every judgement shares, and the rules
-without a history: a few runs of one commit against a few of another, and a relative error against earlier ones.
+without a history: a few runs of one commit against a few of another.
 
     centre     median of each side's log(latency), so that changes are percentages
     sigma      the largest of each side's scatter (1.4826 MAD, corrected for small n), each side's typical standard
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from groupbench.tracker.facts.metrics import RMS, relative
+from groupbench.tracker.facts.metrics import relative
 from groupbench.tracker.facts.verdicts import Verdict
 
 SIGMAS = 4.0
@@ -34,8 +34,8 @@ GROSS = {"gpu": 0.05, "cpu": 0.30}
 """Relative change so large that young series need less evidence of it."""
 YOUNG = 10
 """Number of earlier results from which statistics reliably detect a gross change."""
-RMS_RATIO = 1 + RMS.least
-"""Ratio of two relative errors from which the larger one is worse."""
+BLIND = 1.0
+"""Relative change that an `ok` must exclude: without that, a factor of two would not show."""
 
 MAD_SD = 1.4826
 """Standard deviation of a normal distribution whose median absolute deviation is 1."""
@@ -53,7 +53,6 @@ class ChangeVerdict:
     n: int  # results in the history
     change: float | None = None
     threshold: float | None = None
-    before: float | None = None  # level of the history, which decides
 
     @property
     def relative_threshold(self) -> float | None:
@@ -134,19 +133,6 @@ def judge_pools(
     effect = least_effect(timing, math.exp(float(np.median(before)))) if min_effect is None else min_effect
     threshold = max(math.log1p(effect), SIGMAS * sigma * math.sqrt(1 / n + 1 / m))
     return ChangeVerdict(_direction(change, threshold), min(n, m), change, threshold)
-
-
-def judge_rms(rms: float | None, history_rms: ArrayLike) -> ChangeVerdict:
-    """Judge a relative error against the median of earlier ones. One is enough, since errors hardly scatter."""
-    history = np.asarray(history_rms, dtype=np.float64)
-    history = history[np.isfinite(history)]
-    n = len(history)
-    if rms is None or n == 0:
-        return ChangeVerdict(Verdict.NEW, n)
-    before = float(np.median(history))
-    worse = RMS.worse(before, rms)
-    change = math.log(rms / before) if rms > 0 and before > 0 else None
-    return ChangeVerdict(Verdict.REGRESSED if worse else Verdict.OK, n, change, math.log(RMS_RATIO), before)
 
 
 def typical(errors: ArrayLike) -> float:

@@ -21,6 +21,8 @@ from groupbench.tracker.stats.predict import ENOUGH, FIRST, LAST, LEFT_OUT, Pred
 
 OUT = 0.01
 """Chance of a result on a level at most which it is out."""
+TO_SUSPECT = 2
+"""Number of nights in a row that make a suspect."""
 NIGHTS = 3
 """Number of results in a row whose level is certain without an A/B."""
 HOLDS = 14
@@ -67,6 +69,7 @@ class Level:
         moved: Place from which it continues nearer to the level below: a part of the change was taken back.
         tag: Key of its alert.
         effect: Size of the change by the mark that began it.
+        after: Place of the newest result certainly before it, if that is not the one before.
         replaced: The reference before, if this is one.
     """
 
@@ -78,9 +81,16 @@ class Level:
     moved: int | None = None
     tag: int | None = None
     effect: float | None = None
+    after: int | None = None
     replaced: Level | None = field(default=None, compare=False, repr=False)
     values: list[float] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
+
+    @property
+    def sure(self) -> int:
+        """Place of the newest result that is on the level by definition: in the first half of those of its centre."""
+        first = self.places[:FIRST]
+        return first[(len(first) - 1) // 2] if first else self.start
 
     @property
     def centre(self) -> float:
@@ -113,6 +123,7 @@ class Walked:
         far: How many nights in a row are so for the worse, by more than counts.
         rank: Chance of as many.
         back: Place of the first result that is back on a level below, if tonight's result continues there.
+        inside: Place from which results may be off the top level, as tonight's is: an A/B found no difference.
         results: Number of earlier results of the level.
     """
 
@@ -128,6 +139,7 @@ class Walked:
     far: int = 0
     rank: float = 1.0
     back: int | None = None
+    inside: int | None = None
     results: int = 0
 
     @property
@@ -179,6 +191,8 @@ class _Walker:
         self.same: tuple[int, float] | None = None  # place and level of the newest A/B that found no difference
         self.back: int | None = None
         self.left: Level | None = None  # the level that the results left last
+        self.inside: tuple[int, int] | None = None  # places of an A/B's base and head that may both be off the level
+        self.lost: Level | None = None  # the suspected improvement that tonight's result has left
 
     # ---- one result
 
@@ -189,11 +203,16 @@ class _Walker:
             self._begin(Level(place if before is None else place - 1, known=before))
         night = self._seen(place, value, error)
         self.nights.append(night)
+        self.lost = _lost(self, night)
         self.run = self.run + night.out if night.out and night.out * self.run >= 0 else night.out
         self.far = self.far + 1 if night.beyond and value > self._centre(self.stack[-1]) else 0
         decided = [self._mark(place, mark) for mark in marks]
         if any(decided):
             self.run = self.far = 0
+        elif self.lost is not None and place == self.n - 1:  # only an A/B can tell whether it is lost
+            self._begin_lost(self.lost, None)
+            self.nights[-1] = self._seen(place, value, error)
+            self.far = int(self.nights[-1].beyond)
         top = self.stack[-1]
         top.values.append(value)
         top.places.append(place)
@@ -228,6 +247,12 @@ class _Walker:
         night.beyond = value > high + (high - low) if distance > 0 else value < low - (high - low)
         return night
 
+    def _begin_lost(self, lost: Level, by: Literal["nights"] | None) -> Level:
+        top, lost.by = self.stack[-1], by
+        del top.values[-len(lost.values) :], top.places[-len(lost.places) :]
+        self._begin(lost, replaces=0)
+        return lost
+
     def _centre(self, level: Level) -> float:
         if not level.values:
             assert level.known is not None
@@ -255,7 +280,7 @@ class _Walker:
             del self.stack[replaces:]
         self.stack.append(level)
         self.levels.append(level)
-        self.run, self.far, self.same, self.near, self.left = 0, 0, None, 0.0, None
+        self.run, self.far, self.same, self.near, self.left, self.inside = 0, 0, None, 0.0, None, None
 
     def _mark(self, place: int, mark: Mark) -> bool:
         """Apply a fact. Return whether it decides about this result."""
@@ -265,11 +290,15 @@ class _Walker:
             was = self._centre(top) if top.values or top.known is not None else None
             self._begin(Level(place, by="reference", was=was, tag=mark.tag), replaces=0)
         elif mark.kind == "slower":
+            if self.lost is not None and mark.base in self.lost.places:  # so it was an improvement
+                top = self._begin_lost(self.lost, "nights")
             if not belongs or top.start == place:  # known already
                 top.tag = mark.tag if top.tag is None else top.tag
                 return True
             centre = self._centre(top) if mark.before is None else mark.before
-            self._begin_with_run(self._slower(place, centre, mark), top, mark.base)
+            slower = self._slower(place, centre, mark)
+            slower.after = None if self.inside is None else mark.base
+            self._begin_with_run(slower, top, mark.base)
         elif mark.kind == "same":
             while len(self.stack) > 1 and not belongs:
                 self._end(place)
@@ -277,7 +306,10 @@ class _Walker:
             level = self.nights[-1].value if mark.level is None else mark.level
             if belongs and self._never_left(level, mark.base):
                 return True
-            self.same = (place, level)
+            if belongs and mark.base is not None and _may_be_off(self, mark.base, level):
+                self.inside = (mark.base if self.inside is None else min(mark.base, self.inside[0]), place)
+                return False
+            self.same, self.inside = (place, level), None
         elif self.nights[-1].out > 0:
             return False  # the results and the A/B contradict each other
         else:
@@ -367,7 +399,7 @@ class _Walker:
     def _end(self, place: int) -> None:
         """Go back to the level below."""
         self.left = self.stack.pop()
-        self.run, self.far, self.back, self.same = 0, 0, place, None
+        self.run, self.far, self.back, self.same, self.inside = 0, 0, place, None, None
         below = self.stack[-1]
         again = Level(below.start, known=self._centre(below), by=below.by, was=below.was, gradual=below.gradual)
         again.tag, again.moved, again.replaced = below.tag, below.moved, below.replaced
@@ -449,6 +481,7 @@ class _Walker:
             far=0 if new else self.far,
             rank=1.0 if new else rank_chance(len(top.values) - self.far, self.far),
             back=self.back,
+            inside=self.inside[0] if self.inside and len(self.nights) - 1 - self.inside[1] <= HOLDS else None,
             results=night.results,
         )
 
@@ -461,6 +494,33 @@ class _Walker:
         finally:
             if value is not None:
                 level.values.append(value)
+
+
+def _lost(walker: _Walker, night: _Night) -> Level | None:
+    """Return the level of a suspected improvement which a result has left, if that was not yet certain."""
+    number, top = -walker.run, walker.stack[-1]
+    if len(walker.stack) > 1 or number < TO_SUSPECT or number >= len(top.values) or night.out < 0:
+        return None
+    lost = Level(top.places[-number], was=walker._centre(top))
+    lost.values, lost.places = top.values[-number:], top.places[-number:]
+    return lost if night.value - lost.centre > walker.least else None
+
+
+def _may_be_off(walker: _Walker, base: int, level: float) -> bool:
+    """Return whether the base of an A/B without a difference may be off the top level already.
+
+    A step before it may be hidden in the scatter, unless the results since then rule out the level that the A/B
+    measured.
+    """
+    top = walker.stack[-1]
+    number = sum(place < base for place in top.places)
+    since, before = top.values[number:], top.values[:number]
+    if not since or base <= top.sure or level - walker._centre(top) <= walker.least:
+        return False
+    middle = math.fsum(since) / len(since)
+    predicted = predict(before, (), walker.prior, walker.floor)
+    about = Predicted(level, predicted.deviation / math.sqrt(len(since)), predicted.freedom)
+    return middle >= level or about.p(middle) > OUT
 
 
 def rank_chance(n: int, k: int) -> float:

@@ -186,3 +186,14 @@ def test_a_fast_outlier_does_not_end_a_slowdown(make: Any, stored: Any) -> None:
     nights = play(make, stored, [1, 1, *[2.5] * 4], *BUSY, outliers={4: 1.0})
     assert [set(one) for one in changes(nights)][4:] == [{3}, {3}]
     assert [opened for _, opened in nights][4:] == [{3}, {3}]
+
+
+def test_an_ab_of_two_commits_after_a_hidden_step_does_not_clear_it(make: Any, stored: Any) -> None:
+    """Both commits are slow, so they do not differ; the next A/B is with a commit that is on the level for certain."""
+    hidden = {2: 1.2, 3: 0.9, 4: 0.9, 5: 1.25, 6: 0.8, 7: 1.1, 8: 0.85, 9: 1.15, 10: 1.7, 11: 1.7}
+    nights = play(make, stored, [*[1] * 8, *[1.45] * 3], *BUSY, outliers=hidden)
+    (row,) = nights[9][0]
+    assert row.verdict != "regressed" and "does not tell" in (row.note or "")
+    (row,) = nights[10][0]
+    assert row.verdict == "regressed" and row.span is not None and row.span.base is not None
+    assert night(row.span.base) < 9 <= night(row.span.head)

@@ -64,7 +64,7 @@ def judged(db: Any, run: str, first_parents: FirstParents | None = None) -> tupl
         gate = judge_run(session, find_run(session, run), first_parents=first_parents)
     row = max(gate.rows, key=lambda each: abs(each.change or 0.0))
     change = None if row.change is None else round(100 * row.change)
-    return gate.exit_code, str(row.verdict), change, row.span and row.span.head.commit, row.news.since
+    return gate.exit_code, str(row.verdict), change, row.span and row.span.head.commit, row.since
 
 
 def main_line(measured: Callable[..., Record]) -> list[Record]:

@@ -141,7 +141,7 @@ def test_a_large_step_inside_a_short_history_is_a_suspect(
     judged = of_history(make, stored, levels)
     (row,) = judged.rows
     assert judged.exit_code == 3 and row.verdict == ("unconfirmed" if since == 1 else "suspect")
-    assert row.change == pytest.approx(1.0, abs=0.05) and row.news.since == since
+    assert row.change == pytest.approx(1.0, abs=0.05) and row.since == since
     assert row.span is not None and row.span.head.commit == make(head).run.commit.hash
     assert row.ab_base is not None and row.ab_base.commit == make(head - 1).run.commit.hash
 
@@ -155,6 +155,50 @@ CALM = {
 @pytest.mark.parametrize("levels", CALM.values(), ids=CALM)
 def test_a_short_history_without_a_clear_step_has_no_suspect(levels: list[float], make: Any, stored: Any) -> None:
     assert not of_history(make, stored, levels).suspects
+
+
+LOST = {
+    "noise of a CPU": ([0.61, 0.78, 0.7, 0.17, 0.21, 0.16, 0.66], "cpu"),
+    "a GPU": ([1, 1.001, 1.002, 0.9, 0.901, 0.9, 1.001], "gpu"),
+    "two nights": ([1, 1.001, 0.9, 0.901, 1.001], "gpu"),
+}
+
+
+@pytest.mark.parametrize(("levels", "timing"), LOST.values(), ids=LOST)
+def test_a_suspected_improvement_that_is_lost_is_never_ok(
+    levels: list[float], timing: str, make: Any, stored: Any
+) -> None:
+    """An A/B with the newest of the faster commits decides; history alone cannot."""
+    judged = of_history(make, stored, levels, timing=timing)
+    (row,) = judged.rows
+    assert (row.verdict, judged.word, judged.exit_code) == ("undecided", "undecided", 0)
+    assert row.change == pytest.approx(levels[-1] / levels[-2] - 1, rel=0.3)
+    assert row.ab_base is not None and row.ab_base.commit == make(len(levels) - 1).run.commit.hash
+    found = of_history(
+        make, stored, levels, (len(levels) - 1, len(levels), "different", math.log(levels[-1] / levels[-2])),
+        timing=timing,
+    )  # fmt: skip
+    assert (found.rows[0].verdict, found.exit_code) == ("regressed", 1)
+
+
+@pytest.mark.parametrize(("ms", "verdicts"), [(0.8, ["improved"]), (1, ["undecided"])])
+def test_an_improvement_is_quoted_as_long_as_tonight_shows_it(
+    ms: float, verdicts: list[str], make: Any, stored: Any
+) -> None:
+    """The last commit may have undone it, whatever an earlier A/B found."""
+    levels, ab = [1, 1.05, 0.95, 0.75, 0.78, 0.9, ms], (3, 4, "different", -0.25)
+    rows = of_history(make, stored, levels, ab, timing="cpu").rows
+    assert [row.verdict for row in rows] == verdicts
+    assert all((row.compared is not None) == (row.verdict == "improved") for row in rows)
+
+
+def test_a_series_that_could_hide_twice_the_latency_is_not_ok(make: Any, stored: Any) -> None:
+    levels = [1, 3.1, 0.9, 2.8, 1.1, 3, 1.4]
+    judged = of_history(make, stored, levels, timing="cpu")
+    assert (judged.rows[0].rule, judged.word) == ("too wide", "undecided")
+    assert "history cannot tell" in judged.summary
+    same = of_history(make, stored, levels, (3, 7, "same", 0.0), timing="cpu")
+    assert (same.rows[0].verdict, same.word) == ("ok", "ok")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +220,7 @@ def test_a_stored_comparison_decides_later_runs(
     assert row.verdict == verdict
     if row.verdict.changed:
         assert row.span is not None and row.span.head.commit == make(3).run.commit.hash
-        assert row.news.since == 4 and row.note is not None and "A/B of" in row.note
+        assert row.since == 4 and row.note is not None and "A/B of" in row.note
 
 
 @pytest.mark.parametrize(
@@ -191,7 +235,7 @@ def test_a_step_after_one_that_an_ab_found_is_a_suspect_of_its_own(
     newest, left = of_history(make, stored, levels, (found - 1, found, "different", math.log(1.3))).rows
     if newest.verdict == "regressed":
         newest, left = left, newest
-    assert newest.verdict == ("unconfirmed" if since == 1 else "suspect") and newest.news.since == since
+    assert newest.verdict == ("unconfirmed" if since == 1 else "suspect") and newest.since == since
     assert newest.change == pytest.approx(1.0, abs=0.05)
     assert newest.ab_base is not None and newest.ab_base.commit == make(head - 1).run.commit.hash
     assert left.verdict == "regressed" and left.change == pytest.approx(0.3, abs=0.02)

@@ -21,7 +21,7 @@ from groupbench.tracker.facts.record import Environment, Kernel
 from groupbench.tracker.facts.verdicts import Verdict
 from groupbench.tracker.judge.alerts import AlertRow, IncidentRow, StateChange
 from groupbench.tracker.judge.headline import summary as first_line
-from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, News, Span, exit_code
+from groupbench.tracker.judge.verdicts import Effect, Gate, Judged, Span, exit_code
 from groupbench.tracker.outputs import FORMATS, comment, http, junit, sarif, source, summary, webhook
 from groupbench.tracker.outputs.escape import code, size, slack, words
 from groupbench.tracker.outputs.result import CiLocation, GateResult, ci_place
@@ -88,9 +88,7 @@ TEXTS = st.one_of(st.sampled_from(TRAPS), st.text(st.characters(), max_size=60))
 @st.composite
 def results(draw: Any) -> GateResult:
     verdicts = draw(st.lists(st.sampled_from(list(Verdict)), max_size=6))
-    rows = [
-        judged(pk, verdict, draw(TEXTS), news=News(loud=draw(st.booleans()))) for pk, verdict in enumerate(verdicts)
-    ]
+    rows = [judged(pk, verdict, draw(TEXTS), loud=draw(st.booleans())) for pk, verdict in enumerate(verdicts)]
     text = draw(TEXTS)
     acknowledged = draw(st.booleans())
     rows = [replace(row, alert=alert_row(row.series.pk, text)) if acknowledged else row for row in rows]
@@ -303,7 +301,7 @@ def test_what_changed_together_is_told_once() -> None:
 
 
 def test_an_interpreter_s_time_is_no_latency() -> None:
-    rows = [judged(1, "new", news=News(loud=True)), judged(2, "wrong")]
+    rows = [judged(1, "new", loud=True), judged(2, "wrong")]
     result = result_of([replace(row, point=replace(row.point, timing="interpreted", median_ms=6.927)) for row in rows])
     for text in (summary.render(result), comment.render(result)):
         assert "interpreted" in rendered(text).outside

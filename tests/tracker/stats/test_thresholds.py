@@ -13,7 +13,6 @@ from groupbench.tracker.stats.thresholds import (
     POOL_FLOOR,
     burst_error,
     judge_pools,
-    judge_rms,
     least_effect,
     mad,
 )
@@ -84,21 +83,3 @@ class TestPools:
         judged = judge_pools([1.0], [UNKNOWN], [1.5], [UNKNOWN], timing="gpu")
         assert (judged.verdict, judged.threshold) == ("unresolved", None)
         assert judged.change == pytest.approx(math.log(1.5))
-
-
-@pytest.mark.parametrize(
-    ("now", "history", "verdict"),
-    [
-        (3.2e-3, [2e-3] * 3, "regressed"),
-        (2.9e-3, [2e-3] * 3, "ok"),
-        (1e-3, [2e-3], "ok"),
-        (9e-7, [1e-7], "ok"),
-        (2e-6, [0.0], "regressed"),
-        (1.0, [], "new"),
-        (1.0, [UNKNOWN], "new"),
-        (None, [1.0], "new"),
-    ],
-    ids=str,
-)
-def test_rms(now: float | None, history: list[float], verdict: str) -> None:
-    assert judge_rms(now, history).verdict == verdict
